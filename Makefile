@@ -1,0 +1,37 @@
+# Every target sets up what it needs; nothing has to be installed by hand first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint format setup bench clean
+
+demo: setup  ## Calibrate GeoQ around a small neural surrogate of the Forrester function
+	$(BIN)/geoq demo
+
+test: setup  ## Lint, types, tests, doctests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+lint: setup  ## Lint and types alone
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: setup  ## Rewrite the files in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup  ## The speed figures of the README
+	$(BIN)/python benchmarks/speed.py
+
+setup: .venv/.ready  ## The virtual environment alone
+
+# constraints.txt pins what a fresh machine installs; pyproject.toml keeps the ranges a user may have.
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:  ## Remove the environment and the caches
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,35 @@
+"""GeoQ: how wrong is this prediction, here, and may I trust that answer?"""
+
+from geoq.assessment import Assessment
+from geoq.estimator import GeoQ
+from geoq.folds import (
+    ClusterFolds,
+    CombinedFolds,
+    GroupFolds,
+    NestedFolds,
+    RandomFolds,
+    TemporalFolds,
+)
+from geoq.increment import FieldIncrement, NormScaledIncrement
+from geoq.representation import identity
+from geoq.surrogate import absolute_error, norm_error, relative_norm_error
+from geoq.training import Training, TrainNetwork
+
+__all__ = [
+    "Assessment",
+    "ClusterFolds",
+    "CombinedFolds",
+    "FieldIncrement",
+    "GeoQ",
+    "GroupFolds",
+    "NestedFolds",
+    "NormScaledIncrement",
+    "RandomFolds",
+    "TemporalFolds",
+    "TrainNetwork",
+    "Training",
+    "absolute_error",
+    "identity",
+    "norm_error",
+    "relative_norm_error",
+]

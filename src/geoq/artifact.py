@@ -1,0 +1,81 @@
+"""One file of arrays and numbers: written whole or not at all, checked when read, never code.
+
+The format is safetensors: a JSON header, then raw arrays. Reading it runs nothing that is in it.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+FORMAT = "geoq 1"
+
+
+def write(
+    path: str | Path, numbers: Mapping[str, Any], arrays: Mapping[str, Tensor]
+) -> None:
+    """Write numbers (anything JSON can hold) and arrays, atomically: the old file stands until the new one is whole."""
+    target = Path(path)
+    stored = {
+        name: array.detach().cpu().contiguous().clone()
+        for name, array in arrays.items()
+    }
+    header = json.dumps(numbers, sort_keys=True)
+    metadata = {"format": FORMAT, "numbers": header, "sha256": _digest(header, stored)}
+    handle, scratch = tempfile.mkstemp(
+        dir=target.resolve().parent, prefix=f".{target.name}."
+    )
+    os.close(handle)
+    try:
+        save_file(stored, scratch, metadata=metadata)
+        with open(scratch, "rb+") as file:  # noqa: PTH123 (fsync needs the file itself)
+            os.fsync(file.fileno())
+        Path(scratch).replace(target)
+    finally:
+        Path(scratch).unlink(missing_ok=True)
+
+
+def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The numbers and arrays of a file, refused unless it is whole, unaltered and ours."""
+    source = Path(path)
+    if not source.is_file():
+        raise FileNotFoundError(
+            f"{source} is not a file; save an estimator there first with geoq.save(path)."
+        )
+    try:
+        with safe_open(source, framework="pt") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError) as exc:
+        raise ValueError(
+            f"{source} is truncated or not a geoq file ({exc}); save the estimator again with geoq.save(path)."
+        ) from exc
+    if metadata.get("format") != FORMAT:
+        raise ValueError(
+            f"{source} has format {metadata.get('format')!r}, but this version of geoq reads {FORMAT!r}; "
+            "it was written by something else: save the estimator again with this version."
+        )
+    if metadata.get("sha256") != _digest(metadata["numbers"], arrays):
+        raise ValueError(
+            f"{source} was altered after it was written (checksum mismatch); use an unaltered copy."
+        )
+    return json.loads(metadata["numbers"]), arrays
+
+
+def _digest(header: str, arrays: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(header.encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name} {array.dtype} {tuple(array.shape)}".encode())
+        digest.update(
+            array.reshape(-1).view(torch.uint8).numpy().data if array.numel() else b""
+        )
+    return digest.hexdigest()

@@ -1,0 +1,186 @@
+"""Cross-fitted calibration data: what the error did where a surrogate had not seen the answer (lines 5-11)."""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm import tqdm
+
+from geoq.folds import Split
+from geoq.geometry import Embedding, GeometricFeatures, Geometry, anchor_error
+from geoq.representation import Standardization
+from geoq.surrogate import (
+    Array,
+    ErrorFunctional,
+    Surrogate,
+    TrainSurrogate,
+    check_callable,
+    observe,
+    take,
+)
+
+logger = logging.getLogger(__name__)
+
+# A fold surrogate this many times worse than its fellows, on what it saw and on what it did not, has failed to train:
+# extrapolation alone spoils only the second.
+OUT_OF_FAMILY = 5.0
+
+
+@dataclass(frozen=True)
+class CalibrationSet:
+    r"""Tuples :math:`(\psi_i, r_i^{cf})` of all folds; nested folds give several tuples per point.
+
+    ``point`` is the row of the data a tuple comes from and ``fold`` the fold that held it out, counted from 0. Where
+    points depend on each other, tuples do whose positions differ by no more than the reach.
+    """
+
+    features: GeometricFeatures
+    error: Float[Tensor, " n *field"]
+    point: Int[Tensor, " n"]
+    fold: Int[Tensor, " n"]
+    position: Int[Tensor, " n"] | None = None
+    reach: int = 0
+
+    def __len__(self) -> int:
+        return len(self.error)
+
+    @property
+    def increment(self) -> Float[Tensor, " n *field"]:
+        r"""What the anchors did not explain.
+
+        .. math:: r_i^{cf} = [e_i^{cf} - \overline e_{k_a, i}^{cf}]_+  (eq:anchor_increment)
+        """
+        return (self.error - self.features.anchor_error).clamp(min=0)
+
+    @property
+    def unit(self) -> Int[Tensor, " n"]:
+        """Tuples of one unit belong together: they come from one point, one group or one stretch of time."""
+        return (
+            self.point if self.position is None else self.position // (self.reach + 1)
+        )
+
+    @cached_property
+    def standardization(self) -> Standardization:
+        """T: fitted on the calibration features, read by the increment model and by the safe region (line 11)."""
+        return Standardization.fit(self.features.flat)
+
+
+@dataclass(frozen=True)
+class Observations:
+    """The user's pairs, and the inputs as the geometry sees them."""
+
+    x: Array
+    y: Array
+    embedding: Embedding
+
+    def __len__(self) -> int:
+        return len(self.embedding)
+
+
+def cross_fit(
+    data: Observations,
+    splits: Sequence[Split],
+    *,
+    train_surrogate: TrainSurrogate,
+    error_functional: ErrorFunctional,
+    n_anchors: int,
+    n_support: int,
+) -> tuple[GeometricFeatures, Float[Tensor, " n *field"]]:
+    """Features and errors of every held-out point, fold after fold (lines 6-9)."""
+    features, errors = [], []
+    # disable=None: a bar on a terminal, silence elsewhere
+    for fold, (train, held_out) in enumerate(
+        tqdm(splits, desc="folds", disable=None), start=1
+    ):
+        where = f"fold {fold} of {len(splits)}"
+        device = data.embedding.z.device
+        seen, unseen = (
+            torch.as_tensor(train, device=device),
+            torch.as_tensor(held_out, device=device),
+        )
+        fold_surrogate = _train(train_surrogate, data, seen, where)
+        geometry = Geometry(
+            data.embedding[seen], n_anchors=n_anchors, n_support=n_support
+        )
+        relation = geometry.relate(data.embedding[unseen])
+        prediction, error = _observe(
+            fold_surrogate, error_functional, data, unseen, where
+        )
+        # In-sample on purpose: at deployment anchor errors are observed, query errors are not. Only points that
+        # serve as anchors are asked for.
+        used, anchors = relation.anchors.unique(return_inverse=True)
+        _, error_of_used = _observe(
+            fold_surrogate, error_functional, data, seen[used], where
+        )
+        baseline = anchor_error(anchors, error_of_used)
+        features.append(
+            GeometricFeatures(
+                relation.displacement, relation.support_distance, baseline, prediction
+            )
+        )
+        errors.append(error)
+        logger.info(
+            "%s: mean held-out error %.4g, mean anchor error %.4g",
+            where,
+            error.mean(),
+            baseline.mean(),
+        )
+    _check_family(errors, features)
+    return GeometricFeatures.cat(features), torch.cat(errors)
+
+
+def _train(
+    train_surrogate: TrainSurrogate, data: Observations, rows: Tensor, where: str
+) -> Surrogate:
+    try:
+        fold_surrogate = train_surrogate(take(data.x, rows), take(data.y, rows))
+        check_callable(fold_surrogate, "the trained surrogate")
+    except Exception as exc:
+        exc.add_note(f"while training the surrogate of {where}")
+        raise
+    return fold_surrogate
+
+
+def _observe(
+    surrogate: Surrogate,
+    error_functional: ErrorFunctional,
+    data: Observations,
+    rows: Tensor,
+    where: str,
+) -> tuple[Tensor, Tensor]:
+    try:
+        prediction, error = observe(
+            surrogate, error_functional, take(data.x, rows), take(data.y, rows)
+        )
+    except Exception as exc:
+        exc.add_note(f"while evaluating the surrogate of {where}")
+        raise
+    z = data.embedding.z
+    return prediction.to(z.device, z.dtype), error.to(z.device, z.dtype)
+
+
+def _check_family(errors: list[Tensor], features: list[GeometricFeatures]) -> None:
+    """Warn of fold surrogates that did not train: one dead network poisons every bound."""
+    held_out = np.array([float(error.mean()) for error in errors])
+    in_sample = np.array([float(f.anchor_error.mean()) for f in features])
+    typical_out, typical_in = np.median(held_out), np.median(in_sample)
+    failed = (held_out > OUT_OF_FAMILY * typical_out) & (
+        in_sample > OUT_OF_FAMILY * typical_in
+    )
+    if failed.any():
+        listed = ", ".join(
+            f"fold {fold + 1} ({held_out[fold]:.3g} held out, {in_sample[fold]:.3g} in sample)"
+            for fold in np.flatnonzero(failed)
+        )
+        warnings.warn(
+            f"mean errors out of family with the other folds' ({typical_out:.3g} held out, {typical_in:.3g} in "
+            f"sample): {listed} of {len(errors)}. A training that failed poisons every bound; "
+            "train longer or with another seed, and fit again.",
+            stacklevel=4,
+        )

@@ -1,0 +1,555 @@
+"""GeoQ: Algorithm 1 from end to end, and what it answers."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from geoq import artifact
+from geoq.assessment import Assessment, QueryFeatures
+from geoq.crossfit import CalibrationSet, Observations, cross_fit
+from geoq.folds import (
+    ClusterFolds,
+    Dependence,
+    DependentFolds,
+    Folds,
+    Split,
+    check_splits,
+)
+from geoq.geometry import Embedding, GeometricFeatures, Geometry, anchor_error
+from geoq.increment import (
+    STORABLE,
+    ChecksShapes,
+    IncrementModel,
+    NormScaledIncrement,
+    Storable,
+    check_quantile,
+)
+from geoq.representation import Representation, Standardization
+from geoq.safe_region import SafeRegion, check_safe_count
+from geoq.surrogate import (
+    Array,
+    ErrorFunctional,
+    Surrogate,
+    TrainSurrogate,
+    absolute_error,
+    check_callable,
+    check_finite,
+    chunks,
+    evaluate,
+    observe,
+    restore,
+    to_tensor,
+)
+
+_COUNTS = ("n_anchors", "n_support", "n_safe", "safe_quantile")
+_FEATURES = ("displacement", "support_distance", "anchor_error", "prediction")
+
+# Rows kept to recognise the user's callables by: they must answer the same when asked twice, and after loading.
+N_PROBES = 8
+
+
+@dataclass(eq=False)
+class GeoQ:
+    r"""Error bound, safe flag and reason for the predictions of a fixed, trained surrogate.
+
+    .. math:: \widehat E(x) = \overline E_{k_a}(x) + g_\eta(\psi_{k_a, k}(x))  (eq:anchor_error_decomposition)
+
+    A dataclass with ``get_params`` instead of scikit-learn's ``BaseEstimator``, which ``clone`` accepts just as well:
+    importing scikit-learn would nearly double the time of ``import geoq``.
+
+    Attributes:
+        surrogate: the trained model, kept fixed, called on batches; None trains it on all data first.
+        train_surrogate: ``train_surrogate(x, y)`` returns a fresh surrogate; called once per fold. None means that
+            no retraining is possible: the data given to ``fit`` were never seen by the surrogate, folds only
+            separate queries from anchors, and all errors are the surrogate's own.
+        representation: phi, fixed and shared by all folds. None means the standardised input nu(x), a departure from
+            the paper, since in raw units the choice of unit decides who is near; ``identity`` is the paper's form.
+        error_functional: rho, which error is meant.
+        folds: which points are held out together; scikit-learn's splitters serve as well.
+        increment_model: g, copied before it is fitted.
+        n_anchors: k_a, anchors whose errors are averaged.
+        n_support: k, points that the support distance averages over.
+        n_safe: K_safe, calibration features that the support score averages over.
+        safe_quantile: alpha_safe, share of the calibration that its own safe region contains.
+    """
+
+    surrogate: Surrogate | None
+    train_surrogate: TrainSurrogate | None
+    _: KW_ONLY
+    representation: Representation | None = None
+    error_functional: ErrorFunctional = absolute_error
+    folds: Folds = field(default_factory=ClusterFolds)
+    increment_model: IncrementModel = field(default_factory=NormScaledIncrement)
+    n_anchors: int = 1
+    n_support: int = 20
+    n_safe: int = 20
+    safe_quantile: float = 0.95
+
+    def fit(self, x: Array, y: Array, *, groups: Sequence[Any] | None = None) -> "GeoQ":
+        """Calibrate on pairs of inputs and reference outputs (lines 1-12).
+
+        Args:
+            x: inputs, one per row, of any shape.
+            y: reference outputs, one per row, of any shape.
+            groups: a label per row, for fold schemes that hold out whole groups.
+
+        Raises:
+            ValueError: x, y or a setting is unusable; said before any training starts.
+        """
+        inputs = self._check_arguments(x, y)
+        self.normalization_ = Standardization.fit(inputs)
+        embedding = self._embed(x)
+        splits, dependence = self._split(embedding, groups)
+        self._check_shapes(y, embedding)
+        if self.surrogate is not None:
+            self._check_repeats(x)
+        self.surrogate_ = (
+            self.surrogate if self.surrogate is not None else self._train_deployed(x, y)
+        )
+        _, error = observe(self.surrogate_, self.error_functional, x, y)
+        self.error_ = error.to(inputs)
+        self.geometry_ = Geometry(
+            embedding, n_anchors=self.n_anchors, n_support=self.n_support
+        )
+        self.calibration_ = self._calibrate(
+            Observations(x, y, embedding), splits, dependence
+        )
+        self.increment_model_ = copy.deepcopy(self.increment_model).fit(
+            self.calibration_
+        )
+        self.safe_region_ = SafeRegion.fit(
+            self.calibration_, n_safe=self.n_safe, safe_quantile=self.safe_quantile
+        )
+        self.probes_ = x[:: max(1, len(x) // N_PROBES)][:N_PROBES]
+        return self
+
+    def assess(self, x: Array) -> Assessment:
+        """Error bound, safe flag and their parts at each query (lines 13-17)."""
+        parts = list(self._answers(x))
+        arrays = {
+            name: restore(torch.cat([part[name] for part in parts]), x)
+            for name in parts[0]
+        }
+        features = QueryFeatures(
+            arrays.pop("displacement"), arrays.pop("support_distance")
+        )
+        return Assessment(
+            **arrays,
+            features=features,
+            threshold=self.safe_region_.threshold,
+            typical_distance=float(self.calibration_.features.distance.median()),
+            typical_support_distance=float(
+                self.calibration_.features.support_distance.median()
+            ),
+        )
+
+    def predict(self, x: Array) -> Array:
+        """``assess(x).error_hat``, without keeping the rest in memory."""
+        return restore(torch.cat([part["error_hat"] for part in self._answers(x)]), x)
+
+    def _answers(self, x: Array) -> Iterator[dict[str, Tensor]]:
+        """Answers to chunks of queries, as tensors by the names of ``Assessment`` and of psi."""
+        self._check_queries(x)
+        row_numbers = max(
+            x[:1].size if isinstance(x, np.ndarray) else x[:1].numel(),
+            self.error_[:1].numel(),
+        )
+        for rows in chunks(len(x), row_numbers):
+            queries = self._embed(x[rows])
+            relation = self.geometry_.relate(queries)
+            baseline = anchor_error(relation.anchors, self.error_)
+            prediction = evaluate(self.surrogate_, x[rows], "surrogate").to(queries.z)
+            features = GeometricFeatures(
+                relation.displacement, relation.support_distance, baseline, prediction
+            )
+            increment = self.increment_model_(features)
+            score = self.safe_region_.support_score(features)
+            yield {
+                "prediction": prediction,
+                "error_hat": baseline + increment,
+                "safe": self.safe_region_.contains(score),
+                "support_score": score,
+                "anchor_error": baseline,
+                "increment": increment,
+                "anchors": relation.anchors,
+                "anchor_distance": relation.anchor_distance,
+                "observed_error": self._error_size[relation.anchors],
+                "displacement": relation.displacement,
+                "support_distance": relation.support_distance,
+            }
+
+    @property
+    def _error_size(self) -> Float[Tensor, " n"]:
+        return self.error_.reshape(len(self.error_), -1).mean(dim=1)
+
+    def _embed(self, x: Array) -> Embedding:
+        """Phi and nu of the inputs (lines 3 and 4)."""
+        mean = self.normalization_.mean
+        normalized = self.normalization_(to_tensor(x, "x").to(mean))
+        if self.representation is None:
+            return Embedding(z=normalized, normalized=normalized)
+        return Embedding(
+            evaluate(self.representation, x, "representation").to(mean), normalized
+        )
+
+    def _train_deployed(self, x: Array, y: Array) -> Surrogate:
+        assert self.train_surrogate is not None
+        try:
+            surrogate = self.train_surrogate(x, y)
+            check_callable(surrogate, "the trained surrogate")
+        except Exception as exc:
+            exc.add_note("while training the deployed surrogate on all data")
+            raise
+        return surrogate
+
+    def _calibrate(
+        self, data: Observations, splits: list[Split], dependence: Dependence | None
+    ) -> CalibrationSet:
+        """Cross-fit, and remember where each tuple comes from (lines 6-10)."""
+        features, error = cross_fit(
+            data,
+            splits,
+            # Without retraining every fold is served by the deployed surrogate, which saw none of these data.
+            train_surrogate=self.train_surrogate or (lambda _x, _y: self.surrogate_),
+            error_functional=self.error_functional,
+            n_anchors=self.n_anchors,
+            n_support=self.n_support,
+        )
+        point = np.concatenate([held_out for _, held_out in splits])
+        fold = np.repeat(
+            np.arange(len(splits)), [len(held_out) for _, held_out in splits]
+        )
+        position = (
+            None
+            if dependence is None
+            else torch.as_tensor(dependence.position[point], device=error.device)
+        )
+        return CalibrationSet(
+            features=features,
+            error=error,
+            point=torch.as_tensor(point, device=error.device),
+            fold=torch.as_tensor(fold, device=error.device),
+            position=position,
+            reach=0 if dependence is None else dependence.reach,
+        )
+
+    def _split(
+        self, embedding: Embedding, groups: Sequence[Any] | None
+    ) -> tuple[list[Split], Dependence | None]:
+        """The folds, refused if one of them cannot give what the geometry needs (line 5)."""
+        n_points = len(embedding)
+        points = embedding.normalized.reshape(n_points, -1).cpu().numpy()
+        labels = None if groups is None else np.asarray(groups)
+        pairs = self.folds.split(points, None, labels)
+        splits = [
+            (np.asarray(train), np.asarray(held_out)) for train, held_out in pairs
+        ]
+        check_splits(
+            splits, n_points, n_anchors=self.n_anchors, n_support=self.n_support
+        )
+        dependence = (
+            self.folds.dependence(n_points, labels)
+            if isinstance(self.folds, DependentFolds)
+            else None
+        )
+        check_safe_count(self.n_safe, splits, dependence)
+        return splits, dependence
+
+    def _check_arguments(self, x: Array, y: Array) -> Tensor:
+        """Everything that can be known to be wrong before anything is computed; returns the inputs."""
+        check_quantile(self.safe_quantile, "safe_quantile")
+        for name in ("n_anchors", "n_support", "n_safe"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name}={getattr(self, name)}, but it counts neighbours; choose 1 or more."
+                )
+        if self.surrogate is None and self.train_surrogate is None:
+            raise ValueError(
+                "surrogate=None and train_surrogate=None, so there is no model whose error could be estimated; "
+                "pass a trained surrogate, or a function train_surrogate(x, y) that returns one."
+            )
+        for name in ("surrogate", "train_surrogate", "representation"):
+            if getattr(self, name) is not None:
+                check_callable(getattr(self, name), name)
+        inputs, outputs = to_tensor(x, "x"), to_tensor(y, "y")
+        for name, tensor in (("x", inputs), ("y", outputs)):
+            if tensor.ndim == 0 or not tensor.numel():
+                raise ValueError(
+                    f"{name} has shape {tuple(tensor.shape)} and holds no samples; pass one per row."
+                )
+            check_finite(tensor, name)
+        if len(inputs) != len(outputs):
+            raise ValueError(
+                f"x has {len(inputs)} rows and y has {len(outputs)}; each input needs its reference output."
+            )
+        return inputs.to(torch.promote_types(inputs.dtype, outputs.dtype))
+
+    def _check_shapes(self, y: Array, embedding: Embedding) -> None:
+        """Let the error functional and the increment model refuse the shapes before the folds are trained."""
+        sample = y[:N_PROBES]
+        error = to_tensor(
+            self.error_functional(sample, sample), "the output of error_functional"
+        )
+        if error.ndim == 0 or len(error) != len(sample):
+            raise ValueError(
+                f"error_functional returned shape {tuple(error.shape)} for {len(sample)} pairs; "
+                "it must return one row per pair."
+            )
+        if isinstance(self.increment_model, ChecksShapes):
+            self.increment_model.check_shapes(
+                tuple(embedding.z.shape[1:]), tuple(error.shape[1:])
+            )
+
+    def _check_repeats(self, x: Array) -> None:
+        """Refuse a surrogate that answers the same question in two ways: dropout hidden in a lambda, say."""
+        assert self.surrogate is not None
+        first, second = (
+            evaluate(self.surrogate, x[:N_PROBES], "surrogate") for _ in range(2)
+        )
+        difference = float((first - second).abs().max())
+        if difference > 1e-3 * float(first.abs().max()):
+            raise ValueError(
+                f"surrogate gave two answers to the same inputs, up to {difference:.3g} apart, so its error would be "
+                "random; switch dropout and sampling off, or fix their seed."
+            )
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "probes_"):
+            from sklearn.exceptions import (
+                NotFittedError,
+            )  # here, because importing scikit-learn takes long
+
+            raise NotFittedError("this GeoQ is not fitted yet; call fit(x, y) first.")
+
+    def _check_queries(self, x: Array) -> None:
+        self._check_fitted()
+        queries, shape = to_tensor(x, "x"), tuple(self.normalization_.mean.shape)
+        if queries.ndim == 0 or tuple(queries.shape[1:]) != shape or not len(queries):
+            single = (
+                "; a single query needs a first dimension of 1"
+                if tuple(queries.shape) == shape
+                else ""
+            )
+            raise ValueError(
+                f"x has shape {tuple(queries.shape)}, but GeoQ was fitted on rows of shape {shape}; "
+                f"pass at least one query of that shape{single}."
+            )
+        check_finite(queries, "x")
+
+    def save(self, path: str | Path) -> None:
+        """Write the calibrated estimator to one file of arrays and numbers; callables are not in it.
+
+        A fingerprint of the callables is: what they answer on a few stored inputs.
+        """
+        self._check_fitted()
+        model = (
+            type(self.increment_model_).__name__
+            if isinstance(self.increment_model_, Storable)
+            else None
+        )
+        settings, weights = (
+            self.increment_model_.state()
+            if isinstance(self.increment_model_, Storable)
+            else ({}, {})
+        )
+        numbers = {
+            **{name: getattr(self, name) for name in _COUNTS},
+            "threshold": self.safe_region_.threshold,
+            "reach": self.calibration_.reach,
+            "numpy": isinstance(self.probes_, np.ndarray),
+            "cuda": self.error_.is_cuda,
+            "increment_model": model,
+            "increment_settings": settings,
+            "folds": repr(self.folds),
+        }
+        arrays = {
+            "mean": self.normalization_.mean,
+            "scale": self.normalization_.scale,
+            "error": self.error_,
+            "points.z": self.geometry_.points.z,
+            **_prefixed("increment", weights),
+            **{
+                f"calibration.{name}": getattr(self.calibration_, name)
+                for name in ("error", "point", "fold")
+            },
+            **_prefixed(
+                "features",
+                dict(zip(_FEATURES, self.calibration_.features.parts, strict=True)),
+            ),
+            **_prefixed("probe", self._fingerprint()),
+        }
+        if not self.geometry_.points.shared:
+            arrays["points.normalized"] = self.geometry_.points.normalized
+        if self.calibration_.position is not None:
+            arrays["calibration.position"] = self.calibration_.position
+        artifact.write(path, numbers, arrays)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        surrogate: Surrogate,
+        representation: Representation | None = None,
+        increment_model: IncrementModel | None = None,
+    ) -> "GeoQ":
+        """Read a calibrated estimator; it answers bit for bit as the saved one did.
+
+        Args:
+            path: a file that ``save`` wrote.
+            surrogate: the model that the file was calibrated for.
+            representation: the representation that it was calibrated with, if any.
+            increment_model: the fitted increment model, where it was one of the user's own.
+
+        Raises:
+            ValueError: the file is truncated, altered or foreign, or a callable is not the one it was made with.
+        """
+        numbers, stored = artifact.read(path)
+        on_gpu = numbers["cuda"] and torch.cuda.is_available()
+        arrays = {
+            name: array.cuda() if on_gpu else array for name, array in stored.items()
+        }
+        geoq = cls(
+            surrogate,
+            None,
+            representation=representation,
+            **{name: numbers[name] for name in _COUNTS},
+        )
+        geoq._restore(numbers, arrays, increment_model)
+        return geoq
+
+    def _restore(
+        self,
+        numbers: dict[str, Any],
+        arrays: dict[str, Tensor],
+        increment_model: IncrementModel | None,
+    ) -> None:
+        assert self.surrogate is not None
+        self.surrogate_ = self.surrogate
+        self.normalization_ = Standardization(arrays["mean"], arrays["scale"])
+        self.error_ = arrays["error"]
+        z = arrays["points.z"]
+        points = Embedding(z, arrays.get("points.normalized", z))
+        self.geometry_ = Geometry(
+            points, n_anchors=self.n_anchors, n_support=self.n_support
+        )
+        self.calibration_ = CalibrationSet(
+            features=GeometricFeatures(
+                *(arrays[f"features.{name}"] for name in _FEATURES)
+            ),
+            error=arrays["calibration.error"],
+            point=arrays["calibration.point"],
+            fold=arrays["calibration.fold"],
+            position=arrays.get("calibration.position"),
+            reach=numbers["reach"],
+        )
+        own = STORABLE.get(numbers["increment_model"])
+        if own is None and increment_model is None:
+            raise ValueError(
+                "the file was saved with an increment model of the user's own, which is not in it; "
+                "pass the fitted one as increment_model."
+            )
+        weights = {
+            name.removeprefix("increment."): a
+            for name, a in arrays.items()
+            if name.startswith("increment.")
+        }
+        fitted = (
+            own.from_state(numbers["increment_settings"], weights)
+            if own is not None
+            else increment_model
+        )
+        assert fitted is not None
+        self.increment_model = self.increment_model_ = fitted
+        self.safe_region_ = SafeRegion.at(
+            self.calibration_, n_safe=self.n_safe, threshold=numbers["threshold"]
+        )
+        probes = arrays["probe.x"]
+        self.probes_ = probes.cpu().numpy() if numbers["numpy"] else probes
+        self._check_fingerprint(
+            {
+                name: arrays.get(f"probe.{name}")
+                for name in ("surrogate", "representation", "increment_model")
+            }
+        )
+
+    def _fingerprint(self) -> dict[str, Tensor]:
+        """Stored inputs, and what the callables answer on them."""
+        answers = {
+            "x": _raw(self.probes_),
+            "surrogate": evaluate(self.surrogate_, self.probes_, "surrogate"),
+        }
+        if self.representation is not None:
+            answers["representation"] = evaluate(
+                self.representation, self.probes_, "representation"
+            )
+        if not isinstance(self.increment_model_, Storable):
+            answers["increment_model"] = self.increment_model_(
+                self.calibration_.features[:N_PROBES]
+            )
+        return answers
+
+    def _check_fingerprint(self, saved: dict[str, Tensor | None]) -> None:
+        """Refuse callables that are not the ones the file was made with."""
+        present = self._fingerprint()
+        for name, expected in saved.items():
+            if (expected is None) != (name not in present):
+                had, way_out = (
+                    ("no ", f"leave {name} out")
+                    if expected is None
+                    else ("a ", f"pass {name}=")
+                )
+                raise ValueError(
+                    f"the file was saved with {had}{name}, unlike this call; {way_out}."
+                )
+            if expected is None:
+                continue
+            answer = present[name]
+            if answer.shape != expected.shape:
+                raise ValueError(
+                    f"{name} returns shape {tuple(answer.shape)} on the stored inputs, but the one that the file was "
+                    f"calibrated for returned {tuple(expected.shape)}; pass that one."
+                )
+            difference = float((answer - expected.to(answer)).abs().max())
+            if difference > 1e-4 * float(expected.abs().max()):
+                raise ValueError(
+                    f"{name} is not the one that the file was calibrated for: on the stored inputs its answers differ "
+                    f"by up to {difference:.3g}; pass that one, or calibrate again."
+                )
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 (scikit-learn's signature)
+        """The constructor's arguments, as scikit-learn's ``clone`` asks for them."""
+        del deep
+        return {
+            argument.name: getattr(self, argument.name) for argument in fields(self)
+        }
+
+    def set_params(self, **params: Any) -> "GeoQ":
+        """Change constructor arguments."""
+        for name, value in params.items():
+            if name not in self.get_params():
+                raise ValueError(
+                    f"GeoQ has no parameter {name!r}; it has {', '.join(self.get_params())}."
+                )
+            setattr(self, name, value)
+        return self
+
+
+def _prefixed(prefix: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": array for name, array in arrays.items()}
+
+
+def _raw(array: Array) -> Tensor:
+    """The array as a tensor of its own dtype."""
+    return (
+        torch.from_numpy(array.copy())
+        if isinstance(array, np.ndarray)
+        else array.detach()
+    )

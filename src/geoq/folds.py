@@ -1,0 +1,292 @@
+"""Fold schemes: which points a fold surrogate may not see (line 5).
+
+A scheme yields pairs of row numbers ``(train, held_out)`` and promises no more, so scikit-learn's splitters serve
+as they are. Random folds imitate interpolation; cluster, nested, group and temporal folds imitate extrapolation.
+Schemes see the normalised inputs nu(x), one flattened row per point.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, Int
+
+Split: TypeAlias = tuple[np.ndarray, np.ndarray]
+
+
+@runtime_checkable
+class Folds(Protocol):
+    """Row pairs (train, held_out); not always a partition: nested folds overlap."""
+
+    def split(
+        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
+    ) -> Iterable[Split]: ...
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """Points i and j depend on each other where ``|position_i - position_j| <= reach``.
+
+    A position is a group's number (reach 0) or a place in time (reach = the gap that makes two points independent).
+    """
+
+    position: Int[np.ndarray, " n_points"]
+    reach: int
+
+
+@runtime_checkable
+class DependentFolds(Protocol):
+    """A scheme that knows which points depend on each other; the safe threshold then leaves all of them out."""
+
+    def dependence(
+        self, n_points: int, groups: np.ndarray | None = None
+    ) -> Dependence | None: ...
+
+
+def _complements(held_out: Iterable[np.ndarray], n_points: int) -> Iterator[Split]:
+    for rows in held_out:
+        yield np.setdiff1d(np.arange(n_points), rows), rows
+
+
+def _check_fold_count(scheme: str, n_folds: int, n_things: int, things: str) -> None:
+    if not 2 <= n_folds <= n_things:
+        raise ValueError(
+            f"{scheme}(n_folds={n_folds}), but there are {n_things} {things} to divide; "
+            f"choose n_folds between 2 and {n_things}."
+        )
+
+
+@dataclass(frozen=True)
+class RandomFolds:
+    """A random partition: small displacements, as queries inside the data have them."""
+
+    n_folds: int = 5
+    random_state: int = 0
+
+    def split(
+        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
+    ) -> Iterator[Split]:
+        del y, groups
+        _check_fold_count("RandomFolds", self.n_folds, len(points), "points")
+        order = np.random.default_rng(self.random_state).permutation(len(points))
+        yield from _complements(
+            map(np.sort, np.array_split(order, self.n_folds)), len(points)
+        )
+
+
+@dataclass(frozen=True)
+class ClusterFolds:
+    """One K-means cluster held out at a time: the paper's pseudo-extrapolation."""
+
+    n_folds: int = 5
+    random_state: int = 0
+
+    def split(
+        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
+    ) -> Iterator[Split]:
+        from sklearn.cluster import (
+            KMeans,
+        )  # here, because it takes a third of a second to import
+
+        del y, groups
+        _check_fold_count("ClusterFolds", self.n_folds, len(points), "points")
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # too few distinct points: refused below, with the way out
+            clusters = KMeans(
+                self.n_folds, n_init=4, random_state=self.random_state
+            ).fit_predict(points)
+        _check_fold_count(
+            "ClusterFolds", self.n_folds, len(np.unique(clusters)), "distinct points"
+        )
+        yield from _complements(
+            (np.flatnonzero(clusters == c) for c in range(self.n_folds)), len(points)
+        )
+
+
+@dataclass(frozen=True)
+class TemporalFolds:
+    """Blocks of consecutive rows, with ``gap`` rows on either side left out of the training rows.
+
+    Rows must be in the order of time. For windows that overlap in time choose the gap so that two windows a gap
+    apart share no state: with shorter gaps the fold surrogate has seen what it is asked for.
+    """
+
+    n_folds: int = 5
+    gap: int = 0
+
+    def split(
+        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
+    ) -> Iterator[Split]:
+        del y, groups
+        _check_fold_count("TemporalFolds", self.n_folds, len(points), "points")
+        if self.gap < 0:
+            raise ValueError(
+                f"TemporalFolds(gap={self.gap}), but a gap is a number of rows; choose 0 or more."
+            )
+        rows = np.arange(len(points))
+        for held_out in np.array_split(rows, self.n_folds):
+            before, after = (
+                rows < held_out[0] - self.gap,
+                rows > held_out[-1] + self.gap,
+            )
+            yield rows[before | after], held_out
+
+    def dependence(
+        self, n_points: int, groups: np.ndarray | None = None
+    ) -> Dependence | None:
+        del groups
+        return Dependence(np.arange(n_points), self.gap) if self.gap else None
+
+
+@dataclass(frozen=True)
+class GroupFolds:
+    """Whole groups held out together; give the groups' labels to ``GeoQ.fit(x, y, groups=labels)``.
+
+    ``n_folds=None`` holds out one group at a time; otherwise groups are dealt to folds, the largest first, each to
+    the fold with the fewest points.
+    """
+
+    n_folds: int | None = None
+
+    def split(
+        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
+    ) -> Iterator[Split]:
+        del y
+        codes = self._codes(len(points), groups)
+        sizes = np.bincount(codes)
+        n_folds = len(sizes) if self.n_folds is None else self.n_folds
+        _check_fold_count("GroupFolds", n_folds, len(sizes), "groups")
+        fold_of_group, load = (
+            np.empty(len(sizes), dtype=int),
+            np.zeros(n_folds, dtype=int),
+        )
+        for group in np.argsort(-sizes, kind="stable"):
+            fold_of_group[group] = load.argmin()
+            load[fold_of_group[group]] += sizes[group]
+        folds = fold_of_group[codes]
+        yield from _complements(
+            (np.flatnonzero(folds == f) for f in range(n_folds)), len(points)
+        )
+
+    def dependence(
+        self, n_points: int, groups: np.ndarray | None = None
+    ) -> Dependence | None:
+        return Dependence(self._codes(n_points, groups), reach=0)
+
+    @staticmethod
+    def _codes(n_points: int, groups: np.ndarray | None) -> np.ndarray:
+        if groups is None:
+            raise ValueError(
+                "GroupFolds needs each point's group; call fit(x, y, groups=labels)."
+            )
+        if len(groups) != n_points:
+            raise ValueError(
+                f"groups has {len(groups)} labels for {n_points} points; give one label per point."
+            )
+        return np.unique(groups, return_inverse=True)[1]
+
+
+@dataclass(frozen=True)
+class NestedFolds:
+    """Subsets that shrink towards the centre of the data; what lies outside a subset is held out.
+
+    Stage l of L keeps the share (L + 1 - l) / (L + 1) of the points nearest the centroid, so a point far from the
+    centre is held out at many stages, at displacements from small to large.
+    """
+
+    n_folds: int = 10
+
+    def split(
+        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
+    ) -> Iterator[Split]:
+        del y, groups
+        _check_fold_count(
+            "NestedFolds", self.n_folds, len(points) - 1, "proper nested subsets"
+        )
+        centre_first = np.argsort(
+            np.linalg.norm(points - points.mean(axis=0), axis=1), kind="stable"
+        )
+        for stage in range(1, self.n_folds + 1):
+            n_kept = round(
+                len(points) * (self.n_folds + 1 - stage) / (self.n_folds + 1)
+            )
+            yield np.sort(centre_first[:n_kept]), np.sort(centre_first[n_kept:])
+
+
+class CombinedFolds:
+    """The folds of several schemes one after the other, so that displacements span small to large.
+
+    An extrapolation scheme alone leaves the interior of the data outside its safe region, because no calibration
+    tuple looks like an interior query; add random folds to cure that.
+    """
+
+    def __init__(self, *schemes: Folds) -> None:
+        if not schemes:
+            raise ValueError(
+                "CombinedFolds() got no scheme; pass at least one, for example RandomFolds(5)."
+            )
+        self.schemes = schemes
+
+    def __repr__(self) -> str:
+        return f"CombinedFolds({', '.join(map(repr, self.schemes))})"
+
+    def split(
+        self,
+        points: Float[np.ndarray, " n d"],
+        y: None = None,
+        groups: np.ndarray | None = None,
+    ) -> Iterator[Split]:
+        for scheme in self.schemes:
+            yield from scheme.split(points, y, groups)
+
+    def dependence(
+        self, n_points: int, groups: np.ndarray | None = None
+    ) -> Dependence | None:
+        known = [
+            s.dependence(n_points, groups)
+            for s in self.schemes
+            if isinstance(s, DependentFolds)
+        ]
+        stated = [d for d in known if d is not None]
+        if len({(d.position.tobytes(), d.reach) for d in stated}) > 1:
+            raise ValueError(
+                f"{self!r} states {len(stated)} different dependences between points; keep one grouping or one gap."
+            )
+        return stated[0] if stated else None
+
+
+def check_splits(
+    splits: list[Split], n_points: int, *, n_anchors: int, n_support: int
+) -> None:
+    """Refuse folds that cannot give what the geometry needs, before anything is trained on them."""
+    if not splits:
+        raise ValueError(
+            "folds.split yielded no fold; choose a scheme with at least one."
+        )
+    for fold, (train, held_out) in enumerate(splits, start=1):
+        where = f"fold {fold} of {len(splits)}"
+        for name, rows in (("training", train), ("held-out", held_out)):
+            if not len(rows):
+                raise ValueError(
+                    f"{where} has no {name} points of the {n_points} given; lower n_folds or gap, or give more data."
+                )
+            if rows.min() < 0 or rows.max() >= n_points:
+                raise ValueError(
+                    f"{where} names row {rows.max()}, but there are {n_points} rows; correct the folds."
+                )
+        if np.intersect1d(train, held_out).size:
+            raise ValueError(
+                f"{where} trains on points it holds out; folds must keep the two apart."
+            )
+        for name, needed, purpose in (
+            ("n_anchors", n_anchors, "anchor to"),
+            ("n_support", n_support, "measure support by"),
+        ):
+            if len(train) < needed:
+                raise ValueError(
+                    f"{name}={needed}, but {where} leaves only {len(train)} points to {purpose}; "
+                    f"lower {name} or n_folds, or give more data."
+                )

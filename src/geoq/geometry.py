@@ -1,0 +1,191 @@
+"""Where a query stands relative to a cloud of points: its anchors, its displacement, its support."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from geoq.neighbors import Neighbors
+
+
+def anchor_mean(
+    anchors: Int[Tensor, " n_queries n_anchors"],
+    values: Float[Tensor, " n_points *shape"],
+) -> Float[Tensor, " n_queries *shape"]:
+    """Mean of the anchors' values, gathered one anchor at a time so that no (queries, anchors, field) block stands."""
+    total = values[anchors[:, 0]]
+    for anchor in anchors.T[1:]:
+        total += values[anchor]
+    return total / anchors.shape[1]
+
+
+def anchor_error(
+    anchors: Int[Tensor, " n_queries n_anchors"],
+    error: Float[Tensor, " n_points *field"],
+) -> Float[Tensor, " n_queries *field"]:
+    r"""Mean observed error of each query's anchors.
+
+    .. math:: \overline E_{k_a}(x) = \frac{1}{k_a} \sum_{x_j \in \mathcal N_{\phi, k_a}(x)} E(x_j)  (eq:anchor_average)
+    """
+    return anchor_mean(anchors, error)
+
+
+def displacement(
+    z: Float[Tensor, " n_queries *z"],
+    anchors: Int[Tensor, " n_queries n_anchors"],
+    z_points: Float[Tensor, " n_points *z"],
+) -> Float[Tensor, " n_queries *z"]:
+    r"""Mean displacement from the anchors to the query.
+
+    .. math:: \Delta z_{k_a}(x) = \frac{1}{k_a} \sum_{x_j \in \mathcal N_{\phi, k_a}(x)} (\phi(x) - \phi(x_j))  (eq:dz)
+    """
+    return z - anchor_mean(anchors, z_points)
+
+
+def support_distance(
+    distances: Float[Tensor, " n_queries n_support"],
+) -> Float[Tensor, " n_queries"]:
+    r"""Mean distance to the nearest points in the normalised input space.
+
+    .. math:: \Delta d_k(x) = \frac{1}{k} \sum_{x_j \in \mathcal N_{\nu, k}(x)} \|\nu(x) - \nu(x_j)\|  (eq:dd)
+    """
+    return distances.mean(dim=1)
+
+
+@dataclass(frozen=True)
+class GeometricFeatures:
+    r"""What is known of a query before its reference is.
+
+    .. math:: \psi_{k_a, k}(x) = (\Delta z_{k_a}(x), \Delta d_k(x))  (eq:psi)
+
+    The paper's increment models read ``displacement`` and ``support_distance`` alone. The anchor error and the
+    surrogate's prediction travel along for models that want to know where the prediction sits, which psi discards.
+    """
+
+    displacement: Float[Tensor, " n *z"]
+    support_distance: Float[Tensor, " n"]
+    anchor_error: Float[Tensor, " n *field"]
+    prediction: Float[Tensor, " n *output"]
+
+    def __len__(self) -> int:
+        return len(self.support_distance)
+
+    def __getitem__(self, rows: slice | Tensor) -> "GeometricFeatures":
+        return GeometricFeatures(*(part[rows] for part in self.parts))
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Displacement, support distance, anchor error and prediction, in the order of the fields."""
+        return (
+            self.displacement,
+            self.support_distance,
+            self.anchor_error,
+            self.prediction,
+        )
+
+    @staticmethod
+    def cat(parts: "list[GeometricFeatures]") -> "GeometricFeatures":
+        """The rows of all parts, in order."""
+        return GeometricFeatures(
+            *(
+                torch.cat(columns)
+                for columns in zip(*(p.parts for p in parts), strict=True)
+            )
+        )
+
+    @property
+    def flat(self) -> Float[Tensor, " n n_features"]:
+        """Psi as one vector per query, to measure distances with."""
+        return torch.cat(
+            [self.displacement.reshape(len(self), -1), self.support_distance[:, None]],
+            dim=1,
+        )
+
+    @property
+    def norm(self) -> Float[Tensor, " n"]:
+        r"""Length of psi, :math:`\|\psi\|_{\mathscr P}`."""
+        return torch.hypot(self.distance, self.support_distance)
+
+    @property
+    def distance(self) -> Float[Tensor, " n"]:
+        """Length of the displacement."""
+        length: Tensor = torch.linalg.vector_norm(
+            self.displacement.reshape(len(self), -1), dim=1
+        )
+        return length
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Inputs as the geometry sees them: ``z`` is phi(x), ``normalized`` is nu(x); one tensor where phi is nu."""
+
+    z: Float[Tensor, " n *z"]
+    normalized: Float[Tensor, " n *coordinates"]
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+    def __getitem__(self, rows: slice | Tensor) -> "Embedding":
+        z = self.z[rows]
+        return Embedding(z=z, normalized=z if self.shared else self.normalized[rows])
+
+    @property
+    def shared(self) -> bool:
+        """Whether phi is nu, so that one neighbour search serves anchors and support."""
+        return self.z is self.normalized
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Queries related to a cloud: which anchors, how far each in representation space, and the two parts of psi."""
+
+    anchors: Int[Tensor, " n n_anchors"]
+    anchor_distance: Float[Tensor, " n n_anchors"]
+    displacement: Float[Tensor, " n *z"]
+    support_distance: Float[Tensor, " n"]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A cloud of points that queries are related to: all the data at inference, what a fold leaves in when calibrating."""
+
+    points: Embedding
+    n_anchors: int
+    n_support: int
+
+    @cached_property
+    def _support(self) -> Neighbors:
+        return Neighbors(_rows(self.points.normalized))
+
+    @cached_property
+    def _anchors(self) -> Neighbors:
+        return self._support if self.points.shared else Neighbors(_rows(self.points.z))
+
+    def relate(self, queries: Embedding) -> Relation:
+        """Anchors and features of the queries relative to the points (lines 8 and 14)."""
+        flat = _rows(queries.normalized)
+        if self.points.shared:
+            distances, nearest = self._support.nearest(
+                flat, max(self.n_anchors, self.n_support)
+            )
+            anchor_distance, anchors = (
+                distances[:, : self.n_anchors],
+                nearest[:, : self.n_anchors],
+            )
+        else:
+            distances, _ = self._support.nearest(flat, self.n_support)
+            anchor_distance, anchors = self._anchors.nearest(
+                _rows(queries.z), self.n_anchors
+            )
+        return Relation(
+            anchors=anchors,
+            anchor_distance=anchor_distance,
+            displacement=displacement(queries.z, anchors, self.points.z),
+            support_distance=support_distance(distances[:, : self.n_support]),
+        )
+
+
+def _rows(points: Float[Tensor, " n *shape"]) -> Float[Tensor, " n n_dims"]:
+    return points.reshape(len(points), -1)

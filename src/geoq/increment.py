@@ -1,0 +1,345 @@
+r"""Increment models: an upper conditional quantile of what the anchors do not explain (line 12).
+
+.. math:: g_\eta(\psi) = \|\psi\|_{\mathscr P} \, h_\eta(T(\psi))
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from geoq.crossfit import CalibrationSet
+from geoq.geometry import GeometricFeatures
+from geoq.nets.mlp import MLP
+from geoq.nets.unet import UNet
+from geoq.representation import Standardization
+from geoq.surrogate import chunks
+from geoq.training import Training, train
+
+
+@runtime_checkable
+class IncrementModel(Protocol):
+    """g_eta: features to a nonnegative increment of the error's shape, one row per query."""
+
+    def fit(self, calibration: CalibrationSet, /) -> "IncrementModel": ...
+
+    def __call__(self, features: GeometricFeatures, /) -> Tensor: ...
+
+
+@runtime_checkable
+class Storable(Protocol):
+    """An increment model whose fitted state is plain numbers and arrays, so that a file can hold it."""
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]: ...
+
+
+@runtime_checkable
+class ChecksShapes(Protocol):
+    """An increment model that can refuse the shapes of a problem before the folds are trained."""
+
+    def check_shapes(
+        self, z_shape: tuple[int, ...], field_shape: tuple[int, ...], /
+    ) -> None: ...
+
+
+def pinball_loss(
+    value: Float[Tensor, " *shape"], estimate: Float[Tensor, " *shape"], quantile: float
+) -> Float[Tensor, " *shape"]:
+    r"""Elementwise pinball loss, least on average where the estimate is the quantile of the values.
+
+    .. math:: \max(\tau (r - g), (\tau - 1) (r - g))
+    """
+    excess = value - estimate
+    return torch.maximum(quantile * excess, (quantile - 1) * excess)
+
+
+def inverse_cdf_quantile(
+    values: Float[Tensor, " n *shape"], quantile: float
+) -> Float[Tensor, " *shape"]:
+    r"""Smallest value that at least the share ``quantile`` of the values does not exceed, per coordinate.
+
+    .. math:: \widehat Q_\tau = \inf \{v : \widehat F(v) \ge \tau\}
+
+    The paper names no definition; this one minimises the pinball loss, which interpolating definitions do not.
+    """
+    # Exact arithmetic would give ceil(n * quantile); the slack keeps 0.95 * 20 = 19.000000000000004 at 19.
+    rank = max(1, math.ceil(len(values) * quantile - 1e-9))
+    return values.kthvalue(rank, dim=0).values
+
+
+def check_quantile(quantile: float, name: str) -> None:
+    """Refuse levels that are not inside (0, 1)."""
+    if not 0 < quantile < 1:
+        raise ValueError(
+            f"{name}={quantile}, but a quantile level lies strictly between 0 and 1; 0.95 is usual."
+        )
+
+
+class _ScaledRate(nn.Module):
+    """||psi|| h(T(psi)) with everything it needs in one state dict: T, the units and the network.
+
+    h is ``unit * softplus(network) / softplus(0)``: it starts at ``unit``, the pooled quantile of r / ||psi|| in each
+    coordinate, whatever the units of the data, and cannot die as a ReLU output does.
+    """
+
+    def __init__(
+        self, network: nn.Module, n_features: int, field_shape: tuple[int, ...]
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", torch.zeros(n_features))
+        self.register_buffer("scale", torch.ones(n_features))
+        self.register_buffer("unit", torch.ones(field_shape))
+        self.mean: Tensor
+        self.scale: Tensor
+        self.unit: Tensor
+
+    def forward(self, features: GeometricFeatures) -> Tensor:
+        standardised = Standardization(self.mean, self.scale)(features.flat.float())
+        rate = nn.functional.softplus(self.network(standardised)) / math.log(2)
+        norm = features.norm.float().view(-1, *(1,) * self.unit.ndim)
+        return norm * self.unit * rate.view(-1, *self.unit.shape)
+
+    def set_units(self, calibration: CalibrationSet, quantile: float) -> None:
+        """T, and the level of each coordinate at which h starts."""
+        standardization = calibration.standardization
+        self.mean.copy_(standardization.mean)
+        self.scale.copy_(standardization.scale)
+        norm = calibration.features.norm
+        apart = norm > 0
+        slope = calibration.increment[apart] / norm[apart].view(
+            -1, *(1,) * self.unit.ndim
+        )
+        if len(slope):
+            # Where more than the level's share of the increments is zero, the mean keeps h off zero so it can learn.
+            self.unit.copy_(
+                torch.maximum(inverse_cdf_quantile(slope, quantile), slope.mean())
+            )
+        else:
+            self.unit.zero_()
+
+
+def _fit_rate(
+    module: _ScaledRate,
+    calibration: CalibrationSet,
+    quantile: float,
+    training: Training,
+) -> None:
+    increment = calibration.increment.float()
+    mean_increment = float(increment.mean()) or 1.0
+
+    def loss(net: nn.Module, rows: Tensor) -> Tensor:
+        return (
+            pinball_loss(
+                increment[rows], net(calibration.features[rows]), quantile
+            ).mean()
+            / mean_increment
+        )
+
+    module.to(increment.device)
+    module.set_units(calibration, quantile)
+    # Tuples of one point, or of points that depend on each other, must not sit on both sides of the early stopping.
+    train(module, loss, training, units=calibration.unit)
+    apart = calibration.features.norm > 0  # where psi is zero, so is g by construction
+    if not apart.any():
+        return
+    largest = _apply(module, calibration.features).amax(dim=0)
+    dead = (largest == 0) & (inverse_cdf_quantile(increment[apart], quantile) > 0)
+    if dead.any():
+        raise RuntimeError(
+            f"the increment model returns zero everywhere in {int(dead.sum())} of {dead.numel()} output coordinates, "
+            f"though the {quantile:g} quantile of the calibration increments there is positive; "
+            "its training died: change its random_state or lower its learning_rate."
+        )
+
+
+@torch.no_grad()
+def _apply(module: _ScaledRate, features: GeometricFeatures) -> Tensor:
+    row_numbers = max(features.displacement[:1].numel(), module.unit.numel())
+    return torch.cat(
+        [module(features[rows]) for rows in chunks(len(features), row_numbers)]
+    )
+
+
+@dataclass
+class NormScaledIncrement:
+    r"""The paper's increment for scalar and vector errors.
+
+    .. math:: g_\eta(\psi) = \|\psi\| \, h_\eta(T(\psi)), \quad h_\eta \text{ an MLP}
+
+    Attributes:
+        quantile: tau, the level of the conditional quantile.
+        hidden: widths of h's hidden layers.
+        training: how h is trained.
+    """
+
+    quantile: float = 0.95
+    hidden: tuple[int, ...] = (64, 64)
+    training: Training = field(
+        default_factory=lambda: Training(n_steps=3000, batch_size=256)
+    )
+
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile, "quantile")
+
+    def fit(self, calibration: CalibrationSet) -> "NormScaledIncrement":
+        features = calibration.features.flat.shape[1]
+        self._build(features, tuple(calibration.error.shape[1:]))
+        _fit_rate(self.module_, calibration, self.quantile, self.training)
+        return self
+
+    def __call__(self, features: GeometricFeatures) -> Tensor:
+        return _apply(self.module_, features).to(features.support_distance.dtype)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Settings and weights, for a file."""
+        return asdict(self), self.module_.state_dict()
+
+    @staticmethod
+    def from_state(
+        settings: dict[str, Any], weights: dict[str, Tensor]
+    ) -> "NormScaledIncrement":
+        """The fitted model that ``state`` described."""
+        hidden, training = tuple(settings["hidden"]), Training(**settings["training"])
+        model = NormScaledIncrement(settings["quantile"], hidden, training)
+        model._build(len(weights["mean"]), tuple(weights["unit"].shape))
+        _load(model.module_, weights)
+        return model
+
+    def _build(self, n_features: int, field_shape: tuple[int, ...]) -> None:
+        def make_network() -> nn.Module:
+            return MLP(n_features, math.prod(field_shape), hidden=self.hidden)
+
+        self.module_ = _ScaledRate(
+            _fresh(make_network, self.training.random_state), n_features, field_shape
+        )
+
+
+class _FieldNetwork(nn.Module):
+    """A U-Net on the flattened psi: unpacks the field, conditions on the support distance, packs the answer."""
+
+    def __init__(
+        self,
+        field_shape: tuple[int, ...],
+        z_shape: tuple[int, ...],
+        n_spatial: int,
+        widths: tuple[int, ...],
+    ):
+        super().__init__()
+        self.space = z_shape[-n_spatial:]
+        self.n_in = math.prod(z_shape[:-n_spatial])
+        self.unet = UNet(
+            self.n_in,
+            math.prod(field_shape[:-n_spatial]),
+            n_spatial=n_spatial,
+            widths=widths,
+        )
+
+    def forward(self, psi: Tensor) -> Tensor:
+        result: Tensor = self.unet(
+            psi[:, :-1].view(-1, self.n_in, *self.space), psi[:, -1]
+        )
+        return result
+
+
+@dataclass
+class FieldIncrement:
+    r"""The paper's increment for fields.
+
+    .. math:: g_\eta(\psi) = \|\psi\| \, h_\eta(T(\psi)), \quad h_\eta \text{ a U-Net conditioned on } \Delta d \text{ by FiLM}
+
+    Displacement and error are fields on the same grid, which is their last ``n_spatial`` dimensions; all dimensions
+    before it are channels, and the error may have others than the input (40 lead times of 3 variables, say).
+
+    Attributes:
+        quantile: tau, the level of the conditional quantile.
+        n_spatial: 1 for fields on a line, 2 for fields in the plane.
+        widths: channels per level of the U-Net.
+        training: how h is trained.
+    """
+
+    quantile: float = 0.95
+    n_spatial: int = 2
+    widths: tuple[int, ...] = (32, 64, 128)
+    training: Training = field(
+        default_factory=lambda: Training(n_steps=2000, batch_size=16, check_every=50)
+    )
+
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile, "quantile")
+        if self.n_spatial not in (1, 2):
+            raise ValueError(
+                f"n_spatial={self.n_spatial}, but fields live on a line or in the plane; choose 1 or 2."
+            )
+
+    def check_shapes(
+        self, z_shape: tuple[int, ...], field_shape: tuple[int, ...]
+    ) -> None:
+        """Refuse displacements and errors that do not live on one grid."""
+        grids = z_shape[-self.n_spatial :], field_shape[-self.n_spatial :]
+        if grids[0] != grids[1] or len(grids[0]) < self.n_spatial:
+            raise ValueError(
+                f"FieldIncrement(n_spatial={self.n_spatial}), but a row of the representation has shape {z_shape} and "
+                f"a row of the error {field_shape}, which do not end in one grid; put the grid last in both, or use "
+                "NormScaledIncrement."
+            )
+
+    def fit(self, calibration: CalibrationSet) -> "FieldIncrement":
+        z_shape, field_shape = (
+            calibration.features.displacement.shape[1:],
+            calibration.error.shape[1:],
+        )
+        self.check_shapes(tuple(z_shape), tuple(field_shape))
+        self._build(tuple(z_shape), tuple(field_shape))
+        _fit_rate(self.module_, calibration, self.quantile, self.training)
+        return self
+
+    def __call__(self, features: GeometricFeatures) -> Tensor:
+        return _apply(self.module_, features).to(features.support_distance.dtype)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Settings, shape of the representation, and weights, for a file."""
+        return {**asdict(self), "z_shape": self.z_shape_}, self.module_.state_dict()
+
+    @staticmethod
+    def from_state(
+        settings: dict[str, Any], weights: dict[str, Tensor]
+    ) -> "FieldIncrement":
+        """The fitted model that ``state`` described."""
+        widths, training = tuple(settings["widths"]), Training(**settings["training"])
+        model = FieldIncrement(
+            settings["quantile"], settings["n_spatial"], widths, training
+        )
+        model._build(tuple(settings["z_shape"]), tuple(weights["unit"].shape))
+        _load(model.module_, weights)
+        return model
+
+    def _build(self, z_shape: tuple[int, ...], field_shape: tuple[int, ...]) -> None:
+        self.z_shape_ = z_shape
+
+        def make_network() -> nn.Module:
+            return _FieldNetwork(field_shape, z_shape, self.n_spatial, self.widths)
+
+        network = _fresh(make_network, self.training.random_state)
+        self.module_ = _ScaledRate(network, math.prod(z_shape) + 1, field_shape)
+
+
+def _fresh(make_network: Callable[[], nn.Module], random_state: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(random_state)
+        return make_network()
+
+
+def _load(module: _ScaledRate, weights: dict[str, Tensor]) -> None:
+    module.load_state_dict(weights)
+    module.to(weights["unit"].device).eval()
+
+
+STORABLE: dict[str | None, type[NormScaledIncrement] | type[FieldIncrement]] = {
+    "NormScaledIncrement": NormScaledIncrement,
+    "FieldIncrement": FieldIncrement,
+}

@@ -1,0 +1,111 @@
+"""The safe region: is this query's geometry one that the calibration has seen? (lines 15-16)."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from geoq.crossfit import CalibrationSet
+from geoq.folds import Dependence, Split
+from geoq.geometry import GeometricFeatures
+from geoq.increment import inverse_cdf_quantile
+from geoq.neighbors import Neighbors
+from geoq.representation import Standardization
+
+
+@dataclass(frozen=True)
+class SafeRegion:
+    r"""Features whose mean distance to the nearest calibration features is not unusual.
+
+    .. math:: \Omega_{safe} = \{\psi : S(\psi) \le \tau_{safe}\}
+
+    ``cloud`` holds the standardised calibration features T(psi).
+    """
+
+    standardization: Standardization
+    cloud: Float[Tensor, " n n_features"]
+    n_safe: int
+    threshold: float
+
+    @classmethod
+    def fit(
+        cls, calibration: CalibrationSet, *, n_safe: int, safe_quantile: float
+    ) -> "SafeRegion":
+        r"""Set the threshold by the leave-one-out scores of the calibration features.
+
+        .. math:: \tau_{safe} = \widehat Q_{\alpha_{safe}}(\{S_{cal}(\psi_i)\})  (eq:safe_threshold_loo)
+        """
+        scores = leave_one_out_scores(calibration, n_safe)
+        return cls.at(
+            calibration,
+            n_safe=n_safe,
+            threshold=float(inverse_cdf_quantile(scores, safe_quantile)),
+        )
+
+    @classmethod
+    def at(
+        cls, calibration: CalibrationSet, *, n_safe: int, threshold: float
+    ) -> "SafeRegion":
+        """The region for a threshold that is known already."""
+        cloud = calibration.standardization(calibration.features.flat)
+        return cls(calibration.standardization, cloud, n_safe, threshold)
+
+    @cached_property
+    def _neighbors(self) -> Neighbors:
+        return Neighbors(self.cloud)
+
+    def support_score(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
+        r"""Mean standardised distance to the nearest calibration features; small is good.
+
+        .. math:: S(\psi) = \frac{1}{K_{safe}} \sum_{\psi_j \in \mathcal N_{T, K_{safe}}(\psi)} d_T(\psi, \psi_j)
+            (eq:safe_score_standardized)
+        """
+        distances, _ = self._neighbors.nearest(
+            self.standardization(features.flat), self.n_safe
+        )
+        return distances.mean(dim=1)
+
+    def contains(self, support_score: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """Whether the score is within the threshold."""
+        return support_score <= self.threshold
+
+
+def leave_one_out_scores(
+    calibration: CalibrationSet, n_safe: int
+) -> Float[Tensor, " n"]:
+    r"""Support score of each calibration feature among the others.
+
+    .. math:: S_{cal}(\psi_i) = \frac{1}{K_{safe}}
+        \sum_{\psi_j \in \mathcal N_{T, K_{safe}}^{\Psi_{cal} \setminus \{\psi_i\}}(\psi_i)} d_T(\psi_i, \psi_j)
+        (eq:safe_score_calibration_loo)
+
+    A departure for dependent data: tuples within reach in time, or of the same group, are left out together.
+    Otherwise a forecast window's nearest neighbours are the windows six hours away, and nothing new is ever safe.
+    """
+    neighbors = Neighbors(calibration.standardization(calibration.features.flat))
+    distances, _ = neighbors.nearest_other(
+        n_safe, position=calibration.position, reach=calibration.reach
+    )
+    return distances.mean(dim=1)
+
+
+def check_safe_count(
+    n_safe: int, splits: list[Split], dependence: Dependence | None
+) -> None:
+    """Refuse more neighbours than a calibration tuple will have, before the folds are trained."""
+    point = np.concatenate([held_out for _, held_out in splits])
+    if dependence is None:
+        admissible = len(point) - 1
+    else:
+        position = np.sort(dependence.position[point])
+        near = np.searchsorted(
+            position, position + dependence.reach, side="right"
+        ) - np.searchsorted(position, position - dependence.reach, side="left")
+        admissible = len(point) - int(near.max())
+    if n_safe > admissible:
+        raise ValueError(
+            f"n_safe={n_safe}, but a calibration point has only {admissible} others that are independent of it; "
+            "lower n_safe or the gap, or give more data."
+        )

@@ -1,0 +1,211 @@
+"""The user's side of the border: surrogates, error functionals, and the arrays they speak.
+
+Users bring NumPy arrays or torch tensors and callables that work on them. Their callables receive what the
+user passed, their results come back in the same kind, and between the two there are only tensors.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+Array: TypeAlias = np.ndarray | Tensor
+
+# Rows are handed to user callables in chunks of about this many input numbers, which bounds memory for fields
+# (36 states of 240 x 480) and is no chunk at all for tables (262,144 rows of 16).
+CHUNK_NUMBERS = 2**22
+
+
+@runtime_checkable
+class Surrogate(Protocol):
+    """F-hat, fixed: an ``nn.Module`` in eval mode, ``model.predict``, a lambda."""
+
+    def __call__(self, x: Array, /) -> Array: ...
+
+
+@runtime_checkable
+class TrainSurrogate(Protocol):
+    """Train a fresh surrogate; called once per fold with the pairs left in."""
+
+    def __call__(self, x: Array, y: Array, /) -> Surrogate: ...
+
+
+@runtime_checkable
+class ErrorFunctional(Protocol):
+    """rho: reference and prediction to a nonnegative error, one row per row, of any shape."""
+
+    def __call__(self, y: Array, y_hat: Array, /) -> Array: ...
+
+
+def absolute_error(y: Array, y_hat: Array) -> Array:
+    r"""Absolute error of any shape: a number, a vector or a field per sample.
+
+    .. math:: E(x) = |F(x) - \widehat F(x)|  (eq:pointwise_error)
+    """
+    error: Array = abs(y - y_hat)  # type: ignore[assignment]  # NumPy's stubs call it object
+    return error
+
+
+def norm_error(y: Array, y_hat: Array) -> Array:
+    r"""Euclidean norm of the error, one number per sample.
+
+    .. math:: E(x) = \|F(x) - \widehat F(x)\|_2
+    """
+    return ((y - y_hat).reshape(len(y), -1) ** 2).sum(1) ** 0.5
+
+
+def relative_norm_error(y: Array, y_hat: Array) -> Array:
+    r"""Norm of the error in units of the norm of the reference, one number per sample.
+
+    .. math:: E(x) = \|F(x) - \widehat F(x)\|_2 / \|F(x)\|_2
+    """
+    return norm_error(y, y_hat) / (y.reshape(len(y), -1) ** 2).sum(1) ** 0.5
+
+
+def to_tensor(array: Array, name: str) -> Tensor:
+    """The array as a floating-point tensor that shares its memory where it can."""
+    if isinstance(array, np.ndarray):
+        if array.dtype == object or not (
+            np.issubdtype(array.dtype, np.number) or array.dtype == bool
+        ):
+            raise TypeError(
+                f"{name} has dtype {array.dtype}, but must hold real numbers; convert it first."
+            )
+        # torch shares the memory of writable, native, positively strided arrays; anything else is copied.
+        shareable = (
+            array.flags.writeable
+            and array.dtype.isnative
+            and all(s >= 0 for s in array.strides)
+        )
+        tensor = torch.from_numpy(
+            array if shareable else np.array(array, dtype=array.dtype.newbyteorder("="))
+        )
+    elif isinstance(array, Tensor):
+        tensor = array.detach()
+    else:
+        raise TypeError(
+            f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}; "
+            f"convert it, for example by numpy.asarray({name})."
+        )
+    if tensor.is_complex():
+        raise TypeError(
+            f"{name} is complex; pass its real and imaginary parts as two coordinates."
+        )
+    if not tensor.is_floating_point():
+        return tensor.to(torch.float64)
+    return (
+        tensor.to(torch.float32)
+        if tensor.dtype in (torch.float16, torch.bfloat16)
+        else tensor
+    )
+
+
+def restore(tensor: Tensor, like: Array) -> Array:
+    """The tensor as the user's kind of array: NumPy, or torch on the user's device."""
+    return (
+        tensor.cpu().numpy() if isinstance(like, np.ndarray) else tensor.to(like.device)
+    )
+
+
+def take(array: Array, rows: Int[Tensor, " n_rows"]) -> Array:
+    """Rows of a user's array, still the user's kind."""
+    return (
+        array[rows.cpu().numpy()]
+        if isinstance(array, np.ndarray)
+        else array[rows.to(array.device)]
+    )
+
+
+def check_finite(tensor: Tensor, name: str) -> None:
+    """Refuse NaN and infinity, saying where the first one is and how many there are."""
+    if tensor.isfinite().all():
+        return
+    bad = (~tensor.isfinite()).nonzero()
+    where = ", ".join(str(int(i)) for i in bad[0])
+    raise ValueError(
+        f"{name}[{where}] is {tensor[tuple(bad[0])].item()} ({len(bad)} of {tensor.numel()} values are not finite); "
+        "remove or impute these samples first."
+    )
+
+
+def chunks(n_rows: int, row_numbers: int) -> Iterator[slice]:
+    """Slices over the rows, each of about ``CHUNK_NUMBERS`` numbers and at least one row."""
+    step = max(1, CHUNK_NUMBERS // max(1, row_numbers))
+    return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
+
+
+def check_callable(function: object, name: str) -> None:
+    """Refuse what cannot be called on a batch, and networks whose answers would be random."""
+    if isinstance(function, nn.Module) and function.training:
+        raise ValueError(
+            f"{name} is in training mode, so dropout would make its errors random; call {name}.eval() first."
+        )
+    if not callable(function):
+        way_out = (
+            f"pass {name}=model.predict"
+            if callable(getattr(function, "predict", None))
+            else "pass a function"
+        )
+        raise TypeError(
+            f"{name} must be callable as {name}(x), got {type(function).__name__}; {way_out}."
+        )
+
+
+@torch.no_grad()
+def evaluate(function: Callable[[Array], Array], x: Array, name: str) -> Tensor:
+    """A user's function on all rows of x, in chunks, one row of answer per row of input."""
+    if isinstance(function, nn.Module) and isinstance(x, np.ndarray):
+        raise TypeError(
+            f"{name} is a torch module, but x is a NumPy array; pass x and y as tensors (torch.from_numpy)."
+        )
+    rows = [x[rows] for rows in chunks(len(x), int(np.prod(x.shape[1:])))]
+    return torch.cat([_one_row_each(function(part), len(part), name) for part in rows])
+
+
+@torch.no_grad()
+def observe(
+    surrogate: Surrogate,
+    error_functional: ErrorFunctional,
+    x: Array,
+    y: Array,
+    name: str = "surrogate",
+) -> tuple[Float[Tensor, " n *output"], Float[Tensor, " n *field"]]:
+    r"""Predictions of the surrogate and their errors where the reference is known.
+
+    .. math:: E(x_i) = \rho(y_i, \widehat F(x_i))  (eq:pointwise_error)
+    """
+    prediction = evaluate(surrogate, x, name)
+    if prediction.shape != y.shape:
+        raise ValueError(
+            f"{name} returned shape {tuple(prediction.shape)} for y of shape {tuple(y.shape)}; "
+            "reshape y or the surrogate's output until they agree."
+        )
+    row_numbers = int(np.prod(y.shape[1:]))
+    error = torch.cat(
+        [
+            _one_row_each(
+                error_functional(y[part], restore(prediction[part], y)),
+                len(y[part]),
+                "error_functional",
+            )
+            for part in chunks(len(y), row_numbers)
+        ]
+    )
+    if (error < 0).any():
+        raise ValueError(
+            f"error_functional returned {error.min().item():g}, but an error is nonnegative; take its absolute value."
+        )
+    return prediction, error
+
+
+def _one_row_each(answer: Array, n_rows: int, name: str) -> Tensor:
+    tensor = to_tensor(answer, f"the output of {name}")
+    if tensor.ndim == 0 or len(tensor) != n_rows:
+        raise ValueError(
+            f"{name} returned shape {tuple(tensor.shape)} for {n_rows} inputs; it must return one row per input."
+        )
+    check_finite(tensor, f"{name}(x)")
+    return tensor

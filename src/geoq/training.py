@@ -1,0 +1,212 @@
+"""The one mini-batch loop that surrogates, increment models and baselines all train by."""
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from geoq.surrogate import Array, chunks, restore, to_tensor
+
+logger = logging.getLogger(__name__)
+
+RowLoss = Callable[[nn.Module, Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a network is trained: Adam on mini-batches, stopped early by the loss on held-out rows.
+
+    Attributes:
+        n_steps: most steps of the optimiser.
+        batch_size: rows a step.
+        learning_rate: Adam's.
+        validation_fraction: share of the rows held out to stop by.
+        check_every: steps between two looks at the held-out rows.
+        patience: looks without improvement after which training stops; the best network seen is kept.
+        random_state: seed of initial weights, held-out rows, order of the batches and dropout.
+    """
+
+    n_steps: int = 5000
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    validation_fraction: float = 0.1
+    check_every: int = 100
+    patience: int = 10
+    random_state: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("n_steps", "batch_size", "check_every", "patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"Training({name}={getattr(self, name)}), but it counts something; choose 1 or more."
+                )
+        if not self.learning_rate > 0:
+            raise ValueError(
+                f"Training(learning_rate={self.learning_rate}), but steps must go down; choose above 0."
+            )
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(
+                f"Training(validation_fraction={self.validation_fraction}), but some rows must train and some must "
+                "stop the training; choose between 0 and 1."
+            )
+
+    def hold_out(
+        self, units: Int[Tensor, " n_rows"]
+    ) -> tuple[Int[Tensor, " n_train"], Int[Tensor, " n_validation"]]:
+        """Rows to train on and rows to stop by; rows of one unit (copies of one point) stay on one side."""
+        distinct, unit = units.unique(return_inverse=True)
+        if (
+            len(distinct) < 2
+        ):  # nothing can be held out, so the training rows themselves decide
+            rows = torch.arange(len(units), device=units.device)
+            return rows, rows
+        order = torch.randperm(
+            len(distinct), generator=torch.Generator().manual_seed(self.random_state)
+        )
+        n_validation = min(
+            max(1, round(self.validation_fraction * len(distinct))), len(distinct) - 1
+        )
+        held_out = torch.zeros(len(distinct), dtype=torch.bool)
+        held_out[order[:n_validation]] = True
+        validates = held_out.to(units.device)[unit]
+        return (~validates).nonzero()[:, 0], validates.nonzero()[:, 0]
+
+
+def train(
+    network: nn.Module, loss: RowLoss, training: Training, units: Int[Tensor, " n_rows"]
+) -> None:
+    """Train the network in place; ends in eval mode with the best weights seen, the initial ones included.
+
+    Args:
+        network: is changed in place.
+        loss: mean loss of the network over the rows it is given.
+        training: how to train.
+        units: one number per row of the data; rows with equal numbers are never split between training and stopping.
+    """
+    training_rows, validation_rows = training.hold_out(units)
+    batches = _batches(training_rows, training)
+    optimizer = torch.optim.Adam(
+        network.parameters(), lr=training.learning_rate, fused=True
+    )
+    best_loss, best_step = (
+        _mean_loss(network, loss, validation_rows, training.batch_size),
+        0,
+    )
+    best_weights = copy.deepcopy(network.state_dict())
+    for step in range(1, training.n_steps + 1):
+        network.train()
+        optimizer.zero_grad()
+        loss(network, next(batches)).backward()
+        optimizer.step()
+        if step % training.check_every and step < training.n_steps:
+            continue
+        validation_loss = _mean_loss(
+            network, loss, validation_rows, training.batch_size
+        )
+        if not math.isfinite(validation_loss):
+            raise FloatingPointError(
+                f"the training loss became {validation_loss} by step {step} of {training.n_steps}; "
+                f"lower learning_rate={training.learning_rate:g} or scale the data."
+            )
+        if validation_loss < best_loss:
+            best_loss, best_step = validation_loss, step
+            best_weights = copy.deepcopy(network.state_dict())
+        elif step - best_step >= training.patience * training.check_every:
+            break
+    network.load_state_dict(best_weights)
+    network.eval()
+    logger.info(
+        "trained %s: best loss %.4g at step %d",
+        type(network).__name__,
+        best_loss,
+        best_step,
+    )
+
+
+def _batches(rows: Int[Tensor, " n_rows"], training: Training) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(training.random_state)
+    size = min(training.batch_size, len(rows))
+    while True:
+        order = torch.randperm(len(rows), generator=generator).to(rows.device)
+        for start in range(0, len(rows) - size + 1, size):
+            yield rows[order[start : start + size]]
+
+
+@torch.no_grad()
+def _mean_loss(
+    network: nn.Module, loss: RowLoss, rows: Tensor, batch_size: int
+) -> float:
+    network.eval()
+    parts = rows.split(max(batch_size, 1024) if batch_size >= 64 else batch_size)
+    return float(sum(loss(network, part) * len(part) for part in parts) / len(rows))
+
+
+def mean_squared_error(y: Tensor, y_hat: Tensor) -> Tensor:
+    """Mean squared error over everything."""
+    return nn.functional.mse_loss(y_hat, y)
+
+
+@dataclass(frozen=True)
+class TrainedNetwork:
+    """A trained network as a surrogate for NumPy arrays and tensors alike; its ``encoder`` can serve as phi."""
+
+    network: nn.Module
+
+    def __call__(self, x: Array) -> Array:
+        return self._through(self.network, x)
+
+    def encoder(self, x: Array) -> Array:
+        """The network's own representation of the inputs, where it has one (``network.encoder``)."""
+        encoder = self.network.encoder
+        assert isinstance(encoder, nn.Module)
+        return self._through(encoder, x)
+
+    @torch.no_grad()
+    def _through(self, module: nn.Module, x: Array) -> Array:
+        tensor = to_tensor(x, "x")
+        parameter = next(module.parameters())
+        parts = [
+            module(tensor[rows].to(parameter.device, parameter.dtype)).to(
+                tensor.device, tensor.dtype
+            )
+            for rows in chunks(len(tensor), tensor[:1].numel())
+        ]
+        return restore(torch.cat(parts), x)
+
+
+@dataclass(frozen=True)
+class TrainNetwork:
+    """Our own recipe for a surrogate: a fresh network of one shape, trained on the pairs it is given.
+
+    Attributes:
+        make_network: returns a network with fresh weights; its output must have y's shape.
+        loss: mean loss of (y, y_hat).
+        training: how to train.
+    """
+
+    make_network: Callable[[], nn.Module]
+    loss: Callable[[Tensor, Tensor], Tensor] = mean_squared_error
+    training: Training = field(default_factory=Training)
+
+    def __call__(self, x: Array, y: Array) -> TrainedNetwork:
+        inputs, targets = to_tensor(x, "x").float(), to_tensor(y, "y").float()
+        devices = [inputs.device] if inputs.is_cuda else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(self.training.random_state)
+            network = self.make_network().to(inputs.device)
+            train(
+                network,
+                lambda net, rows: self.loss(targets[rows], net(inputs[rows])),
+                self.training,
+                torch.arange(len(inputs), device=inputs.device),
+            )
+        return TrainedNetwork(network)
+
+    def with_seed(self, random_state: int) -> "TrainNetwork":
+        """The same recipe with other initial weights and another order of the batches."""
+        return replace(self, training=replace(self.training, random_state=random_state))

@@ -1,0 +1,224 @@
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from conftest import fresh
+from safetensors.torch import save_file
+from torch import nn
+
+from geoq import (
+    FieldIncrement,
+    GeoQ,
+    NormScaledIncrement,
+    RandomFolds,
+    TemporalFolds,
+    Training,
+    artifact,
+)
+
+QUICK = NormScaledIncrement(training=Training(n_steps=40, check_every=20))
+NETWORK = fresh(nn.Linear, 2, 1).double()
+
+
+class Tenth:
+    """An increment model of the user's own, unknown to the file."""
+
+    def fit(self, calibration):
+        return self
+
+    def __call__(self, features):
+        return features.norm[:, None] / 10
+
+
+def surrogate(x):
+    return (
+        NETWORK.to(x.device, x.dtype)(x)
+        if isinstance(x, torch.Tensor)
+        else x @ NETWORK.weight.detach().numpy().T
+    )
+
+
+def encoder(x):
+    return x[:, :1] ** 2
+
+
+@pytest.fixture
+def saved(problem, tmp_path):
+    geoq = GeoQ(surrogate, None, folds=RandomFolds(3), increment_model=QUICK)
+    geoq.fit(problem.x, problem.y).save(tmp_path / "a.geoq")
+    return geoq, tmp_path / "a.geoq"
+
+
+def assert_same(one, two, queries):
+    a, b = one.assess(queries), two.assess(queries)
+    for name in (
+        "prediction",
+        "error_hat",
+        "safe",
+        "support_score",
+        "anchors",
+        "increment",
+    ):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+    assert a.threshold == b.threshold
+    assert a.reason(0) == b.reason(0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"representation": encoder, "n_anchors": 3},
+        {"folds": TemporalFolds(3, gap=3), "n_safe": 5},
+        {"increment_model": Tenth()},
+    ],
+    ids=["plain", "encoder", "gap", "own model"],
+)
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_a_loaded_estimator_answers_bit_for_bit(problem, tmp_path, settings, kind):
+    x, y, queries = problem.x.cpu(), problem.y.cpu(), problem.queries.cpu()
+    if kind == "numpy":
+        x, y, queries = x.numpy(), y.numpy(), queries.numpy()
+    settings = {"folds": RandomFolds(3), "increment_model": QUICK, **settings}
+    geoq = GeoQ(surrogate, None, **settings).fit(x, y)
+    geoq.save(tmp_path / "a.geoq")
+    own = (
+        {"increment_model": Tenth()} if isinstance(geoq.increment_model, Tenth) else {}
+    )
+    loaded = GeoQ.load(
+        tmp_path / "a.geoq",
+        surrogate=surrogate,
+        representation=geoq.representation,
+        **own,
+    )
+    assert_same(geoq, loaded, queries)
+
+
+def test_fields_survive_too(tmp_path):
+    x = torch.randn(40, 1, 6, 5, generator=torch.Generator().manual_seed(0))
+    model = FieldIncrement(
+        widths=(4, 8), training=Training(n_steps=10, check_every=5, batch_size=8)
+    )
+    geoq = GeoQ(
+        lambda x: x, None, folds=RandomFolds(2), increment_model=model, n_support=5
+    )
+    geoq.fit(x, 2 * x).save(tmp_path / "a.geoq")
+    assert_same(
+        geoq, GeoQ.load(tmp_path / "a.geoq", surrogate=lambda x: x), x[:5] + 0.1
+    )
+
+
+def test_a_loaded_estimator_can_be_saved_again(saved, problem, tmp_path):
+    geoq, path = saved
+    GeoQ.load(path, surrogate=surrogate).save(tmp_path / "b.geoq")
+    assert_same(
+        geoq, GeoQ.load(tmp_path / "b.geoq", surrogate=surrogate), problem.queries
+    )
+
+
+def test_another_surrogate_is_refused_with_the_largest_difference(saved):
+    with pytest.raises(
+        ValueError, match=r"surrogate is not the one .* differ by up to 0\.5"
+    ):
+        GeoQ.load(saved[1], surrogate=lambda x: surrogate(x) + 0.5)
+
+
+def test_a_surrogate_of_another_shape_is_refused(saved):
+    with pytest.raises(ValueError, match=r"surrogate returns shape \(8, 2\)"):
+        GeoQ.load(saved[1], surrogate=lambda x: x)
+
+
+def test_a_representation_too_many_or_too_few_is_refused(saved, problem, tmp_path):
+    with pytest.raises(
+        ValueError, match="saved with no representation, unlike this call"
+    ):
+        GeoQ.load(saved[1], surrogate=surrogate, representation=encoder)
+    geoq = GeoQ(
+        surrogate,
+        None,
+        representation=encoder,
+        folds=RandomFolds(3),
+        increment_model=QUICK,
+    )
+    geoq.fit(problem.x, problem.y).save(tmp_path / "b.geoq")
+    with pytest.raises(ValueError, match="pass representation="):
+        GeoQ.load(tmp_path / "b.geoq", surrogate=surrogate)
+    with pytest.raises(ValueError, match="representation is not the one"):
+        GeoQ.load(
+            tmp_path / "b.geoq",
+            surrogate=surrogate,
+            representation=lambda x: encoder(x) + 1,
+        )
+
+
+def test_an_own_increment_model_must_be_handed_in(problem, tmp_path):
+    geoq = GeoQ(surrogate, None, folds=RandomFolds(3), increment_model=Tenth())
+    geoq.fit(problem.x, problem.y).save(tmp_path / "a.geoq")
+    with pytest.raises(ValueError, match="pass the fitted one as increment_model"):
+        GeoQ.load(tmp_path / "a.geoq", surrogate=surrogate)
+
+
+def test_a_truncated_file_is_refused(saved):
+    path = saved[1]
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="truncated or not a geoq file"):
+        GeoQ.load(path, surrogate=surrogate)
+
+
+@pytest.mark.parametrize("place", [0.3, 0.6, 0.9, 0.999])
+def test_one_altered_byte_is_refused(saved, place):
+    path = saved[1]
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"altered|truncated"):
+        GeoQ.load(path, surrogate=surrogate)
+
+
+def test_an_altered_number_is_refused(saved):
+    """The threshold moved in the header, with the arrays untouched."""
+    path = saved[1]
+    content = path.read_bytes()
+    assert b'n_anchors\\": 1,' in content
+    path.write_bytes(content.replace(b'n_anchors\\": 1,', b'n_anchors\\": 2,'))
+    with pytest.raises(ValueError, match="altered after it was written"):
+        GeoQ.load(path, surrogate=surrogate)
+
+
+def test_foreign_files_are_refused_and_nothing_in_them_runs(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (pytest.fail, ("code of the file was run",))
+
+    (tmp_path / "pickle").write_bytes(pickle.dumps(Bomb()))
+    (tmp_path / "text").write_text(json.dumps({"format": "geoq 1"}))
+    (tmp_path / "empty").write_bytes(b"")
+    for name in ("pickle", "text", "empty"):
+        with pytest.raises(ValueError, match="truncated or not a geoq file"):
+            GeoQ.load(tmp_path / name, surrogate=surrogate)
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="has format None"):
+        GeoQ.load(tmp_path / "other.safetensors", surrogate=surrogate)
+    with pytest.raises(FileNotFoundError, match="is not a file"):
+        GeoQ.load(tmp_path / "missing", surrogate=surrogate)
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "a"
+    artifact.write(path, {"a": 1}, {"t": torch.ones(2)})
+    before = path.read_bytes()
+
+    class Interrupted(KeyboardInterrupt):
+        pass
+
+    def interrupted(*_args, **_kwargs):
+        raise Interrupted
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(artifact, "save_file", interrupted)
+        with pytest.raises(Interrupted):
+            artifact.write(path, {"a": 2}, {"t": torch.ones(2)})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]

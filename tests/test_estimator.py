@@ -1,0 +1,432 @@
+import copy
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import fresh
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from torch import nn
+from torch.testing import assert_close
+
+from geoq import (
+    ClusterFolds,
+    CombinedFolds,
+    FieldIncrement,
+    GeoQ,
+    GroupFolds,
+    NestedFolds,
+    NormScaledIncrement,
+    RandomFolds,
+    TemporalFolds,
+    Training,
+    identity,
+    norm_error,
+)
+from geoq import surrogate as border
+
+QUICK = NormScaledIncrement(training=Training(n_steps=60, check_every=20))
+SCHEMES = [
+    RandomFolds(3),
+    ClusterFolds(3),
+    NestedFolds(3),
+    TemporalFolds(3, gap=4),
+    CombinedFolds(RandomFolds(3), NestedFolds(3)),
+]
+
+
+def calibrate(problem, **settings):
+    settings = {"folds": RandomFolds(3), "increment_model": QUICK, **settings}
+    return GeoQ(None, problem.train, **settings).fit(problem.x, problem.y)
+
+
+@pytest.mark.parametrize("folds", SCHEMES, ids=repr)
+def test_the_estimate_is_the_anchor_error_plus_a_nonnegative_increment(problem, folds):
+    assessment = calibrate(problem, folds=folds).assess(problem.queries)
+    assert_close(assessment.error_hat, assessment.anchor_error + assessment.increment)
+    assert (assessment.increment >= 0).all()
+
+
+@pytest.mark.parametrize("representation", [None, identity, lambda x: x[:, :1] ** 3])
+def test_a_calibration_point_keeps_its_observed_error(problem, representation):
+    """With one anchor and one support point psi is zero there, and g(0) = 0."""
+    geoq = calibrate(problem, n_anchors=1, n_support=1, representation=representation)
+    assert_close(geoq.predict(problem.x), geoq.error_)
+
+
+def test_the_bound_grows_and_the_flag_falls_outside_the_data(problem):
+    geoq = calibrate(problem, folds=CombinedFolds(RandomFolds(3), NestedFolds(3)))
+    line = torch.linspace(0, 10, 11, device=problem.x.device, dtype=problem.x.dtype)
+    assessment = geoq.assess(torch.stack([line, 0 * line], dim=1))
+    assert assessment.error_hat[-1] > 5 * assessment.error_hat[0]
+    assert assessment.safe[0]
+    assert not assessment.safe[-1]
+
+
+def test_coverage_is_near_the_level_where_queries_are_like_the_data(problem):
+    geoq = calibrate(problem, increment_model=NormScaledIncrement())
+    generator = torch.Generator().manual_seed(1)
+    queries = torch.randn(500, 2, generator=generator, dtype=torch.float64).to(
+        problem.x
+    )
+    error = (problem.truth(queries) - geoq.surrogate_(queries)).abs()
+    covered = (error <= geoq.predict(queries)).double().mean().item()
+    assert 0.88 < covered <= 1.0
+
+
+def test_numpy_and_torch_give_the_same_answers_in_their_own_kind(problem):
+    with_torch = calibrate(problem).assess(problem.queries)
+    x, y, queries = (
+        part.cpu().numpy() for part in (problem.x, problem.y, problem.queries)
+    )
+    geoq = GeoQ(None, problem.train, folds=RandomFolds(3), increment_model=QUICK).fit(
+        x, y
+    )
+    with_numpy = geoq.assess(queries)
+    for name in ("prediction", "error_hat", "safe", "support_score", "anchors"):
+        theirs, mine = getattr(with_torch, name), getattr(with_numpy, name)
+        assert isinstance(theirs, torch.Tensor)
+        assert isinstance(mine, np.ndarray)
+        np.testing.assert_allclose(mine, theirs.cpu().numpy(), rtol=1e-4, atol=1e-6)
+    assert isinstance(with_numpy.features.displacement, np.ndarray)
+    assert isinstance(geoq.predict(queries), np.ndarray)
+
+
+def test_single_precision_stays_single(problem):
+    geoq = GeoQ(None, problem.train, folds=RandomFolds(3), increment_model=QUICK)
+    geoq.fit(problem.x.float(), problem.y.float())
+    assert geoq.predict(problem.queries.float()).dtype == torch.float32
+
+
+def test_a_given_surrogate_is_kept_and_never_retrained(problem):
+    surrogate = problem.train(problem.x, problem.y)
+    geoq = GeoQ(surrogate, None, folds=RandomFolds(3), increment_model=QUICK)
+    assert geoq.fit(problem.x, problem.y).surrogate_ is surrogate
+
+
+def test_no_representation_means_the_standardised_input(problem):
+    """Another unit for one input changes nothing; under the identity it would."""
+    unit = torch.tensor([1000.0, 1.0], device=problem.x.device, dtype=problem.x.dtype)
+
+    def bounds(representation, scale):
+        geoq = GeoQ(
+            lambda x: problem.truth(x / scale) + 0.1,
+            None,
+            representation=representation,
+            folds=RandomFolds(3),
+            increment_model=QUICK,
+        )
+        return (
+            geoq.fit(problem.x * scale, problem.y)
+            .assess(problem.queries * scale)
+            .anchors
+        )
+
+    assert torch.equal(bounds(None, 1), bounds(None, unit))
+    assert not torch.equal(bounds(identity, 1), bounds(identity, unit))
+
+
+def test_answers_do_not_depend_on_the_chunks(problem, monkeypatch):
+    geoq = calibrate(problem)
+    whole = geoq.assess(problem.queries)
+    monkeypatch.setattr(border, "CHUNK_NUMBERS", 6)
+    parts = geoq.assess(problem.queries)
+    assert_close(parts.error_hat, whole.error_hat)
+    assert torch.equal(parts.anchors, whole.anchors)
+
+
+def test_a_norm_gives_one_number_per_query(problem):
+    geoq = calibrate(problem, error_functional=norm_error)
+    assert geoq.predict(problem.queries).shape == (40,)
+
+
+def test_vector_errors_have_one_bound_per_coordinate(problem):
+    y = torch.cat([problem.y, 10 * problem.y], dim=1)
+    geoq = GeoQ(None, problem.train, folds=RandomFolds(3), increment_model=QUICK)
+    bound = geoq.fit(problem.x, y).predict(problem.queries)
+    assert bound.shape == (40, 2)
+    assert (bound[:, 1] > bound[:, 0]).double().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("grid", "channels_in", "channels_out"),
+    [((16,), (), ()), ((16,), (2,), (3, 2)), ((6, 5), (1,), (4,))],
+)
+def test_fields_of_any_layout_run_from_end_to_end(
+    grid, channels_in, channels_out, device, dtype
+):
+    generator = torch.Generator().manual_seed(0)
+    shape = (60, *channels_in, *grid)
+    x = torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
+    mean = x.reshape(60, -1, *grid).mean(dim=1)
+    y = (
+        mean.reshape(60, *(1,) * len(channels_out), *grid).expand(
+            60, *channels_out, *grid
+        )
+        ** 2
+    )
+    model = FieldIncrement(
+        n_spatial=len(grid),
+        widths=(4, 8),
+        training=Training(n_steps=20, check_every=10, batch_size=8),
+    )
+    geoq = GeoQ(
+        None,
+        lambda _x, y: lambda x: y.mean(dim=0).expand(len(x), *y.shape[1:]),
+        folds=RandomFolds(2),
+        increment_model=model,
+    ).fit(x, y)
+    assessment = geoq.assess(x[:7])
+    assert assessment.error_hat.shape == (7, *channels_out, *grid)
+    assert assessment.features.displacement.shape == (7, *channels_in, *grid)
+    assert "mean error at most" in assessment.reason(0)
+
+
+def test_scalar_inputs_and_outputs_need_no_second_dimension():
+    x = np.linspace(0, 1, 50)
+    geoq = GeoQ(lambda x: x, None, folds=RandomFolds(3), increment_model=QUICK).fit(
+        x, x**2
+    )
+    assert geoq.predict(np.array([0.5, 2.0])).shape == (2,)
+
+
+def test_groups_reach_the_folds_and_the_threshold(problem):
+    groups = np.repeat(np.arange(6), 20)
+    geoq = GeoQ(
+        None, problem.train, folds=GroupFolds(), increment_model=QUICK, n_safe=5
+    )
+    calibration = geoq.fit(problem.x, problem.y, groups=groups).calibration_
+    assert calibration.position.tolist() == groups[calibration.point.cpu()].tolist()
+
+
+def test_overlapping_windows_are_safe_with_a_gap_and_not_without(device):
+    """Windows one step apart are near twins; without a gap they set a threshold that nothing new can meet."""
+    time = torch.arange(300, dtype=torch.float64, device=device) * 0.05
+    states = torch.stack([torch.sin(time * k + k) for k in (1.0, 1.7, 2.3, 3.1)], dim=1)
+    x, y, new = states[:240], states[1:241], states[280:]
+
+    def safe_share(gap):
+        geoq = GeoQ(
+            lambda x: x, None, folds=TemporalFolds(4, gap=gap), increment_model=QUICK
+        )
+        return geoq.fit(x, y).assess(new).safe.double().mean()
+
+    assert safe_share(30) > safe_share(0)
+
+
+def test_the_reason_names_anchors_distances_errors_and_threshold(problem):
+    geoq = calibrate(problem, n_anchors=2)
+    assessment = geoq.assess(problem.queries)
+    reason = assessment.reason(3)
+    for row, error in zip(
+        assessment.anchors[3], assessment.observed_error[3], strict=True
+    ):
+        assert (
+            f"anchor row {int(row)}: observed mean error {float(error):.3g}" in reason
+        )
+        assert_close(error, geoq.error_[row].mean())
+    assert f"against the threshold {geoq.safe_region_.threshold:.3g}" in reason
+    assert ("NOT safe" in reason) == (not assessment.safe[3])
+
+
+def test_the_anchor_distances_are_those_in_representation_space(problem):
+    geoq = calibrate(problem, n_anchors=2)
+    assessment = geoq.assess(problem.queries)
+    nu = geoq.normalization_
+    expected = (nu(problem.queries)[:, None] - nu(problem.x)[assessment.anchors]).norm(
+        dim=2
+    )
+    assert_close(assessment.anchor_distance, expected)
+
+
+def test_many_anchors_are_told_in_few_lines(problem):
+    assessment = calibrate(problem, n_anchors=12).assess(problem.queries)
+    assert "and 7 more anchors" in assessment.reason(0)
+
+
+def test_fit_leaves_the_callers_increment_model_alone(problem):
+    model = NormScaledIncrement(training=Training(n_steps=20, check_every=10))
+    before = copy.deepcopy(vars(model))
+    calibrate(problem, increment_model=model)
+    assert vars(model) == before
+
+
+def test_clone_keeps_the_trained_surrogate(problem):
+    network = fresh(nn.Linear, 2, 1)
+    copied = clone(GeoQ(network, None, n_anchors=3))
+    assert copied.n_anchors == 3
+    assert torch.equal(copied.surrogate.weight, network.weight)
+
+
+def test_an_increment_model_of_the_users_own_is_fifteen_lines(problem):
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    class BoostedIncrement:
+        """An upper quantile of the increment by boosted trees, for scalar errors."""
+
+        def fit(self, calibration):
+            trees = HistGradientBoostingRegressor(
+                loss="quantile", quantile=0.95, max_iter=30, random_state=0
+            )
+            psi = calibration.features.flat.cpu().numpy()
+            self.trees = trees.fit(psi, calibration.increment[:, 0].cpu().numpy())
+            return self
+
+        def __call__(self, features):
+            increment = self.trees.predict(features.flat.cpu().numpy()).clip(min=0)
+            return torch.from_numpy(increment[:, None]).to(features.support_distance)
+
+    bound = calibrate(problem, increment_model=BoostedIncrement()).predict(
+        problem.queries
+    )
+    assert (bound >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_anchors": 0}, "n_anchors=0, but it counts neighbours"),
+        (
+            {"n_anchors": 81},
+            r"n_anchors=81, but fold 1 of 3 leaves only 80 points to anchor to; lower n_anchors",
+        ),
+        ({"n_support": 100}, "n_support=100, but fold 1 of 3 leaves only 80 points"),
+        ({"n_safe": 120}, "n_safe=120, but a calibration point has only 119 others"),
+        ({"safe_quantile": 1.0}, "safe_quantile=1.0"),
+        ({"folds": ClusterFolds(121)}, "n_folds=121"),
+        ({"representation": lambda x: x[:-1]}, "representation returned shape"),
+        ({"representation": lambda x: x / 0}, r"representation\(x\)\[0, 0\] is"),
+        (
+            {"error_functional": lambda y, _: y.mean()},
+            r"error_functional returned shape \(\) for 8 pairs",
+        ),
+        ({"increment_model": FieldIncrement(n_spatial=2)}, "do not end in one grid"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_settings_are_refused_before_anything_is_trained(
+    problem, settings, message
+):
+    def never(x, y):
+        pytest.fail("training started")
+
+    with pytest.raises(ValueError, match=message):
+        GeoQ(None, never, **{"folds": RandomFolds(3), **settings}).fit(
+            problem.x, problem.y
+        )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda x, y: (x.index_fill(0, torch.tensor([17]), torch.nan), y),
+            r"x\[17, 0\] is nan \(2 of 240",
+        ),
+        (
+            lambda x, y: (x, y.index_fill(0, torch.tensor([5]), torch.inf)),
+            r"y\[5, 0\] is inf",
+        ),
+        (lambda x, y: (x, y[:-1]), "x has 120 rows and y has 119"),
+        (lambda x, y: (x[:0], y[:0]), r"x has shape \(0, 2\) and holds no samples"),
+    ],
+)
+def test_bad_data_are_refused_before_anything_is_trained(problem, spoil, message):
+    def never(x, y):
+        pytest.fail("training started")
+
+    with pytest.raises(ValueError, match=message):
+        GeoQ(None, never).fit(*spoil(problem.x.cpu(), problem.y.cpu()))
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "kind", "message"),
+    [
+        (None, ValueError, "surrogate=None and train_surrogate=None"),
+        (fresh(nn.Linear, 2, 1).train(), ValueError, "surrogate is in training mode"),
+        (3, TypeError, "surrogate must be callable"),
+        (
+            lambda x: x,
+            ValueError,
+            r"surrogate returned shape \(120, 2\) for y of shape \(120, 1\)",
+        ),
+        (lambda x: x[:1], ValueError, "it must return one row per input"),
+        (lambda x: x[:, :1] * torch.nan, ValueError, r"surrogate\(x\)\[0, 0\] is nan"),
+    ],
+    ids=["none", "training", "number", "shape", "rows", "nan"],
+)
+def test_bad_surrogates_are_refused(problem, surrogate, kind, message):
+    with pytest.raises(kind, match=message):
+        GeoQ(surrogate, None, folds=RandomFolds(3)).fit(problem.x, problem.y)
+
+
+def test_a_surrogate_that_changes_its_mind_is_refused(problem):
+    answers = iter(range(10**6))
+    with pytest.raises(
+        ValueError, match="surrogate gave two answers to the same inputs, up to 1 apart"
+    ):
+        GeoQ(lambda x: x[:, :1] * 0 + next(answers), None, folds=RandomFolds(3)).fit(
+            problem.x, problem.y
+        )
+
+
+def test_numpy_data_for_a_torch_module_are_refused():
+    with pytest.raises(
+        TypeError, match="surrogate is a torch module, but x is a NumPy array"
+    ):
+        GeoQ(fresh(nn.Linear, 2, 1), None).fit(
+            np.random.default_rng(0).normal(size=(99, 2)), np.ones((99, 1))
+        )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda q: q[:, :1],
+            r"x has shape \(40, 1\), but GeoQ was fitted on rows of shape \(2,\)",
+        ),
+        (lambda q: q[0], "a single query needs a first dimension of 1"),
+        (lambda q: q[:0], "pass at least one query"),
+        (lambda q: q * torch.nan, r"x\[0, 0\] is nan"),
+    ],
+)
+def test_bad_queries_are_refused(problem, spoil, message):
+    geoq = calibrate(problem)
+    with pytest.raises(ValueError, match=message):
+        geoq.assess(spoil(problem.queries))
+
+
+def test_lists_are_refused_with_the_way_out(problem):
+    with pytest.raises(
+        TypeError, match=r"x must be a NumPy array or a torch tensor, got list"
+    ):
+        GeoQ(None, problem.train).fit([[1.0, 2.0]], [[1.0]])
+
+
+def test_an_unfitted_estimator_says_so(problem, tmp_path):
+    for ask in (
+        lambda geoq: geoq.assess(problem.x),
+        lambda geoq: geoq.save(tmp_path / "never"),
+    ):
+        with pytest.raises(NotFittedError, match=r"call fit\(x, y\) first"):
+            ask(GeoQ(None, problem.train))
+
+
+def test_an_unknown_parameter_is_refused():
+    with pytest.raises(ValueError, match="GeoQ has no parameter 'k'"):
+        GeoQ(None, None).set_params(k=3)
+
+
+def test_importing_geoq_needs_no_extra():
+    """Matplotlib, GPyTorch, LightGBM and scikit-learn itself stay out until something asks for them."""
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'gpytorch', 'lightgbm', 'faiss'])); "
+        "import geoq; print('sklearn' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "False\n"

@@ -1,0 +1,193 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.model_selection import KFold
+
+from geoq import (
+    ClusterFolds,
+    CombinedFolds,
+    GroupFolds,
+    NestedFolds,
+    RandomFolds,
+    TemporalFolds,
+)
+from geoq.folds import check_splits
+
+PARTITIONS = [
+    RandomFolds(4),
+    ClusterFolds(4),
+    TemporalFolds(4),
+    GroupFolds(4),
+    GroupFolds(),
+]
+SCHEMES = [
+    *PARTITIONS,
+    TemporalFolds(4, gap=2),
+    NestedFolds(6),
+    CombinedFolds(RandomFolds(3), NestedFolds(2)),
+]
+
+
+def data(seed, n=24):
+    generator = np.random.default_rng(seed)
+    return generator.normal(size=(n, 2)), np.arange(n) % 6
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
+@given(seed=st.integers(0, 1000))
+@settings(deadline=None, max_examples=10)
+def test_no_fold_trains_on_what_it_holds_out(scheme, seed):
+    points, groups = data(seed)
+    for train, held_out in scheme.split(points, None, groups):
+        assert not np.intersect1d(train, held_out).size
+        assert len(held_out)
+
+
+@pytest.mark.parametrize("scheme", PARTITIONS, ids=repr)
+@given(seed=st.integers(0, 1000))
+@settings(deadline=None, max_examples=10)
+def test_a_partition_holds_each_point_out_once(scheme, seed):
+    points, groups = data(seed)
+    held_out = np.concatenate([h for _, h in scheme.split(points, None, groups)])
+    assert sorted(held_out) == list(range(len(points)))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
+def test_splits_repeat(scheme):
+    points, groups = data(0)
+    once, twice = (list(scheme.split(points, None, groups)) for _ in range(2))
+    for (a, b), (c, d) in zip(once, twice, strict=True):
+        np.testing.assert_array_equal(a, c)
+        np.testing.assert_array_equal(b, d)
+
+
+def test_a_splitter_of_scikit_learn_serves_inside_combined_folds():
+    points, _ = data(0)
+    splits = list(CombinedFolds(KFold(4), NestedFolds(2)).split(points))
+    assert [len(held_out) for _, held_out in splits] == [6, 6, 6, 6, 8, 16]
+
+
+def test_random_folds_differ_with_the_seed():
+    points, _ = data(0)
+    (_, a), *_ = RandomFolds(4, random_state=0).split(points)
+    (_, b), *_ = RandomFolds(4, random_state=1).split(points)
+    assert a.tolist() != b.tolist()
+
+
+def test_clusters_that_lie_apart_are_held_out_whole():
+    points = np.concatenate([np.full((3, 1), 0.0), np.full((2, 1), 50.0)])
+    points += 0.01 * np.arange(5)[:, None]
+    held_out = {tuple(h) for _, h in ClusterFolds(2).split(points)}
+    assert held_out == {(0, 1, 2), (3, 4)}
+
+
+def test_a_temporal_gap_keeps_both_sides_clear():
+    splits = list(TemporalFolds(3, gap=1).split(np.zeros((9, 1))))
+    train, held_out = splits[1]
+    assert held_out.tolist() == [3, 4, 5]
+    assert train.tolist() == [0, 1, 7, 8]
+
+
+def test_nested_folds_keep_what_is_near_the_centre():
+    points = np.array([[0.0], [1.0], [2.0], [3.0], [4.0]])
+    splits = [(t.tolist(), h.tolist()) for t, h in NestedFolds(4).split(points)]
+    assert splits[0] == ([0, 1, 2, 3], [4])
+    assert splits[-1] == ([2], [0, 1, 3, 4])
+    for (inner, _), (outer, _) in zip(splits[1:], splits, strict=False):
+        assert set(inner) < set(outer)
+
+
+def test_nested_folds_hold_far_points_out_several_times():
+    held_out = np.concatenate(
+        [h for _, h in NestedFolds(3).split(np.arange(8.0)[:, None])]
+    )
+    counts = np.bincount(held_out, minlength=8)
+    assert counts.max() == 3
+    assert counts[3] + counts[4] <= 1
+
+
+def test_groups_stay_together_and_folds_are_balanced():
+    groups = np.repeat(["a", "b", "c", "d"], [5, 1, 2, 2])
+    splits = list(GroupFolds(2).split(np.zeros((10, 1)), None, groups))
+    assert [len(h) for _, h in splits] == [5, 5]
+    for train, held_out in splits:
+        assert not set(groups[train]) & set(groups[held_out])
+
+
+def test_combined_folds_chain_their_schemes():
+    points, _ = data(0)
+    scheme = CombinedFolds(RandomFolds(3), NestedFolds(2))
+    assert len(list(scheme.split(points))) == 5
+
+
+def test_a_gap_and_groups_state_who_depends_on_whom():
+    gap = TemporalFolds(3, gap=2).dependence(4)
+    assert (gap.position.tolist(), gap.reach) == ([0, 1, 2, 3], 2)
+    group = GroupFolds().dependence(3, np.array(["b", "a", "b"]))
+    assert (group.position.tolist(), group.reach) == ([1, 0, 1], 0)
+    assert TemporalFolds(3).dependence(4) is None
+
+
+def test_combined_folds_pass_on_the_one_dependence_they_hold():
+    combined = CombinedFolds(RandomFolds(3), TemporalFolds(3, gap=2))
+    assert combined.dependence(4).reach == 2
+    with pytest.raises(ValueError, match="states 2 different dependences"):
+        CombinedFolds(TemporalFolds(3, gap=1), TemporalFolds(3, gap=2)).dependence(4)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        (RandomFolds(1), r"RandomFolds\(n_folds=1\), but there are 24 points"),
+        (ClusterFolds(25), r"ClusterFolds\(n_folds=25\), but there are 24 points"),
+        (TemporalFolds(30), r"TemporalFolds\(n_folds=30\)"),
+        (TemporalFolds(3, gap=-1), r"gap=-1.*choose 0 or more"),
+        (NestedFolds(24), r"there are 23 proper nested subsets"),
+        (GroupFolds(7), r"GroupFolds\(n_folds=7\), but there are 6 groups"),
+    ],
+    ids=repr,
+)
+def test_impossible_fold_counts_are_refused(scheme, message):
+    points, groups = data(0)
+    with pytest.raises(ValueError, match=message):
+        list(scheme.split(points, None, groups))
+
+
+def test_equal_points_cannot_be_clustered():
+    with pytest.raises(ValueError, match="there are 1 distinct points to divide"):
+        list(ClusterFolds(2).split(np.zeros((5, 1))))
+
+
+def test_group_folds_without_groups_say_where_groups_go():
+    with pytest.raises(ValueError, match=r"call fit\(x, y, groups=labels\)"):
+        list(GroupFolds().split(np.zeros((5, 1))))
+    with pytest.raises(ValueError, match="groups has 2 labels for 5 points"):
+        list(GroupFolds().split(np.zeros((5, 1)), None, np.array([0, 1])))
+
+
+def test_no_scheme_at_all_is_refused():
+    with pytest.raises(ValueError, match="got no scheme"):
+        CombinedFolds()
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ([], "yielded no fold"),
+        ([(np.arange(3), np.array([], int))], "fold 1 of 1 has no held-out points"),
+        ([(np.array([], int), np.arange(3))], "fold 1 of 1 has no training points"),
+        (
+            [(np.arange(3), np.array([2, 3]))],
+            "fold 1 of 1 trains on points it holds out",
+        ),
+        ([(np.arange(3), np.array([9]))], "names row 9, but there are 5 rows"),
+        (
+            [(np.arange(3), np.array([4]))],
+            "n_support=4, but fold 1 of 1 leaves only 3 points",
+        ),
+    ],
+)
+def test_folds_that_cannot_calibrate_are_refused(splits, message):
+    with pytest.raises(ValueError, match=message):
+        check_splits(splits, 5, n_anchors=2, n_support=4)

@@ -1,0 +1,216 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from geoq import FieldIncrement, NormScaledIncrement, Training
+from geoq.crossfit import CalibrationSet
+from geoq.geometry import GeometricFeatures
+from geoq.increment import STORABLE, inverse_cdf_quantile, pinball_loss
+
+QUICK = Training(n_steps=400, batch_size=128, learning_rate=3e-3, check_every=50)
+QUICK_FIELD = Training(n_steps=30, batch_size=16, check_every=10)
+
+
+def calibration(error, displacement, support_distance=None):
+    """Tuples whose anchors had no error, so that the increment is the error."""
+    n = len(error)
+    support = (
+        displacement.reshape(n, -1).norm(dim=1)
+        if support_distance is None
+        else support_distance
+    )
+    features = GeometricFeatures(
+        displacement, support, torch.zeros_like(error), torch.zeros_like(error)
+    )
+    return CalibrationSet(
+        features, error, torch.arange(n), torch.zeros(n, dtype=torch.long)
+    )
+
+
+def noise(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def scalar_set(n=2000):
+    displacement = noise(n, 2)
+    error = displacement.norm(dim=1, keepdim=True) * noise(n, 1, seed=1).abs()
+    return calibration(error, displacement)
+
+
+def vector_set(n=600):
+    displacement = noise(n, 3)
+    return calibration(displacement.abs() * noise(n, 3, seed=1).abs(), displacement)
+
+
+def line_set(n=60):
+    displacement = noise(n, 2, 8)
+    return calibration(noise(n, 3, 8, seed=1).abs(), displacement)
+
+
+def plane_set(n=40):
+    displacement = noise(n, 1, 6, 5)
+    return calibration(noise(n, 4, 6, 5, seed=1).abs(), displacement)
+
+
+MEMBERS = [
+    pytest.param(NormScaledIncrement(training=QUICK), scalar_set(), id="scalar"),
+    pytest.param(NormScaledIncrement(training=QUICK), vector_set(), id="vector"),
+    pytest.param(
+        FieldIncrement(n_spatial=1, widths=(4, 8), training=QUICK_FIELD),
+        line_set(),
+        id="line",
+    ),
+    pytest.param(
+        FieldIncrement(n_spatial=2, widths=(4, 8), training=QUICK_FIELD),
+        plane_set(),
+        id="plane",
+    ),
+]
+
+
+@given(
+    st.lists(st.floats(0, 10), min_size=1, max_size=30),
+    st.sampled_from([0.05, 0.25, 0.5, 0.9, 0.95]),
+    st.floats(0, 10),
+)
+def test_pinball_loss_is_least_at_the_inverse_cdf_quantile(values, level, other):
+    values = torch.tensor(values, dtype=torch.float64)
+    best = inverse_cdf_quantile(values, level)
+
+    def loss(estimate):
+        return pinball_loss(
+            values, torch.full_like(values, float(estimate)), level
+        ).mean()
+
+    assert loss(best) <= loss(other) + 1e-12
+
+
+def test_the_interpolating_quantile_is_not_the_minimiser():
+    values = torch.tensor([0.0, 1.0, 1.0])
+    assert inverse_cdf_quantile(values, 0.25) == 0.0
+    assert torch.quantile(values, 0.25) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("n", "level", "rank"), [(20, 0.95, 19), (100, 0.95, 95), (3, 0.5, 2), (1, 0.95, 1)]
+)
+def test_the_rank_of_a_quantile_survives_rounding(n, level, rank):
+    assert inverse_cdf_quantile(torch.arange(1.0, n + 1), level) == rank
+
+
+def test_pinball_loss_by_hand():
+    loss = pinball_loss(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 3.0]), 0.75)
+    assert loss.tolist() == [1.5, 0.5]
+
+
+@pytest.mark.parametrize(("model", "calibration"), MEMBERS)
+def test_increments_are_nonnegative_and_shaped_like_the_error(model, calibration):
+    increment = model.fit(calibration)(calibration.features)
+    assert increment.shape == calibration.error.shape
+    assert (increment >= 0).all()
+
+
+@pytest.mark.parametrize(("model", "calibration"), MEMBERS)
+def test_where_psi_is_zero_so_is_the_increment(model, calibration):
+    zero = GeometricFeatures(
+        *(torch.zeros_like(part[:1]) for part in calibration.features.parts)
+    )
+    assert not model.fit(calibration)(zero).any()
+
+
+@pytest.mark.parametrize(("model", "calibration"), MEMBERS)
+def test_a_fit_repeats_bit_for_bit(model, calibration):
+    once = model.fit(calibration)(calibration.features)
+    twice = model.fit(calibration)(calibration.features)
+    assert torch.equal(once, twice)
+
+
+@pytest.mark.parametrize(("model", "calibration"), MEMBERS)
+def test_the_state_of_a_model_restores_it(model, calibration):
+    settings, weights = model.fit(calibration).state()
+    again = STORABLE[type(model).__name__].from_state(settings, weights)
+    assert torch.equal(again(calibration.features), model(calibration.features))
+
+
+@pytest.mark.parametrize(("model", "calibration"), MEMBERS)
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_the_unit_of_the_error_does_not_matter(model, calibration, unit):
+    """Errors in micrometres and in kilometres give the same bounds in their units."""
+    scaled = CalibrationSet(
+        calibration.features,
+        calibration.error * unit,
+        calibration.point,
+        calibration.fold,
+    )
+    plain = model.fit(calibration)(calibration.features)
+    assert_close(
+        model.fit(scaled)(calibration.features) / unit, plain, rtol=1e-2, atol=1e-3
+    )
+
+
+def test_the_increment_covers_its_share_and_follows_the_displacement():
+    """|psi| |N(0, 1)| has the 0.9 quantile 1.645 |psi| for every psi."""
+    data = scalar_set()
+    model = NormScaledIncrement(quantile=0.9, training=QUICK).fit(data)
+    bound = model(data.features)
+    covered = (data.increment <= bound).float().mean().item()
+    assert abs(covered - 0.9) < 0.02
+    slope = bound[:, 0] / data.features.distance
+    assert abs(slope.median().item() - 1.645) < 0.15
+
+
+def test_increments_that_are_all_zero_stay_zero():
+    data = calibration(torch.zeros(50, 1), noise(50, 2))
+    assert not NormScaledIncrement(training=QUICK).fit(data)(data.features).any()
+
+
+def test_features_that_are_all_zero_are_survived():
+    data = calibration(torch.ones(50, 1), torch.zeros(50, 2))
+    assert not NormScaledIncrement(training=QUICK).fit(data)(data.features).any()
+
+
+def test_a_sparse_error_still_has_a_bound_where_it_lives():
+    """Only displacements to the right have an error, in 3 % of all tuples."""
+    displacement = noise(4000, 1)
+    error = (displacement > 1.9).float()
+    data = calibration(error, displacement)
+    bound = NormScaledIncrement(training=QUICK).fit(data)(data.features)
+    assert bound[displacement > 2.2].mean() > 10 * bound[displacement < 1.0].mean()
+
+
+def test_a_dead_output_is_reported_not_returned():
+    """With a step this large one update drives the softplus to zero for good; the held-out rows prefer zero."""
+    displacement = torch.ones(100, 1)
+    error = torch.zeros(100, 1)
+    training = Training(n_steps=20, learning_rate=1e4, check_every=1, batch_size=100)
+    rows, _ = training.hold_out(torch.arange(100))
+    error[rows] = 1e-30
+    error[rows[:50]] = 1.0
+    with pytest.raises(
+        RuntimeError, match="returns zero everywhere in 1 of 1 output coordinates"
+    ):
+        NormScaledIncrement(quantile=0.2, training=training).fit(
+            calibration(error, displacement)
+        )
+
+
+@pytest.mark.parametrize("model", [NormScaledIncrement, FieldIncrement])
+@pytest.mark.parametrize("level", [0.0, 1.0, 95, -0.1, math.nan])
+def test_impossible_quantiles_are_refused(model, level):
+    with pytest.raises(ValueError, match=r"quantile=.* strictly between 0 and 1"):
+        model(quantile=level)
+
+
+def test_fields_on_two_grids_are_refused():
+    with pytest.raises(
+        ValueError, match=r"shape \(2, 8\) and a row of the error \(2, 9\)"
+    ):
+        FieldIncrement(n_spatial=1).check_shapes((2, 8), (2, 9))
+    with pytest.raises(ValueError, match="do not end in one grid"):
+        FieldIncrement(n_spatial=2).check_shapes((8,), (8,))
+    with pytest.raises(ValueError, match="choose 1 or 2"):
+        FieldIncrement(n_spatial=3)

@@ -1,0 +1,96 @@
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from geoq.crossfit import CalibrationSet
+from geoq.geometry import GeometricFeatures
+from geoq.safe_region import SafeRegion, check_safe_count, leave_one_out_scores
+
+
+def calibration(displacement, position=None, reach=0):
+    displacement = torch.as_tensor(displacement, dtype=torch.float64)
+    n = len(displacement)
+    zeros = torch.zeros(n, 1, dtype=torch.float64)
+    features = GeometricFeatures(displacement, zeros[:, 0], zeros, zeros)
+    return CalibrationSet(
+        features,
+        zeros,
+        torch.arange(n),
+        torch.zeros(n, dtype=torch.long),
+        position,
+        reach,
+    )
+
+
+def test_scores_by_hand():
+    """Displacements 0, 1, 3 have deviation sqrt(14)/3; the support distance is constant and keeps scale 1."""
+    data = calibration([[0.0], [1.0], [3.0]])
+    sigma = math.sqrt(14) / 3
+    scores = leave_one_out_scores(data, n_safe=1)
+    assert_close(scores, torch.tensor([1.0, 1.0, 2.0], dtype=torch.float64) / sigma)
+    region = SafeRegion.fit(data, n_safe=2, safe_quantile=0.95)
+    query = GeometricFeatures(
+        *(part[:1] + 2 for part in data.features.parts[:1]),
+        *data.features[:1].parts[1:],
+    )
+    assert_close(region.support_score(query).item(), 1 / sigma)
+    assert_close(region.threshold, (3 + 2) / 2 / sigma)
+
+
+def test_a_duplicated_feature_supports_its_twin_never_itself():
+    data = calibration([[0.0], [0.0], [5.0], [9.0]])
+    scores = leave_one_out_scores(data, n_safe=1)
+    assert scores[0] == scores[1] == 0
+    assert (scores[2:] > 0).all()
+
+
+def test_the_calibration_features_are_safe_in_their_share():
+    generator = torch.Generator().manual_seed(0)
+    data = calibration(torch.randn(200, 3, generator=generator, dtype=torch.float64))
+    region = SafeRegion.fit(data, n_safe=5, safe_quantile=0.9)
+    safe = leave_one_out_scores(data, n_safe=5) <= region.threshold
+    assert safe.double().mean() == 0.9
+
+
+def test_the_flag_is_the_score_against_the_threshold():
+    region = SafeRegion.fit(
+        calibration([[0.0], [1.0], [3.0]]), n_safe=1, safe_quantile=0.5
+    )
+    scores = torch.tensor(
+        [region.threshold, region.threshold * 1.0001], dtype=torch.float64
+    )
+    assert region.contains(scores).tolist() == [True, False]
+
+
+def test_neighbours_within_reach_do_not_support_each_other():
+    """Ten steps of a slow walk: with its neighbours in time left out, each step is farther from support."""
+    walk = [[float(step)] for step in range(10)]
+    position = torch.arange(10)
+    alone = leave_one_out_scores(calibration(walk), n_safe=1)
+    apart = leave_one_out_scores(calibration(walk, position, reach=3), n_safe=1)
+    assert_close(apart, 4 * alone)
+
+
+def test_a_group_does_not_support_itself():
+    data = calibration([[0.0], [0.1], [7.0], [7.1]], torch.tensor([0, 0, 1, 1]))
+    scores = leave_one_out_scores(data, n_safe=1) * data.standardization.scale[0]
+    assert_close(scores, torch.tensor([7.0, 6.9, 6.9, 7.0], dtype=torch.float64))
+
+
+def test_more_neighbours_than_tuples_are_refused():
+    import numpy as np
+
+    from geoq.folds import Dependence
+
+    splits = [(np.arange(3), np.array([3, 4])), (np.array([3, 4]), np.arange(3))]
+    check_safe_count(4, splits, None)
+    with pytest.raises(
+        ValueError, match="n_safe=5, but a calibration point has only 4 others"
+    ):
+        check_safe_count(5, splits, None)
+    with pytest.raises(
+        ValueError, match="n_safe=3, but a calibration point has only 2 others"
+    ):
+        check_safe_count(3, splits, Dependence(np.arange(5), reach=1))

@@ -1,0 +1,170 @@
+import numpy as np
+import pytest
+import torch
+from conftest import fresh
+from torch import nn
+from torch.testing import assert_close
+
+from geoq import absolute_error, norm_error, relative_norm_error
+from geoq import surrogate as border
+from geoq.surrogate import (
+    check_callable,
+    check_finite,
+    chunks,
+    evaluate,
+    observe,
+    restore,
+    take,
+    to_tensor,
+)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])
+def test_error_functionals_by_hand(kind):
+    y, y_hat = kind([[3.0, 4.0], [0.0, 2.0]]), kind([[0.0, 0.0], [0.0, 3.0]])
+    for functional, expected in (
+        (absolute_error, [[3.0, 4.0], [0.0, 1.0]]),
+        (norm_error, [5.0, 1.0]),
+        (relative_norm_error, [1.0, 0.5]),
+    ):
+        assert functional(y, y_hat).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6.0).reshape(2, 3),
+        np.arange(6.0).reshape(2, 3)[::-1],
+        np.arange(6.0, dtype=">f8").reshape(2, 3),
+        np.broadcast_to(np.arange(3.0), (2, 3)),
+        np.arange(6).reshape(2, 3),
+        np.array([[True, False, True]]),
+    ],
+    ids=["plain", "reversed", "big-endian", "read-only", "integers", "booleans"],
+)
+def test_any_numeric_array_becomes_the_tensor_of_its_values(array):
+    tensor = to_tensor(array, "x")
+    assert tensor.is_floating_point()
+    assert tensor.tolist() == array.astype(float).tolist()
+
+
+def test_a_plain_array_shares_its_memory():
+    array = np.zeros(3)
+    to_tensor(array, "x")[0] = 1.0
+    assert array[0] == 1.0
+
+
+def test_half_precision_is_computed_in_single():
+    assert to_tensor(torch.zeros(2, dtype=torch.bfloat16), "x").dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        ([1.0, 2.0], "x must be a NumPy array or a torch tensor, got list"),
+        (np.array(["a"]), "x has dtype <U1, but must hold real numbers"),
+        (np.array([1j]), "x is complex"),
+    ],
+)
+def test_other_things_are_refused(array, message):
+    with pytest.raises(TypeError, match=message):
+        to_tensor(array, "x")
+
+
+def test_results_come_back_as_the_users_kind(device):
+    tensor = torch.ones(2, device=device)
+    assert isinstance(restore(tensor, np.zeros(1)), np.ndarray)
+    assert restore(tensor, torch.zeros(1)).device.type == "cpu"
+
+
+def test_rows_are_taken_from_either_kind():
+    rows = torch.tensor([2, 0])
+    assert take(np.arange(3), rows).tolist() == [2, 0]
+    assert take(torch.arange(3), rows).tolist() == [2, 0]
+
+
+def test_the_first_bad_value_is_named_and_all_are_counted():
+    x = torch.zeros(3, 2)
+    x[1, 0], x[2, 1] = torch.nan, torch.inf
+    with pytest.raises(ValueError, match=r"x\[1, 0\] is nan \(2 of 6 values"):
+        check_finite(x, "x")
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "row_numbers"), [(10, 1), (7, 2**22), (5, 2**30), (1, 0)]
+)
+def test_chunks_cover_all_rows_once(n_rows, row_numbers):
+    covered = [
+        row for part in chunks(n_rows, row_numbers) for row in range(n_rows)[part]
+    ]
+    assert covered == list(range(n_rows))
+
+
+def test_a_function_is_called_on_chunks_and_answers_as_on_the_whole(monkeypatch):
+    monkeypatch.setattr(border, "CHUNK_NUMBERS", 4)
+    sizes = []
+
+    def double(x):
+        sizes.append(len(x))
+        return 2 * x
+
+    x = np.arange(10.0).reshape(5, 2)
+    assert_close(evaluate(double, x, "f"), torch.from_numpy(2 * x))
+    assert sizes == [2, 2, 1]
+
+
+def test_user_functions_run_without_gradients():
+    assert not evaluate(fresh(nn.Linear, 2, 1), torch.zeros(3, 2), "f").requires_grad
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda x: x[:-1],
+            r"f returned shape \(3, 2\) for 4 inputs; it must return one row",
+        ),
+        (lambda x: x.sum(), r"f returned shape \(\) for 4 inputs"),
+        (lambda x: x / 0 * 0, r"f\(x\)\[0, 0\] is nan"),
+    ],
+)
+def test_functions_that_do_not_answer_row_by_row_are_refused(function, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate(function, torch.ones(4, 2), "f")
+
+
+def test_a_module_on_numpy_arrays_is_refused_with_the_way_out():
+    with pytest.raises(TypeError, match=r"f is a torch module, but x is a NumPy array"):
+        evaluate(fresh(nn.Linear, 2, 1), np.zeros((3, 2)), "f")
+
+
+def test_a_prediction_of_another_shape_than_y_is_refused():
+    with pytest.raises(
+        ValueError, match=r"surrogate returned shape \(4, 1\) for y of shape \(4,\)"
+    ):
+        observe(lambda x: x[:, None], absolute_error, torch.ones(4), torch.ones(4))
+
+
+def test_a_negative_error_is_refused():
+    with pytest.raises(
+        ValueError, match=r"error_functional returned -1, but an error is nonneg"
+    ):
+        observe(
+            lambda x: x + 1, lambda y, y_hat: y - y_hat, torch.ones(4), torch.ones(4)
+        )
+
+
+def test_a_network_in_training_mode_is_refused():
+    with pytest.raises(
+        ValueError, match=r"surrogate is in training mode.*surrogate.eval\(\)"
+    ):
+        check_callable(fresh(nn.Linear, 1, 1).train(), "surrogate")
+
+
+def test_a_model_with_predict_gets_the_hint():
+    class Ridge:
+        def predict(self, x):
+            return x
+
+    with pytest.raises(TypeError, match=r"got Ridge; pass surrogate=model.predict"):
+        check_callable(Ridge(), "surrogate")

@@ -1,0 +1,115 @@
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from conftest import fresh
+from torch import nn
+from torch.testing import assert_close
+
+from geoq import Training, TrainNetwork
+from geoq.nets.mlp import MLP
+from geoq.training import train
+
+QUICK = Training(n_steps=300, batch_size=16, learning_rate=1e-2, check_every=20)
+
+
+def line(n=64):
+    x = torch.linspace(-1, 1, n)[:, None]
+    return x, 2 * x + 1
+
+
+def recipe(training=QUICK, **settings):
+    return TrainNetwork(partial(MLP, 1, 1, hidden=(16,), **settings), training=training)
+
+
+def test_a_network_learns_a_line():
+    x, y = line()
+    assert (recipe()(x, y)(x) - y).abs().max() < 0.1
+
+
+def test_training_repeats_bit_for_bit_and_differs_with_the_seed():
+    x, y = line()
+    once, twice, other = recipe()(x, y), recipe()(x, y), recipe().with_seed(1)(x, y)
+    assert torch.equal(once(x), twice(x))
+    assert not torch.equal(once(x), other(x))
+
+
+def test_numpy_users_get_numpy_answers_of_their_precision():
+    x, y = (part.double().numpy() for part in line())
+    answer = recipe()(x, y)(x)
+    assert isinstance(answer, np.ndarray)
+    assert answer.dtype == np.float64
+
+
+def test_the_encoder_ends_where_it_was_told():
+    x, y = line()
+    trained = TrainNetwork(
+        partial(MLP, 1, 1, hidden=(8, 5, 3), n_encoder_layers=2), training=QUICK
+    )(x, y)
+    assert trained.encoder(x).shape == (64, 5)
+    assert_close(trained.network.head(trained.encoder(x)), trained(x))
+
+
+def test_the_best_weights_are_kept():
+    """A loss that only grows is best at the start, so the initial weights come back."""
+    network = fresh(nn.Linear, 1, 1)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    calls = iter(range(10**6))
+
+    def growing(net, rows):
+        return net(torch.ones(len(rows), 1)).mean() * 0 + next(calls)
+
+    train(network, growing, QUICK, torch.arange(20))
+    assert all(
+        torch.equal(before[name], value) for name, value in network.state_dict().items()
+    )
+    assert not network.training
+
+
+def test_training_stops_when_patience_runs_out():
+    steps = []
+    network = fresh(nn.Linear, 1, 1)
+
+    def constant(net, rows):
+        steps.append(net.training)
+        return net(torch.ones(len(rows), 1)).sum() * 0
+
+    training = Training(n_steps=1000, check_every=5, patience=2, batch_size=4)
+    train(network, constant, training, torch.arange(20))
+    assert sum(steps) == 10
+
+
+def test_a_loss_that_explodes_is_reported_not_returned():
+    x, y = line()
+    with pytest.raises(
+        FloatingPointError, match=r"the training loss became (nan|inf) by step \d+"
+    ):
+        recipe(Training(n_steps=100, learning_rate=1e30, check_every=10))(x, y)
+
+
+def test_rows_of_one_unit_are_never_split():
+    units = torch.arange(40) // 4
+    rows, held_out = Training(validation_fraction=0.3).hold_out(units)
+    assert sorted([*rows.tolist(), *held_out.tolist()]) == list(range(40))
+    assert not set(units[rows].tolist()) & set(units[held_out].tolist())
+    assert len(held_out) == 12
+
+
+def test_a_single_unit_trains_and_stops_on_itself():
+    rows, held_out = Training().hold_out(torch.zeros(3, dtype=torch.long))
+    assert rows.tolist() == held_out.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"n_steps": 0}, "n_steps=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0"),
+        ({"validation_fraction": 1.0}, "validation_fraction=1.0"),
+    ],
+)
+def test_impossible_settings_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        Training(**setting)
