@@ -1,6 +1,8 @@
 # Every target sets up what it needs; nothing has to be installed by hand first.
 PYTHON ?= python3
 BIN := .venv/bin
+# Threads that wait should sleep: on a busy machine spinning ones cost minutes.
+export OMP_WAIT_POLICY := passive
 
 .PHONY: demo test lint format setup bench clean
 

@@ -60,7 +60,7 @@ class Assessment:
             float(part[query].mean())
             for part in (self.error_hat, self.anchor_error, self.increment)
         )
-        mean = "mean " if self.error_hat[query].ndim else ""
+        mean = "mean " if len(self.error_hat[query].reshape(-1)) > 1 else ""
         support, score = (
             float(self.features.support_distance[query]),
             float(self.support_score[query]),

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 # A fold surrogate this many times worse than its fellows, on what it saw and on what it did not, has failed to train:
 # extrapolation alone spoils only the second.
 OUT_OF_FAMILY = 5.0
+N_IN_SAMPLE = 256
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def cross_fit(
     n_support: int,
 ) -> tuple[GeometricFeatures, Float[Tensor, " n *field"]]:
     """Features and errors of every held-out point, fold after fold (lines 6-9)."""
-    features, errors = [], []
+    features, errors, in_sample = [], [], []
     # disable=None: a bar on a terminal, silence elsewhere
     for fold, (train, held_out) in enumerate(
         tqdm(splits, desc="folds", disable=None), start=1
@@ -125,13 +126,17 @@ def cross_fit(
             )
         )
         errors.append(error)
+        sample = seen[:: max(1, len(seen) // N_IN_SAMPLE)]
+        in_sample.append(
+            _observe(fold_surrogate, error_functional, data, sample, where)[1]
+        )
         logger.info(
             "%s: mean held-out error %.4g, mean anchor error %.4g",
             where,
             error.mean(),
             baseline.mean(),
         )
-    _check_family(errors, features)
+    _check_family(errors, in_sample)
     return GeometricFeatures.cat(features), torch.cat(errors)
 
 
@@ -165,10 +170,12 @@ def _observe(
     return prediction.to(z.device, z.dtype), error.to(z.device, z.dtype)
 
 
-def _check_family(errors: list[Tensor], features: list[GeometricFeatures]) -> None:
+def _check_family(
+    held_out_errors: list[Tensor], in_sample_errors: list[Tensor]
+) -> None:
     """Warn of fold surrogates that did not train: one dead network poisons every bound."""
-    held_out = np.array([float(error.mean()) for error in errors])
-    in_sample = np.array([float(f.anchor_error.mean()) for f in features])
+    held_out = np.array([float(error.mean()) for error in held_out_errors])
+    in_sample = np.array([float(error.mean()) for error in in_sample_errors])
     typical_out, typical_in = np.median(held_out), np.median(in_sample)
     failed = (held_out > OUT_OF_FAMILY * typical_out) & (
         in_sample > OUT_OF_FAMILY * typical_in
@@ -180,7 +187,7 @@ def _check_family(errors: list[Tensor], features: list[GeometricFeatures]) -> No
         )
         warnings.warn(
             f"mean errors out of family with the other folds' ({typical_out:.3g} held out, {typical_in:.3g} in "
-            f"sample): {listed} of {len(errors)}. A training that failed poisons every bound; "
+            f"sample): {listed} of {len(held_out)}. A training that failed poisons every bound; "
             "train longer or with another seed, and fit again.",
             stacklevel=4,
         )

@@ -8,14 +8,14 @@ from functools import cached_property
 from typing import NamedTuple, Protocol, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 # Two ways to add up a squared distance in float64 differ by less than this fraction.
 _ROUNDING = 1e-12
-# A k-d tree serves up to here (CPU), products beyond.
+# Dimensions up to which a k-d tree serves (CPU); measured at 1e5 points.
 _TREE_DIMS = 8
-# Columns multiplied at once; partial sums keep rounding errors small.
+# Columns multiplied at once; sums in parts keep rounding errors small.
 _WIDTH = 4096
 _Rows = slice | Tensor
 
@@ -35,17 +35,9 @@ class Neighbors:
 
     Args:
         points: The cloud, finite, float32 or float64, on any device; not copied.
-
-    Raises:
-        ValueError: If there is no point or no dimension.
     """
 
     def __init__(self, points: Float[Tensor, " n_points n_dims"]) -> None:
-        if points.ndim != 2 or 0 in points.shape:
-            raise ValueError(
-                f"points has shape {tuple(points.shape)}, but each point is a row; "
-                "give at least one row and one column."
-            )
         self.points = points.detach()
 
     def nearest(
@@ -54,15 +46,9 @@ class Neighbors:
         """Distances (ascending) and indices of the k points nearest to each query.
 
         Raises:
-            ValueError: If there are fewer than k points, or queries and points
-                differ in dimension.
+            ValueError: If there are fewer than k points.
         """
-        n_points, n_dims = self.points.shape
-        if queries.ndim != 2 or queries.shape[1] != n_dims:
-            raise ValueError(
-                f"queries has shape {tuple(queries.shape)}, but the points have "
-                f"{n_dims} columns; give a row of as many columns for each query."
-            )
+        n_points = len(self.points)
         if not 1 <= k <= n_points:
             raise ValueError(
                 f"k={k}, but there are {n_points} points; "
@@ -71,7 +57,11 @@ class Neighbors:
         return self._search(queries.detach(), k, None)
 
     def nearest_other(
-        self, k: int, *, position: Tensor | None = None, reach: float = 0
+        self,
+        k: int,
+        *,
+        position: Num[Tensor, " n_points"] | None = None,
+        reach: float = 0,
     ) -> tuple[Float[Tensor, " n_points k"], Int[Tensor, " n_points k"]]:
         r"""Distances and indices of the k nearest other points, for every point.
 
@@ -88,45 +78,34 @@ class Neighbors:
                 leaves out those of equal position.
 
         Raises:
-            ValueError: If some point has fewer than k others to choose from, or
-                position or reach make no sense.
+            ValueError: If some point has fewer than k others to choose from.
         """
-        n_points = len(self.points)
+        n_points, device = len(self.points), self.points.device
+        if not 1 <= k < n_points:
+            raise ValueError(
+                f"k={k}, but each of the {n_points} points has {n_points - 1} "
+                "others; choose k from 1 to that number."
+            )
         if position is None:
-            if not 1 <= k < n_points:
-                raise ValueError(
-                    f"k={k}, but each of the {n_points} points has "
-                    f"{n_points - 1} others; choose k from 1 to {n_points - 1}."
-                )
             position, reach = torch.arange(n_points), 0
-        if position.shape != (n_points,):
-            raise ValueError(
-                f"position has shape {tuple(position.shape)}, but there are "
-                f"{n_points} points; give one number for each point."
-            )
-        if not 0 <= reach < math.inf:
-            raise ValueError(
-                f"reach={reach}, but it bounds a difference in position; "
-                "give a finite number, zero or more."
-            )
-        position = position.to(self.points.device)
+        position = position.to(device)
         left_out = _left_out(position, position, reach)
         fewest, at = (n_points - left_out.stop + left_out.start).min(dim=0)
-        if not 1 <= k <= fewest:
+        if k > fewest:
             raise ValueError(
-                f"k={k}, but point {int(at)} has {int(fewest)} others more than "
-                f"reach={reach} away in position; lower k or reach."
+                f"k={k}, but point {int(at)} has only {int(fewest)} others more "
+                f"than reach={reach} away in position; lower k or reach."
             )
-        # Each group against the others, where that keeps a quick engine in use;
-        # more than a few groups take longer to prepare than to search by products.
-        if reach == 0 and self._engine(k, left_out.most) is not self._engine(k, 0):
+        # Large groups one by one, each against all others, keep a quick engine in
+        # use; more than a few take longer to prepare than to search by products.
+        if reach == 0 and self._engine(k, left_out.most) is not self._engine(k, 1):
             groups = position.unique()
             if len(groups) <= 32:
                 return self._nearest_outside(k, position, groups)
         return self._search(self.points, k, left_out)
 
     def _nearest_outside(
-        self, k: int, position: Tensor, groups: Tensor
+        self, k: int, position: Num[Tensor, " n_points"], groups: Num[Tensor, " _"]
     ) -> tuple[Float[Tensor, " n_points k"], Int[Tensor, " n_points k"]]:
         """Neighbours of each group's points among the points of other groups."""
         distance, index = _blank(self.points, k)
@@ -145,101 +124,100 @@ class Neighbors:
         left_out: "_LeftOut | None",
     ) -> tuple[Float[Tensor, " n_queries k"], Int[Tensor, " n_queries k"]]:
         answer = _blank(queries, k)
-        pending = torch.arange(len(queries), device=queries.device)
+        rows: _Rows = slice(0, len(queries))
         if left_out is not None:
-            pending = left_out.order
-        self._answer(queries, pending, left_out, answer)
+            rows = left_out.order
+        self._answer(_Block(queries, rows, left_out), answer)
         return answer
 
-    def _answer(
-        self,
-        queries: Float[Tensor, " n_queries n_dims"],
-        pending: Int[Tensor, " n_pending"],
-        left_out: "_LeftOut | None",
-        answer: tuple[Tensor, Tensor],
-    ) -> None:
-        """Write the answers of the pending queries: quickly, then with more care."""
-        k = answer[0].shape[1]
+    def _answer(self, block: "_Block", answer: tuple[Tensor, Tensor]) -> None:
+        """Write the answers of a block: quickly, then with more and more care."""
+        k, left_out = answer[0].shape[1], block.left_out
         engine = self._engine(k, left_out.most if left_out else 0)
-        pending = self._settle(
-            queries, pending, left_out, answer, engine, k + 4 + k // 16
-        )
-        if not len(pending):
+        # A tree cannot part copies, and would compare all of them with each query.
+        if not (isinstance(engine, _Tree) and self._mostly_copies):
+            block = self._settle(block, answer, engine, k + 4 + k // 16)
+        if not block.size:
             return
-        # Copies of a point that are never needed would all be tied.
+        # Copies of a point that no answer needs would be tied with those it does.
         kept = _first_copies(self.points, k, left_out)
         if 2 * len(kept) <= len(self.points):
             fewer = left_out.among(kept) if left_out else None
-            Neighbors(self.points[kept])._answer(queries, pending, fewer, answer)
-            answer[1][pending] = kept[answer[1][pending]]
+            Neighbors(self.points[kept])._answer(block._replace(left_out=fewer), answer)
+            answer[1][block.rows] = kept[answer[1][block.rows]]
             return
-        if engine is self._quick:
-            engine = self._careful
-        pending = self._settle(queries, pending, left_out, answer, engine, 16 * k + 64)
-        self._exhaust(queries, pending, left_out, answer)
+        engine = self._careful if engine is self._quick else engine
+        block = self._settle(block, answer, engine, 16 * k + 64)
+        for part in block.split(_work(self.points) // len(self.points)):
+            self._exhaust(part, answer)
 
     def _settle(
         self,
-        queries: Float[Tensor, " n_queries n_dims"],
-        pending: Int[Tensor, " n_pending"],
-        left_out: "_LeftOut | None",
+        block: "_Block",
         answer: tuple[Tensor, Tensor],
         engine: "_Engine",
         n_proposed: int,
-    ) -> Int[Tensor, " n_undecided"]:
-        """Answer from an engine's proposals; the queries these leave undecided."""
-        k, n_points = answer[0].shape[1], len(self.points)
-        size = max(1, min(engine.block, _work(queries) // min(n_proposed, n_points)))
-        undecided = [pending[:0]]
-        for some in _split(pending, size):
-            block = _rows(some)
+    ) -> "_Block":
+        """Answer from an engine's proposals; return what these leave undecided."""
+        k, n_points, device = answer[0].shape[1], len(self.points), self.points.device
+        everything = torch.arange(n_points, device=device)
+        size = _work(self.points) // min(n_proposed, n_points)
+        undecided = [everything[:0]]
+        for part in block.split(min(engine.block, size)):
             if n_proposed < n_points:
-                rows, bound = engine.propose(queries, block, n_proposed, left_out)
+                rows, bound = engine.propose(part, n_proposed)
                 rows = rows.sort(dim=1).values
             else:
-                rows = torch.arange(n_points, device=some.device).repeat(len(some), 1)
-                bound = torch.full_like(some, math.inf, dtype=torch.float64)
-            distance = self._distances(queries, block, rows)
+                rows = everything.expand(part.size, n_points)
+                bound = torch.full((part.size,), math.inf, device=device)
+            distance = self._distances(part, rows)
             distance[:, 1:].masked_fill_(rows[:, 1:] == rows[:, :-1], math.inf)
-            if left_out is not None:
-                distance.masked_fill_(left_out.hides(block, rows), math.inf)
+            if part.left_out is not None:
+                distance.masked_fill_(part.hides(part.left_out.rank[rows]), math.inf)
             distance, by = distance.sort(dim=1, stable=True)
-            answer[0][block] = distance[:, :k].to(queries.dtype)
-            answer[1][block] = rows.gather(1, by[:, :k])
+            answer[0][part.rows] = distance[:, :k].to(answer[0].dtype)
+            answer[1][part.rows] = rows.gather(1, by[:, :k])
             decided = distance[:, k - 1].square() * (1 + _ROUNDING) < bound
-            undecided.append(some[~decided])
-        return torch.cat(undecided)
+            undecided.append(part.numbers[~decided])
+        return block._replace(rows=torch.cat(undecided))
 
-    def _exhaust(
-        self,
-        queries: Float[Tensor, " n_queries n_dims"],
-        pending: Int[Tensor, " n_pending"],
-        left_out: "_LeftOut | None",
-        answer: tuple[Tensor, Tensor],
-    ) -> None:
+    def _exhaust(self, block: "_Block", answer: tuple[Tensor, Tensor]) -> None:
         """Answer from all points not provably beyond the k-th distance found."""
-        k = answer[0].shape[1]
-        for some in _split(pending, _work(queries) // len(self.points)):
-            tiny = torch.finfo(queries.dtype).tiny
-            radius = answer[0][some, k - 1].double() * (1 + 1e-6) + tiny
-            which, rows = self._careful.within(queries, some, radius, left_out)
-            distance = self._distances(queries, some[which], rows[:, None])[:, 0]
-            by = rows.argsort(stable=True)
-            by = by[distance[by].argsort(stable=True)]
-            by = by[which[by].argsort(stable=True)]
-            first = torch.arange(len(some), device=by.device)
-            first = torch.searchsorted(which[by], first)
-            by = by[first[:, None] + torch.arange(k, device=by.device)]
-            answer[0][some], answer[1][some] = distance[by].to(queries.dtype), rows[by]
+        k, tiny = answer[0].shape[1], torch.finfo(answer[0].dtype).tiny
+        radius = answer[0][block.rows, k - 1].double() * (1 + 1e-6) + tiny
+        which, rows = self._careful.within(block, radius)
+        pairs = block._replace(rows=block.numbers[which])
+        distance = _differences(pairs, self.points, rows[:, None])[:, 0]
+        by = rows.argsort(stable=True)
+        by = by[distance[by].argsort(stable=True)]
+        by = by[which[by].argsort(stable=True)]
+        first = torch.arange(block.size, device=by.device)
+        first = torch.searchsorted(which[by], first)
+        by = by[first[:, None] + torch.arange(k, device=by.device)]
+        answer[0][block.rows] = distance[by].to(answer[0].dtype)
+        answer[1][block.rows] = rows[by]
+
+    def _distances(
+        self, block: "_Block", rows: Int[Tensor, " n_block n_rows"]
+    ) -> Float[Tensor, " n_block n_rows"]:
+        """Distances in float64 of each query to points of its own."""
+        n_points, n_dims = self.points.shape
+        if self.points.device.type == "cpu" and n_dims > 2048 and n_points < 2**14:
+            return self._centred.distances(block, rows)
+        return _differences(block, self.points, rows)
 
     def _engine(self, k: int, n_out: int) -> "_Engine":
         """What proposes neighbours when up to n_out points are left out."""
-        if n_out <= 4 * k + 64:  # Sorted values and the tree propose these as well.
+        if n_out <= 4 * k + 64:  # Sorted values and tree have to propose these, too.
             if self.points.shape[1] == 1:
                 return self._line
             if self.points.shape[1] <= _TREE_DIMS and self.points.device.type == "cpu":
                 return self._tree
         return self._quick
+
+    @cached_property
+    def _mostly_copies(self) -> bool:
+        return 2 * len(_first_copies(self.points, 1, None)) <= len(self.points)
 
     @cached_property
     def _line(self) -> "_Line":
@@ -261,29 +239,12 @@ class Neighbors:
     def _careful(self) -> "_Products":
         return _Products(self._centred, torch.float64)
 
-    def _distances(
-        self,
-        queries: Float[Tensor, " n_queries n_dims"],
-        block: _Rows,
-        rows: Int[Tensor, " n_block n_rows"],
-    ) -> Float[Tensor, " n_block n_rows"]:
-        """Distances in float64 of the queries of a block to points of their own."""
-        n_points, n_dims = self.points.shape
-        if (
-            queries.device.type == "cpu"
-            and n_dims > 2048
-            and n_points < 2**14
-            and rows.shape[1] > 1
-        ):
-            return self._centred.distances(queries, block, rows)
-        return _differences(queries, block, self.points, rows)
-
 
 class _LeftOut(NamedTuple):
-    """Which points each query may not see: start <= rank < stop by position."""
+    """Points no query may see, by rank of position: start <= rank < stop."""
 
-    position: Tensor
-    queried: Tensor
+    position: Num[Tensor, " n_points"]
+    queried: Num[Tensor, " n_queries"]
     reach: float
     order: Int[Tensor, " n_points"]
     rank: Int[Tensor, " n_points"]
@@ -291,91 +252,116 @@ class _LeftOut(NamedTuple):
     stop: Int[Tensor, " n_queries"]
     most: int
 
-    def hides(
-        self, block: _Rows, rows: Int[Tensor, " n_block n_rows"]
-    ) -> Bool[Tensor, " n_block n_rows"]:
-        rank = self.rank[rows]
-        return (rank >= self.start[block, None]) & (rank < self.stop[block, None])
-
     def among(self, kept: Int[Tensor, " n_kept"]) -> "_LeftOut":
         return _left_out(self.position[kept], self.queried, self.reach)
 
 
-def _left_out(position: Tensor, queried: Tensor, reach: float) -> _LeftOut:
+def _left_out(
+    position: Num[Tensor, " n_points"], queried: Num[Tensor, " n_queries"], reach: float
+) -> _LeftOut:
     """Ranges of points within reach of each queried position."""
-    if position.is_floating_point():
-        position, queried = position.double(), queried.double()
-    else:
-        position, queried, reach = position.long(), queried.long(), math.floor(reach)
+    kind = torch.float64 if position.is_floating_point() else torch.int64
+    position, queried = position.to(kind), queried.to(kind)
+    reach = reach if kind is torch.float64 else math.floor(reach)
     order = position.argsort(stable=True)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device)
     ascending = position[order]
-    start, stop = torch.zeros((2, len(queried)), dtype=torch.long, device=order.device)
-    for step in reversed(range(len(order).bit_length())):  # Bisect by differences.
-        for count, sign in ((start, 1), (stop, -1)):
+    start, stop = torch.zeros((2, len(queried)), dtype=torch.int64, device=order.device)
+    for step in reversed(range(len(order).bit_length())):  # Bisects differences.
+        for count, before in ((start, True), (stop, False)):
             at = count + 2**step
-            gap = queried - ascending[(at - 1).clamp(max=len(order) - 1)]
-            passed = gap > reach if sign > 0 else -gap <= reach
+            gap = queried - ascending[at.clamp(max=len(order)) - 1]
+            passed = gap > reach if before else gap >= -reach
             count += 2**step * (passed & (at <= len(order)))
     most = int((stop - start).max())
     return _LeftOut(position, queried, reach, order, rank, start, stop, most)
 
 
+class _Block(NamedTuple):
+    """Some queries, and what they may not see."""
+
+    queries: Float[Tensor, " n_queries n_dims"]
+    rows: _Rows
+    left_out: _LeftOut | None
+
+    @property
+    def numbers(self) -> Int[Tensor, " n_block"]:
+        if isinstance(self.rows, Tensor):
+            return self.rows
+        device = self.queries.device
+        return torch.arange(self.rows.start, self.rows.stop, device=device)
+
+    @property
+    def size(self) -> int:
+        if isinstance(self.rows, Tensor):
+            return len(self.rows)
+        return len(range(self.rows.start, self.rows.stop))
+
+    def split(self, size: int) -> "Iterator[_Block]":
+        for part in _split(self.rows, size):
+            rows = _run(part) if isinstance(part, Tensor) else part
+            yield self._replace(rows=rows)
+
+    def hides(
+        self, rank: Int[Tensor, " n_block n_rows"]
+    ) -> Bool[Tensor, " n_block n_rows"]:
+        if self.left_out is None:
+            return torch.zeros_like(rank, dtype=torch.bool)
+        start, stop = self.left_out.start[self.rows], self.left_out.stop[self.rows]
+        return (rank >= start[:, None]) & (rank < stop[:, None])
+
+
 def _first_copies(
     points: Float[Tensor, " n_points n_dims"], k: int, left_out: _LeftOut | None
 ) -> Int[Tensor, " n_kept"]:
-    """Points without copies that always have k nearer or lower-indexed twins."""
+    """All points but those with k copies of lower index that every query may see."""
     n_points, n_dims = points.shape
     enough = k + (left_out.most if left_out else 0)
-    group = torch.zeros(n_points, dtype=torch.long, device=points.device)
+    group = torch.zeros(n_points, dtype=torch.int64, device=points.device)
     if left_out is not None and left_out.most > k and left_out.reach == 0:
         enough, group = k, left_out.position.unique(return_inverse=True)[1]
-    # Wrapping integer sums of the bits: equal rows have equal keys in any order.
-    odd = torch.randint(
-        2**62, (n_dims + 1,), generator=torch.Generator().manual_seed(0)
-    )
+    # Integer sums of the bits wrap around: equal rows have equal keys.
+    generator = torch.Generator().manual_seed(0)
+    odd = torch.randint(2**61, (n_dims + 1,), generator=generator)
     odd = (2 * odd + 1).to(points.device)
     bits = torch.int32 if points.dtype == torch.float32 else torch.int64
     key = group * odd[-1]
-    for at in _split(slice(0, n_points), _work(points) // n_dims):
-        key[at] += ((points[at] + 0.0).view(bits).long() * odd[:-1]).sum(dim=1)
+    for some in _split(slice(0, n_points), _work(points) // n_dims):
+        key[some] += ((points[some] + 0.0).view(bits).long() * odd[:-1]).sum(dim=1)
     order = key.argsort(stable=True)
     same = torch.cat([order[:1] < 0, key[order[1:]] == key[order[:-1]]])
     for at in same.nonzero()[:, 0].split(max(1, _work(points) // n_dims)):
         one, two = order[at], order[at - 1]
         same[at] = (points[one] == points[two]).all(dim=1) & (group[one] == group[two])
     place = torch.arange(n_points, device=points.device)
-    copies_before = place - torch.where(same, 0, place).cummax(dim=0).values
-    return order[copies_before < enough].sort().values
+    n_before = place - torch.where(same, 0, place).cummax(dim=0).values
+    return order[n_before < enough].sort().values
 
 
 def _differences(
-    queries: Float[Tensor, " n_queries n_dims"],
-    block: _Rows,
+    block: _Block,
     points: Float[Tensor, " n_points n_dims"],
     rows: Int[Tensor, " n_block n_rows"],
 ) -> Float[Tensor, " n_block n_rows"]:
     """Distances from differences in float64; pair by pair, whatever the batch."""
-    work = _work(points) // 2
-    n_rows = max(1, min(rows.shape[1], work // points.shape[1]))
-    size = max(1, work // (n_rows * points.shape[1]))
+    work, n_dims = _work(points) // 2, points.shape[1]
+    n_rows = max(1, min(rows.shape[1], work // n_dims))
     distance = torch.empty(rows.shape, dtype=torch.float64, device=rows.device)
-    for at, some in zip(
-        _split(slice(0, len(rows)), size), _split(block, size), strict=True
-    ):
-        query = queries[some, None].double()
-        for part in _split(slice(0, rows.shape[1]), n_rows):
-            point = points[rows[at, part]].double()
-            distance[at, part] = torch.cdist(
-                query, point, compute_mode="donot_use_mm_for_euclid_dist"
-            )[:, 0]
+    done = 0
+    for part in block.split(work // (n_rows * n_dims)):
+        query = block.queries[part.rows, None].double()
+        at = slice(done, done := done + part.size)
+        for some in _split(slice(0, rows.shape[1]), n_rows):
+            point = points[rows[at, some]].double()
+            mode = "donot_use_mm_for_euclid_dist"
+            distance[at, some] = torch.cdist(query, point, compute_mode=mode)[:, 0]
     return distance
 
 
 @final
 class _Centred:
-    """The points about an origin amid them, where products lose little to rounding."""
+    """Points about an origin amid them, where products lose little to rounding."""
 
     def __init__(self, points: Float[Tensor, " n_points n_dims"]) -> None:
         n_points, n_dims = points.shape
@@ -383,20 +369,18 @@ class _Centred:
         sample = points[:: -(-n_points // n_sample)].double()
         mean = sample.mean(dim=0)
         spread = float((sample - mean).square().mean().sqrt())
-        if spread > 0:  # A coarse grid keeps differences of short numbers exact.
+        if spread > 0:  # On a coarse grid, differences of short numbers are exact.
             grid = 2.0 ** (math.floor(math.log2(spread)) - 2)
             mean = (mean / grid).round() * grid
         self.points, self.origin = points, mean.to(points.dtype)
-        self.square = self.squares(points, slice(0, n_points))
+        self.square = self.squares(_Block(points, slice(0, n_points), None))
 
-    def squares(
-        self, x: Float[Tensor, " n_x n_dims"], rows: _Rows
-    ) -> Float[Tensor, " n_rows"]:
-        """Squared distance of some rows to the origin."""
-        origin, size = self.origin.double(), max(1, _work(x) // 8 // x.shape[1])
-        return torch.cat(
-            [(x[at].double() - origin).square().sum(dim=1) for at in _split(rows, size)]
-        )
+    def squares(self, block: _Block) -> Float[Tensor, " n_block"]:
+        """Squared distances of queries to the origin."""
+        parts = block.split(_work(self.points) // 8 // len(self.origin))
+        x, origin = block.queries, self.origin.double()
+        squares = [(x[p.rows].double() - origin).square_().sum(dim=1) for p in parts]
+        return torch.cat(squares)
 
     def columns(
         self,
@@ -407,51 +391,54 @@ class _Centred:
         last: Tensor | float,
         dtype: torch.dtype,
     ) -> Float[Tensor, " n_rows n_columns"]:
-        """Columns from start on of factor * (x - origin), one column "last" appended."""
-        stop = min(start + _WIDTH, x.shape[1])
+        """Columns of factor * (x - origin) from start on; after all of them, last."""
+        n_dims = len(self.origin)
+        stop = min(start + _WIDTH, n_dims)
         kind = torch.promote_types(x.dtype, dtype)
-        part = x[:, start:stop][rows].to(kind) * factor
-        width = stop - start + (start + _WIDTH > x.shape[1])
+        part, origin = x[:, start:stop][rows].to(kind), self.origin[start:stop].to(kind)
+        if factor != 1:
+            part, origin = part * factor, origin * factor
+        width = stop - start + (start + _WIDTH > n_dims)
         out = torch.empty((len(part), width), dtype=dtype, device=x.device)
-        origin = self.origin[start:stop].to(kind) * factor
         torch.sub(part, origin, out=out[:, : stop - start])
         if width > stop - start:
             out[:, -1] = last
         return out
 
     def distances(
-        self,
-        queries: Float[Tensor, " n_queries n_dims"],
-        block: _Rows,
-        rows: Int[Tensor, " n_block n_rows"],
+        self, block: _Block, rows: Int[Tensor, " n_block n_rows"]
     ) -> Float[Tensor, " n_block n_rows"]:
         """Distances from float64 products, from differences where these cancel.
 
-        In many dimensions on CPU a product at given pairs needs no gathered copy of
-        the points and takes a fourth of the time of differences.
+        Products at chosen pairs gather nothing: with 100,000 dimensions on CPU they
+        take a fifth of the time of differences.
         """
-        n_block, n_rows = rows.shape
-        origin = self.origin.double()
-        size = max(64, 2 * _work(queries) // (n_block + len(self.points)))
-        begin = torch.arange(0, rows.numel() + 1, n_rows)
+        n_points, shape = len(self.points), rows.shape
+        begin = torch.arange(0, rows.numel() + 1, shape[1])
         product = torch.zeros(rows.numel(), dtype=torch.float64)
-        for start in range(0, len(origin), size):
-            at = slice(start, start + size)
-            left = queries[:, at][block].double() - origin[at]
-            right = self.points[:, at].double() - origin[at]
+        total = self.square[rows]
+        n_columns = max(64, 2 * _work(self.points) // (block.size + n_points))
+        for at in _split(slice(0, len(self.origin)), n_columns):
+            origin = self.origin[at].double()
+            left = block.queries[:, at][block.rows].double() - origin
+            right = self.points[:, at].double() - origin
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Sparse CSR tensor support")
                 pairs = torch.sparse_csr_tensor(
-                    begin, rows.flatten(), product, (n_block, len(self.points))
+                    begin,
+                    rows.flatten(),
+                    product,
+                    (block.size, n_points),
+                    check_invariants=False,
                 )
-                product = torch.sparse.sampled_addmm(pairs, left, right.T).values()
-        total = self.squares(queries, block)[:, None] + self.square[rows]
-        square = total - 2 * product.view(n_block, n_rows)
-        one, two = (square < total / 1024).nonzero(as_tuple=True)
+            product = torch.sparse.sampled_addmm(pairs, left, right.T).values()
+            total += left.square_().sum(dim=1, keepdim=True)
+        square = total - 2 * product.view(shape)
         distance = square.clamp(min=0).sqrt()
-        some = torch.arange(len(queries))[block][one]
-        near = _differences(queries, some, self.points, rows[one, two][:, None])
-        distance[one, two] = near[:, 0]
+        one, two = (square < total / 1024).nonzero(as_tuple=True)
+        near = block._replace(rows=block.numbers[one])
+        near_distance = _differences(near, self.points, rows[one, two][:, None])
+        distance[one, two] = near_distance[:, 0]
         return distance
 
 
@@ -461,17 +448,13 @@ class _Engine(Protocol):
     block: int
 
     def propose(
-        self,
-        queries: Float[Tensor, " n_queries n_dims"],
-        block: _Rows,
-        n_proposed: int,
-        left_out: _LeftOut | None,
+        self, block: _Block, n_proposed: int
     ) -> tuple[Int[Tensor, " n_block n_rows"], Float[Tensor, " n_block"]]: ...
 
 
 @final
 class _Line:
-    """One dimension: the points on both sides of the query."""
+    """One dimension: the points on both sides of a query."""
 
     block = 2**15
 
@@ -479,16 +462,12 @@ class _Line:
         self.value, self.order = points[:, 0].double().sort(stable=True)
 
     def propose(
-        self,
-        queries: Float[Tensor, " n_queries 1"],
-        block: _Rows,
-        n_proposed: int,
-        left_out: _LeftOut | None,
+        self, block: _Block, n_proposed: int
     ) -> tuple[Int[Tensor, " n_block n_rows"], Float[Tensor, " n_block"]]:
         n_points = len(self.value)
-        n_side = n_proposed + (left_out.most if left_out else 0)
+        n_side = n_proposed + (block.left_out.most if block.left_out else 0)
         n_rows = min(2 * n_side, n_points)
-        query = queries[block, 0].double()
+        query = block.queries[block.rows, 0].double()
         first = torch.searchsorted(self.value, query) - n_side
         first = first.clamp(0, n_points - n_rows)
         end = first + n_rows
@@ -496,57 +475,52 @@ class _Line:
         after = self.value[end.clamp(max=n_points - 1)] - query
         before = before.masked_fill(first == 0, math.inf)
         after = after.masked_fill(end == n_points, math.inf)
-        at = first[:, None] + torch.arange(n_rows, device=first.device)
-        return self.order[at], torch.minimum(before, after).square()
+        rows = first[:, None] + torch.arange(n_rows, device=first.device)
+        return self.order[rows], torch.minimum(before, after).square()
 
 
 @final
 class _Tree:
-    """Few dimensions: SciPy's k-d tree, which cuts ties anywhere."""
+    """Few dimensions: SciPy's k-d tree, which breaks ties anyhow."""
 
     block = 2**15
 
     def __init__(self, points: Float[Tensor, " n_points n_dims"]) -> None:
-        from scipy.spatial import cKDTree
+        from scipy.spatial import cKDTree  # Here, to keep the import of geoq quick.
 
         self.tree = cKDTree(points.numpy())
 
     def propose(
-        self,
-        queries: Float[Tensor, " n_queries n_dims"],
-        block: _Rows,
-        n_proposed: int,
-        left_out: _LeftOut | None,
+        self, block: _Block, n_proposed: int
     ) -> tuple[Int[Tensor, " n_block n_rows"], Float[Tensor, " n_block"]]:
-        n_rows = min(n_proposed + (left_out.most if left_out else 0), self.tree.n)
-        found = self.tree.query(queries[block].numpy(), n_rows, workers=-1)
-        distance, rows = (torch.from_numpy(array) for array in found)
-        bound = distance[:, -1].square() * (1 - _ROUNDING)
-        return rows, bound if n_rows < self.tree.n else torch.full_like(bound, math.inf)
+        n_rows = n_proposed + (block.left_out.most if block.left_out else 0)
+        n_rows = min(n_rows, self.tree.n)
+        query = block.queries[block.rows].numpy()
+        distance, rows = self.tree.query(query, n_rows, workers=-1)
+        bound = torch.from_numpy(distance[:, -1] ** 2 * (1 - _ROUNDING))
+        if n_rows == self.tree.n:
+            bound.fill_(math.inf)
+        return torch.from_numpy(rows), bound
 
 
 @final
 class _Products:
     r"""Many dimensions: squared distances from matrix products, bounded from below.
 
-        .. math:: \lVert q - p
-    Vert^2 \ge (1 - 2 \epsilon) \lVert p
-    Vert^2
-            - 2 q \cdot p + (1 - \epsilon) \lVert q
-    Vert^2
+    .. math:: \lVert q - p \rVert^2 \ge (1 - 2 \epsilon) \lVert p \rVert^2
+        - 2 q \cdot p + (1 - \epsilon) \lVert q \rVert^2
 
-        holds for the rounded products; the right-hand side without its last term is one
-        product of rows with a column appended. Its least values stand in k groups of
-        points, those with the least minima, so that few values are ever sorted.
+    holds for rounded products. All but the last term, the value of a pair, is one
+    product of rows with a column appended; the k least values stand in the k groups
+    of points with the least minima, so few values are computed twice or sorted.
     """
 
     def __init__(self, centred: _Centred, dtype: torch.dtype) -> None:
         self.centred, self.dtype = centred, dtype
-        n_dims = centred.points.shape[1]
-        # A sum of n rounded products is off by n units at worst, by 8 sqrt(n) with
-        # probability 1 - 2 exp(-32) (Higham and Mary 2019); columns come in parts.
+        n_dims, unit = len(centred.origin), torch.finfo(dtype).eps / 2
+        # A sum of n rounded products is off by n units at worst, and by 8 sqrt(n)
+        # with probability 2 exp(-32) (Higham and Mary, 2019).
         likely = 8 * (math.sqrt(min(n_dims, _WIDTH)) + math.sqrt(n_dims / _WIDTH))
-        unit = torch.finfo(dtype).eps / 2
         self.error = (min(n_dims, likely) + 8) * unit
         self.underflow = 8 * (n_dims + 8) * torch.finfo(dtype).tiny
         self.block = 512 if n_dims < 256 else 1024
@@ -554,145 +528,154 @@ class _Products:
             self.block = 4096
 
     def propose(
-        self,
-        queries: Float[Tensor, " n_queries n_dims"],
-        block: _Rows,
-        n_proposed: int,
-        left_out: _LeftOut | None,
+        self, block: _Block, n_proposed: int
     ) -> tuple[Int[Tensor, " n_block n_rows"], Float[Tensor, " n_block"]]:
-        square, scale = self._scale(queries, block)
-        n_points, n_block = len(self.centred.points), len(square)
-        size = self._group_size(n_block, n_proposed)
-        least = square.new_empty((-(-n_points // size), n_block), dtype=self.dtype)
-        for start, tile in self._tiles(queries, block, scale, left_out, size):
-            whole = len(tile) // size
-            to = least[start // size :][:whole]
-            torch.amin(tile[: whole * size].view(whole, size, n_block), dim=1, out=to)
-            if whole * size < len(tile):
-                least[-1] = tile[whole * size :].amin(dim=0)
-        value, group = least.topk(n_proposed + 1, dim=0, largest=False)
-        bound, rows = value[-1], group[:-1].T
-        if size > 1:
-            rows = rows[:, :, None] * size + torch.arange(size, device=rows.device)
-            rows = rows.flatten(start_dim=1)
-            value = self._values(queries, block, rows, scale, left_out)
+        n_points = len(self.centred.points)
+        square, scale = self._scale(block)
+        n_group = self._group(block.size, n_proposed)
+        value, rows = _least(self._minima(block, scale, n_group), n_proposed + 1)
+        bound, rows = value[-1], rows[:-1].T
+        if n_group > 1:
+            member = torch.arange(n_group, device=rows.device)
+            rows = (rows[:, :, None] * n_group + member).flatten(start_dim=1)
+            value = self._values(block, scale, rows)
             value, at = value.topk(n_proposed + 1, largest=False)
-            bound, rows = torch.minimum(bound, value[:, -1]), rows.gather(1, at[:, :-1])
-            rows = rows.clamp(max=n_points - 1)
-        if left_out is not None:
-            rows = left_out.order[rows]
-        bound = bound.double() - self.underflow + square * scale**2 * (1 - self.error)
-        return rows, bound / scale**2
+            bound = torch.minimum(bound, value[:, -1])
+            rows = rows.gather(1, at[:, :-1]).clamp(max=n_points - 1)
+        if block.left_out is not None:
+            rows = block.left_out.order[rows]
+        bound = (bound.double() - self.underflow) / scale**2
+        return rows, bound + square * (1 - self.error)
 
     def within(
-        self,
-        queries: Float[Tensor, " n_queries n_dims"],
-        block: Int[Tensor, " n_block"],
-        radius: Float[Tensor, " n_block"],
-        left_out: _LeftOut | None,
+        self, block: _Block, radius: Float[Tensor, " n_block"]
     ) -> tuple[Int[Tensor, " n_pairs"], Int[Tensor, " n_pairs"]]:
         """Pairs (place in the block, point) that may lie within the radius."""
-        square, scale = self._scale(queries, block)
-        limit = radius.square() - square * (1 - self.error)
-        limit = limit * scale**2 + self.underflow
+        square, scale = self._scale(block)
+        limit = (radius.square() - square * (1 - self.error)) * scale**2
         found = []
-        for start, tile in self._tiles(queries, block, scale, left_out, 1):
-            hit = (tile <= limit).nonzero()
+        for start, tile in self._tiles(block, scale, 1):
+            hit = (tile <= limit + self.underflow).nonzero()
             hit[:, 0] += start
             found.append(hit)
         rows, which = torch.cat(found).unbind(dim=1)
-        return which, rows if left_out is None else left_out.order[rows]
+        return which, rows if block.left_out is None else block.left_out.order[rows]
 
-    def _scale(
-        self, queries: Float[Tensor, " n_queries n_dims"], block: _Rows
-    ) -> tuple[Float[Tensor, " n_block"], float]:
-        """Squared norms of the queries, and a power of two that brings norms to one."""
-        square = self.centred.squares(queries, block)
+    def _scale(self, block: _Block) -> tuple[Float[Tensor, " n_block"], float]:
+        """Squared norms of the queries; a power of two that tames extreme norms."""
+        square = self.centred.squares(block)
         largest = float(torch.maximum(square.max(), self.centred.square.max()))
-        limit = 120 if queries.dtype == torch.float32 else 500
         exponent = math.ceil(math.log2(largest) / 2) if largest > 0 else 0
+        limit = 120 if block.queries.dtype == torch.float32 else 500
+        if abs(exponent) < 30:
+            return square, 1.0
         return square, 2.0 ** -max(-limit, min(limit, exponent))
 
-    def _group_size(self, n_block: int, n_proposed: int) -> int:
-        """Points in a group: sorting minima and gathering groups take equal time."""
-        n_points, n_dims = self.centred.points.shape
-        size = math.sqrt(5 * n_points / (n_proposed * n_dims))
-        size = max(size, n_points * n_block / (8 * _work(self.centred.points)))
-        size = max(1, min(size, n_points // (n_proposed + 1), 2048))
-        return int(2 ** math.floor(math.log2(size)))
+    def _group(self, n_block: int, n_proposed: int) -> int:
+        """Points in a group: as few as the memory for all minima allows."""
+        n_points = len(self.centred.points)
+        size = n_points * n_block / (8 * _work(self.centred.points))
+        size = min(2 ** math.ceil(math.log2(size)), n_points // (n_proposed + 1))
+        return int(max(1, size))
+
+    def _minima(
+        self, block: _Block, scale: float, n_group: int
+    ) -> Float[Tensor, " n_groups n_block"]:
+        """Least value of each group of consecutive points, for each query."""
+        n_groups = -(-len(self.centred.points) // n_group)
+        least = self._empty(n_groups, block.size)
+        for start, tile in self._tiles(block, scale, n_group):
+            whole = len(tile) // n_group
+            to = least[start // n_group :][:whole]
+            groups = tile[: whole * n_group].view(whole, n_group, block.size)
+            torch.amin(groups, dim=1, out=to)
+            if whole * n_group < len(tile):
+                least[-1] = tile[whole * n_group :].amin(dim=0)
+        return least
 
     def _tiles(
-        self,
-        queries: Float[Tensor, " n_queries n_dims"],
-        block: _Rows,
-        scale: float,
-        left_out: _LeftOut | None,
-        multiple: int,
+        self, block: _Block, scale: float, multiple: int
     ) -> Iterator[tuple[int, Float[Tensor, " n_rows n_block"]]]:
         """Values of consecutive points (by position where some are left out)."""
-        points, centred = self.centred.points, self.centred
+        centred, points, left_out = self.centred, self.centred.points, block.left_out
         n_points, n_dims = points.shape
-        starts = range(0, n_dims + 1, _WIDTH)
-        n_block = len(queries[block, 0])
-        size = min(_work(points) // n_block, 4 * _work(points) // min(n_dims, _WIDTH))
-        size = max(1, min(n_points, size) // multiple) * multiple
-        tile = torch.empty((size, n_block), dtype=self.dtype, device=points.device)
-        right = None
-        hidden = (0, 0)
+        work, n_columns = _work(points), min(n_dims, _WIDTH)
+        size = min(work // block.size, 4 * work // n_columns, n_points)
+        size = max(1, size // multiple) * multiple
+        tile, right = self._empty(size, block.size), None
+        hidden = range(0)
         if left_out is not None:
-            first, last = left_out.start[block], left_out.stop[block]
-            hidden = int(first.min()), int(last.max())
+            begin, end = left_out.start[block.rows], left_out.stop[block.rows]
+            hidden = range(int(begin.min()), int(end.max()))
         for start in range(0, n_points, size):
             rows: _Rows = slice(start, min(start + size, n_points))
             if left_out is not None:
-                rows = _rows(left_out.order[rows])
-            weight = centred.square[rows] * (scale**2 * (1 - 2 * self.error))
+                rows = _run(left_out.order[rows])
+            weight = self._weight(rows, scale)
             out = tile[: len(weight)]
-            for at in starts:
-                if right is None or len(starts) > 1:
-                    right = centred.columns(
-                        queries, block, at, -2 * scale, 1, self.dtype
-                    )
+            for at in range(0, n_dims + 1, _WIDTH):
+                if right is None or n_dims >= _WIDTH:
+                    right = self._right(block, at, scale)
                 left = centred.columns(points, rows, at, scale, weight, self.dtype)
                 with _full_precision():
                     torch.addmm(out, left, right.T, beta=int(at > 0), out=out)
-            if left_out is not None and start < hidden[1] and start + size > hidden[0]:
+            if left_out and start < hidden.stop and start + size > hidden.start:
                 rank = start + torch.arange(len(out), device=out.device)[:, None]
-                out.masked_fill_((rank >= first) & (rank < last), math.inf)
+                out.masked_fill_((rank >= begin) & (rank < end), math.inf)
             yield start, out
 
     def _values(
-        self,
-        queries: Float[Tensor, " n_queries n_dims"],
-        block: _Rows,
-        rank: Int[Tensor, " n_block n_rows"],
-        scale: float,
-        left_out: _LeftOut | None,
+        self, block: _Block, scale: float, rank: Int[Tensor, " n_block n_rows"]
     ) -> Float[Tensor, " n_block n_rows"]:
         """Values at chosen points, infinite past the last and where left out."""
-        points, centred = self.centred.points, self.centred
-        (n_block, n_rows), (n_points, n_dims) = rank.shape, points.shape
-        weight = centred.square * (scale**2 * (1 - 2 * self.error))
-        value = rank.new_zeros(rank.shape, dtype=self.dtype)
-        size = max(1, 2 * _work(points) // (n_rows * min(n_dims, _WIDTH)))
-        for at, some in zip(
-            _split(slice(0, n_block), size), _split(block, size), strict=True
-        ):
+        centred, points, left_out = self.centred, self.centred.points, block.left_out
+        n_points, n_dims = points.shape
+        value = torch.zeros_like(rank, dtype=self.dtype)
+        done, n_rows = 0, rank.shape[1]
+        for part in block.split(2 * _work(points) // (n_rows * min(n_dims, _WIDTH))):
+            at = slice(done, done := done + part.size)
             rows = rank[at].clamp(max=n_points - 1).flatten()
-            rows = rows if left_out is None else left_out.order[rows]
+            rows = left_out.order[rows] if left_out else rows
+            weight = self._weight(rows, scale)
             for start in range(0, n_dims + 1, _WIDTH):
-                left = centred.columns(
-                    points, rows, start, scale, weight[rows], self.dtype
-                )
-                right = centred.columns(queries, some, start, -2 * scale, 1, self.dtype)
-                left = left.view(len(right), n_rows, -1)
+                left = centred.columns(points, rows, start, scale, weight, self.dtype)
+                left = left.view(part.size, n_rows, left.shape[1])
                 with _full_precision():
-                    value[at] += (left @ right[:, :, None])[:, :, 0]
+                    product = left @ self._right(part, start, scale)[:, :, None]
+                value[at] += product[:, :, 0]
         value.masked_fill_(rank >= n_points, math.inf)
-        if left_out is not None:
-            first, last = left_out.start[block, None], left_out.stop[block, None]
-            value.masked_fill_((rank >= first) & (rank < last), math.inf)
-        return value
+        return value.masked_fill_(block.hides(rank), math.inf) if left_out else value
+
+    def _right(
+        self, block: _Block, start: int, scale: float
+    ) -> Float[Tensor, " n_block n_columns"]:
+        x, rows = block.queries, block.rows
+        return self.centred.columns(x, rows, start, -2 * scale, 1, self.dtype)
+
+    def _weight(self, rows: _Rows, scale: float) -> Float[Tensor, " n_rows"]:
+        return self.centred.square[rows] * (scale**2 * (1 - 2 * self.error))
+
+    def _empty(self, *shape: int) -> Float[Tensor, " n_rows n_block"]:
+        return torch.empty(shape, dtype=self.dtype, device=self.centred.origin.device)
+
+
+def _least(
+    values: Float[Tensor, " n_values n_block"], n_least: int
+) -> tuple[Float[Tensor, " n_least n_block"], Int[Tensor, " n_least n_block"]]:
+    """The least values of each column, ascending, and where they stand."""
+    n_values, n_block = values.shape
+    n_groups = n_values // 16
+    if n_groups < 4 * n_least:
+        return values.topk(n_least, dim=0, largest=False)
+    # In groups of 16, as sorting less saves more time than the minima take.
+    groups = values[: 16 * n_groups].view(n_groups, 16, n_block)
+    _, group = _least(groups.amin(dim=1), n_least)
+    member = torch.arange(16, device=group.device)[:, None]
+    rows = (16 * group[:, None] + member).flatten(end_dim=1)
+    rest = torch.arange(16 * n_groups, n_values, device=group.device)
+    rows = torch.cat([rows, rest[:, None].expand(-1, n_block)])
+    value, at = values.gather(0, rows).topk(n_least, dim=0, largest=False)
+    return value, rows.gather(0, at)
 
 
 @contextmanager
@@ -708,7 +691,7 @@ def _full_precision() -> Iterator[None]:
 
 def _blank(queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     shape = (len(queries), k)
-    return queries.new_empty(shape), queries.new_empty(shape, dtype=torch.long)
+    return queries.new_empty(shape), queries.new_empty(shape, dtype=torch.int64)
 
 
 def _work(x: Tensor) -> int:
@@ -716,19 +699,18 @@ def _work(x: Tensor) -> int:
     return 2**24 if x.device.type == "cuda" else 2**20
 
 
-def _rows(index: Int[Tensor, " n_rows"]) -> _Rows:
-    """The same rows as a slice, which copies nothing, where they are consecutive."""
-    first = int(index[0])
-    if bool((index.diff() == 1).all()):
-        return slice(first, first + len(index))
-    return index
+def _run(index: Int[Tensor, " n_rows"]) -> _Rows:
+    """The same rows as a slice, which copies nothing, if they are consecutive."""
+    if not bool((index.diff() == 1).all()):
+        return index
+    return slice(int(index[0]), int(index[0]) + len(index))
 
 
 def _split(rows: _Rows, size: int) -> Iterator[_Rows]:
     """The rows in parts of at most the given size."""
-    size = max(1, size)
     if isinstance(rows, Tensor):
-        yield from rows.split(size) if len(rows) else ()
-    else:
-        for start in range(rows.start, rows.stop, size):
-            yield slice(start, min(start + size, rows.stop))
+        if len(rows):
+            yield from rows.split(max(1, size))
+        return
+    for start in range(rows.start, rows.stop, max(1, size)):
+        yield slice(start, min(start + max(1, size), rows.stop))

@@ -1,0 +1,196 @@
+"""Seconds and memory: exact nearest neighbours by geoq and by the libraries known for it.
+
+Each engine answers the same queries in a process of its own, so that its peak memory is its own. Compare seconds within
+one table only: the machine may be busy, and all engines of a table run in turn on the same one.
+
+    python benchmarks/speed.py [--small]
+"""
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+SEED = 0
+RESULTS = Path(__file__).parent / "results" / "speed.json"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+# n_points, n_dims, n_queries, k, repetitions
+CASES = {
+    "2e5 x 3": (200_000, 3, 200_000, 20, 3),
+    "1e6 x 16": (1_000_000, 16, 100_000, 20, 1),
+    "1e5 x 64": (100_000, 64, 10_000, 20, 3),
+    "1e3 x 100,000": (1_000, 100_000, 1_000, 20, 3),
+}
+SMALL_CASES = {
+    "2e4 x 3": (20_000, 3, 20_000, 20, 3),
+    "5e4 x 16": (50_000, 16, 2_000, 20, 3),
+    "2e4 x 64": (20_000, 64, 2_000, 20, 3),
+    "2e2 x 20,000": (200, 20_000, 200, 20, 3),
+}
+
+
+def geoq(points, queries, k):
+    from geoq.neighbors import Neighbors
+
+    return Neighbors(points).nearest(queries, k)
+
+
+def sklearn_brute(points, queries, k):
+    from sklearn.neighbors import NearestNeighbors
+
+    engine = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(points.numpy())
+    return engine.kneighbors(queries.numpy())
+
+
+def sklearn_tree(points, queries, k):
+    from sklearn.neighbors import NearestNeighbors
+
+    engine = NearestNeighbors(n_neighbors=k, algorithm="kd_tree", n_jobs=-1)
+    return engine.fit(points.numpy()).kneighbors(queries.numpy())
+
+
+def faiss_flat(points, queries, k):
+    import faiss
+
+    return faiss.knn(queries.numpy(), points.numpy(), k)
+
+
+def torch_cdist(points, queries, k):
+    """What one writes first on a GPU: all distances of some queries, and the least of them."""
+    size = max(1, 2**28 // len(points))
+    found = [
+        torch.cdist(some, points).topk(k, largest=False) for some in queries.split(size)
+    ]
+    return torch.cat([f.values for f in found]), torch.cat([f.indices for f in found])
+
+
+ENGINES = {
+    f.__name__: f for f in (geoq, sklearn_brute, sklearn_tree, faiss_flat, torch_cdist)
+}
+
+
+def engines_for(n_dims):
+    """The exact engines that compete in so many dimensions, and why others are skipped."""
+    if DEVICE == "cuda":
+        return ["geoq", "torch_cdist"]
+    names = ["geoq", "sklearn_brute"] + ["sklearn_tree"] * (n_dims <= 8)
+    if find_spec("faiss"):
+        return [*names, "faiss_flat"]
+    print("skipping FAISS: not installed (pip install faiss-cpu)")
+    return names
+
+
+def measure(engine, case):
+    """Seconds (least of the repetitions) and extra memory of one engine; run in a process of its own."""
+    n_points, n_dims, n_queries, k, repetitions = case
+    generator = torch.Generator(DEVICE).manual_seed(SEED)
+    ENGINES[engine](*(torch.randn(64, n_dims, device=DEVICE) for _ in range(2)), 2)
+    points, queries = (
+        torch.randn(n, n_dims, generator=generator, device=DEVICE)
+        for n in (n_points, n_queries)
+    )
+    before, seconds = peak_bytes(), []
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        found = ENGINES[engine](points, queries, k)
+        checksum = float(found[0].sum())
+        seconds.append(time.perf_counter() - start)
+    data = points.nbytes + queries.nbytes
+    return {
+        "seconds": min(seconds),
+        "extra_over_data": (peak_bytes() - before) / data,
+        "checksum": checksum,
+    }
+
+
+def peak_bytes():
+    if DEVICE == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def neighbour_search(cases):
+    """One row for each case and engine, printed as a Markdown table."""
+    print(
+        "| points | engine | seconds | ratio to the fastest | extra memory / data |\n|---|---|---|---|---|"
+    )
+    rows = []
+    for name, case in cases.items():
+        table = {
+            engine: in_own_process(engine, case) for engine in engines_for(case[1])
+        }
+        fastest = min(row["seconds"] for row in table.values())
+        for engine, row in table.items():
+            row |= {
+                "points": name,
+                "engine": engine,
+                "n_queries": case[2],
+                "k": case[3],
+                "ratio": row["seconds"] / fastest,
+            }
+            print(
+                f"| {name} | {engine} | {row['seconds']:.2f} | {row['ratio']:.2f} | {row['extra_over_data']:.2f} |",
+                flush=True,
+            )
+            rows.append(row)
+    return rows
+
+
+def in_own_process(engine, case):
+    command = [sys.executable, __file__, "--measure", engine, json.dumps(case)]
+    return json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
+
+
+def surroundings():
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    versions = {}
+    for package in ("geoq", "torch", "numpy", "scipy", "scikit-learn", "faiss-cpu"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    name = (
+        torch.cuda.get_device_name()
+        if DEVICE == "cuda"
+        else platform.processor() or platform.machine()
+    )
+    return {
+        "device": DEVICE,
+        "machine": name,
+        "threads": torch.get_num_threads(),
+        "commit": commit,
+        "seed": SEED,
+    } | {"versions": versions}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--small", action="store_true", help="reduced sizes, a few seconds"
+    )
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(
+            json.dumps(measure(arguments.measure[0], json.loads(arguments.measure[1])))
+        )
+    else:
+        results = surroundings() | {"small": arguments.small}
+        results["neighbour_search"] = neighbour_search(
+            SMALL_CASES if arguments.small else CASES
+        )
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(results, indent=2) + "\n")

@@ -1,0 +1,118 @@
+"""What the rivals share with GeoQ: its data, its folds and its held-out errors, but not its increment model."""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from geoq.baselines.bound import Bound
+from geoq.crossfit import CalibrationSet
+from geoq.estimator import GeoQ
+from geoq.geometry import GeometricFeatures
+from geoq.surrogate import Array, Surrogate, TrainSurrogate, restore, to_tensor
+
+
+@dataclass
+class NoIncrement:
+    """The increment model that adds nothing."""
+
+    def fit(self, calibration: CalibrationSet) -> "NoIncrement":
+        del calibration
+        return self
+
+    def __call__(self, features: GeometricFeatures) -> Tensor:
+        return torch.zeros_like(features.anchor_error)
+
+
+@dataclass
+class RememberedTraining:
+    """A ``train_surrogate`` that trains once on the same data, so that many methods share their fold surrogates.
+
+    Attributes:
+        train_surrogate: what is asked when the data are new.
+        seconds_saved: what the trainings that were not repeated took, so that each method can be charged its own.
+    """
+
+    train_surrogate: TrainSurrogate
+    seconds_saved: float = field(default=0.0, init=False)
+    _known: dict[str, tuple[Surrogate, float]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def __call__(self, x: Array, y: Array) -> Surrogate:
+        key = "-".join(_fingerprint(part) for part in (x, y))
+        if key in self._known:
+            self.seconds_saved += self._known[key][1]
+        else:
+            started = time.perf_counter()
+            surrogate = self.train_surrogate(x, y)
+            self._known[key] = surrogate, time.perf_counter() - started
+        return self._known[key][0]
+
+
+def _fingerprint(array: Array) -> str:
+    # The kind and device count: a surrogate may answer only in the kind it was trained with.
+    place = "numpy" if isinstance(array, np.ndarray) else str(array.device)
+    values = array if isinstance(array, np.ndarray) else array.detach().cpu().numpy()
+    label = f"{place} {values.dtype.str} {values.shape} ".encode()
+    return hashlib.sha256(label + np.ascontiguousarray(values).tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class CrossFitted:
+    """A fitted GeoQ without increment: held-out errors of the calibration, and the same view of any query."""
+
+    geoq: GeoQ
+    points: Array
+
+    @classmethod
+    def fit(
+        cls, geoq: GeoQ, x: Array, y: Array, groups: Sequence[Any] | None
+    ) -> "CrossFitted":
+        """Train GeoQ's folds on the data; the given GeoQ itself stays as it is."""
+        return cls(
+            replace(geoq, increment_model=NoIncrement()).fit(x, y, groups=groups), x
+        )
+
+    @property
+    def calibration(self) -> CalibrationSet:
+        """Held-out errors and their features, all folds together."""
+        return self.geoq.calibration_
+
+    @property
+    def inputs(self) -> Float[Tensor, " n *coordinates"]:
+        """Nu(x) of each calibration tuple's point."""
+        return self.normalized(self.points)[self.calibration.point]
+
+    def normalized(self, x: Array) -> Float[Tensor, " n *coordinates"]:
+        """Nu(x), as GeoQ measures support distances in."""
+        return self.geoq.normalization_(
+            to_tensor(x, "x").to(self.geoq.normalization_.mean)
+        )
+
+    def view(self, x: Array) -> GeometricFeatures:
+        """Queries as GeoQ sees them, in tensors beside the calibration's."""
+        answer = self.geoq.assess(x)
+        parts = (
+            answer.features.displacement,
+            answer.features.support_distance,
+            answer.anchor_error,
+            answer.prediction,
+        )
+        return GeometricFeatures(
+            *(to_tensor(part, "a feature").to(self.calibration.error) for part in parts)
+        )
+
+    @staticmethod
+    def bound(features: GeometricFeatures, error_hat: Tensor, like: Array) -> Bound:
+        """The surrogate's predictions with their bounds, in the user's kind of array."""
+        return Bound(
+            restore(features.prediction, like),
+            restore(error_hat, like),
+        )

@@ -1,0 +1,620 @@
+from functools import partial
+
+import lightgbm
+import numpy as np
+import pytest
+import torch
+from conftest import fresh
+from crepes import ConformalRegressor
+from crepes.extras import DifficultyEstimator
+from scipy.stats import beta
+from sklearn.exceptions import NotFittedError
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.model_selection import LeaveOneOut
+from torch import nn
+from torch.testing import assert_close
+
+from geoq import (
+    GeoQ,
+    GroupFolds,
+    NestedFolds,
+    RandomFolds,
+    TemporalFolds,
+    Training,
+    TrainNetwork,
+    norm_error,
+)
+from geoq.baselines import (
+    BoostedQuantile,
+    DeepEnsemble,
+    GaussianProcess,
+    KNNDistanceConformal,
+    KNNResidualConformal,
+    MCDropout,
+    MeanErrorPredictor,
+    NoIncrement,
+    OnField,
+    OnTable,
+    QuantileNetwork,
+    RememberedTraining,
+    SplitConformal,
+    of_x_distance_and_prediction,
+)
+from geoq.baselines.bound import spread
+from geoq.baselines.conformal import conformal_quantile
+from geoq.metrics import coverage
+from geoq.nets.mlp import MLP
+
+QUICK = Training(n_steps=50, batch_size=16, check_every=25)
+
+
+def zero(x):
+    return 0 * x[:, :1]
+
+
+def train_zero(x, y):
+    """The surrogate that answers 0, so that the error is |y|."""
+    del x, y
+    return zero
+
+
+def train_zeros(x, y):
+    """The surrogate that answers zeros of any shape."""
+    del x
+    return lambda x: torch.zeros(len(x), *y.shape[1:]).to(x)
+
+
+def of_zero(**settings):
+    """GeoQ for the surrogate that answers 0: rivals then see errors that a test can choose."""
+    settings = {"folds": RandomFolds(), "n_support": 5, "n_safe": 5} | settings
+    return GeoQ(zero, train_zero, **settings)
+
+
+RIVALS = [
+    KNNDistanceConformal,
+    KNNResidualConformal,
+    partial(BoostedQuantile, n_trees=20),
+    partial(QuantileNetwork, training=QUICK),
+    partial(MeanErrorPredictor, n_trees=20),
+]
+RIVAL_NAMES = ["distance", "residual", "boosted", "network", "deup"]
+every_rival = pytest.mark.parametrize("rival", RIVALS, ids=RIVAL_NAMES)
+
+
+class Recipe:
+    """Least squares; the seed decides only how far the answer is shifted."""
+
+    def __init__(self, train, shift=0.0):
+        self.train, self.shift = train, shift
+
+    def __call__(self, x, y):
+        surrogate = self.train(x, y)
+        return lambda x: surrogate(x) + self.shift
+
+    def with_seed(self, random_state):
+        return Recipe(self.train, self.shift and self.shift * random_state)
+
+
+def linear_with_dropout(rate, n_inputs):
+    layers = nn.Sequential(nn.Dropout(rate), nn.Linear(n_inputs, 1, bias=False))
+    nn.init.ones_(layers[1].weight)
+    return layers
+
+
+# Gaussian process
+
+
+def correlated(x, length_scale):
+    return np.exp(-((x - x.T) ** 2) / (2 * length_scale**2))
+
+
+def test_a_process_covers_data_drawn_from_its_own_prior():
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-2, 2, size=(120, 1))
+    covariance = 4 * correlated(x, 0.4) + 0.01 * np.eye(120)
+    y = np.linalg.cholesky(covariance) @ generator.normal(size=(120, 40))
+    bound = GaussianProcess().fit(x[:60], y[:60]).predict(x[60:])
+    covered = coverage(abs(y[60:] - bound.prediction), bound.error_hat)
+    # 40 draws of 60 dependent points: the standard error is about 0.01
+    assert covered == pytest.approx(0.95, abs=0.03)
+
+
+def test_a_process_agrees_with_scikit_learn():
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(60, 2)) * [1, 5] + [0, 3]
+    y = np.sin(2 * x[:, :1]) + 0.1 * x[:, 1:] + 0.1 * generator.normal(size=(60, 1))
+    queries = generator.normal(size=(20, 2)) * [1.5, 7]
+    process = GaussianProcess().fit(x, y)
+    mean, scale = x.mean(axis=0), x.std(axis=0)
+    kernel = ConstantKernel() * RBF() + WhiteKernel()
+    reference = GaussianProcessRegressor(kernel, alpha=0, normalize_y=True)
+    reference.fit((x - mean) / scale, y[:, 0])
+    expected, deviation = reference.predict((queries - mean) / scale, return_std=True)
+    likelihood = reference.log_marginal_likelihood_value_
+    assert float(process.log_likelihood_[0]) == pytest.approx(likelihood, abs=0.02)
+    bound = process.predict(queries)
+    np.testing.assert_allclose(bound.prediction[:, 0], expected, rtol=0.02, atol=0.02)
+    np.testing.assert_allclose(bound.error_hat[:, 0], 1.96 * deviation, rtol=0.03)
+
+
+def test_a_process_per_coordinate_is_a_process_for_each(problem):
+    fields = torch.stack([problem.y[:, 0], problem.x[:, 0].sin()], dim=1)
+    together = GaussianProcess().fit(problem.x, fields).predict(problem.queries)
+    for j in range(2):
+        alone = GaussianProcess().fit(problem.x, fields[:, j]).predict(problem.queries)
+        assert_close(together.prediction[:, j], alone.prediction)
+        assert_close(together.error_hat[:, j], alone.error_hat)
+
+
+def test_the_noise_bound_holds_and_lets_noise_free_data_through():
+    x = np.linspace(0, 1, 30)[:, None]
+    coarse, fine = (
+        GaussianProcess(bound).fit(x, np.sin(6 * x)) for bound in (1e-3, 1e-8)
+    )
+    for process, least in ((coarse, 1e-3), (fine, 1e-8)):
+        noise = float(process.ratio_ * process.signal_)
+        assert noise == pytest.approx(least, rel=1e-3)
+    errors = [
+        abs(p.predict(x).prediction - np.sin(6 * x)).max() for p in (coarse, fine)
+    ]
+    assert errors[1] < errors[0] / 10
+
+
+def test_a_constant_output_is_predicted_exactly():
+    x = np.linspace(0, 1, 20)[:, None]
+    bound = GaussianProcess().fit(x, np.full((20, 1), 3.0)).predict(x)
+    np.testing.assert_allclose(bound.prediction, 3)
+    assert bound.error_hat.max() < 0.01
+
+
+def test_a_process_refuses_what_it_cannot_use(problem):
+    with pytest.raises(ValueError, match="noise_lower_bound=0"):
+        GaussianProcess(0.0).fit(problem.x, problem.y)
+    with pytest.raises(ValueError, match="one distinct point in 4 rows"):
+        GaussianProcess().fit(np.ones((4, 1)), np.ones(4))
+    fitted = GaussianProcess().fit(problem.x[:20], problem.y[:20])
+    with pytest.raises(ValueError, match=r"1 numbers per row, but .* fitted on 2"):
+        fitted.predict(problem.queries[:, :1])
+
+
+# MC dropout
+
+
+def test_dropout_before_a_linear_layer_has_the_known_spread():
+    """A sum of x_i b_i / (1 - p) with b_i Bernoulli has mean sum x_i and variance sum x_i^2 p / (1 - p)."""
+    x, rate, n_passes = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]), 0.1, 4000
+    # a step too small to move anything: the weights stay one
+    still = Training(n_steps=1, learning_rate=1e-30)
+    recipe = TrainNetwork(partial(linear_with_dropout, rate, 3), training=still)
+    bound = MCDropout(recipe, n_passes=n_passes).fit(x, x[:, :1]).predict(x)
+    variance = (x**2).sum(dim=1, keepdim=True) * rate / (1 - rate)
+    standard_error = (variance / n_passes).sqrt()
+    assert (
+        (bound.prediction - x.sum(dim=1, keepdim=True)).abs() <= 4 * standard_error
+    ).all()
+    assert_close(bound.error_hat, 1.96 * variance.sqrt(), rtol=0.08, atol=0)
+
+
+def test_dropout_repeats_and_leaves_the_network_in_eval_mode():
+    x = torch.linspace(-1, 1, 40)[:, None].double().numpy()
+    recipe = TrainNetwork(partial(MLP, 1, 1, hidden=(8,), dropout=0.1), training=QUICK)
+    baseline = MCDropout(recipe, n_passes=5).fit(x, x)
+    once, twice = baseline.predict(x), baseline.predict(x)
+    np.testing.assert_array_equal(once.error_hat, twice.error_hat)
+    assert once.error_hat.max() > 0
+    assert isinstance(once.prediction, np.ndarray)
+    assert not any(module.training for module in baseline.surrogate_.network.modules())
+
+
+def test_dropout_leaves_normalisation_layers_alone():
+    x = torch.linspace(-1, 1, 40)[:, None]
+
+    def make_network():
+        return nn.Sequential(
+            nn.Linear(1, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1)
+        )
+
+    baseline = MCDropout(TrainNetwork(make_network, training=QUICK), n_passes=3).fit(
+        x, x
+    )
+    before = baseline.surrogate_.network[1].running_mean.clone()
+    baseline.predict(x + 5)
+    assert torch.equal(baseline.surrogate_.network[1].running_mean, before)
+
+
+def test_dropout_is_refused_where_there_is_none(problem):
+    x = torch.linspace(-1, 1, 40)[:, None]
+    for rate in (None, 0.0):
+        layers = [] if rate is None else [nn.Dropout(rate)]
+        recipe = TrainNetwork(
+            lambda layers=layers: nn.Sequential(nn.Linear(1, 1), *layers),
+            training=QUICK,
+        )
+        with pytest.raises(ValueError, match="no dropout layer with a rate above 0"):
+            MCDropout(recipe).fit(x, x)
+    with pytest.raises(TypeError, match="has no attribute network"):
+        MCDropout(problem.train).fit(problem.x, problem.y)
+    with pytest.raises(ValueError, match="n_passes=1"):
+        MCDropout(problem.train, n_passes=1).fit(problem.x, problem.y)
+
+
+# Deep ensemble
+
+
+def test_spread_is_the_mean_and_population_deviation():
+    members = torch.randn(7, 5, 2, generator=torch.Generator().manual_seed(0)).double()
+    mean, deviation = spread(iter(members))
+    assert_close(mean, members.mean(dim=0))
+    assert_close(deviation, members.std(dim=0, correction=0))
+
+
+def test_identical_members_have_no_spread(problem):
+    ensemble = DeepEnsemble(Recipe(problem.train), 4).fit(problem.x, problem.y)
+    bound = ensemble.predict(problem.queries)
+    assert_close(bound.error_hat, torch.zeros_like(bound.error_hat))
+    assert_close(bound.prediction, problem.train(problem.x, problem.y)(problem.queries))
+
+
+def test_members_differ_by_seeds_that_repeat(problem):
+    def seeds(random_state):
+        recipe = Recipe(problem.train, shift=1.0)
+        members = (
+            DeepEnsemble(recipe, 3, random_state).fit(problem.x, problem.y).members_
+        )
+        plain = problem.train(problem.x, problem.y)(problem.queries[:1])
+        return {round(float(m(problem.queries[:1]) - plain)) for m in members}
+
+    assert len(seeds(0)) == 3
+    assert seeds(0) == seeds(0)
+    assert not seeds(0) & seeds(1)
+
+
+def test_networks_of_an_ensemble_differ():
+    x = torch.linspace(-1, 1, 40)[:, None]
+    recipe = TrainNetwork(partial(MLP, 1, 1, hidden=(8,)), training=QUICK)
+    assert DeepEnsemble(recipe, 3).fit(x, x).predict(x).error_hat.min() > 0
+
+
+def test_an_ensemble_refuses_one_member_and_recipes_without_a_seed(problem):
+    with pytest.raises(ValueError, match="n_members=1"):
+        DeepEnsemble(Recipe(problem.train), 1).fit(problem.x, problem.y)
+    with pytest.raises(TypeError, match=r"without with_seed"):
+        DeepEnsemble(problem.train, 3).fit(problem.x, problem.y)
+
+
+# Split conformal
+
+
+def test_the_conformal_rank_by_hand():
+    """Of 19 scores the 0.95 level takes the 19th, of 99 the 95th."""
+    assert conformal_quantile(torch.arange(1.0, 20), 0.95) == 19
+    assert conformal_quantile(torch.arange(1.0, 100), 0.95) == 95
+
+
+def test_too_few_scores_promise_nothing():
+    with pytest.raises(ValueError, match=r"18 calibration scores .* at least 19"):
+        conformal_quantile(torch.arange(18.0), 0.95)
+
+
+def test_split_conformal_keeps_its_finite_sample_promise():
+    """Coverage given the split is Beta(k, n + 1 - k) for continuous errors, with mean k / (n + 1) >= tau."""
+    n_repeats, n_calibration, quantile = 400, 20, 0.9
+    generator = np.random.default_rng(0)
+    covered = []
+    for repeat in range(n_repeats):
+        x = generator.normal(size=(100 + 50, 1))
+        y = x + (0.2 + abs(x)) * generator.standard_t(3, size=x.shape)
+        baseline = SplitConformal(lstsq, quantile, 0.2, random_state=repeat).fit(
+            x[:100], y[:100]
+        )
+        bound = baseline.predict(x[100:])
+        covered.append(coverage(abs(y[100:] - bound.prediction), bound.error_hat))
+    rank = 19  # ceil(21 * 0.9)
+    expected = rank / (n_calibration + 1)
+    between = beta(rank, n_calibration + 1 - rank).var()
+    within = expected * (1 - expected) / 50
+    standard_error = ((between + within) / n_repeats) ** 0.5
+    assert np.mean(covered) == pytest.approx(expected, abs=4 * standard_error)
+
+
+def lstsq(x, y):
+    weights = np.linalg.lstsq(x, y, rcond=None)[0]
+    return lambda x: x @ weights
+
+
+def test_split_conformal_bounds_each_coordinate_by_what_was_held_out(problem):
+    seen = []
+
+    def train(x, y):
+        del y
+        seen.append(x)
+        return lambda x: torch.zeros_like(x).reshape(len(x), 2, 1)
+
+    y = torch.stack([problem.y, 10 * problem.y], dim=1)
+    baseline = SplitConformal(train, 0.9, 0.25).fit(problem.x, y)
+    (trained_on,) = seen
+    held_out = torch.tensor(
+        [not bool((trained_on == row).all(dim=1).any()) for row in problem.x]
+    )
+    assert int(held_out.sum()) == 30
+    expected = conformal_quantile(y[held_out.to(y.device)].abs(), 0.9)
+    error_hat = baseline.predict(problem.queries).error_hat
+    assert_close(error_hat, expected.expand(40, 2, 1))
+
+
+def test_split_conformal_refuses_too_small_splits(problem):
+    with pytest.raises(
+        ValueError, match=r"keeps 12 of 120 rows, but .* needs at least 19"
+    ):
+        SplitConformal(problem.train, 0.95, 0.1).fit(problem.x, problem.y)
+    with pytest.raises(ValueError, match="calibration_fraction=1"):
+        SplitConformal(problem.train, 0.95, 1.0).fit(problem.x, problem.y)
+
+
+# Rivals
+
+
+def test_remembered_training_trains_each_subset_once(problem):
+    calls = []
+
+    def train(x, y):
+        calls.append(len(x))
+        return problem.train(x, y)
+
+    remembered = RememberedTraining(train)
+    geoq = GeoQ(None, remembered, folds=RandomFolds(4), n_safe=5)
+    for rival in (KNNDistanceConformal, KNNResidualConformal):
+        rival(geoq).fit(problem.x, problem.y)
+    assert calls == [120, 90, 90, 90, 90]
+    remembered(problem.x, problem.y + 1)
+    remembered(problem.x.cpu().numpy(), problem.y.cpu().numpy())
+    assert calls[5:] == [120, 120]
+
+
+def test_without_increment_only_the_anchor_error_is_left(problem):
+    geoq = GeoQ(None, problem.train, increment_model=NoIncrement()).fit(
+        problem.x, problem.y
+    )
+    answer = geoq.assess(problem.queries)
+    assert torch.equal(answer.error_hat, answer.anchor_error)
+
+
+@every_rival
+def test_a_rival_predicts_what_geoqs_surrogate_does_and_bounds_it(rival, problem):
+    surrogate = problem.train(problem.x, problem.y)
+    geoq = GeoQ(surrogate, problem.train)
+    bound = rival(geoq).fit(problem.x, problem.y).predict(problem.queries)
+    assert_close(bound.prediction, surrogate(problem.queries))
+    assert bound.error_hat.shape == bound.prediction.shape
+    assert bound.error_hat.dtype == problem.x.dtype
+    assert (bound.error_hat >= 0).all()
+    assert not hasattr(geoq, "calibration_")
+
+
+@every_rival
+def test_a_rival_answers_in_the_users_kind(rival, problem):
+    x, y, queries = (
+        part.cpu().double() for part in (problem.x, problem.y, problem.queries)
+    )
+    surrogate = problem.train(x, y)
+    tensors = rival(GeoQ(surrogate, problem.train)).fit(x, y).predict(queries)
+    arrays = rival(GeoQ(problem.train(x.numpy(), y.numpy()), problem.train))
+    answer = arrays.fit(x.numpy(), y.numpy()).predict(queries.numpy())
+    assert isinstance(answer.error_hat, np.ndarray)
+    assert_close(
+        torch.from_numpy(answer.error_hat), tensors.error_hat, rtol=1e-3, atol=1e-6
+    )
+
+
+@every_rival
+def test_a_rival_serves_a_norm_and_a_field_alike(rival, problem):
+    y = torch.stack([problem.y * (1 + j) for j in range(20)], dim=1)
+
+    field = rival(GeoQ(None, train_zeros)).fit(problem.x, y).predict(problem.queries)
+    assert field.error_hat.shape == (40, 20, 1)
+    number = rival(GeoQ(None, train_zeros, error_functional=norm_error)).fit(
+        problem.x, y
+    )
+    assert number.predict(problem.queries).error_hat.shape == (40,)
+
+
+@every_rival
+@pytest.mark.parametrize("folds", [NestedFolds(3), TemporalFolds(4, gap=3)], ids=str)
+def test_a_rival_takes_overlapping_folds_and_dependent_points(rival, folds, problem):
+    geoq = GeoQ(None, problem.train, folds=folds)
+    bound = rival(geoq).fit(problem.x, problem.y).predict(problem.queries)
+    assert bound.error_hat.isfinite().all()
+
+
+@every_rival
+def test_a_rival_takes_groups(rival, problem):
+    geoq = GeoQ(None, problem.train, folds=GroupFolds())
+    groups = [row % 4 for row in range(120)]
+    fitted = rival(geoq).fit(problem.x, problem.y, groups=groups)
+    assert len(fitted.cross_fitted_.calibration.fold.unique()) == 4
+
+
+@every_rival
+def test_a_rival_refuses_to_answer_before_it_is_fitted(rival, problem):
+    with pytest.raises(NotFittedError, match="call fit"):
+        rival(of_zero()).predict(problem.queries)
+
+
+@every_rival
+def test_a_rival_refuses_a_level_outside_the_unit_interval(rival, problem):
+    with pytest.raises(ValueError, match="quantile=95"):
+        rival(of_zero(), quantile=95.0).fit(problem.x, problem.y)
+
+
+def test_distance_conformal_is_exact_for_an_error_proportional_to_the_support_distance():
+    """On a circle of equally spaced points all support distances are equal under leave-one-out, and so are the errors."""
+    angle = torch.arange(40, dtype=torch.float64) * 2 * torch.pi / 40
+    x = torch.stack([angle.cos(), angle.sin()], dim=1)
+    y = torch.stack([torch.full((40,), 3.0), torch.full((40,), 6.0)], dim=1).double()
+
+    rival = KNNDistanceConformal(
+        GeoQ(None, train_zeros, folds=LeaveOneOut(), n_support=2)
+    )
+    rival.fit(x, y)
+    # nu scales both coordinates by sqrt(2); the two neighbours lie a chord of one step away
+    chord = 2 * np.sin(np.pi / 40) * 2**0.5
+    assert_close(rival.factor_, torch.tensor([3.0, 6.0]).double() / chord)
+    far = rival.predict(torch.tensor([[10.0, 0.0]], dtype=torch.float64))
+    distances = torch.linalg.vector_norm(
+        (x - torch.tensor([10.0, 0.0])) * 2**0.5, dim=1
+    )
+    expected = rival.factor_ * distances.sort().values[:2].mean()
+    assert_close(far.error_hat[0], expected)
+
+
+def crepes_half_width(difficulty, residuals, queries):
+    """Half width of crepes' normalised intervals, with leave-one-out difficulties while calibrating."""
+    regressor = ConformalRegressor().fit(residuals, sigmas=difficulty.apply())
+    sigmas = difficulty.apply(queries)
+    interval = regressor.predict_int(
+        np.zeros(len(queries)), sigmas=sigmas, confidence=0.9
+    )
+    return (interval[:, 1] - interval[:, 0]) / 2
+
+
+def heteroscedastic(n_points, seed=0):
+    generator = np.random.default_rng(seed)
+    x = generator.uniform(0, 1, size=(n_points, 1))
+    return x, (0.1 + x) * generator.normal(size=x.shape)
+
+
+def test_distance_conformal_agrees_with_crepes():
+    """One input dimension, so that crepes' min-max scaling and nu order neighbours alike; leave-one-out folds."""
+    (x, y), (queries, _) = heteroscedastic(80), heteroscedastic(30, seed=1)
+    rival = KNNDistanceConformal(
+        of_zero(folds=LeaveOneOut(), n_support=7), quantile=0.9
+    )
+    difficulty = DifficultyEstimator().fit(X=x, k=7, beta=0, oob=True)
+    expected = crepes_half_width(difficulty, y[:, 0], queries)
+    error_hat = rival.fit(x, y).predict(queries).error_hat[:, 0]
+    np.testing.assert_allclose(error_hat, expected, rtol=1e-6)
+
+
+def test_residual_conformal_agrees_with_crepes():
+    (x, y), (queries, _) = heteroscedastic(80), heteroscedastic(30, seed=1)
+    rival = KNNResidualConformal(
+        of_zero(folds=LeaveOneOut()), quantile=0.9, n_neighbors=7, beta=0.02
+    )
+    beta = 0.02 * abs(y).mean()
+    difficulty = DifficultyEstimator().fit(
+        X=x, residuals=y[:, 0], k=7, beta=beta, oob=True
+    )
+    expected = crepes_half_width(difficulty, y[:, 0], queries)
+    error_hat = rival.fit(x, y).predict(queries).error_hat[:, 0]
+    np.testing.assert_allclose(error_hat, expected, rtol=1e-6)
+
+
+def test_conformal_scales_of_zero_are_refused():
+    """Repeated inputs with different outputs: their support distance is zero and their error is not."""
+    x = np.repeat(np.arange(10.0), 10)[:, None]
+    rival = KNNDistanceConformal(of_zero(n_support=1))
+    with pytest.raises(
+        ValueError, match=r"in 1 of 1 output coordinates .* remove repeated inputs"
+    ):
+        rival.fit(x, np.ones_like(x))
+
+
+@pytest.mark.parametrize(
+    "rival",
+    [
+        BoostedQuantile,
+        partial(BoostedQuantile, inputs=of_x_distance_and_prediction),
+        QuantileNetwork,
+        MeanErrorPredictor,
+    ],
+    ids=["boosted", "boosted_geometry", "network", "deup"],
+)
+def test_a_heteroscedastic_quantile_is_recovered(rival):
+    """|y| is (0.1 + x) |N(0, 1)|, whose 0.9 quantile is 1.645 (0.1 + x)."""
+    x, y = heteroscedastic(3000)
+    queries = np.linspace(0.05, 0.95, 19)[:, None]
+    bound = rival(of_zero(), quantile=0.9).fit(x, y).predict(queries)
+    np.testing.assert_allclose(bound.error_hat, 1.645 * (0.1 + queries), rtol=0.3)
+    fresh_x, fresh_y = heteroscedastic(3000, seed=1)
+    error_hat = rival(of_zero(), quantile=0.9).fit(x, y).predict(fresh_x).error_hat
+    assert coverage(abs(fresh_y), error_hat) == pytest.approx(0.9, abs=0.025)
+
+
+def test_many_coordinates_share_boosted_trees_that_tell_them_apart():
+    """Coordinate j has errors up to 1 + j."""
+    generator = np.random.default_rng(0)
+    x = generator.uniform(size=(300, 1))
+    size = 1.0 + np.arange(20)
+    y = size * generator.uniform(size=(300, 20))
+
+    def train(x, y):
+        del x, y
+        return lambda x: np.zeros((len(x), 20))
+
+    rival = BoostedQuantile(GeoQ(None, train, folds=RandomFolds(3)), quantile=0.9)
+    error_hat = rival.fit(x, y).predict(x[:50]).error_hat
+    np.testing.assert_allclose(error_hat.mean(axis=0), 0.9 * size, rtol=0.15)
+
+
+def test_a_table_model_refuses_many_coordinates_without_their_predictions(problem):
+    def many(y, y_hat):
+        return abs(y - y_hat).repeat(1, 20)
+
+    rival = BoostedQuantile(GeoQ(None, problem.train, error_functional=many), n_trees=5)
+    with pytest.raises(
+        ValueError,
+        match=r"20 coordinates .* use an error functional of the output's shape",
+    ):
+        rival.fit(problem.x, problem.y)
+
+
+def test_boosting_without_lightgbm_names_the_extra(problem, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, lightgbm.__name__, None)
+    with pytest.raises(ImportError, match=r'pip install "geoq\[boosting\]"'):
+        BoostedQuantile(of_zero()).fit(problem.x, problem.y)
+
+
+def test_a_quantile_network_on_fields_finds_where_the_error_is_large():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(200, 1, 16, generator=generator)
+    y = torch.cat([0.1 * x, 5 * x], dim=1) * torch.rand(200, 2, 16, generator=generator)
+
+    make_network = OnField(n_spatial=1, widths=(8, 16))
+    training = Training(n_steps=600, batch_size=32, learning_rate=3e-3, check_every=50)
+    rival = QuantileNetwork(
+        GeoQ(None, train_zeros, folds=RandomFolds(3)), 0.9, make_network, training
+    )
+    error_hat = rival.fit(x, y).predict(x).error_hat
+    assert coverage(y, error_hat) == pytest.approx(0.9, abs=0.05)
+    large, small = x[:, 0] > 0.8, x[:, 0] < 0.2
+    assert error_hat[:, 1][large].mean() > 3 * error_hat[:, 1][small].mean()
+
+
+def test_a_network_on_fields_refuses_another_grid():
+    with pytest.raises(ValueError, match="do not end in one grid"):
+        OnField(n_spatial=1)((3, 16), (3, 8))
+    network = fresh(OnTable((4,)), (3, 16), (3, 8))
+    assert network(torch.zeros(2, 3, 16)).shape == (2, 3, 8)
+
+
+def test_local_residuals_refuse_a_scale_that_may_vanish(problem):
+    with pytest.raises(ValueError, match="beta=0"):
+        KNNResidualConformal(of_zero(), beta=0.0).fit(problem.x, problem.y)
+
+
+@pytest.mark.parametrize(
+    "baseline",
+    [
+        GaussianProcess(),
+        SplitConformal(train_zero),
+        DeepEnsemble(Recipe(train_zero)),
+        MCDropout(train_zero),
+    ],
+    ids=lambda baseline: type(baseline).__name__,
+)
+def test_a_baseline_refuses_unequal_rows_and_early_questions(baseline, problem):
+    with pytest.raises(NotFittedError, match="call fit"):
+        baseline.predict(problem.queries)
+    with pytest.raises(ValueError, match="x has 120 rows and y has 119"):
+        baseline.fit(problem.x, problem.y[1:])
