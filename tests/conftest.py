@@ -27,7 +27,10 @@ INSIDE = [
 INSIDE += ["safe_region", "assessment", "artifact", "metrics", "baselines", "plots"]
 
 with install_import_hook([f"geoq.{module}" for module in INSIDE], "typecheck.checked"):
-    import geoq  # noqa: F401
+    import geoq
+    import geoq.baselines
+    import geoq.metrics
+    import geoq.plots  # noqa: F401
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -223,9 +223,7 @@ def test_the_reason_names_anchors_distances_errors_and_threshold(problem):
     for row, error in zip(
         assessment.anchors[3], assessment.observed_error[3], strict=True
     ):
-        assert (
-            f"anchor row {int(row)}: observed mean error {float(error):.3g}" in reason
-        )
+        assert f"anchor row {int(row)}: observed error {float(error):.3g}" in reason
         assert_close(error, geoq.error_[row].mean())
     assert f"against the threshold {geoq.safe_region_.threshold:.3g}" in reason
     assert ("NOT safe" in reason) == (not assessment.safe[3])
@@ -397,6 +395,14 @@ def test_bad_queries_are_refused(problem, spoil, message):
     geoq = calibrate(problem)
     with pytest.raises(ValueError, match=message):
         geoq.assess(spoil(problem.queries))
+
+
+def test_a_number_of_folds_is_not_a_fold_scheme(problem):
+    with pytest.raises(
+        TypeError,
+        match=r"folds=5, but a fold scheme has a method split; pass RandomFolds",
+    ):
+        GeoQ(None, problem.train, folds=5).fit(problem.x, problem.y)
 
 
 def test_lists_are_refused_with_the_way_out(problem):

@@ -12,7 +12,7 @@ from geoq import (
     RandomFolds,
     TemporalFolds,
 )
-from geoq.folds import check_splits
+from geoq.folds import Dependence, FoldPlan
 
 PARTITIONS = [
     RandomFolds(4),
@@ -171,6 +171,16 @@ def test_no_scheme_at_all_is_refused():
         CombinedFolds()
 
 
+class Given:
+    """A scheme that yields the splits it was given."""
+
+    def __init__(self, splits):
+        self.splits = splits
+
+    def split(self, points, y=None, groups=None):
+        return self.splits
+
+
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
@@ -182,12 +192,50 @@ def test_no_scheme_at_all_is_refused():
             "fold 1 of 1 trains on points it holds out",
         ),
         ([(np.arange(3), np.array([9]))], "names row 9, but there are 5 rows"),
-        (
-            [(np.arange(3), np.array([4]))],
-            "n_support=4, but fold 1 of 1 leaves only 3 points",
-        ),
     ],
 )
-def test_folds_that_cannot_calibrate_are_refused(splits, message):
+def test_folds_that_keep_nothing_apart_are_refused(splits, message):
     with pytest.raises(ValueError, match=message):
-        check_splits(splits, 5, n_anchors=2, n_support=4)
+        FoldPlan.draw(Given(splits), np.zeros((5, 1)), None)
+
+
+def test_a_plan_refuses_more_neighbours_than_its_folds_leave():
+    splits = [(np.arange(3), np.array([3, 4])), (np.array([3, 4]), np.arange(3))]
+    plan = FoldPlan.draw(Given(splits), np.zeros((5, 1)), None)
+    plan.check(n_anchors=2, n_support=2, n_safe=4)
+    for needed, message in (
+        (
+            {"n_anchors": 3},
+            "n_anchors=3, but fold 2 of 2 leaves only 2 points to anchor to",
+        ),
+        (
+            {"n_support": 3},
+            "n_support=3, but fold 2 of 2 leaves only 2 points to measure",
+        ),
+        ({"n_safe": 5}, "n_safe=5, but a calibration point has only 4 others"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plan.check(**{"n_anchors": 1, "n_support": 1, "n_safe": 1, **needed})
+
+
+def test_dependent_tuples_do_not_count_as_others():
+    splits = ((np.arange(3), np.array([3, 4])), (np.array([3, 4]), np.arange(3)))
+    plan = FoldPlan(splits, (0, 0), Dependence(np.arange(5), reach=1), n_points=5)
+    assert plan.n_independent == 2
+
+
+def test_a_plan_remembers_point_and_family_of_each_tuple():
+    points = np.arange(6.0)[:, None]
+    plan = FoldPlan.draw(CombinedFolds(TemporalFolds(2), NestedFolds(2)), points, None)
+    assert plan.family == (0, 0, 1, 1)
+    assert plan.point.tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        *plan.splits[2][1],
+        *plan.splits[3][1],
+    ]
+    assert plan.per_tuple(plan.family).tolist() == [0] * 6 + [1] * 6

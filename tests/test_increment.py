@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,9 +27,8 @@ def calibration(error, displacement, support_distance=None):
     features = GeometricFeatures(
         displacement, support, torch.zeros_like(error), torch.zeros_like(error)
     )
-    return CalibrationSet(
-        features, error, torch.arange(n), torch.zeros(n, dtype=torch.long)
-    )
+    one = torch.zeros(n, dtype=torch.long)
+    return CalibrationSet(features, error, torch.arange(n), one, one)
 
 
 def noise(*shape, seed=0):
@@ -140,12 +140,7 @@ def test_the_state_of_a_model_restores_it(model, calibration):
 @pytest.mark.parametrize("unit", [1e-6, 1e6])
 def test_the_unit_of_the_error_does_not_matter(model, calibration, unit):
     """Errors in micrometres and in kilometres give the same bounds in their units."""
-    scaled = CalibrationSet(
-        calibration.features,
-        calibration.error * unit,
-        calibration.point,
-        calibration.fold,
-    )
+    scaled = replace(calibration, error=calibration.error * unit)
     plain = model.fit(calibration)(calibration.features)
     assert_close(
         model.fit(scaled)(calibration.features) / unit, plain, rtol=1e-2, atol=1e-3
@@ -161,6 +156,16 @@ def test_the_increment_covers_its_share_and_follows_the_displacement():
     assert abs(covered - 0.9) < 0.02
     slope = bound[:, 0] / data.features.distance
     assert abs(slope.median().item() - 1.645) < 0.15
+
+
+def test_a_small_output_is_not_drowned_by_a_large_one():
+    """Two outputs with the same law, one in other units: their bounds differ by the unit alone."""
+    displacement = noise(1000, 2)
+    error = displacement.norm(dim=1, keepdim=True) * noise(1000, 1, seed=1).abs()
+    data = calibration(torch.cat([error, 1000 * error], dim=1), displacement)
+    bound = NormScaledIncrement(training=QUICK).fit(data)(data.features)
+    covered = (data.increment <= bound).float().mean(dim=0)
+    assert (abs(covered - 0.95) < 0.03).all()
 
 
 def test_increments_that_are_all_zero_stay_zero():

@@ -1,12 +1,11 @@
 import math
 
-import pytest
 import torch
 from torch.testing import assert_close
 
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
-from geoq.safe_region import SafeRegion, check_safe_count, leave_one_out_scores
+from geoq.safe_region import SafeRegion, leave_one_out_scores
 
 
 def calibration(displacement, position=None, reach=0):
@@ -14,14 +13,8 @@ def calibration(displacement, position=None, reach=0):
     n = len(displacement)
     zeros = torch.zeros(n, 1, dtype=torch.float64)
     features = GeometricFeatures(displacement, zeros[:, 0], zeros, zeros)
-    return CalibrationSet(
-        features,
-        zeros,
-        torch.arange(n),
-        torch.zeros(n, dtype=torch.long),
-        position,
-        reach,
-    )
+    fold = torch.zeros(n, dtype=torch.long)
+    return CalibrationSet(features, zeros, torch.arange(n), fold, fold, position, reach)
 
 
 def test_scores_by_hand():
@@ -77,20 +70,3 @@ def test_a_group_does_not_support_itself():
     data = calibration([[0.0], [0.1], [7.0], [7.1]], torch.tensor([0, 0, 1, 1]))
     scores = leave_one_out_scores(data, n_safe=1) * data.standardization.scale[0]
     assert_close(scores, torch.tensor([7.0, 6.9, 6.9, 7.0], dtype=torch.float64))
-
-
-def test_more_neighbours_than_tuples_are_refused():
-    import numpy as np
-
-    from geoq.folds import Dependence
-
-    splits = [(np.arange(3), np.array([3, 4])), (np.array([3, 4]), np.arange(3))]
-    check_safe_count(4, splits, None)
-    with pytest.raises(
-        ValueError, match="n_safe=5, but a calibration point has only 4 others"
-    ):
-        check_safe_count(5, splits, None)
-    with pytest.raises(
-        ValueError, match="n_safe=3, but a calibration point has only 2 others"
-    ):
-        check_safe_count(3, splits, Dependence(np.arange(5), reach=1))

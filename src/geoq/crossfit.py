@@ -2,7 +2,6 @@
 
 import logging
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from geoq.folds import Split
+from geoq.folds import FoldPlan
 from geoq.geometry import Embedding, GeometricFeatures, Geometry, anchor_error
 from geoq.representation import Standardization
 from geoq.surrogate import (
@@ -37,14 +36,16 @@ N_IN_SAMPLE = 256
 class CalibrationSet:
     r"""Tuples :math:`(\psi_i, r_i^{cf})` of all folds; nested folds give several tuples per point.
 
-    ``point`` is the row of the data a tuple comes from and ``fold`` the fold that held it out, counted from 0. Where
-    points depend on each other, tuples do whose positions differ by no more than the reach.
+    ``point`` is the row of the data a tuple comes from, ``fold`` the fold that held it out, counted from 0, and
+    ``family`` the scheme that the fold belongs to. Where points depend on each other, tuples do whose positions differ
+    by no more than the reach.
     """
 
     features: GeometricFeatures
     error: Float[Tensor, " n *field"]
     point: Int[Tensor, " n"]
     fold: Int[Tensor, " n"]
+    family: Int[Tensor, " n"]
     position: Int[Tensor, " n"] | None = None
     reach: int = 0
 
@@ -86,14 +87,15 @@ class Observations:
 
 def cross_fit(
     data: Observations,
-    splits: Sequence[Split],
+    plan: FoldPlan,
     *,
     train_surrogate: TrainSurrogate,
     error_functional: ErrorFunctional,
     n_anchors: int,
     n_support: int,
-) -> tuple[GeometricFeatures, Float[Tensor, " n *field"]]:
-    """Features and errors of every held-out point, fold after fold (lines 6-9)."""
+) -> CalibrationSet:
+    """Features and errors of every held-out point, fold after fold (lines 6-10)."""
+    splits = plan.splits
     features, errors, in_sample = [], [], []
     # disable=None: a bar on a terminal, silence elsewhere
     for fold, (train, held_out) in enumerate(
@@ -137,7 +139,22 @@ def cross_fit(
             baseline.mean(),
         )
     _check_family(errors, in_sample)
-    return GeometricFeatures.cat(features), torch.cat(errors)
+
+    def on_device(numbers: np.ndarray) -> Tensor:
+        return torch.as_tensor(numbers, device=data.embedding.z.device)
+
+    dependence = plan.dependence
+    return CalibrationSet(
+        features=GeometricFeatures.cat(features),
+        error=torch.cat(errors),
+        point=on_device(plan.point),
+        fold=on_device(plan.per_tuple(range(len(splits)))),
+        family=on_device(plan.per_tuple(plan.family)),
+        position=None
+        if dependence is None
+        else on_device(dependence.position[plan.point]),
+        reach=0 if dependence is None else dependence.reach,
+    )
 
 
 def _train(
@@ -180,6 +197,10 @@ def _check_family(
     failed = (held_out > OUT_OF_FAMILY * typical_out) & (
         in_sample > OUT_OF_FAMILY * typical_in
     )
+    if (
+        not typical_in or not typical_out
+    ):  # interpolators, beside which every error would look out of family
+        return
     if failed.any():
         listed = ", ".join(
             f"fold {fold + 1} ({held_out[fold]:.3g} held out, {in_sample[fold]:.3g} in sample)"

@@ -14,14 +14,7 @@ from torch import Tensor
 from geoq import artifact
 from geoq.assessment import Assessment, QueryFeatures
 from geoq.crossfit import CalibrationSet, Observations, cross_fit
-from geoq.folds import (
-    ClusterFolds,
-    Dependence,
-    DependentFolds,
-    Folds,
-    Split,
-    check_splits,
-)
+from geoq.folds import ClusterFolds, FoldPlan, Folds
 from geoq.geometry import Embedding, GeometricFeatures, Geometry, anchor_error
 from geoq.increment import (
     STORABLE,
@@ -32,7 +25,7 @@ from geoq.increment import (
     check_quantile,
 )
 from geoq.representation import Representation, Standardization
-from geoq.safe_region import SafeRegion, check_safe_count
+from geoq.safe_region import SafeRegion
 from geoq.surrogate import (
     Array,
     ErrorFunctional,
@@ -106,7 +99,13 @@ class GeoQ:
         inputs = self._check_arguments(x, y)
         self.normalization_ = Standardization.fit(inputs)
         embedding = self._embed(x)
-        splits, dependence = self._split(embedding, groups)
+        points = embedding.normalized.reshape(len(embedding), -1).cpu().numpy()
+        plan = FoldPlan.draw(
+            self.folds, points, None if groups is None else np.asarray(groups)
+        )
+        plan.check(
+            n_anchors=self.n_anchors, n_support=self.n_support, n_safe=self.n_safe
+        )
         self._check_shapes(y, embedding)
         if self.surrogate is not None:
             self._check_repeats(x)
@@ -118,8 +117,14 @@ class GeoQ:
         self.geometry_ = Geometry(
             embedding, n_anchors=self.n_anchors, n_support=self.n_support
         )
-        self.calibration_ = self._calibrate(
-            Observations(x, y, embedding), splits, dependence
+        self.calibration_ = cross_fit(
+            Observations(x, y, embedding),
+            plan,
+            # Without retraining every fold is served by the deployed surrogate, which saw none of these data.
+            train_surrogate=self.train_surrogate or (lambda _x, _y: self.surrogate_),
+            error_functional=self.error_functional,
+            n_anchors=self.n_anchors,
+            n_support=self.n_support,
         )
         self.increment_model_ = copy.deepcopy(self.increment_model).fit(
             self.calibration_
@@ -208,59 +213,6 @@ class GeoQ:
             exc.add_note("while training the deployed surrogate on all data")
             raise
         return surrogate
-
-    def _calibrate(
-        self, data: Observations, splits: list[Split], dependence: Dependence | None
-    ) -> CalibrationSet:
-        """Cross-fit, and remember where each tuple comes from (lines 6-10)."""
-        features, error = cross_fit(
-            data,
-            splits,
-            # Without retraining every fold is served by the deployed surrogate, which saw none of these data.
-            train_surrogate=self.train_surrogate or (lambda _x, _y: self.surrogate_),
-            error_functional=self.error_functional,
-            n_anchors=self.n_anchors,
-            n_support=self.n_support,
-        )
-        point = np.concatenate([held_out for _, held_out in splits])
-        fold = np.repeat(
-            np.arange(len(splits)), [len(held_out) for _, held_out in splits]
-        )
-        position = (
-            None
-            if dependence is None
-            else torch.as_tensor(dependence.position[point], device=error.device)
-        )
-        return CalibrationSet(
-            features=features,
-            error=error,
-            point=torch.as_tensor(point, device=error.device),
-            fold=torch.as_tensor(fold, device=error.device),
-            position=position,
-            reach=0 if dependence is None else dependence.reach,
-        )
-
-    def _split(
-        self, embedding: Embedding, groups: Sequence[Any] | None
-    ) -> tuple[list[Split], Dependence | None]:
-        """The folds, refused if one of them cannot give what the geometry needs (line 5)."""
-        n_points = len(embedding)
-        points = embedding.normalized.reshape(n_points, -1).cpu().numpy()
-        labels = None if groups is None else np.asarray(groups)
-        pairs = self.folds.split(points, None, labels)
-        splits = [
-            (np.asarray(train), np.asarray(held_out)) for train, held_out in pairs
-        ]
-        check_splits(
-            splits, n_points, n_anchors=self.n_anchors, n_support=self.n_support
-        )
-        dependence = (
-            self.folds.dependence(n_points, labels)
-            if isinstance(self.folds, DependentFolds)
-            else None
-        )
-        check_safe_count(self.n_safe, splits, dependence)
-        return splits, dependence
 
     def _check_arguments(self, x: Array, y: Array) -> Tensor:
         """Everything that can be known to be wrong before anything is computed; returns the inputs."""
@@ -377,7 +329,7 @@ class GeoQ:
             **_prefixed("increment", weights),
             **{
                 f"calibration.{name}": getattr(self.calibration_, name)
-                for name in ("error", "point", "fold")
+                for name in ("error", "point", "fold", "family")
             },
             **_prefixed(
                 "features",
@@ -447,6 +399,7 @@ class GeoQ:
             error=arrays["calibration.error"],
             point=arrays["calibration.point"],
             fold=arrays["calibration.fold"],
+            family=arrays["calibration.family"],
             position=arrays.get("calibration.position"),
             reach=numbers["reach"],
         )

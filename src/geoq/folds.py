@@ -8,7 +8,7 @@ Schemes see the normalised inputs nu(x), one flattened row per point.
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -258,35 +258,121 @@ class CombinedFolds:
         return stated[0] if stated else None
 
 
-def check_splits(
-    splits: list[Split], n_points: int, *, n_anchors: int, n_support: int
-) -> None:
-    """Refuse folds that cannot give what the geometry needs, before anything is trained on them."""
-    if not splits:
-        raise ValueError(
-            "folds.split yielded no fold; choose a scheme with at least one."
-        )
-    for fold, (train, held_out) in enumerate(splits, start=1):
-        where = f"fold {fold} of {len(splits)}"
-        for name, rows in (("training", train), ("held-out", held_out)):
-            if not len(rows):
-                raise ValueError(
-                    f"{where} has no {name} points of the {n_points} given; lower n_folds or gap, or give more data."
-                )
-            if rows.min() < 0 or rows.max() >= n_points:
-                raise ValueError(
-                    f"{where} names row {rows.max()}, but there are {n_points} rows; correct the folds."
-                )
-        if np.intersect1d(train, held_out).size:
-            raise ValueError(
-                f"{where} trains on points it holds out; folds must keep the two apart."
+@dataclass(frozen=True)
+class FoldPlan:
+    """Folds as drawn for one set of points: the rows of each, and what is known about them.
+
+    ``family`` numbers the scheme that a fold comes from; schemes that were not combined are family 0. A plan is a
+    scheme as well, which yields the folds it holds whatever it is asked.
+    """
+
+    splits: tuple[Split, ...]
+    family: tuple[int, ...]
+    dependence: Dependence | None
+    n_points: int
+    name: str = "FoldPlan"
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @staticmethod
+    def draw(
+        folds: Any, points: Float[np.ndarray, " n d"], groups: np.ndarray | None
+    ) -> "FoldPlan":
+        """Ask the scheme for its folds, and refuse those that keep nothing in or nothing out."""
+        if isinstance(folds, FoldPlan):
+            return folds
+        if not isinstance(folds, Folds):
+            raise TypeError(
+                f"folds={folds!r}, but a fold scheme has a method split; pass RandomFolds(5), for example."
             )
-        for name, needed, purpose in (
-            ("n_anchors", n_anchors, "anchor to"),
-            ("n_support", n_support, "measure support by"),
-        ):
-            if len(train) < needed:
+        schemes = folds.schemes if isinstance(folds, CombinedFolds) else (folds,)
+        drawn = [
+            (family, (np.asarray(train), np.asarray(held_out)))
+            for family, scheme in enumerate(schemes)
+            for train, held_out in scheme.split(points, None, groups)
+        ]
+        plan = FoldPlan(
+            splits=tuple(split for _, split in drawn),
+            family=tuple(family for family, _ in drawn),
+            dependence=folds.dependence(len(points), groups)
+            if isinstance(folds, DependentFolds)
+            else None,
+            n_points=len(points),
+            name=repr(folds),
+        )
+        plan._check_rows()
+        return plan
+
+    def split(
+        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
+    ) -> Iterable[Split]:
+        del points, y, groups
+        return self.splits
+
+    @property
+    def point(self) -> Int[np.ndarray, " n_tuples"]:
+        """Row of the data that each calibration tuple comes from."""
+        return np.concatenate([held_out for _, held_out in self.splits])
+
+    def per_tuple(self, numbers: Iterable[int]) -> Int[np.ndarray, " n_tuples"]:
+        """One number per fold, repeated for each tuple of the fold."""
+        return np.repeat(
+            np.array([*numbers]), [len(held_out) for _, held_out in self.splits]
+        )
+
+    @property
+    def n_independent(self) -> int:
+        """Calibration tuples that are independent of the tuple that has the fewest of them."""
+        if self.dependence is None:
+            return len(self.point) - 1
+        position, reach = (
+            np.sort(self.dependence.position[self.point]),
+            self.dependence.reach,
+        )
+        near = np.searchsorted(position, position + reach, side="right")
+        near -= np.searchsorted(position, position - reach, side="left")
+        return len(position) - int(near.max())
+
+    def check(self, *, n_anchors: int, n_support: int, n_safe: int) -> None:
+        """Refuse more neighbours than the folds leave, before anything is trained on them."""
+        for fold, (train, _) in enumerate(self.splits, start=1):
+            for name, needed, purpose in (
+                ("n_anchors", n_anchors, "anchor to"),
+                ("n_support", n_support, "measure support by"),
+            ):
+                if len(train) < needed:
+                    raise ValueError(
+                        f"{name}={needed}, but {self._name(fold)} leaves only {len(train)} points to {purpose}; "
+                        f"lower {name} or n_folds, or give more data."
+                    )
+        if n_safe > self.n_independent:
+            raise ValueError(
+                f"n_safe={n_safe}, but a calibration point has only {self.n_independent} others that are independent "
+                "of it; lower n_safe or the gap, or give more data."
+            )
+
+    def _check_rows(self) -> None:
+        if not self.splits:
+            raise ValueError(
+                "folds.split yielded no fold; choose a scheme with at least one."
+            )
+        for fold, (train, held_out) in enumerate(self.splits, start=1):
+            for name, rows in (("training", train), ("held-out", held_out)):
+                if not len(rows):
+                    raise ValueError(
+                        f"{self._name(fold)} has no {name} points of the {self.n_points} given; "
+                        "lower n_folds or gap, or give more data."
+                    )
+                if rows.min() < 0 or rows.max() >= self.n_points:
+                    raise ValueError(
+                        f"{self._name(fold)} names row {rows.max()}, but there are {self.n_points} rows; "
+                        "correct the folds."
+                    )
+            if np.intersect1d(train, held_out).size:
                 raise ValueError(
-                    f"{name}={needed}, but {where} leaves only {len(train)} points to {purpose}; "
-                    f"lower {name} or n_folds, or give more data."
+                    f"{self._name(fold)} trains on points it holds out; folds must keep the two apart."
                 )
+
+    def _name(self, fold: int) -> str:
+        return f"fold {fold} of {len(self.splits)}"

@@ -87,10 +87,14 @@ class _ScaledRate(nn.Module):
     """
 
     def __init__(
-        self, network: nn.Module, n_features: int, field_shape: tuple[int, ...]
+        self,
+        network: nn.Module,
+        n_features: int,
+        field_shape: tuple[int, ...],
+        n_spatial: int,
     ) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.n_spatial = network, n_spatial
         self.register_buffer("mean", torch.zeros(n_features))
         self.register_buffer("scale", torch.ones(n_features))
         self.register_buffer("unit", torch.ones(field_shape))
@@ -114,13 +118,20 @@ class _ScaledRate(nn.Module):
         slope = calibration.increment[apart] / norm[apart].view(
             -1, *(1,) * self.unit.ndim
         )
-        if len(slope):
-            # Where more than the level's share of the increments is zero, the mean keeps h off zero so it can learn.
-            self.unit.copy_(
-                torch.maximum(inverse_cdf_quantile(slope, quantile), slope.mean())
-            )
-        else:
+        if not len(slope):
             self.unit.zero_()
+            return
+        # Where more than the level's share of the increments is zero, the mean keeps h off zero so that it can learn;
+        # a cell that was never wrong starts where its channel does.
+        level = torch.maximum(inverse_cdf_quantile(slope, quantile), slope.mean(dim=0))
+        self.unit.copy_(
+            torch.where(level > 0, level, 0.01 * self._by_channel(slope.mean(dim=0)))
+        )
+
+    def _by_channel(self, values: Float[Tensor, " *field"]) -> Float[Tensor, " *field"]:
+        """Values averaged over the grid, if there is one: its cells share a unit, other coordinates need not."""
+        grid = tuple(range(values.ndim - self.n_spatial, values.ndim))
+        return values.mean(dim=grid, keepdim=True).expand_as(values) if grid else values
 
 
 def _fit_rate(
@@ -130,15 +141,16 @@ def _fit_rate(
     training: Training,
 ) -> None:
     increment = calibration.increment.float()
-    mean_increment = float(increment.mean()) or 1.0
+    # Outputs in other units weigh alike: the minimiser of each coordinate's pinball loss does not depend on its weight,
+    # but what a shared network learns in finite time does.
+    typical = module._by_channel(increment.mean(dim=0))
+    weight = torch.where(typical > 0, 1 / typical, 0)
 
     def loss(net: nn.Module, rows: Tensor) -> Tensor:
         return (
-            pinball_loss(
-                increment[rows], net(calibration.features[rows]), quantile
-            ).mean()
-            / mean_increment
-        )
+            weight
+            * pinball_loss(increment[rows], net(calibration.features[rows]), quantile)
+        ).mean()
 
     module.to(increment.device)
     module.set_units(calibration, quantile)
@@ -214,9 +226,8 @@ class NormScaledIncrement:
         def make_network() -> nn.Module:
             return MLP(n_features, math.prod(field_shape), hidden=self.hidden)
 
-        self.module_ = _ScaledRate(
-            _fresh(make_network, self.training.random_state), n_features, field_shape
-        )
+        network = _fresh(make_network, self.training.random_state)
+        self.module_ = _ScaledRate(network, n_features, field_shape, n_spatial=0)
 
 
 class _FieldNetwork(nn.Module):
@@ -325,7 +336,9 @@ class FieldIncrement:
             return _FieldNetwork(field_shape, z_shape, self.n_spatial, self.widths)
 
         network = _fresh(make_network, self.training.random_state)
-        self.module_ = _ScaledRate(network, math.prod(z_shape) + 1, field_shape)
+        self.module_ = _ScaledRate(
+            network, math.prod(z_shape) + 1, field_shape, self.n_spatial
+        )
 
 
 def _fresh(make_network: Callable[[], nn.Module], random_state: int) -> nn.Module:

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 from jaxtyping import Bool, Float, Int, Num
@@ -534,10 +534,9 @@ class _Products:
         square, scale = self._scale(block)
         n_group = self._group(block.size, n_proposed)
         value, rows = _least(self._minima(block, scale, n_group), n_proposed + 1)
-        bound, rows = value[-1], rows[:-1].T
+        bound, rows = value[:, -1], rows[:, :-1]
         if n_group > 1:
-            member = torch.arange(n_group, device=rows.device)
-            rows = (rows[:, :, None] * n_group + member).flatten(start_dim=1)
+            rows = _members(rows, n_group)
             value = self._values(block, scale, rows)
             value, at = value.topk(n_proposed + 1, largest=False)
             bound = torch.minimum(bound, value[:, -1])
@@ -554,7 +553,7 @@ class _Products:
         square, scale = self._scale(block)
         limit = (radius.square() - square * (1 - self.error)) * scale**2
         found = []
-        for start, tile in self._tiles(block, scale, 1):
+        for start, tile in self._tiles(block, scale, 1, None):
             hit = (tile <= limit + self.underflow).nonzero()
             hit[:, 0] += start
             found.append(hit)
@@ -582,27 +581,33 @@ class _Products:
         self, block: _Block, scale: float, n_group: int
     ) -> Float[Tensor, " n_groups n_block"]:
         """Least value of each group of consecutive points, for each query."""
-        n_groups = -(-len(self.centred.points) // n_group)
-        least = self._empty(n_groups, block.size)
-        for start, tile in self._tiles(block, scale, n_group):
+        n_points = len(self.centred.points)
+        least = self._empty(-(-n_points // n_group), block.size)
+        keep = least if n_group == 1 else None
+        for start, tile in self._tiles(block, scale, n_group, keep):
+            if keep is not None:
+                continue
             whole = len(tile) // n_group
-            to = least[start // n_group :][:whole]
             groups = tile[: whole * n_group].view(whole, n_group, block.size)
-            torch.amin(groups, dim=1, out=to)
+            torch.amin(groups, dim=1, out=least[start // n_group :][:whole])
             if whole * n_group < len(tile):
                 least[-1] = tile[whole * n_group :].amin(dim=0)
         return least
 
     def _tiles(
-        self, block: _Block, scale: float, multiple: int
+        self, block: _Block, scale: float, multiple: int, keep: Tensor | None
     ) -> Iterator[tuple[int, Float[Tensor, " n_rows n_block"]]]:
-        """Values of consecutive points (by position where some are left out)."""
+        """Values of consecutive points (by position where some are left out).
+
+        Each tile is written over the last, or into its part of the array to keep.
+        """
         centred, points, left_out = self.centred, self.centred.points, block.left_out
         n_points, n_dims = points.shape
         work, n_columns = _work(points), min(n_dims, _WIDTH)
         size = min(work // block.size, 4 * work // n_columns, n_points)
         size = max(1, size // multiple) * multiple
-        tile, right = self._empty(size, block.size), None
+        tile = self._empty(size, block.size) if keep is None else keep
+        right = None
         hidden = range(0)
         if left_out is not None:
             begin, end = left_out.start[block.rows], left_out.stop[block.rows]
@@ -612,12 +617,12 @@ class _Products:
             if left_out is not None:
                 rows = _run(left_out.order[rows])
             weight = self._weight(rows, scale)
-            out = tile[: len(weight)]
+            out = tile[0 if keep is None else start :][: len(weight)]
             for at in range(0, n_dims + 1, _WIDTH):
                 if right is None or n_dims >= _WIDTH:
                     right = self._right(block, at, scale)
                 left = centred.columns(points, rows, at, scale, weight, self.dtype)
-                with _full_precision():
+                with _full_precision(points.device):
                     torch.addmm(out, left, right.T, beta=int(at > 0), out=out)
             if left_out and start < hidden.stop and start + size > hidden.start:
                 rank = start + torch.arange(len(out), device=out.device)[:, None]
@@ -640,7 +645,7 @@ class _Products:
             for start in range(0, n_dims + 1, _WIDTH):
                 left = centred.columns(points, rows, start, scale, weight, self.dtype)
                 left = left.view(part.size, n_rows, left.shape[1])
-                with _full_precision():
+                with _full_precision(points.device):
                     product = left @ self._right(part, start, scale)[:, :, None]
                 value[at] += product[:, :, 0]
         value.masked_fill_(rank >= n_points, math.inf)
@@ -661,32 +666,40 @@ class _Products:
 
 def _least(
     values: Float[Tensor, " n_values n_block"], n_least: int
-) -> tuple[Float[Tensor, " n_least n_block"], Int[Tensor, " n_least n_block"]]:
+) -> tuple[Float[Tensor, " n_block n_least"], Int[Tensor, " n_block n_least"]]:
     """The least values of each column, ascending, and where they stand."""
     n_values, n_block = values.shape
-    n_groups = n_values // 16
+    n_groups = n_values // 8
     if n_groups < 4 * n_least:
-        return values.topk(n_least, dim=0, largest=False)
-    # In groups of 16, as sorting less saves more time than the minima take.
-    groups = values[: 16 * n_groups].view(n_groups, 16, n_block)
-    _, group = _least(groups.amin(dim=1), n_least)
-    member = torch.arange(16, device=group.device)[:, None]
-    rows = (16 * group[:, None] + member).flatten(end_dim=1)
-    rest = torch.arange(16 * n_groups, n_values, device=group.device)
-    rows = torch.cat([rows, rest[:, None].expand(-1, n_block)])
-    value, at = values.gather(0, rows).topk(n_least, dim=0, largest=False)
-    return value, rows.gather(0, at)
+        return values.T.contiguous().topk(n_least, largest=False)
+    # The least of groups first: minima take less time than sorting all values.
+    groups = values[: 8 * n_groups].view(n_groups, 8, n_block)
+    rows = _members(_least(groups.amin(dim=1), n_least)[1], 8)
+    rest = torch.arange(8 * n_groups, n_values, device=rows.device)
+    rows = torch.cat([rows, rest.expand(n_block, -1)], dim=1)
+    value, at = values.T.gather(1, rows).topk(n_least, largest=False)
+    return value, rows.gather(1, at)
+
+
+def _members(
+    groups: Int[Tensor, " n_block n_groups"], n_group: int
+) -> Int[Tensor, " n_block n_rows"]:
+    """The consecutive rows that groups of equal size consist of."""
+    member = torch.arange(n_group, device=groups.device)
+    return (groups[:, :, None] * n_group + member).flatten(start_dim=1)
 
 
 @contextmanager
-def _full_precision() -> Iterator[None]:
+def _full_precision(device: torch.device) -> Iterator[None]:
     """Products without TF32 or bfloat16, whose errors are outside the bounds."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    cuda = device.type == "cuda"
+    backend: Any = torch.backends.cuda if cuda else torch.backends.mkldnn
+    flags = backend.matmul
+    before, flags.fp32_precision = flags.fp32_precision, "ieee"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        flags.fp32_precision = before
 
 
 def _blank(queries: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from geoq.crossfit import CalibrationSet
-from geoq.folds import Dependence, Split
 from geoq.geometry import GeometricFeatures
 from geoq.increment import inverse_cdf_quantile
 from geoq.neighbors import Neighbors
@@ -89,23 +87,3 @@ def leave_one_out_scores(
         n_safe, position=calibration.position, reach=calibration.reach
     )
     return distances.mean(dim=1)
-
-
-def check_safe_count(
-    n_safe: int, splits: list[Split], dependence: Dependence | None
-) -> None:
-    """Refuse more neighbours than a calibration tuple will have, before the folds are trained."""
-    point = np.concatenate([held_out for _, held_out in splits])
-    if dependence is None:
-        admissible = len(point) - 1
-    else:
-        position = np.sort(dependence.position[point])
-        near = np.searchsorted(
-            position, position + dependence.reach, side="right"
-        ) - np.searchsorted(position, position - dependence.reach, side="left")
-        admissible = len(point) - int(near.max())
-    if n_safe > admissible:
-        raise ValueError(
-            f"n_safe={n_safe}, but a calibration point has only {admissible} others that are independent of it; "
-            "lower n_safe or the gap, or give more data."
-        )

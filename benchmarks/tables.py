@@ -1,0 +1,172 @@
+"""Markdown tables from the results: mean and spread over seeds, the paper's numbers beside ours.
+
+python benchmarks/tables.py forrester                       # print the tables of a problem
+python benchmarks/tables.py forrester --into README.md      # put them between its markers
+"""
+
+import argparse
+import json
+import math
+import statistics
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+# Tables 2, 3 and the accuracy appendix of the paper: pinball, correlation, coverage, relative L2.
+PAPER = {
+    "forrester": {
+        "GP": (0.001, 0.799, 1.000, 0.093),
+        "MC dropout": (0.300, 0.977, 0.150, 0.879),
+        "Deep ensemble": (0.303, 0.984, 0.487, 0.884),
+        "Split conformal": (0.298, None, 0.490, 0.945),
+        "GeoQ (paper)": (0.117, 0.989, 0.804, 0.868),
+    },
+}
+# Safe fraction, pinball, correlation, coverage inside the safe region.
+PAPER_SAFE = {"forrester": {"GeoQ (paper)": (0.582, 0.000, 0.978, 1.000)}}
+
+METRICS = ("pinball", "correlation", "coverage", "relative_l2")
+SAFE_METRICS = ("safe_fraction", "safe_pinball", "safe_correlation", "safe_coverage")
+SMALLER_IS_BETTER = {"pinball", "safe_pinball", "relative_l2"}
+LARGER_IS_BETTER = {"correlation", "safe_correlation"}
+HEADINGS = {"relative_l2": "relative L2", "train_seconds": "calibration over training"}
+
+
+def load(problem):
+    path = RESULTS / f"{problem}.json"
+    if not path.is_file():
+        raise SystemExit(f"{path} does not exist; run benchmarks/{problem}.py first.")
+    return json.loads(path.read_text())
+
+
+def values(rows, method, setting, metric):
+    picked = [
+        r[metric] for r in rows if (r["method"], r["setting"]) == (method, setting)
+    ]
+    return [value for value in picked if value is not None]
+
+
+def spread(numbers):
+    if not numbers:
+        return "-"
+    mean, deviation = statistics.fmean(numbers), statistics.pstdev(numbers)
+    digits = 3 if abs(mean) >= 0.1 else 4
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+
+
+def ranked(rows, methods, setting, metric):
+    """Best in bold, second underlined, by the mean; coverage is best at its level, so it is not ranked."""
+    cells = {m: spread(values(rows, m, setting, metric)) for m in methods}
+    if metric in SMALLER_IS_BETTER | LARGER_IS_BETTER:
+        means = {
+            m: statistics.fmean(v)
+            for m in methods
+            if (v := values(rows, m, setting, metric))
+        }
+        order = sorted(means, key=means.get, reverse=metric in LARGER_IS_BETTER)
+        for method, (before, after) in zip(
+            order, (("**", "**"), ("<u>", "</u>")), strict=False
+        ):
+            cells[method] = before + cells[method] + after
+    return cells
+
+
+def table(rows, methods, setting, metrics, paper):
+    columns = {metric: ranked(rows, methods, setting, metric) for metric in metrics}
+    names = [HEADINGS.get(m, m.replace("safe_", "").replace("_", " ")) for m in metrics]
+    lines = [
+        "| method | " + " | ".join(names) + " | the paper |",
+        "|---" * (len(metrics) + 2) + "|",
+    ]
+    for method in methods:
+        theirs = " / ".join(
+            "-" if v is None else f"{v:.3f}" for v in paper.get(method, ())
+        )
+        cells = " | ".join(columns[metric][method] for metric in metrics)
+        lines.append(f"| {method} | {cells} | {theirs} |")
+    return "\n".join(lines)
+
+
+def ratios(rows, methods, setting, reference):
+    """Pinball of the reference over each method's, seed by seed: below 1 the reference is ahead."""
+    by_seed = {
+        m: {
+            r["seed"]: r["pinball"]
+            for r in rows
+            if (r["method"], r["setting"]) == (m, setting)
+        }
+        for m in methods
+    }
+    lines = [
+        f"| pinball of {reference} over that of | mean | least | most | ahead on |",
+        "|---|---|---|---|---|",
+    ]
+    for method in methods:
+        pairs = [
+            by_seed[reference][seed] / by_seed[method][seed]
+            for seed in by_seed[reference]
+            if by_seed[method].get(seed)
+        ]
+        if method == reference or not pairs:
+            continue
+        mean = math.exp(statistics.fmean(map(math.log, pairs)))
+        ahead = sum(ratio < 1 for ratio in pairs)
+        lines.append(
+            f"| {method} | {mean:.2f} | {min(pairs):.2f} | {max(pairs):.2f} | {ahead} of {len(pairs)} seeds |"
+        )
+    return "\n".join(lines)
+
+
+def render(problem, reference):
+    record = load(problem)
+    rows = record["rows"]
+    parts = []
+    for setting in dict.fromkeys(r["setting"] for r in rows):
+        methods = list(
+            dict.fromkeys(r["method"] for r in rows if r["setting"] == setting)
+        )
+        title = f" ({setting})" if setting else ""
+        parts += [
+            f"**All queries{title}**",
+            table(rows, methods, setting, METRICS, PAPER.get(problem, {})),
+            f"**Inside the safe region{title}**",
+            table(rows, methods, setting, SAFE_METRICS, PAPER_SAFE.get(problem, {})),
+            ratios(rows, methods, setting, reference),
+        ]
+    source = (
+        f"`python benchmarks/{problem}.py`, seeds {record['seeds'][0]} to {record['seeds'][-1]}, "
+        f"{record['device']}, commit {record['commit'][:10]}; mean ± standard deviation over seeds."
+    )
+    return "\n\n".join([*parts, source])
+
+
+def insert(path, problem, text):
+    start, end = f"<!-- {problem} -->", f"<!-- /{problem} -->"
+    page = path.read_text()
+    if start not in page or end not in page:
+        raise SystemExit(
+            f"{path} has no place for the tables; mark it with {start} and {end}."
+        )
+    before, after = page.split(start)[0], page.split(end)[1]
+    path.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "problem", help="a file name in benchmarks/results, without its ending"
+    )
+    parser.add_argument(
+        "--reference", default="GeoQ", help="the method whose ratios are shown"
+    )
+    parser.add_argument("--into", type=Path, help="a page with markers for the tables")
+    arguments = parser.parse_args()
+    text = render(arguments.problem, arguments.reference)
+    if arguments.into:
+        insert(arguments.into, arguments.problem, text)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
