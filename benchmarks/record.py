@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import platform
 import subprocess
 import time
@@ -78,7 +79,7 @@ def write(
     target = path or RESULTS / f"{problem}.json"
     record = {
         "problem": problem,
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, {platform.system()}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "commit": commit(),
         "python": platform.python_version(),
@@ -96,6 +97,8 @@ def write(
 
 def commit() -> str:
     """The commit the code was at, marked if files had been changed since."""
+    if "GEOQ_COMMIT" in os.environ:  # where the code runs without its repository
+        return os.environ["GEOQ_COMMIT"]
     here = Path(__file__).parent
     try:
         head = subprocess.run(

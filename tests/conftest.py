@@ -23,6 +23,8 @@ INSIDE = [
     "nets",
     "crossfit",
     "increment",
+    "factor",
+    "power_law",
 ]
 INSIDE += ["safe_region", "assessment", "artifact", "metrics", "baselines", "plots"]
 

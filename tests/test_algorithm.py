@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from geoq import GeoQ, identity
+from geoq import GeoQ, SafeRegion, identity
 from geoq.crossfit import CalibrationSet
 from geoq.safe_region import leave_one_out_scores
 
@@ -57,6 +57,7 @@ def geoq():
         n_support=2,
         n_safe=1,
         safe_quantile=0.5,
+        safe_region=SafeRegion,
     ).fit(X, Y)
 
 

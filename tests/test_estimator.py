@@ -20,6 +20,7 @@ from geoq import (
     NestedFolds,
     NormScaledIncrement,
     RandomFolds,
+    SafeRegion,
     TemporalFolds,
     Training,
     identity,
@@ -209,7 +210,11 @@ def test_overlapping_windows_are_safe_with_a_gap_and_not_without(device):
 
     def safe_share(gap):
         geoq = GeoQ(
-            lambda x: x, None, folds=TemporalFolds(4, gap=gap), increment_model=QUICK
+            lambda x: x,
+            None,
+            folds=TemporalFolds(4, gap=gap),
+            increment_model=QUICK,
+            safe_region=SafeRegion,
         )
         return geoq.fit(x, y).assess(new).safe.double().mean()
 

@@ -88,7 +88,7 @@ def test_scalar_inputs_need_no_second_dimension():
 
 def features(displacement, support_distance):
     zeros = torch.zeros(len(displacement), 1)
-    return GeometricFeatures(displacement, support_distance, zeros, zeros)
+    return GeometricFeatures(displacement, support_distance, zeros, zeros, zeros)
 
 
 def test_the_norm_of_psi_is_that_of_the_flattened_vector():

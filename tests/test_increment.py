@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from geoq import FieldIncrement, NormScaledIncrement, Training
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
-from geoq.increment import STORABLE, inverse_cdf_quantile, pinball_loss
+from geoq.increment import inverse_cdf_quantile, pinball_loss
 
 QUICK = Training(n_steps=400, batch_size=128, learning_rate=3e-3, check_every=50)
 QUICK_FIELD = Training(n_steps=30, batch_size=16, check_every=10)
@@ -25,7 +25,11 @@ def calibration(error, displacement, support_distance=None):
         else support_distance
     )
     features = GeometricFeatures(
-        displacement, support, torch.zeros_like(error), torch.zeros_like(error)
+        displacement,
+        support,
+        torch.zeros_like(error),
+        torch.zeros_like(error),
+        inputs=displacement,
     )
     one = torch.zeros(n, dtype=torch.long)
     return CalibrationSet(features, error, torch.arange(n), one, one)
@@ -132,7 +136,7 @@ def test_a_fit_repeats_bit_for_bit(model, calibration):
 @pytest.mark.parametrize(("model", "calibration"), MEMBERS)
 def test_the_state_of_a_model_restores_it(model, calibration):
     settings, weights = model.fit(calibration).state()
-    again = STORABLE[type(model).__name__].from_state(settings, weights)
+    again = type(model).from_state(settings, weights)
     assert torch.equal(again(calibration.features), model(calibration.features))
 
 

@@ -133,6 +133,13 @@ def test_many_equal_points_are_answered_in_order(n_dims, device):
 
 
 @pytest.mark.parametrize("n_dims", [1, 3, 12])
+def test_points_in_triplicate_agree(n_dims, device):
+    points = normal(300, n_dims).repeat(3, 1).to(device)
+    queries = normal(30, n_dims, seed=1).to(device)
+    agree(Neighbors(points).nearest(queries, 8), by_hand(points, queries, 8))
+
+
+@pytest.mark.parametrize("n_dims", [1, 3, 12])
 def test_groups_of_equal_points_find_each_other(n_dims, device):
     points = torch.zeros(3000, n_dims, device=device)
     group = torch.arange(3000, device=device) % 2
@@ -200,10 +207,11 @@ def test_outliers_do_not_blur_the_others(device):
     agree(Neighbors(points).nearest(queries, 5), by_hand(points, queries, 5))
 
 
-@every_dimension
+@pytest.mark.parametrize("n_dims", [*DIMS, 3000])
 def test_queries_do_not_see_each_other(n_dims, device):
     """One at a time or all at once, the answers are the same to the last bit."""
-    points, queries = normal(3000, n_dims).to(device), normal(30, n_dims, seed=1)
+    n_points = 3000 if n_dims < 1000 else 300
+    points, queries = normal(n_points, n_dims).to(device), normal(30, n_dims, seed=1)
     cloud, queries = Neighbors(points), queries.to(device)
     distance, index = cloud.nearest(queries, 4)
     for i in range(30):

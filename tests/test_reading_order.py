@@ -18,6 +18,8 @@ READING_ORDER = [
     "nets",
     "crossfit",
     "increment",
+    "factor",
+    "power_law",
     "safe_region",
     "assessment",
     "artifact",

@@ -5,14 +5,14 @@ from torch.testing import assert_close
 
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
-from geoq.safe_region import SafeRegion, leave_one_out_scores
+from geoq.safe_region import DistanceRegion, SafeRegion, leave_one_out_scores
 
 
 def calibration(displacement, position=None, reach=0):
     displacement = torch.as_tensor(displacement, dtype=torch.float64)
     n = len(displacement)
     zeros = torch.zeros(n, 1, dtype=torch.float64)
-    features = GeometricFeatures(displacement, zeros[:, 0], zeros, zeros)
+    features = GeometricFeatures(displacement, zeros[:, 0], zeros, zeros, zeros)
     fold = torch.zeros(n, dtype=torch.long)
     return CalibrationSet(features, zeros, torch.arange(n), fold, fold, position, reach)
 
@@ -70,3 +70,18 @@ def test_a_group_does_not_support_itself():
     data = calibration([[0.0], [0.1], [7.0], [7.1]], torch.tensor([0, 0, 1, 1]))
     scores = leave_one_out_scores(data, n_safe=1) * data.standardization.scale[0]
     assert_close(scores, torch.tensor([7.0, 6.9, 6.9, 7.0], dtype=torch.float64))
+
+
+def test_the_distance_region_is_set_by_the_family_that_interpolates():
+    """Random folds hold out points at distances 1 to 20, nested ones far away: the former set the threshold."""
+    near, far = torch.arange(1.0, 21.0, dtype=torch.float64), torch.full((5,), 100.0)
+    distance = torch.cat([far.double(), near])
+    zeros = torch.zeros(25, 1, dtype=torch.float64)
+    features = GeometricFeatures(zeros, distance, zeros, zeros, zeros)
+    family = (distance < 50).long()
+    data = CalibrationSet(features, zeros, torch.arange(25), family, family)
+    region = DistanceRegion.fit(data, n_safe=1, safe_quantile=0.95)
+    assert region.threshold == 19.0
+    score = region.support_score(features)
+    assert torch.equal(score, distance)
+    assert region.contains(score).sum() == 19

@@ -11,7 +11,9 @@ from geoq.folds import (
     TemporalFolds,
 )
 from geoq.increment import FieldIncrement, NormScaledIncrement
+from geoq.power_law import PowerLawIncrement
 from geoq.representation import identity
+from geoq.safe_region import DistanceRegion, SafeRegion
 from geoq.surrogate import absolute_error, norm_error, relative_norm_error
 from geoq.training import Training, TrainNetwork
 
@@ -19,12 +21,15 @@ __all__ = [
     "Assessment",
     "ClusterFolds",
     "CombinedFolds",
+    "DistanceRegion",
     "FieldIncrement",
     "GeoQ",
     "GroupFolds",
     "NestedFolds",
     "NormScaledIncrement",
+    "PowerLawIncrement",
     "RandomFolds",
+    "SafeRegion",
     "TemporalFolds",
     "TrainNetwork",
     "Training",

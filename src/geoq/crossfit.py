@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
@@ -59,6 +59,23 @@ class CalibrationSet:
         .. math:: r_i^{cf} = [e_i^{cf} - \overline e_{k_a, i}^{cf}]_+  (eq:anchor_increment)
         """
         return (self.error - self.features.anchor_error).clamp(min=0)
+
+    @property
+    def weight(self) -> Float[Tensor, " n"]:
+        """Weights of the tuples that add up to 1, each family of folds having the same share."""
+        count = self.family.bincount()[self.family]
+        weight: Tensor = 1 / (count * len(self.family.unique())).to(self.error.dtype)
+        return weight
+
+    @property
+    def interpolating(self) -> Bool[Tensor, " n"]:
+        """Tuples of the family of folds that keeps held-out points nearest to the others, random folds if there are."""
+        distance = self.features.support_distance
+        by_family = {
+            float(distance[self.family == family].median()): family
+            for family in self.family.unique()
+        }
+        return torch.eq(self.family, by_family[min(by_family)])
 
     @property
     def unit(self) -> Int[Tensor, " n"]:
@@ -124,7 +141,11 @@ def cross_fit(
         baseline = anchor_error(anchors, error_of_used)
         features.append(
             GeometricFeatures(
-                relation.displacement, relation.support_distance, baseline, prediction
+                relation.displacement,
+                relation.support_distance,
+                baseline,
+                prediction,
+                inputs=data.embedding.normalized[unseen],
             )
         )
         errors.append(error)

@@ -14,18 +14,19 @@ from torch import Tensor
 from geoq import artifact
 from geoq.assessment import Assessment, QueryFeatures
 from geoq.crossfit import CalibrationSet, Observations, cross_fit
-from geoq.folds import ClusterFolds, FoldPlan, Folds
+from geoq.folds import FoldPlan, Folds, default_folds
 from geoq.geometry import Embedding, GeometricFeatures, Geometry, anchor_error
 from geoq.increment import (
-    STORABLE,
     ChecksShapes,
+    FieldIncrement,
     IncrementModel,
     NormScaledIncrement,
     Storable,
     check_quantile,
 )
+from geoq.power_law import PowerLawIncrement
 from geoq.representation import Representation, Standardization
-from geoq.safe_region import SafeRegion
+from geoq.safe_region import DistanceRegion, SafeRegion, SafeRule
 from geoq.surrogate import (
     Array,
     ErrorFunctional,
@@ -41,8 +42,17 @@ from geoq.surrogate import (
     to_tensor,
 )
 
+_OWN_MODELS: dict[
+    str | None, type[NormScaledIncrement | FieldIncrement | PowerLawIncrement]
+] = {
+    model.__name__: model
+    for model in (NormScaledIncrement, FieldIncrement, PowerLawIncrement)
+}
+_OWN_REGIONS: dict[str | None, type[SafeRegion | DistanceRegion]] = {
+    region.__name__: region for region in (SafeRegion, DistanceRegion)
+}
 _COUNTS = ("n_anchors", "n_support", "n_safe", "safe_quantile")
-_FEATURES = ("displacement", "support_distance", "anchor_error", "prediction")
+_FEATURES = ("displacement", "support_distance", "anchor_error", "prediction", "inputs")
 
 # Rows kept to recognise the user's callables by: they must answer the same when asked twice, and after loading.
 N_PROBES = 8
@@ -71,6 +81,7 @@ class GeoQ:
         n_support: k, points that the support distance averages over.
         n_safe: K_safe, calibration features that the support score averages over.
         safe_quantile: alpha_safe, share of the calibration that its own safe region contains.
+        safe_region: the rule of the safe region; ``SafeRegion`` is the paper's, and the only one that reads ``n_safe``.
     """
 
     surrogate: Surrogate | None
@@ -78,12 +89,13 @@ class GeoQ:
     _: KW_ONLY
     representation: Representation | None = None
     error_functional: ErrorFunctional = absolute_error
-    folds: Folds = field(default_factory=ClusterFolds)
-    increment_model: IncrementModel = field(default_factory=NormScaledIncrement)
+    folds: Folds = field(default_factory=default_folds)
+    increment_model: IncrementModel = field(default_factory=PowerLawIncrement)
     n_anchors: int = 1
     n_support: int = 20
     n_safe: int = 20
     safe_quantile: float = 0.95
+    safe_region: SafeRule = DistanceRegion
 
     def fit(self, x: Array, y: Array, *, groups: Sequence[Any] | None = None) -> "GeoQ":
         """Calibrate on pairs of inputs and reference outputs (lines 1-12).
@@ -129,7 +141,7 @@ class GeoQ:
         self.increment_model_ = copy.deepcopy(self.increment_model).fit(
             self.calibration_
         )
-        self.safe_region_ = SafeRegion.fit(
+        self.safe_region_ = self.safe_region.fit(
             self.calibration_, n_safe=self.n_safe, safe_quantile=self.safe_quantile
         )
         self.probes_ = x[:: max(1, len(x) // N_PROBES)][:N_PROBES]
@@ -172,7 +184,11 @@ class GeoQ:
             baseline = anchor_error(relation.anchors, self.error_)
             prediction = evaluate(self.surrogate_, x[rows], "surrogate").to(queries.z)
             features = GeometricFeatures(
-                relation.displacement, relation.support_distance, baseline, prediction
+                relation.displacement,
+                relation.support_distance,
+                baseline,
+                prediction,
+                inputs=queries.normalized,
             )
             increment = self.increment_model_(features)
             score = self.safe_region_.support_score(features)
@@ -314,6 +330,7 @@ class GeoQ:
         numbers = {
             **{name: getattr(self, name) for name in _COUNTS},
             "threshold": self.safe_region_.threshold,
+            "safe_region": type(self.safe_region_).__name__,
             "reach": self.calibration_.reach,
             "numpy": isinstance(self.probes_, np.ndarray),
             "cuda": self.error_.is_cuda,
@@ -403,7 +420,7 @@ class GeoQ:
             position=arrays.get("calibration.position"),
             reach=numbers["reach"],
         )
-        own = STORABLE.get(numbers["increment_model"])
+        own = _OWN_MODELS.get(numbers["increment_model"])
         if own is None and increment_model is None:
             raise ValueError(
                 "the file was saved with an increment model of the user's own, which is not in it; "
@@ -421,7 +438,7 @@ class GeoQ:
         )
         assert fitted is not None
         self.increment_model = self.increment_model_ = fitted
-        self.safe_region_ = SafeRegion.at(
+        self.safe_region_ = _OWN_REGIONS[numbers["safe_region"]].at(
             self.calibration_, n_safe=self.n_safe, threshold=numbers["threshold"]
         )
         probes = arrays["probe.x"]

@@ -193,11 +193,12 @@ class GroupFolds:
 class NestedFolds:
     """Subsets that shrink towards the centre of the data; what lies outside a subset is held out.
 
-    Stage l of L keeps the share (L + 1 - l) / (L + 1) of the points nearest the centroid, so a point far from the
-    centre is held out at many stages, at displacements from small to large.
+    Shares shrink evenly from stage to stage down to ``smallest``, 1 / (n_folds + 1) unless it is given: a point far
+    from the centre is held out at many stages, at displacements from small to large.
     """
 
     n_folds: int = 10
+    smallest: float | None = None
 
     def split(
         self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
@@ -209,10 +210,13 @@ class NestedFolds:
         centre_first = np.argsort(
             np.linalg.norm(points - points.mean(axis=0), axis=1), kind="stable"
         )
-        for stage in range(1, self.n_folds + 1):
-            n_kept = round(
-                len(points) * (self.n_folds + 1 - stage) / (self.n_folds + 1)
+        smallest = 1 / (self.n_folds + 1) if self.smallest is None else self.smallest
+        if not 0 < smallest < 1:
+            raise ValueError(
+                f"NestedFolds(smallest={smallest}), but a subset is a share of the points; choose between 0 and 1."
             )
+        for stage in range(1, self.n_folds + 1):
+            n_kept = round(len(points) * (1 - (1 - smallest) * stage / self.n_folds))
             yield np.sort(centre_first[:n_kept]), np.sort(centre_first[n_kept:])
 
 
@@ -256,6 +260,11 @@ class CombinedFolds:
                 f"{self!r} states {len(stated)} different dependences between points; keep one grouping or one gap."
             )
         return stated[0] if stated else None
+
+
+def default_folds() -> CombinedFolds:
+    """Random, clustered and nested folds together: no single family serves every problem, and the union is never worst."""
+    return CombinedFolds(RandomFolds(5), ClusterFolds(5), NestedFolds(5, smallest=0.4))
 
 
 @dataclass(frozen=True)

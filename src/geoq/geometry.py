@@ -60,14 +60,16 @@ class GeometricFeatures:
 
     .. math:: \psi_{k_a, k}(x) = (\Delta z_{k_a}(x), \Delta d_k(x))  (eq:psi)
 
-    The paper's increment models read ``displacement`` and ``support_distance`` alone. The anchor error and the
-    surrogate's prediction travel along for models that want to know where the prediction sits, which psi discards.
+    The paper's increment models read ``displacement`` and ``support_distance`` alone. The anchor error, the surrogate's
+    prediction and the normalised inputs nu(x) travel along for models that want to know where the query and its
+    prediction sit, which psi discards.
     """
 
     displacement: Float[Tensor, " n *z"]
     support_distance: Float[Tensor, " n"]
     anchor_error: Float[Tensor, " n *field"]
     prediction: Float[Tensor, " n *output"]
+    inputs: Float[Tensor, " n *coordinates"]
 
     def __len__(self) -> int:
         return len(self.support_distance)
@@ -77,12 +79,13 @@ class GeometricFeatures:
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """Displacement, support distance, anchor error and prediction, in the order of the fields."""
+        """The fields in their order."""
         return (
             self.displacement,
             self.support_distance,
             self.anchor_error,
             self.prediction,
+            self.inputs,
         )
 
     @staticmethod

@@ -350,9 +350,3 @@ def _fresh(make_network: Callable[[], nn.Module], random_state: int) -> nn.Modul
 def _load(module: _ScaledRate, weights: dict[str, Tensor]) -> None:
     module.load_state_dict(weights)
     module.to(weights["unit"].device).eval()
-
-
-STORABLE: dict[str | None, type[NormScaledIncrement] | type[FieldIncrement]] = {
-    "NormScaledIncrement": NormScaledIncrement,
-    "FieldIncrement": FieldIncrement,
-}

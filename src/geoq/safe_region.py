@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -11,6 +12,68 @@ from geoq.geometry import GeometricFeatures
 from geoq.increment import inverse_cdf_quantile
 from geoq.neighbors import Neighbors
 from geoq.representation import Standardization
+
+
+@runtime_checkable
+class FittedRegion(Protocol):
+    """A score of the queries' features, and the largest one that counts as safe."""
+
+    @property
+    def threshold(self) -> float: ...
+
+    def support_score(self, features: GeometricFeatures, /) -> Tensor: ...
+
+    def contains(self, support_score: Tensor, /) -> Tensor: ...
+
+
+@runtime_checkable
+class SafeRule(Protocol):
+    """How a safe region is found from the calibration; ``SafeRegion`` and ``DistanceRegion`` are two."""
+
+    def fit(
+        self, calibration: CalibrationSet, /, *, n_safe: int, safe_quantile: float
+    ) -> FittedRegion: ...
+
+
+@dataclass(frozen=True)
+class DistanceRegion:
+    r"""Queries no farther from the data than held-out points were when they interpolated.
+
+    .. math:: \Omega_{safe} = \{x : \Delta d_k(x) \le \widehat Q_{\alpha_{safe}}(\Delta d_k \text{ of the interpolating tuples})\}
+
+    A departure from the paper: its score in feature space calls a far query safe as soon as some fold held out points as
+    far away, though nothing tells that the error there grows alike in another direction.
+    """
+
+    threshold: float
+
+    @classmethod
+    def fit(
+        cls, calibration: CalibrationSet, *, n_safe: int, safe_quantile: float
+    ) -> "DistanceRegion":
+        """Set the threshold by the family of folds whose held-out points stay nearest to the others."""
+        distance = calibration.features.support_distance[calibration.interpolating]
+        return cls.at(
+            calibration,
+            n_safe=n_safe,
+            threshold=float(inverse_cdf_quantile(distance, safe_quantile)),
+        )
+
+    @classmethod
+    def at(
+        cls, calibration: CalibrationSet, *, n_safe: int, threshold: float
+    ) -> "DistanceRegion":
+        """The region for a threshold that is known already."""
+        del calibration, n_safe
+        return cls(threshold)
+
+    def support_score(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
+        """The support distance itself."""
+        return features.support_distance
+
+    def contains(self, support_score: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """Whether the score is within the threshold."""
+        return support_score <= self.threshold
 
 
 @dataclass(frozen=True)

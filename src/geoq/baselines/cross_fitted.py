@@ -99,14 +99,22 @@ class CrossFitted:
     def view(self, x: Array) -> GeometricFeatures:
         """Queries as GeoQ sees them, in tensors beside the calibration's."""
         answer = self.geoq.assess(x)
-        parts = (
-            answer.features.displacement,
-            answer.features.support_distance,
-            answer.anchor_error,
-            answer.prediction,
+        like = self.calibration.error
+        displacement, support_distance, anchor_error, prediction = (
+            to_tensor(part, "a feature").to(like)
+            for part in (
+                answer.features.displacement,
+                answer.features.support_distance,
+                answer.anchor_error,
+                answer.prediction,
+            )
         )
         return GeometricFeatures(
-            *(to_tensor(part, "a feature").to(self.calibration.error) for part in parts)
+            displacement,
+            support_distance,
+            anchor_error,
+            prediction,
+            self.normalized(x).to(like),
         )
 
     @staticmethod

@@ -1,0 +1,434 @@
+"""GeoQ as it comes, without a setting, against all rivals on the problems of problems.py.
+
+    python benchmarks/defaults.py --jobs 2            # all problems, 5 seeds: about a minute per problem and seed
+    python benchmarks/defaults.py --design --seeds 2  # only the problems that design may look at
+    python benchmarks/defaults.py --small             # two problems, one seed, short trainings: within a minute
+
+The question is how far the default falls behind the best rival, where that rival is picked afterwards, problem by
+problem. Rivals that calibrate on held-out errors share their fold surrogates and get composed folds, the most
+favourable ones known: random (blocks of time where the data are in its order), clustered and nested. The row "GeoQ"
+is ``GeoQ(surrogate, train_surrogate)``, with nothing passed but ``folds`` for data in the order of time.
+
+Rows are kept in the results file pair by pair of problem and seed. A rerun measures only pairs that are missing, as
+long as the code is the same; rows measured by other code are dropped.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import statistics
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import record
+import torch
+from joblib import Parallel, delayed
+from problems import PROBLEMS, SHIFTS, Network
+from record import QUANTILE, Stopwatch
+from sklearn.metrics import roc_auc_score
+from threadpoolctl import threadpool_limits
+
+import geoq
+from geoq import (
+    ClusterFolds,
+    CombinedFolds,
+    GeoQ,
+    NestedFolds,
+    NormScaledIncrement,
+    RandomFolds,
+    SafeRegion,
+    Training,
+    identity,
+)
+from geoq.baselines import (
+    BoostedQuantile,
+    DeepEnsemble,
+    GaussianProcess,
+    KNNDistanceConformal,
+    KNNResidualConformal,
+    MeanErrorPredictor,
+    QuantileNetwork,
+    RememberedTraining,
+    SplitConformal,
+    of_x,
+    of_x_distance_and_prediction,
+)
+from geoq.baselines.conformal import conformal_factor
+from geoq.baselines.cross_fitted import CrossFitted
+from geoq.increment import inverse_cdf_quantile
+
+SEEDS = 5
+OURS = ("GeoQ", "GeoQ (paper)")
+OWN_SURROGATE = ("Split conformal", "Deep ensemble")
+SMALL = ("branin", "burgers")
+AREAS = ("exceeds", "large")
+
+
+@dataclass
+class Constant:
+    """The pooled quantile of the held-out errors, per coordinate: what every other method should beat."""
+
+    geoq: GeoQ
+    quantile: float
+
+    def fit(self, x, y):
+        self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, None)
+        error = self.cross_fitted_.calibration.error
+        self.bound_ = inverse_cdf_quantile(error, self.quantile)
+        return self
+
+    def predict(self, x):
+        features = self.cross_fitted_.view(x)
+        error_hat = self.bound_.expand_as(features.anchor_error).clone()
+        return self.cross_fitted_.bound(features, error_hat, x)
+
+
+@dataclass
+class GPScaledConformal:
+    """A Gaussian process's standard deviation times one calibrated factor per coordinate.
+
+    Length scale and noise are fitted once, on at most ``n_most`` points: to y where it is one number, otherwise to the
+    mean held-out error of each point. A held-out point's deviation is that of the process which knows the fold's
+    training points alone.
+    """
+
+    geoq: GeoQ
+    quantile: float
+    n_most: int = 400
+    random_state: int = 0
+
+    def fit(self, x, y):
+        self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, None)
+        calibration = self.cross_fitted_.calibration
+        points = self.cross_fitted_.normalized(x).reshape(len(x), -1)
+        target = y if y.ndim == 1 else self._mean_error(len(x))
+        some = np.random.default_rng(self.random_state).permutation(len(x))
+        some = some[: self.n_most]
+        self.process_ = GaussianProcess().fit(
+            points[some], torch.as_tensor(target[some])
+        )
+        self.points_ = self.process_.normalization_(points)
+        deviation = [
+            self._deviation(self.points_[train], self.points_[held_out])
+            for train, held_out in self.geoq.folds.split(points.numpy())
+        ]
+        self.factor_ = conformal_factor(
+            calibration.error, torch.cat(deviation), self.quantile
+        )
+        return self
+
+    def predict(self, x):
+        features = self.cross_fitted_.view(x)
+        queries = self.cross_fitted_.normalized(x).reshape(len(x), -1)
+        deviation = self._deviation(self.points_, self.process_.normalization_(queries))
+        error_hat = self.factor_ * deviation.reshape(-1, *(1,) * self.factor_.ndim)
+        return self.cross_fitted_.bound(features, error_hat, x)
+
+    def _mean_error(self, n_points):
+        calibration = self.cross_fitted_.calibration
+        point = calibration.point.numpy()
+        error = calibration.error.flatten(start_dim=1).mean(dim=1).numpy()
+        return np.bincount(point, error, n_points) / np.bincount(point)
+
+    def _deviation(self, points, queries):
+        """Of an observation at the queries, given observations at the points, in units of the signal's."""
+        # The floor keeps the factorisation of nearly noise-free processes exact enough.
+        ratio = float(self.process_.ratio_.clamp(min=1e-8))
+
+        def correlation(a, b):
+            distance = torch.cdist(a, b) / self.process_.length_scale_
+            return torch.exp(-(distance**2) / 2)
+
+        noise = ratio * torch.eye(len(points), dtype=points.dtype)
+        factor = torch.linalg.cholesky(correlation(points, points) + noise)
+        explained = torch.linalg.solve_triangular(
+            factor, correlation(points, queries), upper=False
+        )
+        return (1 - (explained**2).sum(dim=0)).clamp(min=0).add(ratio).sqrt()
+
+
+def run(name, seed, *, small=False):
+    """All methods on one problem and seed: a row for each method, on each shift and on all of them together."""
+    torch.set_num_threads(1)
+    with threadpool_limits(1):
+        return _run(PROBLEMS[name], seed, small=small)
+
+
+def _run(problem, seed, *, small):
+    recipe = problem.recipe(seed)
+    if small:
+        problem, recipe = replace(problem, n_train=120), shortened(recipe)
+    data = problem.data(seed)
+    x, y = data.x, data.y
+    remembered = RememberedTraining(recipe)
+    deployed = Stopwatch()
+    with deployed.running():
+        surrogate = remembered(x, y)
+
+    default = GeoQ(surrogate, remembered)
+    if problem.folds is not None:
+        default = replace(default, folds=problem.folds)
+    interpolation = problem.folds or RandomFolds(5, random_state=seed)
+    composed = CombinedFolds(interpolation, ClusterFolds(5), NestedFolds(5))
+    # The smallest nested fold of few data holds fewer points than the support distance averages over by default.
+    shared = GeoQ(surrogate, remembered, folds=composed, n_support=min(20, len(x) // 6))
+    boosted = partial(BoostedQuantile, shared, QUANTILE, random_state=seed)
+    methods = {
+        "GeoQ": default,
+        "GeoQ (paper)": GeoQ(
+            surrogate,
+            remembered,
+            representation=identity,
+            folds=ClusterFolds(5),
+            increment_model=NormScaledIncrement(QUANTILE),
+            safe_region=SafeRegion,
+        ),
+        "Constant": Constant(shared, QUANTILE),
+        "Split conformal": SplitConformal(
+            recipe,
+            QUANTILE,
+            calibration_fraction=max(0.2, 20 / len(x)),
+            random_state=seed,
+        ),
+        "Deep ensemble": DeepEnsemble(recipe, random_state=1000 * (seed + 1)),
+        "kNN-distance conformal": KNNDistanceConformal(shared, QUANTILE),
+        "kNN-residual conformal": KNNResidualConformal(shared, QUANTILE),
+        "GP-scaled conformal": GPScaledConformal(shared, QUANTILE, random_state=seed),
+        "Boosted quantile (x)": boosted(inputs=of_x),
+        "Boosted quantile (x, distance, prediction)": boosted(
+            inputs=of_x_distance_and_prediction
+        ),
+        "Quantile network": QuantileNetwork(
+            shared,
+            QUANTILE,
+            training=Training(n_steps=5000, batch_size=256, random_state=seed),
+        ),
+        "Mean-error predictor": MeanErrorPredictor(shared, QUANTILE, random_state=seed),
+    }
+    if small:
+        methods = {name: shortened(method) for name, method in methods.items()}
+    x_test, y_test = (
+        np.concatenate([data.tests[shift][part] for shift in SHIFTS]) for part in (0, 1)
+    )
+    shift_of_row = np.repeat(SHIFTS, [len(data.tests[shift][0]) for shift in SHIFTS])
+    rows, safe = [], None
+    for method, estimator in methods.items():
+        own = method in OWN_SURROGATE
+        watch = Stopwatch(remembered, 0.0 if own else deployed.seconds)
+        with watch.running():
+            estimator.fit(x, y)
+        started = time.perf_counter()
+        ours = method in OURS
+        bound = estimator.assess(x_test) if ours else estimator.predict(x_test)
+        seconds = time.perf_counter() - started
+        if method == "GeoQ":
+            safe = bound.safe  # also the rivals' safe columns: the same queries
+        for shift in (*SHIFTS, "all"):
+            where = (shift_of_row == shift) | (shift == "all")
+            line = record.row(
+                method,
+                setting=f"{problem.name}, {shift}",
+                seed=seed,
+                y=y_test[where],
+                prediction=bound.prediction[where],
+                error_hat=bound.error_hat[where],
+                safe=(bound.safe if ours else safe)[where],
+                train_seconds=watch.seconds,
+                inference_seconds=seconds * where.mean(),
+            )
+            line |= {
+                "problem": problem.name,
+                "shift": shift,
+                "held_back": problem.held_back,
+            }
+            if ours:
+                line |= areas(y_test, bound, where)
+            rows.append(line)
+    return rows
+
+
+def shortened(trained):
+    """The same recipe or rival with a training that ends soon; GeoQ stays as it comes."""
+    if isinstance(trained, Network | QuantileNetwork):
+        return replace(trained, training=replace(trained.training, n_steps=100))
+    if isinstance(trained, BoostedQuantile | MeanErrorPredictor):
+        return replace(trained, n_trees=50)
+    return trained
+
+
+def areas(y, assessment, where):
+    """ROC areas of the support score, and of the plain distance to the data, for errors that matter.
+
+    A row "exceeds" where more of its errors than the share 1 - tau are above their bounds, which for one number means
+    that it is; its error is "large" where its mean over the row is in the upper tenth.
+    """
+    error = abs(y - assessment.prediction).reshape(len(y), -1)[where]
+    bound = assessment.error_hat.reshape(len(y), -1)[where]
+    size = error.mean(axis=1)
+    events = {
+        "exceeds": (error > bound).mean(axis=1) > 1 - QUANTILE,
+        "large": size > np.quantile(size, 0.9),
+    }
+    scores = {
+        "support_score": assessment.support_score[where],
+        "distance": assessment.features.support_distance[where],
+    }
+    return {
+        f"{score}_roc_{event}": float(roc_auc_score(happened, values))
+        if 0 < happened.sum() < len(happened)
+        else math.nan
+        for event, happened in events.items()
+        for score, values in scores.items()
+    }
+
+
+def mean(rows, metric, **wanted):
+    """Mean over the rows that match, leaving out those without a value; nan where there is none."""
+    values = [r[metric] for r in rows if all(r[k] == v for k, v in wanted.items())]
+    known = [v for v in values if v is not None and not math.isnan(v)]
+    return statistics.fmean(known) if known else math.nan
+
+
+def ratios(rows, shift="all"):
+    """For each problem and method, pinball (mean over seeds) over that of the problem's best rival."""
+    result = {}
+    for problem in dict.fromkeys(r["problem"] for r in rows):
+        methods = dict.fromkeys(r["method"] for r in rows if r["problem"] == problem)
+        loss = {
+            m: mean(rows, "pinball", problem=problem, method=m, shift=shift)
+            for m in methods
+        }
+        best = min(value for method, value in loss.items() if method not in OURS)
+        result[problem] = {method: value / best for method, value in loss.items()}
+    return result
+
+
+def geometric_mean(values):
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def summary(rows):
+    """How far each method falls behind the best rival, and what GeoQ's safe region and score are worth."""
+    by_shift = {shift: ratios(rows, shift) for shift in ("all", *SHIFTS)}
+    pooled = by_shift["all"]
+    lines = [
+        "Pinball of GeoQ over that of the best rival, picked afterwards for each problem and shift:",
+        "",
+        "| problem | all | interpolation | mild | strong | best rival on all |",
+        "|---|---|---|---|---|---|",
+    ]
+    for problem, of_method in pooled.items():
+        best = min((r, m) for m, r in of_method.items() if m not in OURS)[1]
+        cells = [f"{by_shift[shift][problem]['GeoQ']:.2f}" for shift in by_shift]
+        lines.append(f"| {problem} | {' | '.join(cells)} | {best} |")
+    for name, combine in (("**worst**", max), ("**geometric mean**", geometric_mean)):
+        cells = [
+            f"{combine([r['GeoQ'] for r in part.values()]):.2f}"
+            for part in by_shift.values()
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} | |")
+    lines += [
+        "",
+        "The same for every method, over the problems (all shifts together):",
+        "",
+        "| method | worst | on | geometric mean | worst on one shift |",
+        "|---|---|---|---|---|",
+    ]
+    for method in next(iter(pooled.values())):
+        behind = {p: r[method] for p, r in pooled.items() if method in r}
+        worst = max(behind, key=behind.get)
+        apart = max(
+            r[method] for s in SHIFTS for r in by_shift[s].values() if method in r
+        )
+        lines.append(
+            f"| {method} | {behind[worst]:.2f} | {worst} | {geometric_mean(behind.values()):.2f} | {apart:.2f} |"
+        )
+    lines += [
+        "",
+        "GeoQ's coverage, its safe region, and ROC areas of support score / distance to the data:",
+        "",
+        "| problem | coverage | safe fraction | safe coverage | error exceeds the bound | large error |",
+        "|---|---|---|---|---|---|",
+    ]
+    for problem in pooled:
+        of = partial(mean, rows, problem=problem, method="GeoQ", shift="all")
+        cells = [of("coverage"), of("safe_fraction"), of("safe_coverage")]
+        pairs = [
+            f"{of(f'support_score_roc_{e}'):.2f} / {of(f'distance_roc_{e}'):.2f}"
+            for e in AREAS
+        ]
+        shown = " | ".join([*(f"{c:.3f}" for c in cells), *pairs])
+        lines.append(f"| {problem} | {shown} |")
+    return "\n".join(lines)
+
+
+def source():
+    """Fingerprint of the code that the rows depend on."""
+    here = Path(__file__).parent
+    files = sorted(Path(geoq.__file__).parent.rglob("*.py"))
+    files += [here / name for name in ("defaults.py", "problems.py", "record.py")]
+    return hashlib.sha256(b"".join(map(Path.read_bytes, files))).hexdigest()[:16]
+
+
+def measured(path, **conditions):
+    """Rows of an earlier run under the same conditions."""
+    if not path.is_file():
+        return []
+    earlier = json.loads(path.read_text())
+    same = all(earlier.get(key) == value for key, value in conditions.items())
+    return earlier["rows"] if same else []
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--small", action="store_true", help="two problems, one seed, short trainings"
+    )
+    parser.add_argument("--problems", help="names, separated by commas")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
+    parser.add_argument(
+        "--design", action="store_true", help="only the problems not held back"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--fresh", action="store_true", help="measure all pairs again")
+    parser.add_argument("--out", type=Path, help="where to write the results")
+    arguments = parser.parse_args()
+    names = list(SMALL if arguments.small else PROBLEMS)
+    if arguments.problems:
+        names = arguments.problems.split(",")
+        if unknown := set(names) - set(PROBLEMS):
+            parser.error(
+                f"no problem {', '.join(unknown)}; there are {', '.join(PROBLEMS)}"
+            )
+    if arguments.design:
+        names = [name for name in names if not PROBLEMS[name].held_back]
+    seeds = range(1 if arguments.small else arguments.seeds)
+    file = "defaults-small.json" if arguments.small else "defaults.json"
+    path = arguments.out or record.RESULTS / file
+
+    conditions = {"source": source(), "small": arguments.small}
+    rows = [] if arguments.fresh else measured(path, **conditions)
+    done = {(r["problem"], r["seed"]) for r in rows}
+    pairs = [(n, seed) for seed in seeds for n in names if (n, seed) not in done]
+    started = time.perf_counter()
+    parallel = Parallel(n_jobs=arguments.jobs, return_as="generator_unordered")
+    tasks = (delayed(run)(*pair, small=arguments.small) for pair in pairs)
+    for new in parallel(tasks):
+        rows += new
+        record.write("defaults", rows, path, **conditions)
+        print(
+            f"{new[0]['problem']}, seed {new[0]['seed']}: {time.perf_counter() - started:.0f} s",
+            flush=True,
+        )
+    print(path)
+    # Kept rows of problems that were not asked for stay out of sight: some are held back.
+    asked = [r for r in rows if r["problem"] in names and r["seed"] in seeds]
+    print(summary(asked))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+r"""A learned factor on a bound: boosted trees that know where the query and its prediction sit.
+
+.. math:: \widehat E_j(x) = b_j(x) \, f(\nu(x), \log \Delta d(x), \widehat F_j(x), \log(\overline E_j(x) / b_j(x)))
+
+Geometry says how far a query is, not where it is. The factor starts at 1, is learned by quantile regression of e / b, and
+stays only if it wins on folds that it was not learned from.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from geoq.crossfit import CalibrationSet
+from geoq.geometry import GeometricFeatures
+from geoq.increment import pinball_loss
+from geoq.surrogate import chunks
+
+# Scalar errors let the trees see the inputs, unless these are fields; the coordinates of a vector share their trees.
+MOST_INPUTS = 64
+# Beyond this many coordinates trees cost more than they bring: measured gains there were below 2 %.
+MOST_COORDINATES = 256
+MOST_VALUES = 60_000
+
+
+class Learned(NamedTuple):
+    """The fitted factor, None where 1 was not beaten, and the factor of each tuple as learned from other folds."""
+
+    trees: "Trees | None"
+    held_out: Float[Tensor, " n n_coordinates"]
+
+
+@dataclass(frozen=True)
+class BoostedFactor:
+    """How the factor is learned; scikit-learn grows the trees.
+
+    Attributes:
+        n_trees: numbers of trees to choose from, on held-out folds.
+        n_leaves: leaves per tree.
+        learning_rate: share of each tree's answer that is used.
+        n_groups: groups that the folds are dealt to; each group is held out once.
+    """
+
+    n_trees: tuple[int, ...] = (10, 25, 50, 100)
+    n_leaves: int = 8
+    learning_rate: float = 0.1
+    n_groups: int = 5
+
+    def fit(
+        self,
+        calibration: CalibrationSet,
+        bound: Float[Tensor, " n n_coordinates"],
+        quantile: float,
+    ) -> Learned:
+        """Learn e / bound, tuples weighted by family and bound, so that the loss is that of the error itself."""
+        one = torch.ones_like(bound)
+        group = calibration.fold.cpu() % self.n_groups
+        groups = group.unique().tolist()
+        if (
+            bound.shape[1] > MOST_COORDINATES
+            or len(groups) < 2
+            or not (bound > 0).all()
+        ):
+            return Learned(None, one)
+        table = columns(calibration.features, bound).numpy()
+        error = calibration.error.reshape(len(bound), -1).to(bound)
+        ratio = (error / bound).reshape(-1).numpy()
+        importance = (calibration.weight.to(bound)[:, None] * bound).reshape(-1)
+        weight = (importance / importance.mean()).numpy()
+        value = np.arange(len(ratio))
+        if len(value) > MOST_VALUES:
+            value = np.random.default_rng(0).choice(value, MOST_VALUES, replace=False)
+        group_of_value = np.repeat(group.numpy(), bound.shape[1])
+        held_out = {n: np.ones(len(ratio)) for n in self.n_trees}
+        for left_out in groups:
+            train = value[group_of_value[value] != left_out]
+            test = np.flatnonzero(group_of_value == left_out)
+            model = self._model(max(self.n_trees), quantile).fit(
+                table[train], ratio[train], weight[train]
+            )
+            for n, answer in enumerate(model.staged_predict(table[test]), start=1):
+                if n in held_out:
+                    held_out[n][test] = answer.clip(min=0)
+        n_best = self._best(held_out, ratio, weight, group_of_value, quantile)
+        if n_best is None:
+            return Learned(None, one)
+        model = self._model(n_best, quantile).fit(
+            table[value], ratio[value], weight[value]
+        )
+        return Learned(
+            Trees.of(model), torch.from_numpy(held_out[n_best]).reshape(bound.shape)
+        )
+
+    def _model(self, n_trees: int, quantile: float) -> Any:
+        from sklearn.ensemble import (
+            HistGradientBoostingRegressor,
+        )  # here, because importing scikit-learn takes long
+
+        return HistGradientBoostingRegressor(
+            loss="quantile",
+            quantile=quantile,
+            max_iter=n_trees,
+            learning_rate=self.learning_rate,
+            max_leaf_nodes=self.n_leaves,
+            min_samples_leaf=40,
+            early_stopping=False,
+            random_state=0,
+        )
+
+    def _best(
+        self,
+        held_out: dict[int, np.ndarray],
+        ratio: np.ndarray,
+        weight: np.ndarray,
+        group: np.ndarray,
+        quantile: float,
+    ) -> int | None:
+        """The number of trees with the least held-out loss, if it beats no trees by more than the groups' spread."""
+
+        def losses(factor: np.ndarray) -> np.ndarray:
+            loss = pinball_loss(
+                torch.from_numpy(ratio), torch.from_numpy(factor), quantile
+            ).numpy()
+            groups = np.unique(group)
+            mine = [group == number for number in groups]
+            return np.array([np.average(loss[m], weights=weight[m]) for m in mine])
+
+        by_count = {n: losses(factor) for n, factor in held_out.items()}
+        best = min(by_count, key=lambda n: float(by_count[n].mean()))
+        gain = losses(np.ones(len(ratio))) - by_count[best]
+        spread = gain.std(ddof=1) / math.sqrt(len(gain))
+        return best if gain.mean() > spread else None
+
+
+def columns(
+    features: GeometricFeatures, bound: Float[Tensor, " n n_coordinates"]
+) -> Float[Tensor, " n_values n_columns"]:
+    """What the trees see of each value: one row per query and coordinate."""
+    n, n_coordinates = bound.shape
+    anchor = (features.anchor_error.reshape(n, -1).to(bound) / bound + 1e-3).log()
+    distance = features.support_distance.to(bound).clamp(min=1e-300).log()[:, None]
+    prediction = features.prediction.reshape(n, -1).to(bound)
+    inputs = features.inputs.reshape(n, -1).to(bound)
+    if n_coordinates == 1:
+        seen = [inputs] if inputs.shape[1] <= MOST_INPUTS else []
+        own = (
+            prediction
+            if prediction.shape[1] == 1
+            else prediction.mean(dim=1, keepdim=True)
+        )
+        return torch.cat([*seen, distance, own, anchor], dim=1)
+    own = (
+        prediction
+        if prediction.shape == bound.shape
+        else prediction.mean(dim=1, keepdim=True).expand_as(bound)
+    )
+    coordinate = torch.arange(n_coordinates).to(bound).expand_as(bound)
+    parts = [distance.expand_as(bound), own, anchor, coordinate]
+    return torch.stack([part.reshape(-1) for part in parts], dim=1)
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Regression trees as arrays, so that a file can hold them; node 0 of each tree is its root, leaves lead to themselves."""
+
+    start: float
+    feature: Tensor
+    threshold: Tensor
+    child: Tensor
+    value: Tensor
+
+    @staticmethod
+    def of(model: Any) -> "Trees":
+        """The trees that scikit-learn has grown."""
+        grown = [predictor.nodes for (predictor,) in model._predictors]
+        most = max(len(nodes) for nodes in grown)
+        feature, threshold, value = (np.zeros((len(grown), most)) for _ in range(3))
+        child = np.tile(np.arange(most), (2, len(grown), 1))
+        for tree, nodes in enumerate(grown):
+            inner = np.flatnonzero(nodes["is_leaf"] == 0)
+            feature[tree, inner] = nodes["feature_idx"][inner]
+            threshold[tree, inner] = nodes["num_threshold"][inner]
+            child[0, tree, inner], child[1, tree, inner] = (
+                nodes["left"][inner],
+                nodes["right"][inner],
+            )
+            value[tree, : len(nodes)] = nodes["value"]
+        return Trees(
+            float(np.ravel(model._baseline_prediction)[0]),
+            torch.from_numpy(feature).long(),
+            torch.from_numpy(threshold),
+            torch.from_numpy(child),
+            torch.from_numpy(value),
+        )
+
+    def __call__(self, rows: Float[Tensor, " n n_columns"]) -> Float[Tensor, " n"]:
+        n_trees, n_nodes = self.value.shape
+        every = torch.arange(n_trees)
+        answers = []
+        for part in chunks(len(rows), 4 * n_trees):
+            node = torch.zeros((len(rows[part]), n_trees), dtype=torch.long)
+            for _ in range(
+                n_nodes // 2
+            ):  # no tree is deeper than its inner nodes are many
+                seen = rows[part].gather(1, self.feature[every, node])
+                below = self.child[
+                    (seen > self.threshold[every, node]).long(), every, node
+                ]
+                if torch.equal(below, node):
+                    break
+                node = below
+            answers.append(self.start + self.value[every, node].sum(dim=1))
+        return torch.cat(answers).clamp(min=0)

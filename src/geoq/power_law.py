@@ -1,0 +1,303 @@
+r"""The default increment: the error grows like a power of the distance to the data.
+
+.. math:: b_j(x) = c \, (s_j \, \Delta d(x)^\alpha + \kappa \overline E_j(x)), \qquad
+    \widehat E_j(x) = \max(\overline E_j(x), \; b_j(x) f(x))
+
+A departure from the paper in form, not in structure: still the anchor error plus a nonnegative increment, an upper
+conditional quantile given geometry, learned from cross-fitted tuples. Simple rivals are special cases: a constant
+(alpha = 0), normalisation by distance (alpha = 1, kappa = 0), the paper's additive anchor (kappa c = 1).
+"""
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from geoq.crossfit import CalibrationSet
+from geoq.factor import BoostedFactor, Trees, columns
+from geoq.geometry import GeometricFeatures
+from geoq.increment import check_quantile, inverse_cdf_quantile, pinball_loss
+from geoq.surrogate import chunks
+
+EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
+ANCHOR_WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
+# Exponent, anchor weight and level are three numbers; more values than this do not change them.
+MOST_VALUES = 200_000
+# Beyond this quantile of the calibration's distances the power law goes on along its tangent.
+TANGENT_QUANTILE = 0.95
+
+
+def weighted_quantile(
+    values: Float[Tensor, " n *shape"],
+    weights: Float[Tensor, " n *shape"],
+    quantile: float,
+) -> Float[Tensor, " *shape"]:
+    """Smallest value that values of at least the share ``quantile`` of the weight do not exceed, per coordinate."""
+    ordered, order = values.sort(dim=0)
+    passed = weights.gather(0, order).cumsum(dim=0)
+    rank = (
+        (passed < passed[-1:] * quantile * (1 - 1e-12))
+        .sum(dim=0, keepdim=True)
+        .clamp(max=len(values) - 1)
+    )
+    return ordered.gather(0, rank)[0]
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """A fitted law, all distances in units of ``unit``.
+
+    Attributes:
+        exponent: alpha.
+        anchor_weight: kappa.
+        level: c.
+        unit: median distance of the calibration.
+        tangent: distance from which the power goes on along its tangent.
+        edge: distance up to which queries interpolate; beyond, the bound grows at least by the steepest slope seen.
+        scale: s_j, of each coordinate of the error.
+        slope: the steepest slope of each coordinate over the families of folds.
+    """
+
+    exponent: float
+    anchor_weight: float
+    level: float
+    unit: float
+    tangent: float
+    edge: float
+    scale: Float[Tensor, " n_coordinates"]
+    slope: Float[Tensor, " n_coordinates"]
+
+    def growth(self, distance: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        r""":math:`\Delta d^\alpha`, and its tangent where no calibration tuple was."""
+        near = distance.clamp(max=self.tangent) / self.unit
+        end = (self.tangent / self.unit) ** self.exponent
+        beyond = (
+            (distance - self.tangent).clamp(min=0) / self.tangent
+            if self.tangent
+            else 0 * distance
+        )
+        growth: Tensor = near**self.exponent + self.exponent * end * beyond
+        return growth
+
+    def __call__(
+        self, distance: Float[Tensor, " n"], anchor: Float[Tensor, " n n_coordinates"]
+    ) -> Float[Tensor, " n n_coordinates"]:
+        """The bound before the learned factor, never below the anchor error."""
+
+        def at(where: Tensor) -> Tensor:
+            law = self.level * (
+                self.scale * self.growth(where)[:, None] + self.anchor_weight * anchor
+            )
+            return torch.maximum(anchor, law)
+
+        leaving = (distance - self.edge).clamp(min=0)[:, None] * self.slope
+        return torch.maximum(at(distance), at(distance.clamp(max=self.edge)) + leaving)
+
+
+@dataclass
+class PowerLawIncrement:
+    """An increment of three numbers, and a learned factor where it earns its place; fitted in about a second.
+
+    Attributes:
+        quantile: tau, the level of the conditional quantile.
+        factor: how a factor on the power law is learned; None leaves it out.
+    """
+
+    quantile: float = 0.95
+    factor: BoostedFactor | None = field(default_factory=BoostedFactor)
+
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile, "quantile")
+
+    def fit(self, calibration: CalibrationSet) -> "PowerLawIncrement":
+        self.law_ = fit_power_law(calibration, self.quantile)
+        features = calibration.features
+        distance, anchor = _known(features)
+        bound = self.law_(distance, anchor)
+        self.trees_: Trees | None = None
+        held_out = bound
+        if self.factor is not None:
+            learned = self.factor.fit(calibration, bound, self.quantile)
+            self.trees_, held_out = learned.trees, bound * learned.held_out
+        error = calibration.error.reshape(len(bound), -1).to(bound)
+        inside = (
+            calibration.interpolating & (features.support_distance <= self.law_.edge)
+        ).cpu()
+        # Trees cover less on new points than on those they grew on. Interpolating tuples, judged by trees that did not
+        # see their folds, say how much is missing; nothing is taken away where they say it is too much.
+        missing = _conformal_quantile(
+            (error / held_out)[inside & (held_out > 0).all(dim=1)], self.quantile
+        )
+        self.lift_ = max(1.0, missing)
+        return self
+
+    def __call__(self, features: GeometricFeatures) -> Tensor:
+        shape = features.anchor_error.shape
+        n_coordinates = math.prod(shape[1:])
+        parts = [
+            self._increment(features[rows])
+            for rows in chunks(len(features), 4 * n_coordinates)
+        ]
+        return torch.cat(parts).reshape(shape).to(features.support_distance)
+
+    def _increment(
+        self, features: GeometricFeatures
+    ) -> Float[Tensor, " n n_coordinates"]:
+        distance, anchor = _known(features)
+        bound = self.law_(distance, anchor)
+        if self.trees_ is not None:
+            bound = bound * self.trees_(columns(features, bound)).reshape(bound.shape)
+        return (self.lift_ * bound - anchor).clamp(min=0)
+
+    def describe(self) -> str:
+        """The law in a sentence."""
+        trees = (
+            "no factor"
+            if self.trees_ is None
+            else f"a factor of {len(self.trees_.value)} trees"
+        )
+        return (
+            f"error grows like distance to the power {self.law_.exponent:g}, anchor weight "
+            f"{self.law_.level * self.law_.anchor_weight:.2g}, {trees}, lifted by {self.lift_:.2f}"
+        )
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Settings and fitted numbers, for a file."""
+        law = {
+            name: value
+            for name, value in vars(self.law_).items()
+            if not isinstance(value, Tensor)
+        }
+        settings = {**asdict(self), "law": law, "lift": self.lift_}
+        arrays = {"scale": self.law_.scale, "slope": self.law_.slope}
+        if self.trees_ is not None:
+            settings["start"] = self.trees_.start
+            arrays |= {
+                f"trees.{name}": getattr(self.trees_, name) for name in _TREE_ARRAYS
+            }
+        return settings, arrays
+
+    @staticmethod
+    def from_state(
+        settings: dict[str, Any], weights: dict[str, Tensor]
+    ) -> "PowerLawIncrement":
+        """The fitted model that ``state`` described."""
+        factor = settings["factor"]
+        if factor is not None:
+            factor = BoostedFactor(**{**factor, "n_trees": tuple(factor["n_trees"])})
+        model = PowerLawIncrement(settings["quantile"], factor)
+        arrays = {name: array.cpu() for name, array in weights.items()}
+        model.law_ = PowerLaw(
+            **settings["law"], scale=arrays["scale"], slope=arrays["slope"]
+        )
+        model.lift_ = settings["lift"]
+        model.trees_ = None
+        if "start" in settings:
+            model.trees_ = Trees(
+                settings["start"], *(arrays[f"trees.{name}"] for name in _TREE_ARRAYS)
+            )
+        return model
+
+
+_TREE_ARRAYS = ("feature", "threshold", "child", "value")
+
+
+def _known(
+    features: GeometricFeatures,
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n n_coordinates"]]:
+    """Distance and anchor error in double precision on the CPU, where all of this is computed."""
+    anchor = features.anchor_error.reshape(len(features), -1)
+    return features.support_distance.double().cpu(), anchor.double().cpu()
+
+
+def _conformal_quantile(
+    ratio: Float[Tensor, " n n_coordinates"], quantile: float
+) -> float:
+    """The quantile of one more ratio, exchangeable with these: rank (n + 1) tau; 1 where they are too few to tell."""
+    n = len(ratio)
+    if not n or (n + 1) * quantile > n:
+        return 1.0
+    return float(inverse_cdf_quantile(ratio.reshape(-1), quantile * (n + 1) / n))
+
+
+def fit_power_law(calibration: CalibrationSet, quantile: float) -> PowerLaw:
+    """Exponent and anchor weight from a grid; the level that minimises the pinball loss has a closed form."""
+    distance, anchor = _known(calibration.features)
+    error = calibration.error.reshape(len(distance), -1).double().cpu()
+    weight = calibration.weight.double().cpu()
+    scale = torch.cat(
+        [
+            weighted_quantile(
+                error[:, part], weight[:, None].expand_as(error[:, part]), quantile
+            )
+            for part in chunks(error.shape[1], 4 * len(error))
+        ]
+    )
+    scale = (scale / scale.mean()) if scale.any() else torch.ones_like(scale)
+    interpolating = calibration.interpolating.cpu()
+    law = PowerLaw(
+        exponent=0.0,
+        anchor_weight=0.0,
+        level=1.0,
+        unit=float(distance.median()) or 1.0,
+        tangent=float(inverse_cdf_quantile(distance, TANGENT_QUANTILE)),
+        edge=float(inverse_cdf_quantile(distance[interpolating], TANGENT_QUANTILE)),
+        scale=scale,
+        slope=_steepest_slope(error, distance, calibration.family.cpu(), quantile),
+    )
+    n_values = error.numel()
+    value = torch.arange(n_values)
+    if n_values > MOST_VALUES:
+        value = torch.randperm(n_values, generator=torch.Generator().manual_seed(0))[
+            :MOST_VALUES
+        ]
+    row, coordinate = value // error.shape[1], value % error.shape[1]
+    errors, anchors = error[row, coordinate], anchor[row, coordinate]
+    best_loss, best = math.inf, law
+    for exponent in EXPONENTS:
+        trial = PowerLaw(**{**vars(law), "exponent": exponent})
+        growth = scale[coordinate] * trial.growth(distance)[row]
+        typical = float(growth.median()) / (float(anchors.median()) or 1.0)
+        for anchor_weight in ANCHOR_WEIGHTS:
+            shape = growth + anchor_weight * typical * anchors
+            known = shape > 0
+            if not known.any():
+                continue
+            # The pinball loss of level * shape is least at the quantile of error / shape, weighted by the shape.
+            level = float(
+                weighted_quantile(
+                    errors[known] / shape[known], (weight[row] * shape)[known], quantile
+                )
+            )
+            loss = float(
+                (weight[row] * pinball_loss(errors, level * shape, quantile)).sum()
+            )
+            if loss < best_loss:
+                fitted = {
+                    "exponent": exponent,
+                    "anchor_weight": anchor_weight * typical,
+                    "level": level,
+                }
+                best_loss, best = loss, PowerLaw(**{**vars(law), **fitted})
+    return best
+
+
+def _steepest_slope(
+    error: Float[Tensor, " n n_coordinates"],
+    distance: Float[Tensor, " n"],
+    family: Tensor,
+    quantile: float,
+) -> Float[Tensor, " n_coordinates"]:
+    """The largest over the families of the quantile of e / d: how fast errors were ever seen to grow."""
+    slope = torch.zeros_like(error[0])
+    for number in family.unique():
+        mine = (family == number) & (distance > 0)
+        if mine.any():
+            slope = torch.maximum(
+                slope,
+                inverse_cdf_quantile(error[mine] / distance[mine, None], quantile),
+            )
+    return slope

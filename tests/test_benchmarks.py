@@ -1,0 +1,229 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+ROW = {"method", "setting", "seed", "pinball", "correlation", "coverage"}
+ROW |= {"safe_fraction", "safe_pinball", "safe_correlation", "safe_coverage"}
+ROW |= {"relative_l2", "train_seconds", "inference_seconds"}
+SCRIPTS = ("forrester", "defaults")
+# The problems that the small run takes, on each of which a method has a row per shift and one for all of them.
+SHIFTS = {"interpolation", "mild", "strong", "all"}
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """Benchmarks import each other as scripts of one folder do."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import defaults
+    import problems
+    import tables
+
+    yield problems, defaults, tables
+    for name in ("defaults", "problems", "tables", "record"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """The small run of each script, both at once; a folder of their files, and what they printed."""
+    folder = tmp_path_factory.mktemp("results")
+    running = {
+        script: subprocess.Popen(
+            [
+                sys.executable,
+                BENCHMARKS / f"{script}.py",
+                "--small",
+                "--out",
+                folder / f"{script}.json",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for script in SCRIPTS
+    }
+    printed = {}
+    for script, process in running.items():
+        printed[script], complaint = process.communicate(timeout=600)
+        assert process.returncode == 0, complaint
+    return folder, printed
+
+
+def rows_of(results, script):
+    return json.loads((results[0] / f"{script}.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_small_run_writes_finite_rows_of_every_metric(results, script):
+    rows = rows_of(results, script)
+    for row in rows:
+        assert row.keys() >= ROW
+        assert np.isfinite([row["pinball"], row["coverage"], row["relative_l2"]]).all()
+    assert {row["seed"] for row in rows} == {0}
+    assert {"GeoQ", "GeoQ (paper)", "Deep ensemble"} <= {r["method"] for r in rows}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_tables_render_a_small_run(results, script, modules, monkeypatch):
+    tables = modules[2]
+    monkeypatch.setattr(tables, "RESULTS", results[0])
+    page = tables.render(script, "GeoQ")
+    assert "| GeoQ |" in page
+    assert "| kNN-distance conformal |" in page
+
+
+def test_every_method_is_measured_on_every_shift(results):
+    rows = rows_of(results, "defaults")
+    measured = {(r["problem"], r["shift"], r["method"]) for r in rows}
+    names = {r["problem"] for r in rows}
+    methods = {r["method"] for r in rows}
+    assert len(names) == 2
+    assert len(methods) == 12
+    assert measured == {(p, s, m) for p in names for s in SHIFTS for m in methods}
+    assert not any(row["held_back"] for row in rows)
+
+
+def test_the_support_score_stands_beside_the_plain_distance(results):
+    areas = {
+        f"{s}_roc_{e}"
+        for s in ("support_score", "distance")
+        for e in ("exceeds", "large")
+    }
+    for row in rows_of(results, "defaults"):
+        assert areas <= row.keys() or row["method"] not in ("GeoQ", "GeoQ (paper)")
+        for area in areas & row.keys():
+            assert row[area] is None or 0 <= row[area] <= 1
+
+
+def test_the_summary_is_that_of_the_rows_in_the_file(results, modules):
+    defaults = modules[1]
+    assert defaults.summary(rows_of(results, "defaults")) in results[1]["defaults"]
+
+
+def test_a_rerun_keeps_what_the_same_code_has_measured(results):
+    file = results[0] / "defaults.json"
+    before = file.read_text()
+    command = [sys.executable, BENCHMARKS / "defaults.py", "--small", "--out", file]
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert file.read_text() == before
+    assert again.stdout == results[1]["defaults"][-len(again.stdout) :]
+
+
+def test_ratios_are_to_the_best_rival_and_ours_are_no_rivals(modules):
+    defaults = modules[1]
+    losses = {
+        "GeoQ": (1.0, 3.0),
+        "GeoQ (paper)": (0.5, 0.5),
+        "A": (5.0, 3.0),
+        "B": (9.0, 9.0),
+    }
+    rows = [
+        {
+            "problem": "p",
+            "method": method,
+            "shift": "all",
+            "seed": seed,
+            "pinball": value,
+        }
+        for method, values in losses.items()
+        for seed, value in enumerate(values)
+    ]
+    expected = {"GeoQ": 0.5, "GeoQ (paper)": 0.125, "A": 1.0, "B": 2.25}
+    assert defaults.ratios(rows) == {"p": expected}
+
+
+def test_every_problem_is_determined_by_its_seed(modules):
+    for problem in modules[0].PROBLEMS.values():
+        first, again, other = (problem.make(seed, 40, 8) for seed in (3, 3, 4))
+        assert first.x.dtype == first.y.dtype == np.float64
+        assert len(first.x) == len(first.y) == 40
+        np.testing.assert_array_equal(first.x, again.x)
+        np.testing.assert_array_equal(first.y, again.y)
+        assert not np.array_equal(first.x, other.x)
+        assert tuple(first.tests) == modules[0].SHIFTS
+        for shift, (x, y) in first.tests.items():
+            assert x.shape == (8, *first.x.shape[1:])
+            assert y.shape == (8, *first.y.shape[1:])
+            np.testing.assert_array_equal(x, again.tests[shift][0])
+            np.testing.assert_array_equal(y, again.tests[shift][1])
+
+
+def test_every_surrogate_is_determined_by_its_seed(modules):
+    problems, defaults, _ = modules
+    recipes = {problem.recipe: problem for problem in problems.PROBLEMS.values()}
+    for recipe, problem in recipes.items():
+        data = problem.make(0, 40, 8)
+        queries = data.tests["strong"][0]
+        first, again, other = (
+            defaults.shortened(seeded)(data.x, data.y)(queries)
+            for seeded in (recipe(1), recipe(1), recipe(1).with_seed(2))
+        )
+        assert first.shape == data.tests["strong"][1].shape
+        np.testing.assert_array_equal(first, again)
+        assert not np.array_equal(first, other)
+
+
+def test_outputs_are_in_units_of_the_training_data(modules):
+    for problem in modules[0].PROBLEMS.values():
+        y = problem.make(0, 300, 8).y
+        assert abs(y.mean()) < 0.1
+        assert abs(y.std() - 1) < 0.1
+
+
+def test_every_second_problem_is_held_back(modules):
+    held_back = [problem.held_back for problem in modules[0].PROBLEMS.values()]
+    assert len(held_back) >= 10
+    assert held_back == [place % 2 == 1 for place in range(len(held_back))]
+
+
+def test_shifted_queries_lie_outside_the_training_box(modules):
+    box = modules[0].PROBLEMS["borehole"].make
+    data = box(0, 500, 200)
+    low, high = np.array(box.low), np.array(box.high)
+
+    def outside(x):
+        unit = (x - low) / (high - low)
+        return np.maximum(box.part[0] - unit, unit - box.part[1]).max(axis=1)
+
+    assert outside(data.x).max() <= 0
+    assert outside(data.tests["interpolation"][0]).max() <= 0
+    mild, strong = outside(data.tests["mild"][0]), outside(data.tests["strong"][0])
+    assert mild.min() > 0
+    assert mild.max() <= box.margin + 1e-12
+    assert strong.min() > box.margin
+
+
+def test_the_hole_of_the_clustered_design_is_empty(modules):
+    problems = modules[0]
+    data = problems.clustered_ishigami(0, 500, 200)
+    assert np.linalg.norm(data.x, axis=1).min() > problems.HOLE
+    assert np.linalg.norm(data.tests["mild"][0], axis=1).max() < problems.HOLE
+
+
+def test_the_kuramoto_sivashinsky_solver_agrees_with_a_refined_step(modules):
+    problems = modules[0]
+    place = 2 * np.pi * np.arange(64) / 64
+    start = np.cos(place + 1) + np.sin(2 * place) + np.cos(3 * place + 2)
+    attractor = problems.ks_step(start, n_steps=400)
+    reference = problems.ks_step(attractor, dt=problems.KS_DT / 2000, n_steps=2000)
+    one, many, twice_as_many = (
+        abs(problems.ks_step(attractor, problems.KS_DT / n, n) - reference).max()
+        for n in (1, 32, 64)
+    )
+    assert abs(reference - attractor).max() > 1e-2
+    assert one < 1e-3
+    assert twice_as_many < many / 12  # of fourth order, once the stiff waves allow it
+
+
+def test_a_linear_wave_of_the_solver_decays_as_it_should(modules):
+    place = 2 * np.pi * np.arange(32) / 32
+    wave = 1e-9 * np.cos(3 * place)
+    after = modules[0].etdrk4(
+        wave, length=2 * np.pi, linear=lambda k: -0.1 * k**2, dt=0.05, n_steps=20
+    )
+    np.testing.assert_allclose(after, np.exp(-0.9) * wave, rtol=0, atol=1e-16)

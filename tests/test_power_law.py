@@ -1,0 +1,246 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from geoq import PowerLawIncrement
+from geoq.crossfit import CalibrationSet
+from geoq.geometry import GeometricFeatures
+from geoq.increment import inverse_cdf_quantile, pinball_loss
+from geoq.power_law import PowerLaw, fit_power_law, weighted_quantile
+
+
+def uniform(*shape, seed=0):
+    return torch.rand(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+
+
+def calibration(error, distance, anchor=None, n_folds=5, family=None, inputs=None):
+    n = len(error)
+    anchor = torch.zeros_like(error) if anchor is None else anchor
+    inputs = torch.zeros(n, 1, dtype=torch.float64) if inputs is None else inputs
+    features = GeometricFeatures(
+        distance[:, None], distance, anchor, torch.zeros_like(error), inputs
+    )
+    fold = torch.arange(n) % n_folds
+    family = torch.zeros(n, dtype=torch.long) if family is None else family
+    return CalibrationSet(features, error, torch.arange(n), fold, family)
+
+
+def grows_like(exponent, n=4000, scale=(1.0,)):
+    """Errors whose conditional 0.95 quantile is 0.95 scale d^exponent."""
+    distance = 0.5 + 2 * uniform(n)
+    error = uniform(n, len(scale), seed=1) * torch.tensor(scale, dtype=torch.float64)
+    return calibration(error * distance[:, None] ** exponent, distance)
+
+
+PLAIN = PowerLawIncrement(factor=None)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 10), st.integers(1, 5)), min_size=1, max_size=12),
+    st.sampled_from([0.05, 0.5, 0.9, 0.95]),
+)
+def test_a_weighted_quantile_is_the_quantile_of_repeated_values(pairs, level):
+    values = torch.tensor([value for value, _ in pairs], dtype=torch.float64)
+    weights = torch.tensor([float(count) for _, count in pairs], dtype=torch.float64)
+    repeated = values.repeat_interleave(weights.long())
+    assert weighted_quantile(values, weights, level) == inverse_cdf_quantile(
+        repeated, level
+    )
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0, 3.0])
+def test_the_exponent_of_the_growth_is_found(exponent):
+    law = fit_power_law(grows_like(exponent), 0.95)
+    assert abs(law.exponent - exponent) <= 0.25
+    assert law.anchor_weight == 0
+
+
+def test_the_bound_is_the_conditional_quantile():
+    data = grows_like(2.0)
+    bound = PLAIN.fit(data)(data.features)[:, 0]
+    inside = data.features.support_distance < 2.3
+    expected = 0.95 * data.features.support_distance**2
+    assert_close(bound[inside], expected[inside], rtol=0.06, atol=0.0)
+
+
+def test_an_error_like_that_of_the_anchor_is_read_off_the_anchor():
+    anchor = uniform(3000, 1) + 0.1
+    data = calibration(
+        2 * anchor * uniform(3000, 1, seed=1), 1 + uniform(3000, seed=2), anchor
+    )
+    law = fit_power_law(data, 0.95)
+    assert law.anchor_weight > 0
+    bound = law(data.features.support_distance, anchor)
+    share = torch.corrcoef(torch.stack([bound[:, 0], anchor[:, 0]]))[0, 1]
+    assert share > 0.9
+
+
+def test_the_level_minimises_the_pinball_loss():
+    data = grows_like(1.0, n=500)
+    law = fit_power_law(data, 0.95)
+
+    def loss(level):
+        shape = law.growth(data.features.support_distance)[:, None] * law.scale
+        return pinball_loss(data.error, level * shape, 0.95).mean()
+
+    assert loss(law.level) <= min(loss(law.level * 1.02), loss(law.level * 0.98))
+
+
+def test_coordinates_have_scales_of_their_own():
+    data = grows_like(1.0, scale=(1.0, 100.0))
+    bound = PLAIN.fit(data)(data.features)
+    assert_close(
+        bound[:, 1] / bound[:, 0],
+        torch.full((4000,), 100.0, dtype=torch.float64),
+        rtol=0.1,
+        atol=0.0,
+    )
+
+
+def test_families_of_folds_weigh_alike():
+    """Many easy tuples and few hard ones: each family has half of the weight."""
+    family = torch.cat(
+        [torch.zeros(900, dtype=torch.long), torch.ones(100, dtype=torch.long)]
+    )
+    weight = calibration(uniform(1000, 1), 1 + uniform(1000), family=family).weight
+    assert_close(weight[:900].sum().item(), 0.5)
+    assert_close(weight[900:].sum().item(), 0.5)
+
+
+def test_the_law_goes_on_along_its_tangent():
+    law = PowerLaw(
+        exponent=2.0,
+        anchor_weight=0.0,
+        level=1.0,
+        unit=1.0,
+        tangent=3.0,
+        edge=9.0,
+        scale=torch.ones(1),
+        slope=torch.zeros(1),
+    )
+    assert_close(
+        law.growth(torch.tensor([2.0, 3.0, 4.0, 5.0])),
+        torch.tensor([4.0, 9.0, 15.0, 21.0]),
+    )
+
+
+def test_outside_the_support_the_bound_grows_by_the_steepest_slope():
+    law = PowerLaw(
+        exponent=0.0,
+        anchor_weight=0.0,
+        level=1.0,
+        unit=1.0,
+        tangent=9.0,
+        edge=2.0,
+        scale=torch.ones(1),
+        slope=torch.full((1,), 5.0),
+    )
+    bound = law(torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3, 1))
+    assert bound[:, 0].tolist() == [1.0, 1.0, 6.0]
+
+
+def where_matters(n=3000):
+    """At equal distances the error is ten times larger on the right."""
+    inputs = uniform(n, 1, seed=3)
+    size = torch.where(inputs > 0.5, 1.0, 0.1)
+    return calibration(size * uniform(n, 1), 1 + uniform(n, seed=1), inputs=inputs)
+
+
+def test_a_factor_that_wins_on_held_out_folds_stays():
+    data = where_matters()
+    model = PowerLawIncrement().fit(data)
+    bound = model(data.features)
+    right = data.features.inputs > 0.5
+    assert model.trees_ is not None
+    assert bound[right].mean() > 5 * bound[~right].mean()
+
+
+def test_a_factor_that_wins_nothing_is_dropped():
+    model = PowerLawIncrement().fit(grows_like(1.0))
+    assert model.trees_ is None
+    assert "no factor" in model.describe()
+
+
+def test_the_trees_answer_as_scikit_learn_does():
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    from geoq.factor import Trees
+
+    table, target = uniform(500, 3).numpy(), uniform(500, seed=1).numpy()
+    model = HistGradientBoostingRegressor(
+        max_iter=20, max_leaf_nodes=8, random_state=0
+    ).fit(table, target)
+    new = uniform(200, 3, seed=2) * 1.5 - 0.2
+    assert_close(
+        Trees.of(model)(new), torch.from_numpy(model.predict(new.numpy())).clamp(min=0)
+    )
+
+
+@pytest.mark.parametrize(
+    "data", [where_matters(), grows_like(1.5)], ids=["factor", "plain"]
+)
+def test_the_state_of_a_model_restores_it(data):
+    model = PowerLawIncrement().fit(data)
+    again = PowerLawIncrement.from_state(*model.state())
+    assert torch.equal(again(data.features), model(data.features))
+    assert again.describe() == model.describe()
+
+
+@pytest.mark.parametrize(
+    "data", [where_matters(), grows_like(1.5), grows_like(2.0, scale=(1.0, 3.0))]
+)
+@pytest.mark.parametrize("unit", [2.0**-20, 2.0**20])
+def test_units_do_not_matter(data, unit):
+    """Powers of two, which change no digit: trees split by rank, and ranks may change with rounding."""
+    scaled = replace(
+        data,
+        error=data.error * unit,
+        features=replace(data.features, anchor_error=data.features.anchor_error * unit),
+    )
+    plain = PowerLawIncrement().fit(data)(data.features)
+    assert_close(
+        PowerLawIncrement().fit(scaled)(scaled.features) / unit,
+        plain,
+        rtol=1e-6,
+        atol=1e-9,
+    )
+
+
+def test_increments_are_nonnegative_and_add_up_to_at_least_the_anchor_error():
+    data = where_matters()
+    anchor = 3 * uniform(3000, 1, seed=9)
+    data = replace(data, features=replace(data.features, anchor_error=anchor))
+    assert (PowerLawIncrement().fit(data)(data.features) >= 0).all()
+
+
+def test_bounds_that_missed_on_held_out_folds_are_lifted():
+    """Few tuples, many leaves: what the trees learned by heart is missing on the folds they did not see."""
+    noisy = calibration(
+        uniform(400, 1) ** 4, 1 + uniform(400, seed=1), inputs=uniform(400, 20, seed=2)
+    )
+    model = PowerLawIncrement().fit(noisy)
+    assert model.lift_ >= 1.0
+
+
+def test_no_error_at_all_gives_no_bound():
+    data = calibration(torch.zeros(100, 1, dtype=torch.float64), 1 + uniform(100))
+    assert not PowerLawIncrement().fit(data)(data.features).any()
+
+
+def test_points_without_any_distance_are_survived():
+    data = calibration(uniform(100, 1), torch.zeros(100, dtype=torch.float64))
+    bound = PowerLawIncrement().fit(data)(data.features)
+    assert bound.isfinite().all()
+    assert (data.error <= bound).double().mean() >= 0.9
+
+
+def test_impossible_quantiles_are_refused():
+    with pytest.raises(ValueError, match="strictly between 0 and 1"):
+        PowerLawIncrement(quantile=math.inf)
