@@ -366,6 +366,32 @@ def summary(rows):
     return "\n".join(lines)
 
 
+def draw(path, name="branin"):
+    """The law of the default and the held-out errors it was fitted to, on one problem."""
+    from matplotlib.figure import Figure
+
+    from geoq.plots import error_over_distance
+
+    problem = PROBLEMS[name]
+    data = problem.data(0)
+    fitted = GeoQ(None, problem.recipe(0)).fit(data.x, data.y)
+    calibration, law = fitted.calibration_, fitted.increment_model_.law_
+    distance = calibration.features.support_distance
+    curve = torch.linspace(float(distance.min()), 1.5 * float(distance.max()), 200)
+    anchor = calibration.features.anchor_error.median().expand(len(curve), 1)
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = error_over_distance(
+        figure.subplots(),
+        distance.numpy(),
+        calibration.error.numpy(),
+        calibration.interpolating.numpy(),
+        (curve.numpy(), law(curve.double(), anchor)[:, 0].numpy()),
+        law.edge,
+    )
+    axes.set_title(f"{name}: {fitted.increment_model_.describe()}", fontsize=10)
+    figure.savefig(path, dpi=130)
+
+
 def source():
     """Fingerprint of the code that the rows depend on."""
     here = Path(__file__).parent
@@ -396,7 +422,13 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--fresh", action="store_true", help="measure all pairs again")
     parser.add_argument("--out", type=Path, help="where to write the results")
+    parser.add_argument(
+        "--picture", type=Path, help="draw the law on one problem, and no more"
+    )
     arguments = parser.parse_args()
+    if arguments.picture:
+        draw(arguments.picture)
+        return
     names = list(SMALL if arguments.small else PROBLEMS)
     if arguments.problems:
         names = arguments.problems.split(",")

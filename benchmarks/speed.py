@@ -1,9 +1,9 @@
-"""Seconds and memory: exact nearest neighbours by geoq and by the libraries known for it.
+"""Seconds and memory: exact nearest neighbours by geoq and by the libraries known for it, and GeoQ as a whole.
 
 Each engine answers the same queries in a process of its own, so that its peak memory is its own. Compare seconds within
 one table only: the machine may be busy, and all engines of a table run in turn on the same one.
 
-    python benchmarks/speed.py [--small]
+    python benchmarks/speed.py [--small] [--out FILE]
 """
 
 import argparse
@@ -13,10 +13,10 @@ import resource
 import subprocess
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+import record
 import torch
 
 SEED = 0
@@ -36,6 +36,11 @@ SMALL_CASES = {
     "2e4 x 64": (20_000, 64, 2_000, 20, 3),
     "2e2 x 20,000": (200, 20_000, 200, 20, 3),
 }
+
+
+# Calibration points, queries; in 16 dimensions, around a surrogate that costs nothing.
+ESTIMATORS = {"cpu": (200_000, 100_000), "cuda": (1_000_000, 100_000)}
+SMALL_ESTIMATOR = (5_000, 5_000)
 
 
 def geoq(points, queries, k):
@@ -112,6 +117,60 @@ def measure(engine, case):
     return {"seconds": min(seconds), "extra_over_data": extra[0] / data}
 
 
+def measure_estimator(form, case):
+    """Seconds to calibrate and to answer, and extra memory, of GeoQ with 16 inputs and a trivial surrogate."""
+    from geoq import ClusterFolds, GeoQ, NormScaledIncrement, SafeRegion
+
+    n_points, n_queries = case
+    generator = torch.Generator(DEVICE).manual_seed(SEED)
+    x, queries = (
+        torch.randn(n, 16, generator=generator, device=DEVICE)
+        for n in (n_points, n_queries)
+    )
+    y = x.square().sum(dim=1, keepdim=True)
+
+    def surrogate(x):
+        return 16 + 0 * x[:, :1]
+
+    estimator = {
+        "default": GeoQ(surrogate, None),
+        "paper": GeoQ(
+            surrogate,
+            None,
+            folds=ClusterFolds(5),
+            increment_model=NormScaledIncrement(),
+            safe_region=SafeRegion,
+        ),
+    }[form]
+    row = {"n_points": n_points, "n_queries": n_queries}
+
+    def work():
+        start = time.perf_counter()
+        estimator.fit(x, y)
+        row["fit_seconds"] = time.perf_counter() - start
+        assessment = estimator.assess(queries)
+        row["safe_fraction"] = float(assessment.safe.double().mean())
+        row["assess_seconds"] = time.perf_counter() - start - row["fit_seconds"]
+
+    row["extra_gib"] = extra_bytes(work) / 2**30
+    return row
+
+
+def whole_estimator(case):
+    print(
+        "\n| GeoQ, 16 inputs | calibration points | queries | fit, s | assess, s | extra memory, GiB |\n|---|---|---|---|---|---|"
+    )
+    rows = []
+    for form in ("default", "paper"):
+        row = in_own_process(form, case) | {"form": form}
+        print(
+            f"| {form} | {row['n_points']} | {row['n_queries']} | {row['fit_seconds']:.0f} | {row['assess_seconds']:.0f} | {row['extra_gib']:.2f} |",
+            flush=True,
+        )
+        rows.append(row)
+    return rows
+
+
 def extra_bytes(work):
     """Peak memory of a piece of work beyond what was held before it."""
     if DEVICE == "cuda":
@@ -170,15 +229,8 @@ def in_own_process(engine, case):
 
 
 def surroundings():
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    versions = {}
-    for package in ("geoq", "torch", "numpy", "scipy", "scikit-learn", "faiss-cpu"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
+    packages = ("geoq", "torch", "numpy", "scipy", "scikit-learn", "faiss-cpu")
+    versions = {package: record.installed(package) for package in packages}
     name = (
         torch.cuda.get_device_name()
         if DEVICE == "cuda"
@@ -188,7 +240,7 @@ def surroundings():
         "device": DEVICE,
         "machine": name,
         "threads": torch.get_num_threads(),
-        "commit": commit,
+        "commit": record.commit(),
         "seed": SEED,
     } | {"versions": versions}
 
@@ -199,15 +251,22 @@ if __name__ == "__main__":
         "--small", action="store_true", help="reduced sizes, a few seconds"
     )
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="where to write the results"
+    )
     arguments = parser.parse_args()
     if arguments.measure:
+        what, case = arguments.measure[0], json.loads(arguments.measure[1])
         print(
-            json.dumps(measure(arguments.measure[0], json.loads(arguments.measure[1])))
+            json.dumps((measure if what in ENGINES else measure_estimator)(what, case))
         )
     else:
         results = surroundings() | {"small": arguments.small}
         results["neighbour_search"] = neighbour_search(
             SMALL_CASES if arguments.small else CASES
         )
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+        results["estimator"] = whole_estimator(
+            SMALL_ESTIMATOR if arguments.small else ESTIMATORS[DEVICE]
+        )
+        arguments.out.parent.mkdir(exist_ok=True)
+        arguments.out.write_text(json.dumps(results, indent=2) + "\n")

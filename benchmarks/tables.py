@@ -10,6 +10,8 @@ import math
 import statistics
 from pathlib import Path
 
+from defaults import summary
+
 RESULTS = Path(__file__).parent / "results"
 
 # Tables 2, 3 and the accuracy appendix of the paper: pinball, correlation, coverage, relative L2.
@@ -117,27 +119,41 @@ def ratios(rows, methods, setting, reference):
     return "\n".join(lines)
 
 
-def render(problem, reference):
+def render(problem, reference="GeoQ", chosen=()):
     record = load(problem)
     rows = record["rows"]
-    parts = []
-    for setting in dict.fromkeys(r["setting"] for r in rows):
-        methods = list(
-            dict.fromkeys(r["method"] for r in rows if r["setting"] == setting)
-        )
-        title = f" ({setting})" if setting else ""
-        parts += [
-            f"**All queries{title}**",
-            table(rows, methods, setting, METRICS, PAPER.get(problem, {})),
-            f"**Inside the safe region{title}**",
-            table(rows, methods, setting, SAFE_METRICS, PAPER_SAFE.get(problem, {})),
-            ratios(rows, methods, setting, reference),
-        ]
+    if problem == "defaults":
+        parts = [summary(rows)]
+    else:
+        parts = []
+        for setting in dict.fromkeys(r["setting"] for r in rows):
+            parts += of_setting(problem, rows, setting, reference, chosen)
     source = (
-        f"`python benchmarks/{problem}.py`, seeds {record['seeds'][0]} to {record['seeds'][-1]}, "
-        f"{record['device']}, commit {record['commit'][:10]}; mean ± standard deviation over seeds."
+        f"`python benchmarks/{problem}.py`, seeds {record['seeds'][0]} to {record['seeds'][-1]}, {record['machine']}, "
+        f"commit {record['commit'][:10]}; mean ± standard deviation over seeds."
     )
     return "\n\n".join([*parts, source])
+
+
+def of_setting(problem, rows, setting, reference, chosen):
+    methods = list(dict.fromkeys(r["method"] for r in rows if r["setting"] == setting))
+    title = f" ({setting})" if setting else ""
+    paper, paper_safe = PAPER.get(problem, {}), PAPER_SAFE.get(problem, {})
+    if chosen:
+        kept = [m for m in chosen if m in methods]
+        return [
+            f"**All queries{title}**",
+            table(rows, kept, setting, METRICS, paper),
+            f"**Inside the safe region{title}**",
+            table(rows, kept, setting, SAFE_METRICS, paper_safe),
+        ]
+    return [
+        f"**All queries{title}**",
+        table(rows, methods, setting, METRICS, paper),
+        f"**Inside the safe region{title}**",
+        table(rows, methods, setting, SAFE_METRICS, paper_safe),
+        ratios(rows, methods, setting, reference),
+    ]
 
 
 def insert(path, problem, text):
@@ -159,9 +175,15 @@ def main():
     parser.add_argument(
         "--reference", default="GeoQ", help="the method whose ratios are shown"
     )
+    parser.add_argument(
+        "--method",
+        action="append",
+        default=[],
+        help="a method to show; may be repeated",
+    )
     parser.add_argument("--into", type=Path, help="a page with markers for the tables")
     arguments = parser.parse_args()
-    text = render(arguments.problem, arguments.reference)
+    text = render(arguments.problem, arguments.reference, arguments.method)
     if arguments.into:
         insert(arguments.into, arguments.problem, text)
     else:

@@ -134,7 +134,7 @@ def test_progress_is_logged_and_no_bar_is_drawn_without_a_terminal(
 ):
     with caplog.at_level(logging.INFO, logger="geoq"):
         fit(problem, problem.train)
-    assert sum("mean held-out error" in message for message in caplog.messages) == 4
+    assert sum("held out, " in message for message in caplog.messages) == 4
     assert capsys.readouterr() == ("", "")
 
 

@@ -17,6 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 FORMAT = "geoq 1"
+# Answers that differ by less than this share of the largest are those of one model on two machines.
+SAME = 1e-4
 
 
 def write(
@@ -68,6 +70,32 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{source} was altered after it was written (checksum mismatch); use an unaltered copy."
         )
     return json.loads(metadata["numbers"]), arrays
+
+
+def check_same(name: str, answer: Tensor | None, expected: Tensor | None) -> None:
+    """Refuse a callable that does not answer on the stored inputs as the one did that the file was made with."""
+    if answer is None or expected is None:
+        if answer is not expected:
+            had, way_out = (
+                ("no", f"leave {name} out")
+                if expected is None
+                else ("a", f"pass {name}=")
+            )
+            raise ValueError(
+                f"the file was saved with {had} {name}, unlike this call; {way_out}."
+            )
+        return
+    if answer.shape != expected.shape:
+        raise ValueError(
+            f"{name} returns shape {tuple(answer.shape)} on the stored inputs, but the one that the file was "
+            f"calibrated for returned {tuple(expected.shape)}; pass that one."
+        )
+    difference = float((answer - expected.to(answer)).abs().max())
+    if difference > SAME * float(expected.abs().max()):
+        raise ValueError(
+            f"{name} is not the one that the file was calibrated for: on the stored inputs its answers differ "
+            f"by up to {difference:.3g}; pass that one, or calibrate again."
+        )
 
 
 def _digest(header: str, arrays: Mapping[str, Tensor]) -> str:

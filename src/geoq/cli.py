@@ -9,7 +9,6 @@ import numpy as np
 
 from geoq.assessment import Assessment
 from geoq.estimator import GeoQ
-from geoq.folds import CombinedFolds, NestedFolds, RandomFolds
 from geoq.metrics import correlation, coverage, pinball
 from geoq.nets.mlp import MLP
 from geoq.training import Training, TrainNetwork
@@ -33,18 +32,16 @@ def demo(picture: Path) -> None:
     y, y_test = ((forrester(points) - low) / (high - low) for points in (x, x_test))
 
     train_surrogate = TrainNetwork(
-        partial(MLP, 1, 1, hidden=(64, 64, 16, 32), n_encoder_layers=3),
+        partial(MLP, 1, 1, hidden=(64, 64, 16, 32)),
         training=Training(n_steps=2500, learning_rate=5e-3, check_every=50),
     )
     print(
         f"Training a network on {len(x)} points of [{INTERVAL[0]}, {INTERVAL[1]}] ..."
     )
     surrogate = train_surrogate(x, y)
-    folds = CombinedFolds(RandomFolds(5), NestedFolds(5))
-    print(f"Calibrating GeoQ with {folds!r} ...")
-    geoq = GeoQ(
-        surrogate, train_surrogate, representation=surrogate.encoder, folds=folds
-    ).fit(x, y)
+    geoq = GeoQ(surrogate, train_surrogate)
+    print(f"Calibrating GeoQ with {geoq.folds!r} ...")
+    geoq.fit(x, y)
 
     assessment, few = geoq.assess(x_test), np.searchsorted(x_test[:, 0], QUERIES)
     error = abs(y_test - assessment.prediction)

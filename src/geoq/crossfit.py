@@ -2,8 +2,10 @@
 
 import logging
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +53,17 @@ class CalibrationSet:
 
     def __len__(self) -> int:
         return len(self.error)
+
+    def __getitem__(self, rows: Int[Tensor, " n_rows"]) -> "CalibrationSet":
+        return CalibrationSet(
+            features=self.features[rows],
+            error=self.error[rows],
+            point=self.point[rows],
+            fold=self.fold[rows],
+            family=self.family[rows],
+            position=None if self.position is None else self.position[rows],
+            reach=self.reach,
+        )
 
     @property
     def increment(self) -> Float[Tensor, " n *field"]:
@@ -112,70 +125,81 @@ def cross_fit(
     n_support: int,
 ) -> CalibrationSet:
     """Features and errors of every held-out point, fold after fold (lines 6-10)."""
-    splits = plan.splits
-    features, errors, in_sample = [], [], []
+    folds = []
     # disable=None: a bar on a terminal, silence elsewhere
-    for fold, (train, held_out) in enumerate(
-        tqdm(splits, desc="folds", disable=None), start=1
+    for number, split in enumerate(
+        tqdm(plan.splits, desc="folds", disable=None), start=1
     ):
-        where = f"fold {fold} of {len(splits)}"
-        device = data.embedding.z.device
         seen, unseen = (
-            torch.as_tensor(train, device=device),
-            torch.as_tensor(held_out, device=device),
+            torch.as_tensor(rows, device=data.embedding.z.device) for rows in split
         )
+        where = f"fold {number} of {len(plan.splits)}"
         fold_surrogate = _train(train_surrogate, data, seen, where)
         geometry = Geometry(
             data.embedding[seen], n_anchors=n_anchors, n_support=n_support
         )
-        relation = geometry.relate(data.embedding[unseen])
-        prediction, error = _observe(
-            fold_surrogate, error_functional, data, unseen, where
-        )
-        # In-sample on purpose: at deployment anchor errors are observed, query errors are not. Only points that
-        # serve as anchors are asked for.
-        used, anchors = relation.anchors.unique(return_inverse=True)
-        _, error_of_used = _observe(
-            fold_surrogate, error_functional, data, seen[used], where
-        )
-        baseline = anchor_error(anchors, error_of_used)
-        features.append(
-            GeometricFeatures(
-                relation.displacement,
-                relation.support_distance,
-                baseline,
-                prediction,
-                inputs=data.embedding.normalized[unseen],
-            )
-        )
-        errors.append(error)
-        sample = seen[:: max(1, len(seen) // N_IN_SAMPLE)]
-        in_sample.append(
-            _observe(fold_surrogate, error_functional, data, sample, where)[1]
-        )
+
+        def observed(
+            rows: Tensor, surrogate: Surrogate = fold_surrogate, where: str = where
+        ) -> tuple[Tensor, Tensor]:
+            return _observe(surrogate, error_functional, data, rows, where)
+
+        folds.append(_held_out(data, geometry, seen, unseen, observed))
         logger.info(
-            "%s: mean held-out error %.4g, mean anchor error %.4g",
+            "%s: mean error %.4g held out, %.4g in sample",
             where,
-            error.mean(),
-            baseline.mean(),
+            folds[-1].error.mean(),
+            folds[-1].in_sample.mean(),
         )
-    _check_family(errors, in_sample)
+    _check_family([fold.error for fold in folds], [fold.in_sample for fold in folds])
 
     def on_device(numbers: np.ndarray) -> Tensor:
         return torch.as_tensor(numbers, device=data.embedding.z.device)
 
     dependence = plan.dependence
     return CalibrationSet(
-        features=GeometricFeatures.cat(features),
-        error=torch.cat(errors),
+        features=GeometricFeatures.cat([fold.features for fold in folds]),
+        error=torch.cat([fold.error for fold in folds]),
         point=on_device(plan.point),
-        fold=on_device(plan.per_tuple(range(len(splits)))),
+        fold=on_device(plan.per_tuple(range(len(plan.splits)))),
         family=on_device(plan.per_tuple(plan.family)),
         position=None
         if dependence is None
         else on_device(dependence.position[plan.point]),
         reach=0 if dependence is None else dependence.reach,
     )
+
+
+class _Fold(NamedTuple):
+    features: GeometricFeatures
+    error: Tensor
+    in_sample: Tensor
+
+
+def _held_out(
+    data: Observations,
+    geometry: Geometry,
+    seen: Int[Tensor, " n_seen"],
+    unseen: Int[Tensor, " n_unseen"],
+    observed: Callable[[Tensor], tuple[Tensor, Tensor]],
+) -> _Fold:
+    """Errors and features of a fold's held-out points relative to the points it left in (line 8)."""
+    queries = data.embedding[unseen]
+    relation = geometry.relate(queries)
+    prediction, error = observed(unseen)
+    # In-sample on purpose: at deployment anchor errors are observed, query errors are not. Only points that serve as
+    # anchors are asked for.
+    used, anchors = relation.anchors.unique(return_inverse=True)
+    baseline = anchor_error(anchors, observed(seen[used])[1])
+    features = GeometricFeatures(
+        relation.displacement,
+        relation.support_distance,
+        baseline,
+        prediction,
+        queries.normalized,
+    )
+    _, in_sample = observed(seen[:: max(1, len(seen) // N_IN_SAMPLE)])
+    return _Fold(features, error, in_sample)
 
 
 def _train(

@@ -317,20 +317,21 @@ class GeoQ:
         A fingerprint of the callables is: what they answer on a few stored inputs.
         """
         self._check_fitted()
-        model = (
-            type(self.increment_model_).__name__
-            if isinstance(self.increment_model_, Storable)
-            else None
-        )
-        settings, weights = (
-            self.increment_model_.state()
-            if isinstance(self.increment_model_, Storable)
-            else ({}, {})
-        )
+        model: str | None = None
+        settings: dict[str, Any] = {}
+        weights: dict[str, Tensor] = {}
+        if isinstance(self.increment_model_, Storable):
+            model = type(self.increment_model_).__name__
+            settings, weights = self.increment_model_.state()
+        region = type(self.safe_region_).__name__
+        if region not in _OWN_REGIONS:
+            raise ValueError(
+                f"a safe region of the user's own ({region}) cannot be saved; use one of {[*_OWN_REGIONS]}."
+            )
         numbers = {
             **{name: getattr(self, name) for name in _COUNTS},
             "threshold": self.safe_region_.threshold,
-            "safe_region": type(self.safe_region_).__name__,
+            "safe_region": region,
             "reach": self.calibration_.reach,
             "numpy": isinstance(self.probes_, np.ndarray),
             "cuda": self.error_.is_cuda,
@@ -438,17 +439,15 @@ class GeoQ:
         )
         assert fitted is not None
         self.increment_model = self.increment_model_ = fitted
-        self.safe_region_ = _OWN_REGIONS[numbers["safe_region"]].at(
+        self.safe_region = _OWN_REGIONS[numbers["safe_region"]]
+        self.safe_region_ = self.safe_region.at(
             self.calibration_, n_safe=self.n_safe, threshold=numbers["threshold"]
         )
         probes = arrays["probe.x"]
         self.probes_ = probes.cpu().numpy() if numbers["numpy"] else probes
-        self._check_fingerprint(
-            {
-                name: arrays.get(f"probe.{name}")
-                for name in ("surrogate", "representation", "increment_model")
-            }
-        )
+        present = self._fingerprint()
+        for name in ("surrogate", "representation", "increment_model"):
+            artifact.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
 
     def _fingerprint(self) -> dict[str, Tensor]:
         """Stored inputs, and what the callables answer on them."""
@@ -465,34 +464,6 @@ class GeoQ:
                 self.calibration_.features[:N_PROBES]
             )
         return answers
-
-    def _check_fingerprint(self, saved: dict[str, Tensor | None]) -> None:
-        """Refuse callables that are not the ones the file was made with."""
-        present = self._fingerprint()
-        for name, expected in saved.items():
-            if (expected is None) != (name not in present):
-                had, way_out = (
-                    ("no ", f"leave {name} out")
-                    if expected is None
-                    else ("a ", f"pass {name}=")
-                )
-                raise ValueError(
-                    f"the file was saved with {had}{name}, unlike this call; {way_out}."
-                )
-            if expected is None:
-                continue
-            answer = present[name]
-            if answer.shape != expected.shape:
-                raise ValueError(
-                    f"{name} returns shape {tuple(answer.shape)} on the stored inputs, but the one that the file was "
-                    f"calibrated for returned {tuple(expected.shape)}; pass that one."
-                )
-            difference = float((answer - expected.to(answer)).abs().max())
-            if difference > 1e-4 * float(expected.abs().max()):
-                raise ValueError(
-                    f"{name} is not the one that the file was calibrated for: on the stored inputs its answers differ "
-                    f"by up to {difference:.3g}; pass that one, or calibrate again."
-                )
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 (scikit-learn's signature)
         """The constructor's arguments, as scikit-learn's ``clone`` asks for them."""

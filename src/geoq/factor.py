@@ -18,13 +18,12 @@ from torch import Tensor
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.increment import pinball_loss
-from geoq.surrogate import chunks
+from geoq.surrogate import chunks, few_threads
 
 # Scalar errors let the trees see the inputs, unless these are fields; the coordinates of a vector share their trees.
 MOST_INPUTS = 64
 # Beyond this many coordinates trees cost more than they bring: measured gains there were below 2 %.
 MOST_COORDINATES = 256
-MOST_VALUES = 60_000
 
 
 class Learned(NamedTuple):
@@ -59,10 +58,9 @@ class BoostedFactor:
         """Learn e / bound, tuples weighted by family and bound, so that the loss is that of the error itself."""
         one = torch.ones_like(bound)
         group = calibration.fold.cpu() % self.n_groups
-        groups = group.unique().tolist()
         if (
             bound.shape[1] > MOST_COORDINATES
-            or len(groups) < 2
+            or len(group.unique()) < 2
             or not (bound > 0).all()
         ):
             return Learned(None, one)
@@ -71,34 +69,40 @@ class BoostedFactor:
         ratio = (error / bound).reshape(-1).numpy()
         importance = (calibration.weight.to(bound)[:, None] * bound).reshape(-1)
         weight = (importance / importance.mean()).numpy()
-        value = np.arange(len(ratio))
-        if len(value) > MOST_VALUES:
-            value = np.random.default_rng(0).choice(value, MOST_VALUES, replace=False)
         group_of_value = np.repeat(group.numpy(), bound.shape[1])
+        with few_threads(table.size):
+            n_best, held_out = self._held_out(
+                table, ratio, weight, group_of_value, quantile
+            )
+            if n_best is None:
+                return Learned(None, one)
+            model = self._model(n_best, quantile).fit(table, ratio, weight)
+        return Learned(Trees.of(model), torch.from_numpy(held_out).reshape(bound.shape))
+
+    def _held_out(
+        self,
+        table: np.ndarray,
+        ratio: np.ndarray,
+        weight: np.ndarray,
+        group: np.ndarray,
+        quantile: float,
+    ) -> tuple[int | None, np.ndarray]:
+        """The best number of trees, None if no trees are as good, and the factor of each value from other groups."""
         held_out = {n: np.ones(len(ratio)) for n in self.n_trees}
-        for left_out in groups:
-            train = value[group_of_value[value] != left_out]
-            test = np.flatnonzero(group_of_value == left_out)
+        for left_out in np.unique(group):
+            train, test = group != left_out, group == left_out
             model = self._model(max(self.n_trees), quantile).fit(
                 table[train], ratio[train], weight[train]
             )
             for n, answer in enumerate(model.staged_predict(table[test]), start=1):
                 if n in held_out:
                     held_out[n][test] = answer.clip(min=0)
-        n_best = self._best(held_out, ratio, weight, group_of_value, quantile)
-        if n_best is None:
-            return Learned(None, one)
-        model = self._model(n_best, quantile).fit(
-            table[value], ratio[value], weight[value]
-        )
-        return Learned(
-            Trees.of(model), torch.from_numpy(held_out[n_best]).reshape(bound.shape)
-        )
+        n_best = self._best(held_out, ratio, weight, group, quantile)
+        return n_best, held_out[n_best or self.n_trees[0]]
 
     def _model(self, n_trees: int, quantile: float) -> Any:
-        from sklearn.ensemble import (
-            HistGradientBoostingRegressor,
-        )  # here, because importing scikit-learn takes long
+        # Here, because importing scikit-learn takes long.
+        from sklearn.ensemble import HistGradientBoostingRegressor
 
         return HistGradientBoostingRegressor(
             loss="quantile",

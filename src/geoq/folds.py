@@ -13,6 +13,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Int
 
+from geoq.surrogate import few_threads
+
 Split: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
@@ -92,12 +94,10 @@ class ClusterFolds:
 
         del y, groups
         _check_fold_count("ClusterFolds", self.n_folds, len(points), "points")
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # too few distinct points: refused below, with the way out
-            clusters = KMeans(
-                self.n_folds, n_init=4, random_state=self.random_state
-            ).fit_predict(points)
+        # Too few distinct points make K-means warn; they are refused below, with the way out.
+        with warnings.catch_warnings(action="ignore"), few_threads(points.size):
+            kmeans = KMeans(self.n_folds, n_init=4, random_state=self.random_state)
+            clusters = kmeans.fit_predict(points)
         _check_fold_count(
             "ClusterFolds", self.n_folds, len(np.unique(clusters)), "distinct points"
         )

@@ -165,3 +165,34 @@ def coverage_by_score(axes: Axes, bins: list[CoverageBin], quantile: float) -> A
     axes.set_xticks(range(1, len(bins) + 1))
     axes.legend(frameon=False, loc="lower left")
     return axes
+
+
+def error_over_distance(
+    axes: Axes,
+    distance: Float[np.ndarray, " n"],
+    error: Float[np.ndarray, " n"],
+    interpolating: Bool[np.ndarray, " n"],
+    law: tuple[Float[np.ndarray, " n_curve"], Float[np.ndarray, " n_curve"]],
+    edge: float,
+) -> Axes:
+    """Held-out errors over the distance to the data, the law fitted to them, and the edge of interpolation."""
+    for mask, color, marker, name in (
+        (interpolating, REFERENCE, "o", "held out at random"),
+        (~interpolating, ESTIMATE, "x", "held out to extrapolate"),
+    ):
+        shown = mask & (error > 0) & (distance > 0)
+        axes.scatter(
+            distance[shown],
+            error[shown],
+            s=7,
+            c=color,
+            marker=marker,
+            lw=0.6,
+            alpha=0.35,
+            label=name,
+        )
+    axes.plot(*law, color=TRUE, lw=2, label="the law")
+    axes.axvline(edge, color=TRUE, lw=1.2, ls=":", label="safe up to here")
+    axes.set(xlabel="support distance", ylabel="error", xscale="log", yscale="log")
+    axes.legend(frameon=False)
+    return axes

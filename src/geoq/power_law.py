@@ -9,7 +9,7 @@ conditional quantile given geometry, learned from cross-fitted tuples. Simple ri
 """
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from geoq.crossfit import CalibrationSet
-from geoq.factor import BoostedFactor, Trees, columns
+from geoq.factor import BoostedFactor, Learned, Trees, columns
 from geoq.geometry import GeometricFeatures
 from geoq.increment import check_quantile, inverse_cdf_quantile, pinball_loss
 from geoq.surrogate import chunks
@@ -26,6 +26,7 @@ EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
 ANCHOR_WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
 # Exponent, anchor weight and level are three numbers; more values than this do not change them.
 MOST_VALUES = 200_000
+MOST_VALUES_OF_FACTOR = 60_000
 # Beyond this quantile of the calibration's distances the power law goes on along its tangent.
 TANGENT_QUANTILE = 0.95
 
@@ -114,24 +115,21 @@ class PowerLawIncrement:
 
     def fit(self, calibration: CalibrationSet) -> "PowerLawIncrement":
         self.law_ = fit_power_law(calibration, self.quantile)
-        features = calibration.features
-        distance, anchor = _known(features)
-        bound = self.law_(distance, anchor)
-        self.trees_: Trees | None = None
-        held_out = bound
+        some = _some(calibration, MOST_VALUES_OF_FACTOR)
+        bound = self.law_(*_known(some.features))
+        learned = Learned(None, torch.ones_like(bound))
         if self.factor is not None:
-            learned = self.factor.fit(calibration, bound, self.quantile)
-            self.trees_, held_out = learned.trees, bound * learned.held_out
-        error = calibration.error.reshape(len(bound), -1).to(bound)
-        inside = (
-            calibration.interpolating & (features.support_distance <= self.law_.edge)
-        ).cpu()
+            learned = self.factor.fit(some, bound, self.quantile)
+        self.trees_ = learned.trees
         # Trees cover less on new points than on those they grew on. Interpolating tuples, judged by trees that did not
         # see their folds, say how much is missing; nothing is taken away where they say it is too much.
-        missing = _conformal_quantile(
-            (error / held_out)[inside & (held_out > 0).all(dim=1)], self.quantile
+        held_out = bound * learned.held_out
+        inside = some.interpolating & (some.features.support_distance <= self.law_.edge)
+        telling = inside.cpu() & (held_out > 0).all(dim=1)
+        ratio = (
+            some.error.reshape(held_out.shape).to(held_out)[telling] / held_out[telling]
         )
-        self.lift_ = max(1.0, missing)
+        self.lift_ = max(1.0, _conformal_quantile(ratio, self.quantile))
         return self
 
     def __call__(self, features: GeometricFeatures) -> Tensor:
@@ -225,7 +223,7 @@ def _conformal_quantile(
 
 def fit_power_law(calibration: CalibrationSet, quantile: float) -> PowerLaw:
     """Exponent and anchor weight from a grid; the level that minimises the pinball loss has a closed form."""
-    distance, anchor = _known(calibration.features)
+    distance = calibration.features.support_distance.double().cpu()
     error = calibration.error.reshape(len(distance), -1).double().cpu()
     weight = calibration.weight.double().cpu()
     scale = torch.cat(
@@ -248,41 +246,50 @@ def fit_power_law(calibration: CalibrationSet, quantile: float) -> PowerLaw:
         scale=scale,
         slope=_steepest_slope(error, distance, calibration.family.cpu(), quantile),
     )
-    n_values = error.numel()
-    value = torch.arange(n_values)
-    if n_values > MOST_VALUES:
-        value = torch.randperm(n_values, generator=torch.Generator().manual_seed(0))[
-            :MOST_VALUES
-        ]
-    row, coordinate = value // error.shape[1], value % error.shape[1]
-    errors, anchors = error[row, coordinate], anchor[row, coordinate]
+    return _choose(law, _some(calibration, MOST_VALUES), quantile)
+
+
+def _choose(law: PowerLaw, calibration: CalibrationSet, quantile: float) -> PowerLaw:
+    """The exponent and anchor weight with the least pinball loss, each pair at its best level."""
+    distance, anchor = _known(calibration.features)
+    error = calibration.error.reshape(anchor.shape).double().cpu()
+    weight = calibration.weight.double().cpu()[:, None].expand_as(error)
     best_loss, best = math.inf, law
     for exponent in EXPONENTS:
-        trial = PowerLaw(**{**vars(law), "exponent": exponent})
-        growth = scale[coordinate] * trial.growth(distance)[row]
-        typical = float(growth.median()) / (float(anchors.median()) or 1.0)
-        for anchor_weight in ANCHOR_WEIGHTS:
-            shape = growth + anchor_weight * typical * anchors
+        growth = law.scale * replace(law, exponent=exponent).growth(distance)[:, None]
+        typical = float(growth.median()) / (float(anchor.median()) or 1.0)
+        for multiple in ANCHOR_WEIGHTS:
+            shape = growth + multiple * typical * anchor
             known = shape > 0
             if not known.any():
                 continue
             # The pinball loss of level * shape is least at the quantile of error / shape, weighted by the shape.
             level = float(
                 weighted_quantile(
-                    errors[known] / shape[known], (weight[row] * shape)[known], quantile
+                    error[known] / shape[known], (weight * shape)[known], quantile
                 )
             )
-            loss = float(
-                (weight[row] * pinball_loss(errors, level * shape, quantile)).sum()
-            )
+            loss = float((weight * pinball_loss(error, level * shape, quantile)).sum())
             if loss < best_loss:
-                fitted = {
-                    "exponent": exponent,
-                    "anchor_weight": anchor_weight * typical,
-                    "level": level,
-                }
-                best_loss, best = loss, PowerLaw(**{**vars(law), **fitted})
+                best_loss = loss
+                best = replace(
+                    law,
+                    exponent=exponent,
+                    anchor_weight=multiple * typical,
+                    level=level,
+                )
     return best
+
+
+def _some(calibration: CalibrationSet, n_values: int) -> CalibrationSet:
+    """All tuples, or as many drawn at random as hold about that many values."""
+    n_rows = max(1000, n_values // calibration.error[0].numel())
+    if len(calibration) <= n_rows:
+        return calibration
+    rows = torch.randperm(len(calibration), generator=torch.Generator().manual_seed(0))[
+        :n_rows
+    ]
+    return calibration[rows.sort().values.to(calibration.error.device)]
 
 
 def _steepest_slope(

@@ -13,8 +13,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from geoq.assessment import Assessment
 from geoq.estimator import GeoQ
 from geoq.folds import FoldPlan, Folds, RandomFolds
-from geoq.increment import IncrementModel, NormScaledIncrement
+from geoq.increment import IncrementModel
+from geoq.power_law import PowerLawIncrement
 from geoq.representation import Representation, Standardization
+from geoq.safe_region import DistanceRegion, SafeRule
 from geoq.surrogate import Array, ErrorFunctional, absolute_error, to_tensor
 
 # What n_support=None and n_safe=None mean wherever the folds leave so many points: GeoQ's own defaults.
@@ -38,11 +40,12 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         folds: which points are held out together. None means ``RandomFolds()``, a departure from GeoQ's default that suits
             queries drawn like the data, as scikit-learn's own splits draw them; for queries beyond the data pass
             ``ClusterFolds()``.
-        increment_model: g, copied before it is fitted; None means ``NormScaledIncrement()``.
+        increment_model: g, copied before it is fitted; None means ``PowerLawIncrement()``.
         n_anchors: k_a, anchors whose errors are averaged.
         n_support: k, points that the support distance averages over; None means 20, or as many as the folds allow.
         n_safe: K_safe, calibration features that the support score averages over; None as for ``n_support``.
         safe_quantile: alpha_safe, share of the calibration that its own safe region contains.
+        safe_region: the rule of the safe region.
 
     Attributes:
         estimator_: the regressor fitted on all data.
@@ -63,6 +66,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         n_support: int | None = None,
         n_safe: int | None = None,
         safe_quantile: float = 0.95,
+        safe_region: SafeRule = DistanceRegion,
     ) -> None:
         self.estimator = estimator
         self.representation = representation
@@ -73,6 +77,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         self.n_support = n_support
         self.n_safe = n_safe
         self.safe_quantile = safe_quantile
+        self.safe_region = safe_region
 
     def fit(
         self, X: Any, y: Any, groups: Sequence[Any] | None = None
@@ -104,7 +109,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
             representation=self.representation,
             error_functional=self.error_functional,
             folds=plan,
-            increment_model=NormScaledIncrement()
+            increment_model=PowerLawIncrement()
             if self.increment_model is None
             else self.increment_model,
             n_anchors=self.n_anchors,
@@ -113,6 +118,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
             else self.n_support,
             n_safe=_usual(plan.n_independent) if self.n_safe is None else self.n_safe,
             safe_quantile=self.safe_quantile,
+            safe_region=self.safe_region,
         )
         self.geoq_ = geoq.fit(x, y, groups=groups)
         assert isinstance(self.geoq_.surrogate_, _FittedClone)

@@ -5,6 +5,7 @@ user passed, their results come back in the same kind, and between the two there
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -17,6 +18,8 @@ Array: TypeAlias = np.ndarray | Tensor
 # Rows are handed to user callables in chunks of about this many input numbers, which bounds memory for fields
 # (36 states of 240 x 480) and is no chunk at all for tables (262,144 rows of 16).
 CHUNK_NUMBERS = 2**22
+# Work on fewer numbers than this is done by one thread.
+SMALL_NUMBERS = 2**19
 
 
 @runtime_checkable
@@ -135,6 +138,29 @@ def chunks(n_rows: int, row_numbers: int) -> Iterator[slice]:
     """Slices over the rows, each of about ``CHUNK_NUMBERS`` numbers and at least one row."""
     step = max(1, CHUNK_NUMBERS // max(1, row_numbers))
     return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
+
+
+@contextmanager
+def few_threads(n_numbers: int) -> Iterator[None]:
+    """One thread for what is small: on a busy machine threads that wait for each other cost minutes.
+
+    Measured on two busy cores: the demo took 325 s with two threads and 20 s with one, nearly all of it in scikit-learn's
+    trees and clusters and in the training of small networks.
+    """
+    if n_numbers > SMALL_NUMBERS:
+        yield
+        return
+    from threadpoolctl import (
+        threadpool_limits,  # here: scikit-learn brings it, and may be imported later
+    )
+
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(n_threads)
 
 
 def check_callable(function: object, name: str) -> None:

@@ -4,14 +4,14 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from geoq.surrogate import Array, chunks, restore, to_tensor
+from geoq.surrogate import Array, chunks, few_threads, restore, to_tensor
 
 logger = logging.getLogger(__name__)
 
@@ -78,22 +78,6 @@ class Training:
         return (~validates).nonzero()[:, 0], validates.nonzero()[:, 0]
 
 
-@contextmanager
-def _few_threads(network: nn.Module) -> Iterator[None]:
-    """One thread for small networks on the CPU: on a busy machine threads that wait for each other cost minutes.
-
-    Measured on two busy cores: 11 trainings of the Forrester network took 16 s with one thread and 120 s with two.
-    """
-    n_threads, parameters = torch.get_num_threads(), list(network.parameters())
-    small = sum(parameter.numel() for parameter in parameters) < 100_000
-    if small and all(parameter.device.type == "cpu" for parameter in parameters):
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(n_threads)
-
-
 def train(
     network: nn.Module, loss: RowLoss, training: Training, units: Int[Tensor, " n_rows"]
 ) -> None:
@@ -105,7 +89,11 @@ def train(
         training: how to train.
         units: one number per row of the data; rows with equal numbers are never split between training and stopping.
     """
-    with _few_threads(network):
+    parameters = list(network.parameters())
+    on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
+    # A network is small by its parameters: batches are too.
+    n_numbers = 4 * sum(parameter.numel() for parameter in parameters)
+    with few_threads(n_numbers) if on_cpu else nullcontext():
         best_loss, best_step = _descend(network, loss, training, units)
     network.eval()
     logger.info(

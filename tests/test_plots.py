@@ -1,0 +1,83 @@
+"""Each picture is drawn from a real calibration, and what it shows is what it was given."""
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from geoq import GeoQ, plots
+from geoq.metrics import coverage_by_bin
+
+
+@pytest.fixture(scope="module")
+def scene():
+    x = np.linspace(0, 1, 120)[:, None]
+    geoq = GeoQ(lambda x: 0 * x, None).fit(x, np.sin(6 * x))
+    queries = np.linspace(-0.5, 1.5, 200)[:, None]
+    assessment = geoq.assess(queries)
+    return geoq, queries[:, 0], abs(np.sin(6 * queries))[:, 0], assessment
+
+
+@pytest.fixture
+def axes(tmp_path):
+    figure = Figure()
+    axes = figure.subplots()
+    yield axes
+    figure.savefig(tmp_path / "picture.png")  # it can be drawn, labels and all
+    assert axes.get_xlabel()
+    assert axes.get_ylabel()
+    assert axes.get_legend() is not None
+
+
+def test_the_error_over_the_input(axes, scene):
+    _, x, error, a = scene
+    drawn = plots.error_over_input(
+        axes, x, error, a.error_hat[:, 0], a.safe, (0.0, 1.0)
+    )
+    assert drawn is axes
+    true, estimate = axes.lines[:2]
+    np.testing.assert_array_equal(true.get_ydata(), error)
+    np.testing.assert_array_equal(estimate.get_ydata(), a.error_hat[:, 0])
+    assert true.get_linestyle() != estimate.get_linestyle()
+
+
+def test_estimates_against_errors(axes, scene):
+    _, _, error, a = scene
+    plots.estimate_against_error(axes, error, a.error_hat[:, 0], a.safe)
+    shown = sum(len(points.get_offsets()) for points in axes.collections)
+    assert shown == len(error)
+
+
+def test_the_calibration_curve(axes):
+    levels = np.array([0.5, 0.9])
+    plots.calibration_curve(axes, levels, np.array([0.4, 0.8]), np.array([0.5, 0.92]))
+    assert axes.lines[1].get_ydata().tolist() == [0.4, 0.8]
+
+
+def test_the_support_scores(axes, scene):
+    _, _, _, a = scene
+    plots.support_scores(axes, a.support_score, a.threshold)
+    assert sum(bar.get_height() for bar in axes.patches) == len(a)
+    assert f"{a.safe.mean():.0%} safe" in axes.get_legend().get_texts()[0].get_text()
+
+
+def test_the_coverage_by_score(axes, scene):
+    _, _, error, a = scene
+    bins = coverage_by_bin(error, a.error_hat[:, 0], a.support_score, 10)
+    plots.coverage_by_score(axes, bins, 0.95)
+    assert [bar.get_height() for bar in axes.patches] == [b.coverage for b in bins]
+
+
+def test_the_error_over_the_distance(axes, scene):
+    geoq, *_ = scene
+    calibration, law = geoq.calibration_, geoq.increment_model_.law_
+    distance = calibration.features.support_distance.numpy()
+    curve = np.geomspace(distance.min(), distance.max(), 50)
+    plots.error_over_distance(
+        axes,
+        distance,
+        calibration.error[:, 0].numpy(),
+        calibration.interpolating.numpy(),
+        (curve, law.level * curve**law.exponent),
+        law.edge,
+    )
+    assert axes.lines[1].get_xdata()[0] == law.edge
