@@ -1,7 +1,6 @@
 import json
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from conftest import fresh
@@ -51,8 +50,8 @@ def saved(problem, tmp_path):
     return geoq, tmp_path / "a.geoq"
 
 
-def assert_same(one, two, queries):
-    a, b = one.assess(queries), two.assess(queries)
+def assert_same(geoq, loaded, queries):
+    a, b = geoq.assess(queries), loaded.assess(queries)
     for name in (
         "prediction",
         "error_hat",
@@ -61,7 +60,8 @@ def assert_same(one, two, queries):
         "anchors",
         "increment",
     ):
-        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+        one, other = (torch.as_tensor(getattr(part, name)) for part in (a, b))
+        assert torch.equal(one, other), name
     assert a.threshold == b.threshold
     assert a.reason(0) == b.reason(0)
 

@@ -134,7 +134,8 @@ def test_answers_do_not_depend_on_the_chunks(problem, monkeypatch):
     whole = geoq.assess(problem.queries)
     monkeypatch.setattr(border, "CHUNK_NUMBERS", 6)
     parts = geoq.assess(problem.queries)
-    assert_close(parts.error_hat, whole.error_hat)
+    # The increment's network works in single precision, where products of other sizes round differently on a GPU.
+    assert_close(parts.error_hat, whole.error_hat, rtol=1e-5, atol=1e-6)
     assert torch.equal(parts.anchors, whole.anchors)
 
 
