@@ -325,12 +325,19 @@ def summary(rows):
         best = min((r, m) for m, r in of_method.items() if m not in OURS)[1]
         cells = [f"{by_shift[shift][problem]['GeoQ']:.2f}" for shift in by_shift]
         lines.append(f"| {problem} | {' | '.join(cells)} | {best} |")
-    for name, combine in (("**worst**", max), ("**geometric mean**", geometric_mean)):
-        cells = [
-            f"{combine([r['GeoQ'] for r in part.values()]):.2f}"
-            for part in by_shift.values()
+    held_back = {r["problem"] for r in rows if r["held_back"]}
+    for name, combine, kept in (
+        ("**worst**", max, set(pooled)),
+        ("**geometric mean**", geometric_mean, set(pooled)),
+        ("geometric mean, not held back", geometric_mean, set(pooled) - held_back),
+        ("geometric mean, held back", geometric_mean, held_back),
+    ):
+        chosen = [
+            [part[p]["GeoQ"] for p in part if p in kept] for part in by_shift.values()
         ]
-        lines.append(f"| {name} | {' | '.join(cells)} | |")
+        if kept:
+            cells = [f"{combine(values):.2f}" for values in chosen]
+            lines.append(f"| {name} | {' | '.join(cells)} | |")
     lines += [
         "",
         "The same for every method, over the problems (all shifts together):",

@@ -119,8 +119,36 @@ def ratios(rows, methods, setting, reference):
     return "\n".join(lines)
 
 
+def speed(record):
+    """The neighbour searches by engine, and GeoQ as a whole."""
+    lines = [
+        "| points | engine | ratio to the fastest | extra memory over the data |",
+        "|---|---|---|---|",
+    ]
+    for r in record["neighbour_search"]:
+        lines.append(
+            f"| {r['points']} | {r['engine']} | {r['ratio']:.2f} | {r['extra_over_data']:.2f} |"
+        )
+    lines += [
+        "",
+        "| GeoQ, 16 inputs | calibration points | queries | fit, s | assess, s | extra memory, GiB |",
+        "|---" * 6 + "|",
+    ]
+    for r in record["estimator"]:
+        numbers = (
+            f"{r['fit_seconds']:.0f} | {r['assess_seconds']:.0f} | {r['extra_gib']:.2f}"
+        )
+        lines.append(
+            f"| {r['form']} | {r['n_points']} | {r['n_queries']} | {numbers} |"
+        )
+    source = f"`python benchmarks/speed.py`, {record['machine']}, {record['threads']} threads, commit {record['commit'][:10]}."
+    return "\n".join([*lines, "", source])
+
+
 def render(problem, reference="GeoQ", chosen=()):
     record = load(problem)
+    if problem.startswith("speed"):
+        return speed(record)
     rows = record["rows"]
     if problem == "defaults":
         parts = [summary(rows)]

@@ -257,6 +257,19 @@ def test_fit_leaves_the_callers_increment_model_alone(problem):
     assert vars(model) == before
 
 
+def test_an_interrupted_fit_leaves_the_estimator_as_it_was(problem):
+    geoq = calibrate(problem)
+    before = geoq.predict(problem.queries)
+
+    def interrupted(x, y):
+        raise KeyboardInterrupt
+
+    geoq.set_params(train_surrogate=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        geoq.fit(2 * problem.x + 1, problem.y)
+    assert torch.equal(geoq.predict(problem.queries), before)
+
+
 def test_clone_keeps_the_trained_surrogate(problem):
     network = fresh(nn.Linear, 2, 1)
     copied = clone(GeoQ(network, None, n_anchors=3))

@@ -39,6 +39,7 @@ from geoq.surrogate import (
     evaluate,
     observe,
     restore,
+    take,
     to_tensor,
 )
 
@@ -108,13 +109,18 @@ class GeoQ:
         Raises:
             ValueError: x, y or a setting is unusable; said before any training starts.
         """
+        # On a copy, so that an interrupted or refused fit leaves the estimator as it was.
+        fitted = copy.copy(self)
+        fitted._fit(x, y, None if groups is None else np.asarray(groups))
+        vars(self).update(vars(fitted))
+        return self
+
+    def _fit(self, x: Array, y: Array, groups: np.ndarray | None) -> None:
         inputs = self._check_arguments(x, y)
         self.normalization_ = Standardization.fit(inputs)
         embedding = self._embed(x)
         points = embedding.normalized.reshape(len(embedding), -1).cpu().numpy()
-        plan = FoldPlan.draw(
-            self.folds, points, None if groups is None else np.asarray(groups)
-        )
+        plan = FoldPlan.draw(self.folds, points, groups)
         plan.check(
             n_anchors=self.n_anchors, n_support=self.n_support, n_safe=self.n_safe
         )
@@ -144,8 +150,8 @@ class GeoQ:
         self.safe_region_ = self.safe_region.fit(
             self.calibration_, n_safe=self.n_safe, safe_quantile=self.safe_quantile
         )
-        self.probes_ = x[:: max(1, len(x) // N_PROBES)][:N_PROBES]
-        return self
+        evenly = torch.linspace(0, len(x) - 1, min(N_PROBES, len(x))).long()
+        self.probes_ = take(x, evenly)
 
     def assess(self, x: Array) -> Assessment:
         """Error bound, safe flag and their parts at each query (lines 13-17)."""

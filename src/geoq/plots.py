@@ -45,7 +45,7 @@ def error_over_input(
             label="training interval" if number == 0 else None,
         )
     axes.set(xlabel="x", ylabel="error", xlim=(x[0], x[-1]), ylim=(0, None))
-    axes.legend(frameon=False)
+    axes.legend(facecolor="white", framealpha=1, edgecolor="none")
     return axes
 
 
@@ -163,7 +163,7 @@ def coverage_by_score(axes: Axes, bins: list[CoverageBin], quantile: float) -> A
         ylim=(0, 1.02),
     )
     axes.set_xticks(range(1, len(bins) + 1))
-    axes.legend(frameon=False, loc="lower left")
+    axes.legend(facecolor="white", framealpha=1, loc="lower left")
     return axes
 
 
