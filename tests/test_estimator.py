@@ -183,7 +183,7 @@ def test_fields_of_any_layout_run_from_end_to_end(
     assessment = geoq.assess(x[:7])
     assert assessment.error_hat.shape == (7, *channels_out, *grid)
     assert assessment.features.displacement.shape == (7, *channels_in, *grid)
-    assert "mean error at most" in assessment.reason(0)
+    assert "mean error bound" in assessment.reason(0)
 
 
 def test_scalar_inputs_and_outputs_need_no_second_dimension():

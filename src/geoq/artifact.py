@@ -6,7 +6,6 @@ The format is safetensors: a JSON header, then raw arrays. Reading it runs nothi
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,23 +25,24 @@ def write(
 ) -> None:
     """Write numbers (anything JSON can hold) and arrays, atomically: the old file stands until the new one is whole."""
     target = Path(path)
+    if not target.resolve().parent.is_dir():
+        raise FileNotFoundError(
+            f"{target} cannot be written, since its folder does not exist; make the folder first."
+        )
     stored = {
         name: array.detach().cpu().contiguous().clone()
         for name, array in arrays.items()
     }
     header = json.dumps(numbers, sort_keys=True)
     metadata = {"format": FORMAT, "numbers": header, "sha256": _digest(header, stored)}
-    handle, scratch = tempfile.mkstemp(
-        dir=target.resolve().parent, prefix=f".{target.name}."
-    )
-    os.close(handle)
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         save_file(stored, scratch, metadata=metadata)
-        with open(scratch, "rb+") as file:  # noqa: PTH123 (fsync needs the file itself)
+        with scratch.open("rb+") as file:
             os.fsync(file.fileno())
-        Path(scratch).replace(target)
+        scratch.replace(target)
     finally:
-        Path(scratch).unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -17,15 +17,15 @@ class QueryFeatures:
     support_distance: Float[Array, " n"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Assessment:
     """What GeoQ says of each query, in the user's kind of array.
 
     Attributes:
         prediction: the surrogate's answer.
         error_hat: upper estimate of its error, ``anchor_error + increment``.
-        safe: whether the query's geometry is one the calibration has seen.
-        support_score: how far that geometry is from the calibration's; safe means at most ``threshold``.
+        safe: whether the calibration supports the bound here; ``meaning`` says in which sense.
+        support_score: how far the query is from that support; safe means at most ``threshold``.
         anchor_error: mean observed error of the anchors.
         increment: learned correction for the way from the anchors to the query.
         anchors: rows of the data that serve as anchors, the nearest first.
@@ -33,6 +33,7 @@ class Assessment:
         observed_error: the anchors' observed errors, averaged over the field where the error is one.
         features: psi of the queries.
         threshold: largest support score that counts as safe.
+        meaning: what it means to be safe, and not to be.
         typical_distance: median length of the calibration displacements, a yardstick for ``anchor_distance``.
         typical_support_distance: median support distance of the calibration.
     """
@@ -48,11 +49,15 @@ class Assessment:
     observed_error: Float[Array, " n n_anchors"]
     features: QueryFeatures
     threshold: float
+    meaning: tuple[str, str]
     typical_distance: float
     typical_support_distance: float
 
     def __len__(self) -> int:
         return len(self.safe)
+
+    def __repr__(self) -> str:
+        return f"Assessment of {len(self)} queries, {int(self.safe.sum())} of them safe; reason(i) says why"
 
     def reason(self, query: int) -> str:
         """Why this bound and this flag, in words and numbers, for one query."""
@@ -66,12 +71,12 @@ class Assessment:
             float(self.support_score[query]),
         )
         verdict = (
-            "safe, the calibration holds queries like this one"
+            f"safe, {self.meaning[0]}"
             if self.safe[query]
-            else "NOT safe, the calibration holds too few queries like this one: take the bound as a guess"
+            else f"NOT safe, {self.meaning[1]}"
         )
         lines = [
-            f"query {query}: {mean}error at most {bound:.3g}, {verdict}",
+            f"query {query}: {mean}error bound {bound:.3g}, {verdict}",
             f"  anchor error {baseline:.3g} + increment {increment:.3g} = {bound:.3g}",
             *self._anchors_told(query, mean),
             f"  support distance {support:.3g}, {_times(support, self.typical_support_distance)}",

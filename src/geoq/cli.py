@@ -4,6 +4,7 @@ import argparse
 import time
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -26,6 +27,10 @@ def forrester(x: np.ndarray) -> np.ndarray:
 
 def demo(picture: Path) -> None:
     """Calibrate GeoQ around a small neural surrogate of the Forrester function, and show what it says."""
+    from geoq import (
+        plots,  # first of all, so that a missing extra is told before the work
+    )
+
     started = time.perf_counter()
     x, x_test = np.linspace(*INTERVAL, 600)[:, None], np.linspace(0, 1, 1000)[:, None]
     low, high = forrester(x).min(), forrester(x).max()
@@ -51,7 +56,7 @@ def demo(picture: Path) -> None:
             f"\nx = {x_test[row, 0]:.3f}, true error {error[row, 0]:.3g}\n{assessment.reason(int(row))}"
         )
     _print_row(error, assessment)
-    _draw(picture, x_test, error, assessment)
+    _draw(plots, picture, x_test, error, assessment)
     print(f"\nPicture: {picture}   ({time.perf_counter() - started:.0f} s in all)")
 
 
@@ -74,17 +79,19 @@ def _print_row(error: np.ndarray, assessment: Assessment) -> None:
 
 
 def _draw(
-    picture: Path, x: np.ndarray, error: np.ndarray, assessment: Assessment
+    plots: ModuleType,
+    picture: Path,
+    x: np.ndarray,
+    error: np.ndarray,
+    assessment: Assessment,
 ) -> None:
     from matplotlib.figure import Figure
-
-    from geoq.plots import error_over_input
 
     bound, safe = assessment.error_hat, assessment.safe
     assert isinstance(bound, np.ndarray)
     assert isinstance(safe, np.ndarray)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = error_over_input(
+    axes = plots.error_over_input(
         figure.subplots(), x[:, 0], error[:, 0], bound[:, 0], safe, INTERVAL
     )
     axes.set_title("Forrester function: error of a network trained on [0.25, 0.75]")

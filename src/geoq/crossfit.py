@@ -92,7 +92,10 @@ class CalibrationSet:
 
     @property
     def unit(self) -> Int[Tensor, " n"]:
-        """Tuples of one unit belong together: they come from one point, one group or one stretch of time."""
+        """Tuples of one unit belong together: they come from one point, one group or one stretch of time.
+
+        Neighbouring stretches still touch, so that a split by units separates dependent times nearly, not fully.
+        """
         return (
             self.point if self.position is None else self.position // (self.reach + 1)
         )

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ class GeoQ:
         n_anchors: k_a, anchors whose errors are averaged.
         n_support: k, points that the support distance averages over.
         n_safe: K_safe, calibration features that the support score averages over.
-        safe_quantile: alpha_safe, share of the calibration that its own safe region contains.
+        safe_quantile: alpha_safe, share of the calibration tuples, of the interpolating ones for ``DistanceRegion``, that
+            the region contains.
         safe_region: the rule of the safe region; ``SafeRegion`` is the paper's, and the only one that reads ``n_safe``.
     """
 
@@ -121,9 +123,10 @@ class GeoQ:
         embedding = self._embed(x)
         points = embedding.normalized.reshape(len(embedding), -1).cpu().numpy()
         plan = FoldPlan.draw(self.folds, points, groups)
-        plan.check(
-            n_anchors=self.n_anchors, n_support=self.n_support, n_safe=self.n_safe
-        )
+        n_safe = (
+            self.n_safe if self.safe_region is SafeRegion else 0
+        )  # nobody else reads it
+        plan.check(n_anchors=self.n_anchors, n_support=self.n_support, n_safe=n_safe)
         self._check_shapes(y, embedding)
         if self.surrogate is not None:
             self._check_repeats(x)
@@ -150,8 +153,8 @@ class GeoQ:
         self.safe_region_ = self.safe_region.fit(
             self.calibration_, n_safe=self.n_safe, safe_quantile=self.safe_quantile
         )
-        evenly = torch.linspace(0, len(x) - 1, min(N_PROBES, len(x))).long()
-        self.probes_ = take(x, evenly)
+        evenly = np.linspace(0, len(x) - 1, min(N_PROBES, len(x))).astype(int)
+        self.probes_ = take(x, torch.from_numpy(evenly))
 
     def assess(self, x: Array) -> Assessment:
         """Error bound, safe flag and their parts at each query (lines 13-17)."""
@@ -167,6 +170,7 @@ class GeoQ:
             **arrays,
             features=features,
             threshold=self.safe_region_.threshold,
+            meaning=self.safe_region_.meaning,
             typical_distance=float(self.calibration_.features.distance.median()),
             typical_support_distance=float(
                 self.calibration_.features.support_distance.median()
@@ -240,16 +244,33 @@ class GeoQ:
         """Everything that can be known to be wrong before anything is computed; returns the inputs."""
         check_quantile(self.safe_quantile, "safe_quantile")
         for name in ("n_anchors", "n_support", "n_safe"):
-            if getattr(self, name) < 1:
+            count = getattr(self, name)
+            if not isinstance(count, Integral) or count < 1:
                 raise ValueError(
-                    f"{name}={getattr(self, name)}, but it counts neighbours; choose 1 or more."
+                    f"{name}={count!r}, but it counts neighbours; choose a whole number, 1 or more."
+                )
+        for name, kind, example in (
+            ("increment_model", IncrementModel, "PowerLawIncrement(quantile=0.9)"),
+            ("safe_region", SafeRule, "DistanceRegion"),
+        ):
+            part = getattr(self, name)
+            if not isinstance(part, kind) or (
+                name == "increment_model" and isinstance(part, type)
+            ):
+                raise TypeError(
+                    f"{name}={part!r} cannot be fitted; pass an object such as {name}={example}."
                 )
         if self.surrogate is None and self.train_surrogate is None:
             raise ValueError(
                 "surrogate=None and train_surrogate=None, so there is no model whose error could be estimated; "
                 "pass a trained surrogate, or a function train_surrogate(x, y) that returns one."
             )
-        for name in ("surrogate", "train_surrogate", "representation"):
+        for name in (
+            "surrogate",
+            "train_surrogate",
+            "representation",
+            "error_functional",
+        ):
             if getattr(self, name) is not None:
                 check_callable(getattr(self, name), name)
         inputs, outputs = to_tensor(x, "x"), to_tensor(y, "y")
@@ -268,8 +289,9 @@ class GeoQ:
     def _check_shapes(self, y: Array, embedding: Embedding) -> None:
         """Let the error functional and the increment model refuse the shapes before the folds are trained."""
         sample = y[:N_PROBES]
+        same = restore(to_tensor(sample, "y"), sample)
         error = to_tensor(
-            self.error_functional(sample, sample), "the output of error_functional"
+            self.error_functional(sample, same), "the output of error_functional"
         )
         if error.ndim == 0 or len(error) != len(sample):
             raise ValueError(
@@ -335,7 +357,11 @@ class GeoQ:
                 f"a safe region of the user's own ({region}) cannot be saved; use one of {[*_OWN_REGIONS]}."
             )
         numbers = {
-            **{name: getattr(self, name) for name in _COUNTS},
+            # As fitted: the constructor's arguments may have been changed since.
+            "n_anchors": self.geometry_.n_anchors,
+            "n_support": self.geometry_.n_support,
+            "n_safe": int(self.n_safe),
+            "safe_quantile": float(self.safe_quantile),
             "threshold": self.safe_region_.threshold,
             "safe_region": region,
             "reach": self.calibration_.reach,
@@ -428,6 +454,10 @@ class GeoQ:
             reach=numbers["reach"],
         )
         own = _OWN_MODELS.get(numbers["increment_model"])
+        if own is not None and increment_model is not None:
+            raise ValueError(
+                f"the file holds its own increment model ({numbers['increment_model']}); leave increment_model out."
+            )
         if own is None and increment_model is None:
             raise ValueError(
                 "the file was saved with an increment model of the user's own, which is not in it; "
@@ -496,7 +526,7 @@ def _prefixed(prefix: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
 def _raw(array: Array) -> Tensor:
     """The array as a tensor of its own dtype."""
     return (
-        torch.from_numpy(array.copy())
+        torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
         if isinstance(array, np.ndarray)
         else array.detach()
     )

@@ -3,7 +3,7 @@ r"""A learned factor on a bound: boosted trees that know where the query and its
 .. math:: \widehat E_j(x) = b_j(x) \, f(\nu(x), \log \Delta d(x), \widehat F_j(x), \log(\overline E_j(x) / b_j(x)))
 
 Geometry says how far a query is, not where it is. The factor starts at 1, is learned by quantile regression of e / b, and
-stays only if it wins on folds that it was not learned from.
+stays only if it wins on points that it was not learned from.
 """
 
 import math
@@ -27,7 +27,7 @@ MOST_COORDINATES = 256
 
 
 class Learned(NamedTuple):
-    """The fitted factor, None where 1 was not beaten, and the factor of each tuple as learned from other folds."""
+    """The fitted factor, None where 1 was not beaten, and the factor of each tuple as learned from other points."""
 
     trees: "Trees | None"
     held_out: Float[Tensor, " n n_coordinates"]
@@ -38,10 +38,10 @@ class BoostedFactor:
     """How the factor is learned; scikit-learn grows the trees.
 
     Attributes:
-        n_trees: numbers of trees to choose from, on held-out folds.
+        n_trees: numbers of trees to choose from, on held-out points.
         n_leaves: leaves per tree.
         learning_rate: share of each tree's answer that is used.
-        n_groups: groups that the folds are dealt to; each group is held out once.
+        n_groups: groups that the points are dealt to; each group is held out once.
     """
 
     n_trees: tuple[int, ...] = (10, 25, 50, 100)
@@ -57,7 +57,10 @@ class BoostedFactor:
     ) -> Learned:
         """Learn e / bound, tuples weighted by family and bound, so that the loss is that of the error itself."""
         one = torch.ones_like(bound)
-        group = calibration.fold.cpu() % self.n_groups
+        # By unit, not by fold: a point is held out by several folds, and its error must not be seen from any of them.
+        units, unit = calibration.unit.cpu().unique(return_inverse=True)
+        order = torch.randperm(len(units), generator=torch.Generator().manual_seed(0))
+        group = (order % self.n_groups)[unit]
         if (
             bound.shape[1] > MOST_COORDINATES
             or len(group.unique()) < 2

@@ -54,9 +54,13 @@ def _complements(held_out: Iterable[np.ndarray], n_points: int) -> Iterator[Spli
 
 def _check_fold_count(scheme: str, n_folds: int, n_things: int, things: str) -> None:
     if not 2 <= n_folds <= n_things:
+        way_out = (
+            f"choose n_folds between 2 and {n_things}"
+            if n_things > 1
+            else "give more data"
+        )
         raise ValueError(
-            f"{scheme}(n_folds={n_folds}), but there are {n_things} {things} to divide; "
-            f"choose n_folds between 2 and {n_things}."
+            f"{scheme}(n_folds={n_folds}), but there are {n_things} {things} to divide; {way_out}."
         )
 
 
@@ -290,6 +294,10 @@ class FoldPlan:
     ) -> "FoldPlan":
         """Ask the scheme for its folds, and refuse those that keep nothing in or nothing out."""
         if isinstance(folds, FoldPlan):
+            if folds.n_points != len(points):
+                raise ValueError(
+                    f"folds were drawn for {folds.n_points} points, but there are {len(points)}; draw them anew."
+                )
             return folds
         if not isinstance(folds, Folds):
             raise TypeError(
@@ -353,7 +361,7 @@ class FoldPlan:
                 if len(train) < needed:
                     raise ValueError(
                         f"{name}={needed}, but {self._name(fold)} leaves only {len(train)} points to {purpose}; "
-                        f"lower {name} or n_folds, or give more data."
+                        f"lower {name}, give more data, or choose folds that leave more in."
                     )
         if n_safe > self.n_independent:
             raise ValueError(
@@ -373,9 +381,10 @@ class FoldPlan:
                         f"{self._name(fold)} has no {name} points of the {self.n_points} given; "
                         "lower n_folds or gap, or give more data."
                     )
-                if rows.min() < 0 or rows.max() >= self.n_points:
+                outside = rows[(rows < 0) | (rows >= self.n_points)]
+                if outside.size:
                     raise ValueError(
-                        f"{self._name(fold)} names row {rows.max()}, but there are {self.n_points} rows; "
+                        f"{self._name(fold)} names row {outside[0]}, but there are {self.n_points} rows; "
                         "correct the folds."
                     )
             if np.intersect1d(train, held_out).size:

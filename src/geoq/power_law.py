@@ -1,7 +1,7 @@
 r"""The default increment: the error grows like a power of the distance to the data.
 
 .. math:: b_j(x) = c \, (s_j \, \Delta d(x)^\alpha + \kappa \overline E_j(x)), \qquad
-    \widehat E_j(x) = \max(\overline E_j(x), \; b_j(x) f(x))
+    \widehat E_j(x) = \max(\overline E_j(x), \; \lambda \, b_j(x) f(x))
 
 A departure from the paper in form, not in structure: still the anchor error plus a nonnegative increment, an upper
 conditional quantile given geometry, learned from cross-fitted tuples. Simple rivals are special cases: a constant
@@ -49,13 +49,13 @@ def weighted_quantile(
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A fitted law, all distances in units of ``unit``.
+    """A fitted law.
 
     Attributes:
         exponent: alpha.
         anchor_weight: kappa.
         level: c.
-        unit: median distance of the calibration.
+        unit: median distance of the calibration, in which the power is taken.
         tangent: distance from which the power goes on along its tangent.
         edge: distance up to which queries interpolate; beyond, the bound grows at least by the steepest slope seen.
         scale: s_j, of each coordinate of the error.
@@ -122,7 +122,7 @@ class PowerLawIncrement:
             learned = self.factor.fit(some, bound, self.quantile)
         self.trees_ = learned.trees
         # Trees cover less on new points than on those they grew on. Interpolating tuples, judged by trees that did not
-        # see their folds, say how much is missing; nothing is taken away where they say it is too much.
+        # see their points, say how much is missing; nothing is taken away where they say it is too much.
         held_out = bound * learned.held_out
         inside = some.interpolating & (some.features.support_distance <= self.law_.edge)
         telling = inside.cpu() & (held_out > 0).all(dim=1)

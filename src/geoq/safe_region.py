@@ -21,6 +21,9 @@ class FittedRegion(Protocol):
     @property
     def threshold(self) -> float: ...
 
+    @property
+    def meaning(self) -> tuple[str, str]: ...
+
     def support_score(self, features: GeometricFeatures, /) -> Tensor: ...
 
     def contains(self, support_score: Tensor, /) -> Tensor: ...
@@ -46,6 +49,10 @@ class DistanceRegion:
     """
 
     threshold: float
+    meaning = (
+        "no farther from the data than points held out at random were",
+        "farther from the data than points held out at random were, so take the bound as a guess",
+    )
 
     @classmethod
     def fit(
@@ -89,6 +96,10 @@ class SafeRegion:
     cloud: Float[Tensor, " n n_features"]
     n_safe: int
     threshold: float
+    meaning = (
+        "the calibration holds queries like this one",
+        "the calibration holds too few queries like this one, so take the bound as a guess",
+    )
 
     @classmethod
     def fit(

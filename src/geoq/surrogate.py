@@ -65,7 +65,7 @@ def relative_norm_error(y: Array, y_hat: Array) -> Array:
 
     .. math:: E(x) = \|F(x) - \widehat F(x)\|_2 / \|F(x)\|_2
     """
-    return norm_error(y, y_hat) / (y.reshape(len(y), -1) ** 2).sum(1) ** 0.5
+    return norm_error(y, y_hat) / norm_error(y, 0 * y_hat)
 
 
 def to_tensor(array: Array, name: str) -> Tensor:
@@ -122,7 +122,9 @@ def take(array: Array, rows: Int[Tensor, " n_rows"]) -> Array:
     )
 
 
-def check_finite(tensor: Tensor, name: str) -> None:
+def check_finite(
+    tensor: Tensor, name: str, way_out: str = "remove or impute these samples first"
+) -> None:
     """Refuse NaN and infinity, saying where the first one is and how many there are."""
     if tensor.isfinite().all():
         return
@@ -130,7 +132,7 @@ def check_finite(tensor: Tensor, name: str) -> None:
     where = ", ".join(str(int(i)) for i in bad[0])
     raise ValueError(
         f"{name}[{where}] is {tensor[tuple(bad[0])].item()} ({len(bad)} of {tensor.numel()} values are not finite); "
-        "remove or impute these samples first."
+        f"{way_out}."
     )
 
 
@@ -169,15 +171,17 @@ def check_callable(function: object, name: str) -> None:
         raise ValueError(
             f"{name} is in training mode, so dropout would make its errors random; call {name}.eval() first."
         )
-    if not callable(function):
-        way_out = (
-            f"pass {name}=model.predict"
-            if callable(getattr(function, "predict", None))
-            else "pass a function"
-        )
-        raise TypeError(
-            f"{name} must be callable as {name}(x), got {type(function).__name__}; {way_out}."
-        )
+    if callable(function):
+        return
+    call, hint = f"{name}(x)", f"pass {name}=model.predict"
+    if name == "train_surrogate":
+        call, hint = f"{name}(x, y)", "pass lambda x, y: clone(model).fit(x, y).predict"
+    way_out = (
+        hint if callable(getattr(function, "predict", None)) else "pass a function"
+    )
+    raise TypeError(
+        f"{name} must be callable as {call}, got {type(function).__name__}; {way_out}."
+    )
 
 
 @torch.no_grad()
@@ -233,5 +237,5 @@ def _one_row_each(answer: Array, n_rows: int, name: str) -> Tensor:
         raise ValueError(
             f"{name} returned shape {tuple(tensor.shape)} for {n_rows} inputs; it must return one row per input."
         )
-    check_finite(tensor, f"{name}(x)")
+    check_finite(tensor, f"{name}(x)", f"{name} must answer with finite numbers")
     return tensor

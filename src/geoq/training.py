@@ -213,6 +213,7 @@ class TrainNetwork:
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(self.training.random_state)
             network = self.make_network().to(inputs.device)
+            _check_output(network, inputs[:1], targets[:1])
             train(
                 network,
                 lambda net, rows: self.loss(targets[rows], net(inputs[rows])),
@@ -224,3 +225,15 @@ class TrainNetwork:
     def with_seed(self, random_state: int) -> "TrainNetwork":
         """The same recipe with other initial weights and another order of the batches."""
         return replace(self, training=replace(self.training, random_state=random_state))
+
+
+@torch.no_grad()
+def _check_output(network: nn.Module, x: Tensor, y: Tensor) -> None:
+    """Refuse a network whose output the loss would broadcast against y, before it is trained."""
+    network.eval()
+    shape = tuple(network(x).shape[1:])
+    if shape != tuple(y.shape[1:]):
+        raise ValueError(
+            f"make_network() returns rows of shape {shape}, but y has rows of shape {tuple(y.shape[1:])}; "
+            "change the network's output or reshape y."
+        )
