@@ -342,8 +342,8 @@ def summary(rows):
         "",
         "The same for every method, over the problems (all shifts together):",
         "",
-        "| method | worst | on | geometric mean | worst on one shift |",
-        "|---|---|---|---|---|",
+        "| method | worst | on | geometric mean | not held back | held back | worst on one shift |",
+        "|---|---|---|---|---|---|---|",
     ]
     for method in next(iter(pooled.values())):
         behind = {p: r[method] for p, r in pooled.items() if method in r}
@@ -351,8 +351,19 @@ def summary(rows):
         apart = max(
             r[method] for s in SHIFTS for r in by_shift[s].values() if method in r
         )
+        halves = [
+            [
+                ratio
+                for problem, ratio in behind.items()
+                if (problem in held_back) == half
+            ]
+            for half in (False, True)
+        ]
+        means = " | ".join(
+            f"{geometric_mean(half):.2f}" if half else "-" for half in halves
+        )
         lines.append(
-            f"| {method} | {behind[worst]:.2f} | {worst} | {geometric_mean(behind.values()):.2f} | {apart:.2f} |"
+            f"| {method} | {behind[worst]:.2f} | {worst} | {geometric_mean(behind.values()):.2f} | {means} | {apart:.2f} |"
         )
     lines += [
         "",

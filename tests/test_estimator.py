@@ -310,7 +310,10 @@ def test_an_increment_model_of_the_users_own_is_fifteen_lines(problem):
             r"n_anchors=81, but fold 1 of 3 leaves only 80 points to anchor to; lower n_anchors",
         ),
         ({"n_support": 100}, "n_support=100, but fold 1 of 3 leaves only 80 points"),
-        ({"n_safe": 120}, "n_safe=120, but a calibration point has only 119 others"),
+        (
+            {"n_safe": 120, "safe_region": SafeRegion},
+            "n_safe=120, but a calibration point has only 119 others",
+        ),
         ({"safe_quantile": 1.0}, "safe_quantile=1.0"),
         ({"folds": ClusterFolds(121)}, "n_folds=121"),
         ({"representation": lambda x: x[:-1]}, "representation returned shape"),
@@ -414,6 +417,67 @@ def test_bad_queries_are_refused(problem, spoil, message):
     geoq = calibrate(problem)
     with pytest.raises(ValueError, match=message):
         geoq.assess(spoil(problem.queries))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"increment_model": NormScaledIncrement},
+            "increment_model=.* cannot be fitted",
+        ),
+        ({"safe_region": "distance"}, "safe_region='distance' cannot be fitted"),
+        ({"error_functional": "mae"}, "error_functional must be callable"),
+    ],
+    ids=["class", "string", "name"],
+)
+def test_parts_of_another_kind_are_refused_before_anything_is_trained(
+    problem, settings, message
+):
+    def never(x, y):
+        pytest.fail("training started")
+
+    with pytest.raises(TypeError, match=message):
+        GeoQ(None, never, **settings).fit(problem.x, problem.y)
+
+
+def test_a_model_in_place_of_its_training_gets_the_hint(problem):
+    class Ridge:
+        def predict(self, x):
+            return x
+
+    with pytest.raises(
+        TypeError, match=r"train_surrogate\(x, y\), got Ridge; pass lambda x, y"
+    ):
+        GeoQ(None, Ridge()).fit(problem.x, problem.y)
+
+
+def test_settings_changed_after_the_fit_do_not_reach_the_file(problem, tmp_path):
+    geoq = calibrate(problem, n_anchors=2)
+    geoq.set_params(n_anchors=7, n_support=3).save(tmp_path / "a.geoq")
+    loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=geoq.surrogate_)
+    assert loaded.n_anchors == 2
+    assert torch.equal(loaded.predict(problem.queries), geoq.predict(problem.queries))
+
+
+def test_the_lift_makes_safe_coverage_meet_its_level_without_retraining(device):
+    """Each point is held out by three families of folds; trees that have seen it in one must not judge it in another."""
+    generator = torch.Generator().manual_seed(0)
+    x, new = (
+        torch.randn(n, 3, generator=generator, dtype=torch.float64).to(device)
+        for n in (200, 4000)
+    )
+
+    def truth(x, seed):
+        noise = torch.randn(
+            len(x), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
+        return x[:, 0] + 0.3 * torch.sin(3 * x[:, 1]) + 0.3 * noise.to(device)
+
+    geoq = GeoQ(lambda x: x[:, 0], None).fit(x, truth(x, 1))
+    assessment = geoq.assess(new)
+    covered = (truth(new, 2) - new[:, 0]).abs() <= assessment.error_hat
+    assert covered[assessment.safe].double().mean() > 0.93
 
 
 def test_a_number_of_folds_is_not_a_fold_scheme(problem):

@@ -19,6 +19,7 @@ from geoq import (
     GroupFolds,
     NormScaledIncrement,
     RandomFolds,
+    SafeRegion,
     TemporalFolds,
     Training,
     identity,
@@ -295,7 +296,9 @@ def test_on_few_points_the_counts_are_the_largest_that_the_folds_allow(
     with pytest.raises(ValueError, match=f"n_support={n_support + 1}, but fold"):
         regressor(folds=folds, n_support=n_support + 1).fit(X, y, groups)
     with pytest.raises(ValueError, match=f"n_safe={n_safe + 1}, but a calibration"):
-        regressor(folds=folds, n_safe=n_safe + 1).fit(X, y, groups)
+        regressor(folds=folds, n_safe=n_safe + 1, safe_region=SafeRegion).fit(
+            X, y, groups
+        )
 
 
 def test_the_folds_are_drawn_once(data):
@@ -341,7 +344,7 @@ def test_a_scheme_that_holds_out_a_single_point_is_refused(data):
             return [(np.arange(1, len(points)), np.array([0]))]
 
     with pytest.raises(ValueError, match=r"n_safe=1, but a .* has only 0 others"):
-        regressor(folds=Single()).fit(*data[:2])
+        regressor(folds=Single(), safe_region=SafeRegion).fit(*data[:2])
 
 
 def test_it_keeps_the_name_of_the_fold_scheme_for_files(data):

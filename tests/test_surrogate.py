@@ -30,6 +30,12 @@ def test_error_functionals_by_hand(kind):
         assert functional(y, y_hat).tolist() == expected
 
 
+def test_small_integers_do_not_overflow_in_a_norm():
+    y = np.array([[20], [16]], dtype=np.uint8)
+    error = relative_norm_error(y, np.array([[19.0], [15.0]]))
+    np.testing.assert_allclose(error, [0.05, 0.0625])
+
+
 @pytest.mark.parametrize(
     "array",
     [

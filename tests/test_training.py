@@ -80,6 +80,14 @@ def test_training_stops_when_patience_runs_out():
     assert sum(steps) == 10
 
 
+def test_an_output_that_would_be_broadcast_is_refused_before_the_training():
+    x, y = line()
+    with pytest.raises(
+        ValueError, match=r"rows of shape \(1,\), but y has rows of shape \(\)"
+    ):
+        recipe()(x, y[:, 0])
+
+
 def test_a_loss_that_explodes_is_reported_not_returned():
     x, y = line()
     with pytest.raises(
