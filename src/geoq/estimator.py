@@ -36,6 +36,8 @@ from geoq.surrogate import (
     absolute_error,
     check_callable,
     check_finite,
+    check_fitted,
+    check_pairs,
     chunks,
     evaluate,
     observe,
@@ -273,17 +275,7 @@ class GeoQ:
         ):
             if getattr(self, name) is not None:
                 check_callable(getattr(self, name), name)
-        inputs, outputs = to_tensor(x, "x"), to_tensor(y, "y")
-        for name, tensor in (("x", inputs), ("y", outputs)):
-            if tensor.ndim == 0 or not tensor.numel():
-                raise ValueError(
-                    f"{name} has shape {tuple(tensor.shape)} and holds no samples; pass one per row."
-                )
-            check_finite(tensor, name)
-        if len(inputs) != len(outputs):
-            raise ValueError(
-                f"x has {len(inputs)} rows and y has {len(outputs)}; each input needs its reference output."
-            )
+        inputs, outputs = check_pairs(x, y)
         return inputs.to(torch.promote_types(inputs.dtype, outputs.dtype))
 
     def _check_shapes(self, y: Array, embedding: Embedding) -> None:
@@ -316,16 +308,8 @@ class GeoQ:
                 "random; switch dropout and sampling off, or fix their seed."
             )
 
-    def _check_fitted(self) -> None:
-        if not hasattr(self, "probes_"):
-            from sklearn.exceptions import (
-                NotFittedError,
-            )  # here, because importing scikit-learn takes long
-
-            raise NotFittedError("this GeoQ is not fitted yet; call fit(x, y) first.")
-
     def _check_queries(self, x: Array) -> None:
-        self._check_fitted()
+        check_fitted(self, "probes_")
         queries, shape = to_tensor(x, "x"), tuple(self.normalization_.mean.shape)
         if queries.ndim == 0 or tuple(queries.shape[1:]) != shape or not len(queries):
             single = (
@@ -344,7 +328,7 @@ class GeoQ:
 
         A fingerprint of the callables is: what they answer on a few stored inputs.
         """
-        self._check_fitted()
+        check_fitted(self, "probes_")
         model: str | None = None
         settings: dict[str, Any] = {}
         weights: dict[str, Tensor] = {}

@@ -136,6 +136,33 @@ def check_finite(
     )
 
 
+def check_pairs(x: Array, y: Array) -> tuple[Tensor, Tensor]:
+    """Inputs and outputs as tensors, refused if they are no finite pairs."""
+    inputs, outputs = to_tensor(x, "x"), to_tensor(y, "y")
+    for name, tensor in (("x", inputs), ("y", outputs)):
+        if tensor.ndim == 0 or not tensor.numel():
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)} and holds no samples; pass one per row."
+            )
+        check_finite(tensor, name)
+    if len(inputs) != len(outputs):
+        raise ValueError(
+            f"x has {len(inputs)} rows and y has {len(outputs)}; each input needs its reference output."
+        )
+    return inputs, outputs
+
+
+def check_fitted(estimator: object, attribute: str) -> None:
+    """Refuse to answer before ``fit``."""
+    if not hasattr(estimator, attribute):
+        # Here, because importing scikit-learn takes long.
+        from sklearn.exceptions import NotFittedError
+
+        raise NotFittedError(
+            f"this {type(estimator).__name__} is not fitted yet; call fit(x, y) first."
+        )
+
+
 def chunks(n_rows: int, row_numbers: int) -> Iterator[slice]:
     """Slices over the rows, each of about ``CHUNK_NUMBERS`` numbers and at least one row."""
     step = max(1, CHUNK_NUMBERS // max(1, row_numbers))

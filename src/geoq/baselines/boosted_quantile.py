@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from geoq.baselines.bound import Bound, check_fitted
+from geoq.baselines.bound import Bound
 from geoq.baselines.cross_fitted import CrossFitted
 from geoq.baselines.per_coordinate import CoordinateModels, Predict, TabularInputs, of_x
 from geoq.estimator import GeoQ
 from geoq.increment import check_quantile
-from geoq.surrogate import Array
+from geoq.surrogate import Array, check_fitted
 from geoq.training import Training
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.surrogate import Array, check_finite, to_tensor
+from geoq.surrogate import Array
 
 # The paper turns a predictive standard deviation into a bound by this factor: 95 % of a Gaussian's values lie within.
 GAUSSIAN_95 = 1.96
@@ -36,31 +36,3 @@ def spread(
         mean += deviation / count
         sum_of_squares += deviation * (prediction - mean)
     return mean, (sum_of_squares / count).sqrt()
-
-
-def check_pairs(x: Array, y: Array) -> tuple[Tensor, Tensor]:
-    """Inputs and outputs as tensors, refused if they are no finite pairs."""
-    inputs, outputs = to_tensor(x, "x"), to_tensor(y, "y")
-    for name, tensor in (("x", inputs), ("y", outputs)):
-        if tensor.ndim == 0 or not tensor.numel():
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)} and holds no samples; pass one per row."
-            )
-        check_finite(tensor, name)
-    if len(inputs) != len(outputs):
-        raise ValueError(
-            f"x has {len(inputs)} rows and y has {len(outputs)}; each input needs its reference output."
-        )
-    return inputs, outputs
-
-
-def check_fitted(baseline: object, attribute: str) -> None:
-    """Refuse to answer before ``fit``."""
-    if not hasattr(baseline, attribute):
-        from sklearn.exceptions import (
-            NotFittedError,
-        )  # here, because importing scikit-learn takes long
-
-        raise NotFittedError(
-            f"this {type(baseline).__name__} is not fitted yet; call fit(x, y) first."
-        )

@@ -7,13 +7,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.baselines.bound import Bound, check_fitted, check_pairs
+from geoq.baselines.bound import Bound
 from geoq.increment import check_quantile
 from geoq.surrogate import (
     Array,
     Surrogate,
     TrainSurrogate,
     absolute_error,
+    check_fitted,
+    check_pairs,
     evaluate,
     observe,
     restore,

@@ -5,8 +5,16 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from geoq.baselines.bound import GAUSSIAN_95, Bound, check_fitted, check_pairs, spread
-from geoq.surrogate import Array, Surrogate, TrainSurrogate, evaluate, restore
+from geoq.baselines.bound import GAUSSIAN_95, Bound, spread
+from geoq.surrogate import (
+    Array,
+    Surrogate,
+    TrainSurrogate,
+    check_fitted,
+    check_pairs,
+    evaluate,
+    restore,
+)
 
 
 @runtime_checkable

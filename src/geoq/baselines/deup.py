@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.baselines.bound import Bound, check_fitted
+from geoq.baselines.bound import Bound
 from geoq.baselines.conformal import conformal_factor
 from geoq.baselines.cross_fitted import CrossFitted
 from geoq.baselines.per_coordinate import CoordinateModels, Predict, of_x_and_distance
 from geoq.crossfit import CalibrationSet
 from geoq.estimator import GeoQ
 from geoq.increment import check_quantile
-from geoq.surrogate import Array
+from geoq.surrogate import Array, check_fitted
 
 # Parts of the calibration points, each predicted by trees grown on the others, that the factor is read from.
 N_PARTS = 5

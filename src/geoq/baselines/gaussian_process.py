@@ -13,9 +13,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.baselines.bound import GAUSSIAN_95, Bound, check_fitted, check_pairs
+from geoq.baselines.bound import GAUSSIAN_95, Bound
 from geoq.representation import Standardization
-from geoq.surrogate import Array, check_finite, chunks, restore, to_tensor
+from geoq.surrogate import (
+    Array,
+    check_finite,
+    check_fitted,
+    check_pairs,
+    chunks,
+    restore,
+    to_tensor,
+)
 
 # Length scales are searched on a grid of this many steps per factor of two, first by whole factors.
 STEPS_PER_OCTAVE = 32

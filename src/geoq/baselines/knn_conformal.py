@@ -7,14 +7,14 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.baselines.bound import Bound, check_fitted
+from geoq.baselines.bound import Bound
 from geoq.baselines.conformal import conformal_factor
 from geoq.baselines.cross_fitted import CrossFitted
 from geoq.estimator import GeoQ
 from geoq.geometry import anchor_mean
 from geoq.increment import check_quantile
 from geoq.neighbors import Neighbors
-from geoq.surrogate import Array
+from geoq.surrogate import Array, check_fitted
 
 
 @dataclass

@@ -8,8 +8,15 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from geoq.baselines.bound import GAUSSIAN_95, Bound, check_fitted, check_pairs, spread
-from geoq.surrogate import Array, TrainSurrogate, evaluate, restore
+from geoq.baselines.bound import GAUSSIAN_95, Bound, spread
+from geoq.surrogate import (
+    Array,
+    TrainSurrogate,
+    check_fitted,
+    check_pairs,
+    evaluate,
+    restore,
+)
 
 DROPOUT = (
     nn.Dropout,

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from geoq.baselines.bound import Bound, check_fitted
+from geoq.baselines.bound import Bound
 from geoq.baselines.cross_fitted import CrossFitted
 from geoq.estimator import GeoQ
 from geoq.increment import check_quantile, inverse_cdf_quantile, pinball_loss
 from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
-from geoq.surrogate import Array, chunks
+from geoq.surrogate import Array, check_fitted, chunks
 from geoq.training import Training, train
 
 Shape = tuple[int, ...]
