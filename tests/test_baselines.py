@@ -618,3 +618,12 @@ def test_a_baseline_refuses_unequal_rows_and_early_questions(baseline, problem):
         baseline.predict(problem.queries)
     with pytest.raises(ValueError, match="x has 120 rows and y has 119"):
         baseline.fit(problem.x, problem.y[1:])
+
+
+def test_a_refit_that_is_refused_does_not_leave_two_fits_mixed():
+    x = np.random.default_rng(0).normal(size=(120, 2))
+    bound = KNNDistanceConformal(of_zero()).fit(x, np.ones((120, 1)))
+    with pytest.raises(ValueError, match=r"x\[0, 0\] is nan"):
+        bound.fit(x * np.nan, np.ones((120, 1)))
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        bound.predict(x)

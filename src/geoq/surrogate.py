@@ -163,6 +163,12 @@ def check_fitted(estimator: object, attribute: str) -> None:
         )
 
 
+def forget(estimator: object) -> None:
+    """Drop what an earlier fit has learned, so that a fit that fails does not leave two mixed."""
+    for name in [name for name in vars(estimator) if name.endswith("_")]:
+        delattr(estimator, name)
+
+
 def chunks(n_rows: int, row_numbers: int) -> Iterator[slice]:
     """Slices over the rows, each of about ``CHUNK_NUMBERS`` numbers and at least one row."""
     step = max(1, CHUNK_NUMBERS // max(1, row_numbers))

@@ -12,7 +12,7 @@ from geoq.baselines.cross_fitted import CrossFitted
 from geoq.baselines.per_coordinate import CoordinateModels, Predict, TabularInputs, of_x
 from geoq.estimator import GeoQ
 from geoq.increment import check_quantile
-from geoq.surrogate import Array, check_fitted
+from geoq.surrogate import Array, check_fitted, forget
 from geoq.training import Training
 
 
@@ -49,6 +49,7 @@ class BoostedQuantile:
     ) -> "BoostedQuantile":
         check_quantile(self.quantile, "quantile")
         _lightgbm()  # refused before the folds are trained
+        forget(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
         calibration = self.cross_fitted_.calibration
         table = self.inputs(self.cross_fitted_.inputs, calibration.features)

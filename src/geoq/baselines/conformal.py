@@ -17,6 +17,7 @@ from geoq.surrogate import (
     check_fitted,
     check_pairs,
     evaluate,
+    forget,
     observe,
     restore,
     take,
@@ -94,6 +95,7 @@ class SplitConformal:
                 f"calibration_fraction={self.calibration_fraction}, but some rows must train and some must calibrate; "
                 "choose between 0 and 1."
             )
+        forget(self)
         check_pairs(x, y)
         order = torch.randperm(
             len(x), generator=torch.Generator().manual_seed(self.random_state)

@@ -13,6 +13,7 @@ from geoq.surrogate import (
     check_fitted,
     check_pairs,
     evaluate,
+    forget,
     restore,
 )
 
@@ -50,6 +51,7 @@ class DeepEnsemble:
                 f"train_surrogate is a {type(self.train_surrogate).__name__} without with_seed(random_state), so its "
                 "members could not differ; pass a geoq.TrainNetwork."
             )
+        forget(self)
         check_pairs(x, y)
         # 31 bits, which every library takes as a seed.
         seeds = (

@@ -16,7 +16,7 @@ from geoq.baselines.per_coordinate import CoordinateModels, Predict, of_x_and_di
 from geoq.crossfit import CalibrationSet
 from geoq.estimator import GeoQ
 from geoq.increment import check_quantile
-from geoq.surrogate import Array, check_fitted
+from geoq.surrogate import Array, check_fitted, forget
 
 # Parts of the calibration points, each predicted by trees grown on the others, that the factor is read from.
 N_PARTS = 5
@@ -53,6 +53,7 @@ class MeanErrorPredictor:
         self, x: Array, y: Array, *, groups: Sequence[Any] | None = None
     ) -> "MeanErrorPredictor":
         check_quantile(self.quantile, "quantile")
+        forget(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
         calibration = self.cross_fitted_.calibration
         table = of_x_and_distance(self.cross_fitted_.inputs, calibration.features)

@@ -21,6 +21,7 @@ from geoq.surrogate import (
     check_fitted,
     check_pairs,
     chunks,
+    forget,
     restore,
     to_tensor,
 )
@@ -70,6 +71,7 @@ class GaussianProcess:
             raise ValueError(
                 f"noise_lower_bound={self.noise_lower_bound}, but the covariance must be invertible; choose above 0."
             )
+        forget(self)
         inputs, outputs = check_pairs(x, y)
         rows = inputs.reshape(len(inputs), -1).double()
         self.normalization_ = Standardization.fit(rows)

@@ -14,7 +14,7 @@ from geoq.estimator import GeoQ
 from geoq.geometry import anchor_mean
 from geoq.increment import check_quantile
 from geoq.neighbors import Neighbors
-from geoq.surrogate import Array, check_fitted
+from geoq.surrogate import Array, check_fitted, forget
 
 
 @dataclass
@@ -38,6 +38,7 @@ class KNNDistanceConformal:
         self, x: Array, y: Array, *, groups: Sequence[Any] | None = None
     ) -> "KNNDistanceConformal":
         check_quantile(self.quantile, "quantile")
+        forget(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
         calibration = self.cross_fitted_.calibration
         self.factor_ = conformal_factor(
@@ -85,6 +86,7 @@ class KNNResidualConformal:
             raise ValueError(
                 f"beta={self.beta}, but it keeps the scale off zero; choose above 0."
             )
+        forget(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
         calibration = self.cross_fitted_.calibration
         inputs = self.cross_fitted_.inputs

@@ -15,6 +15,7 @@ from geoq.surrogate import (
     check_fitted,
     check_pairs,
     evaluate,
+    forget,
     restore,
 )
 
@@ -61,6 +62,7 @@ class MCDropout:
             raise ValueError(
                 f"n_passes={self.n_passes}, but a spread needs at least 2; the paper's bound wants many."
             )
+        forget(self)
         check_pairs(x, y)
         surrogate = self.train_surrogate(x, y)
         if not isinstance(surrogate, NetworkSurrogate):

@@ -14,7 +14,7 @@ from geoq.estimator import GeoQ
 from geoq.increment import check_quantile, inverse_cdf_quantile, pinball_loss
 from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
-from geoq.surrogate import Array, check_fitted, chunks
+from geoq.surrogate import Array, check_fitted, chunks, forget
 from geoq.training import Training, train
 
 Shape = tuple[int, ...]
@@ -108,6 +108,7 @@ class QuantileNetwork:
         self, x: Array, y: Array, *, groups: Sequence[Any] | None = None
     ) -> "QuantileNetwork":
         check_quantile(self.quantile, "quantile")
+        forget(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
         calibration = self.cross_fitted_.calibration
         inputs, point = self.cross_fitted_.normalized(x).float(), calibration.point
