@@ -86,13 +86,17 @@ def write(
         "versions": {name: installed(name) for name in PACKAGES},
         "seeds": sorted({r["seed"] for r in rows}),
         **extra,
-        "rows": rows,
     }
     target.parent.mkdir(exist_ok=True)
-    # JSON has no nan; a correlation with a constant bound becomes null.
-    text = json.dumps(_without_nan(record), indent=1, allow_nan=False)
-    target.write_text(text + "\n")
+    target.write_text(as_text(record, rows))
     return target
+
+
+def as_text(record: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """JSON with a line per row; it has no nan, so a correlation with a constant bound becomes null."""
+    head = json.dumps(_without_nan(record), indent=1, allow_nan=False)
+    lines = ",\n".join(json.dumps(_without_nan(row), allow_nan=False) for row in rows)
+    return f'{head[:-2]},\n "rows": [\n{lines}\n]}}\n'
 
 
 def commit() -> str:
@@ -133,4 +137,8 @@ def _without_nan(value: Any) -> Any:
         return {key: _without_nan(part) for key, part in value.items()}
     if isinstance(value, list):
         return [_without_nan(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(
+        value, float
+    ):  # seven digits are more than any of these numbers carries
+        return float(f"{value:.7g}") if math.isfinite(value) else None
+    return value
