@@ -245,9 +245,8 @@ def _check_family(
     failed = (held_out > OUT_OF_FAMILY * typical_out) & (
         in_sample > OUT_OF_FAMILY * typical_in
     )
-    if (
-        not typical_in or not typical_out
-    ):  # interpolators, beside which every error would look out of family
+    # Beside interpolators, whose errors are zero, every error would look out of family.
+    if not typical_in or not typical_out:
         return
     if failed.any():
         listed = ", ".join(

@@ -125,10 +125,11 @@ class GeoQ:
         embedding = self._embed(x)
         points = embedding.normalized.reshape(len(embedding), -1).cpu().numpy()
         plan = FoldPlan.draw(self.folds, points, groups)
-        n_safe = (
-            self.n_safe if self.safe_region is SafeRegion else 0
-        )  # nobody else reads it
-        plan.check(n_anchors=self.n_anchors, n_support=self.n_support, n_safe=n_safe)
+        plan.check(
+            n_anchors=self.n_anchors,
+            n_support=self.n_support,
+            n_safe=self.safe_region.n_others(self.n_safe),
+        )
         self._check_shapes(y, embedding)
         if self.surrogate is not None:
             self._check_repeats(x)

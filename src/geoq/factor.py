@@ -22,7 +22,7 @@ from geoq.surrogate import chunks, few_threads
 
 # Scalar errors let the trees see the inputs, unless these are fields; the coordinates of a vector share their trees.
 MOST_INPUTS = 64
-# Beyond this many coordinates trees cost more than they bring: measured gains there were below 2 %.
+# Every value costs a walk down every tree, so that for fields of more coordinates no trees are tried.
 MOST_COORDINATES = 256
 
 
@@ -210,9 +210,8 @@ class Trees:
         answers = []
         for part in chunks(len(rows), 4 * n_trees):
             node = torch.zeros((len(rows[part]), n_trees), dtype=torch.long)
-            for _ in range(
-                n_nodes // 2
-            ):  # no tree is deeper than its inner nodes are many
+            # No tree is deeper than its inner nodes are many.
+            for _ in range(n_nodes // 2):
                 seen = rows[part].gather(1, self.feature[every, node])
                 below = self.child[
                     (seen > self.threshold[every, node]).long(), every, node

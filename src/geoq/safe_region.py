@@ -31,7 +31,12 @@ class FittedRegion(Protocol):
 
 @runtime_checkable
 class SafeRule(Protocol):
-    """How a safe region is found from the calibration; ``SafeRegion`` and ``DistanceRegion`` are two."""
+    """How a safe region is found from the calibration; ``SafeRegion`` and ``DistanceRegion`` are two.
+
+    ``n_others`` says how many tuples independent of it each calibration tuple must have.
+    """
+
+    def n_others(self, n_safe: int, /) -> int: ...
 
     def fit(
         self, calibration: CalibrationSet, /, *, n_safe: int, safe_quantile: float
@@ -53,6 +58,12 @@ class DistanceRegion:
         "no farther from the data than points held out at random were",
         "farther from the data than points held out at random were, so take the bound as a guess",
     )
+
+    @staticmethod
+    def n_others(n_safe: int) -> int:
+        """None: distances to the data are compared, not tuples with each other."""
+        del n_safe
+        return 0
 
     @classmethod
     def fit(
@@ -100,6 +111,11 @@ class SafeRegion:
         "the calibration holds queries like this one",
         "the calibration holds too few queries like this one, so take the bound as a guess",
     )
+
+    @staticmethod
+    def n_others(n_safe: int) -> int:
+        """As many as the leave-one-out score averages over."""
+        return n_safe
 
     @classmethod
     def fit(

@@ -52,7 +52,7 @@ class BoostedQuantile:
         forget(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
         calibration = self.cross_fitted_.calibration
-        table = self.inputs(self.cross_fitted_.inputs, calibration.features)
+        table = self.inputs(calibration.features.inputs, calibration.features)
         self.models_ = CoordinateModels.fit(
             self._regress,
             table,

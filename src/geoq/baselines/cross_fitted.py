@@ -69,7 +69,6 @@ class CrossFitted:
     """A fitted GeoQ without increment: held-out errors of the calibration, and the same view of any query."""
 
     geoq: GeoQ
-    points: Array
 
     @classmethod
     def fit(
@@ -77,18 +76,13 @@ class CrossFitted:
     ) -> "CrossFitted":
         """Train GeoQ's folds on the data; the given GeoQ itself stays as it is."""
         return cls(
-            replace(geoq, increment_model=NoIncrement()).fit(x, y, groups=groups), x
+            replace(geoq, increment_model=NoIncrement()).fit(x, y, groups=groups)
         )
 
     @property
     def calibration(self) -> CalibrationSet:
         """Held-out errors and their features, all folds together."""
         return self.geoq.calibration_
-
-    @property
-    def inputs(self) -> Float[Tensor, " n *coordinates"]:
-        """Nu(x) of each calibration tuple's point."""
-        return self.normalized(self.points)[self.calibration.point]
 
     def normalized(self, x: Array) -> Float[Tensor, " n *coordinates"]:
         """Nu(x), as GeoQ measures support distances in."""

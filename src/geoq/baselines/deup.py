@@ -56,7 +56,7 @@ class MeanErrorPredictor:
         forget(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
         calibration = self.cross_fitted_.calibration
-        table = of_x_and_distance(self.cross_fitted_.inputs, calibration.features)
+        table = of_x_and_distance(calibration.features.inputs, calibration.features)
         self.models_ = self._models(
             table,
             calibration,

@@ -89,7 +89,7 @@ class KNNResidualConformal:
         forget(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
         calibration = self.cross_fitted_.calibration
-        inputs = self.cross_fitted_.inputs
+        inputs = calibration.features.inputs
         self.neighbors_ = Neighbors(inputs.reshape(len(inputs), -1))
         position = (
             calibration.point if calibration.position is None else calibration.position
