@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.spatial import KDTree
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 ROW = {"method", "setting", "seed", "pinball", "correlation", "coverage"}
@@ -19,12 +20,13 @@ SHIFTS = {"interpolation", "mild", "strong", "all"}
 def modules(monkeypatch):
     """Benchmarks import each other as scripts of one folder do."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import confirmation
     import defaults
     import problems
     import tables
 
-    yield problems, defaults, tables
-    for name in ("defaults", "problems", "tables", "record"):
+    yield problems, defaults, tables, confirmation
+    for name in ("defaults", "problems", "confirmation", "tables", "record"):
         monkeypatch.delitem(sys.modules, name)
 
 
@@ -138,7 +140,7 @@ def test_ratios_are_to_the_best_rival_and_ours_are_no_rivals(modules):
 
 
 def test_every_problem_is_determined_by_its_seed(modules):
-    for problem in modules[0].PROBLEMS.values():
+    for problem in modules[1].SUITE.values():
         first, again, other = (problem.make(seed, 40, 8) for seed in (3, 3, 4))
         assert first.x.dtype == first.y.dtype == np.float64
         assert len(first.x) == len(first.y) == 40
@@ -154,8 +156,8 @@ def test_every_problem_is_determined_by_its_seed(modules):
 
 
 def test_every_surrogate_is_determined_by_its_seed(modules):
-    problems, defaults, _ = modules
-    recipes = {problem.recipe: problem for problem in problems.PROBLEMS.values()}
+    defaults = modules[1]
+    recipes = {problem.recipe: problem for problem in defaults.SUITE.values()}
     for recipe, problem in recipes.items():
         data = problem.make(0, 40, 8)
         queries = data.tests["strong"][0]
@@ -169,16 +171,26 @@ def test_every_surrogate_is_determined_by_its_seed(modules):
 
 
 def test_outputs_are_in_units_of_the_training_data(modules):
-    for problem in modules[0].PROBLEMS.values():
+    for problem in modules[1].SUITE.values():
         y = problem.make(0, 300, 8).y
         assert abs(y.mean()) < 0.1
         assert abs(y.std() - 1) < 0.1
 
 
-def test_every_second_problem_is_held_back(modules):
-    held_back = [problem.held_back for problem in modules[0].PROBLEMS.values()]
-    assert len(held_back) >= 10
-    assert held_back == [place % 2 == 1 for place in range(len(held_back))]
+def test_the_design_set_and_the_confirmation_set_share_no_problem(modules):
+    problems, defaults, _, confirmation = modules
+    assert len(problems.PROBLEMS) == 12
+    assert len(confirmation.CONFIRMATION) == 8
+    assert len(defaults.SUITE) == 20
+
+
+def test_shifted_queries_are_farther_from_the_training_data(modules):
+    for problem in modules[1].SUITE.values():
+        data = problem.make(0, 300, 200)
+        scale = data.x.std(axis=0)
+        points = KDTree(data.x / scale)
+        distance = [points.query(x / scale)[0].mean() for x, _ in data.tests.values()]
+        assert distance[0] < distance[1] < distance[2], problem.name
 
 
 def test_shifted_queries_lie_outside_the_training_box(modules):
@@ -203,6 +215,15 @@ def test_the_hole_of_the_clustered_design_is_empty(modules):
     data = problems.clustered_ishigami(0, 500, 200)
     assert np.linalg.norm(data.x, axis=1).min() > problems.HOLE
     assert np.linalg.norm(data.tests["mild"][0], axis=1).max() < problems.HOLE
+
+
+def test_the_survey_leaves_gaps_between_its_tracks(modules):
+    confirmation = modules[3]
+    data = confirmation.surveyed_franke(0, 400, 200)
+    between, outside = data.tests["mild"][0], data.tests["strong"][0]
+    assert KDTree(data.x).query(between)[0].min() > confirmation.GAP
+    assert max(data.x.max(), between.max()) < confirmation.AREA
+    assert outside.max(axis=1).min() > confirmation.AREA
 
 
 def test_the_kuramoto_sivashinsky_solver_agrees_with_a_refined_step(modules):
