@@ -176,8 +176,7 @@ def _run(problem, seed, *, small):
         default = replace(default, folds=problem.folds)
     interpolation = problem.folds or RandomFolds(5, random_state=seed)
     composed = CombinedFolds(interpolation, ClusterFolds(5), NestedFolds(5))
-    # The smallest nested fold of few data holds fewer points than the support distance averages over by default.
-    shared = GeoQ(surrogate, remembered, folds=composed, n_support=min(20, len(x) // 6))
+    shared = GeoQ(surrogate, remembered, folds=composed)
     boosted = partial(BoostedQuantile, shared, QUANTILE, random_state=seed)
     methods = {
         "GeoQ": default,
@@ -248,7 +247,11 @@ def _run(problem, seed, *, small):
                 "held_back": problem.name in CONFIRMATION,
             }
             if ours:
-                line |= areas(y_test, bound, where)
+                scores = {
+                    "support_score": bound.support_score,
+                    "distance": bound.features.support_distance,
+                }
+                line |= roc_areas(y_test, bound, scores, where)
             rows.append(line)
     return rows
 
@@ -262,8 +265,8 @@ def shortened(trained):
     return trained
 
 
-def areas(y, assessment, where):
-    """ROC areas of the support score, and of the plain distance to the data, for errors that matter.
+def roc_areas(y, assessment, scores, where=...):
+    """Areas under the ROC curves of scores, for errors that matter.
 
     A row "exceeds" where more of its errors than the share 1 - tau are above their bounds, which for one number means
     that it is; its error is "large" where its mean over the row is in the upper tenth.
@@ -275,12 +278,8 @@ def areas(y, assessment, where):
         "exceeds": (error > bound).mean(axis=1) > 1 - QUANTILE,
         "large": size > np.quantile(size, 0.9),
     }
-    scores = {
-        "support_score": assessment.support_score[where],
-        "distance": assessment.features.support_distance[where],
-    }
     return {
-        f"{score}_roc_{event}": float(roc_auc_score(happened, values))
+        f"{score}_roc_{event}": float(roc_auc_score(happened, values[where]))
         if 0 < happened.sum() < len(happened)
         else math.nan
         for event, happened in events.items()
@@ -412,12 +411,12 @@ def draw(path, name="branin"):
     figure.savefig(path, dpi=130)
 
 
-def source():
+def source(*scripts_besides):
     """Fingerprint of the code that the rows depend on."""
     here = Path(__file__).parent
     files = sorted(Path(geoq.__file__).parent.rglob("*.py"))
     scripts = ("defaults.py", "problems.py", "confirmation.py", "record.py")
-    files += [here / name for name in scripts]
+    files += [here / name for name in scripts] + [*scripts_besides]
     return hashlib.sha256(b"".join(map(Path.read_bytes, files))).hexdigest()[:16]
 
 

@@ -23,6 +23,7 @@ INSIDE = [
     "nets",
     "crossfit",
     "increment",
+    "coverage",
     "factor",
     "power_law",
 ]

@@ -116,6 +116,21 @@ def test_a_rerun_keeps_what_the_same_code_has_measured(results):
     assert again.stdout == results[1]["defaults"][-len(again.stdout) :]
 
 
+def test_the_ablation_measures_every_ingredient_on_every_shift(tmp_path):
+    file = tmp_path / "ablation.json"
+    command = [sys.executable, BENCHMARKS / "ablation.py", "--small", "--out", file]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rows = json.loads(file.read_text())["rows"]
+    dropped = {r["method"] for r in rows if r["part"] == "ingredients"}
+    rules = {r["method"] for r in rows if r["part"] == "safe rules"}
+    assert {(r["method"], r["shift"]) for r in rows} == {
+        *((variant, shift) for variant in dropped for shift in SHIFTS),
+        *((rule, "all") for rule in rules),
+    }
+    assert f"| all of it | {' | '.join(['1.00'] * 4)} |" in printed
+    assert all(f"| {name} |" in printed for name in dropped | rules)
+
+
 def test_ratios_are_to_the_best_rival_and_ours_are_no_rivals(modules):
     defaults = modules[1]
     losses = {

@@ -480,6 +480,70 @@ def test_the_lift_makes_safe_coverage_meet_its_level_without_retraining(device):
     assert covered[assessment.safe].double().mean() > 0.93
 
 
+def noisy(n, device, seed):
+    """Inputs and outputs whose errors under the surrogate x_0 are all noise."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    y = x[:, 0] + torch.randn(n, generator=generator, dtype=torch.float64).abs()
+    return x.to(device), y.to(device)
+
+
+def first(x):
+    return x[:, 0]
+
+
+def test_pairs_set_aside_make_the_bound_hold_at_its_level(device, tmp_path):
+    """The surrogate is calibrated on errors half as large as those of the queries; the finish sees the queries'."""
+    x, y = noisy(200, device, 0)
+    geoq = GeoQ(first, None, folds=RandomFolds(5)).fit(x, (first(x) + y) / 2)
+    before = geoq.assess(x)
+    geoq.conformalize(*noisy(400, device, 1))
+    new, truth = noisy(4000, device, 2)
+    after = geoq.assess(new)
+    covered = (truth - first(new)).abs() <= after.error_hat
+    assert abs(covered[after.safe].double().mean() - 0.95) < 0.02
+    assert_close(after.error_hat, after.anchor_error + after.increment)
+    geoq.save(tmp_path / "finished.geoq")
+    loaded = GeoQ.load(tmp_path / "finished.geoq", surrogate=first)
+    assert torch.equal(loaded.predict(new), geoq.predict(new))
+    geoq.conformalize(*noisy(400, device, 1))  # from the plain bound, not from itself
+    assert torch.equal(loaded.predict(new), geoq.predict(new))
+    assert (geoq.fit(x, (first(x) + y) / 2).predict(x) == before.error_hat).all()
+
+
+def test_too_few_safe_pairs_promise_nothing(device):
+    x, y = noisy(200, device, 0)
+    geoq = GeoQ(first, None, folds=RandomFolds(5)).fit(x, y)
+    with pytest.raises(ValueError, match=r"only \d+ of the 12 pairs are safe, and 19"):
+        geoq.conformalize(x[:12], y[:12])
+
+
+def test_bounds_of_several_levels_cover_their_shares_and_never_cross(device):
+    geoq = GeoQ(first, None, folds=RandomFolds(5)).fit(*noisy(1000, device, 0))
+    new, truth = noisy(4000, device, 1)
+    bounds = geoq.predict_levels(new, (0.5, 0.95, 0.9))
+    assert (bounds[0.5] <= bounds[0.9]).all()
+    assert (bounds[0.9] <= bounds[0.95]).all()
+    assert_close(bounds[0.95], geoq.predict(new))
+    error = (truth - first(new)).abs()
+    safe = geoq.assess(new).safe
+    for level, bound in bounds.items():
+        assert abs((error <= bound)[safe].double().mean() - level) < 0.06
+
+
+def test_a_model_without_a_level_has_no_other_levels(problem):
+    class Nothing:
+        def fit(self, calibration):
+            return self
+
+        def __call__(self, features):
+            return torch.zeros_like(features.anchor_error)
+
+    geoq = calibrate(problem, increment_model=Nothing())
+    with pytest.raises(TypeError, match=r"attribute quantile, but .* has none"):
+        geoq.predict_levels(problem.queries, (0.5,))
+
+
 def test_a_number_of_folds_is_not_a_fold_scheme(problem):
     with pytest.raises(
         TypeError,

@@ -18,6 +18,7 @@ READING_ORDER = [
     "nets",
     "crossfit",
     "increment",
+    "coverage",
     "factor",
     "power_law",
     "safe_region",

@@ -292,7 +292,7 @@ def test_on_few_points_the_counts_are_the_largest_that_the_folds_allow(
 ):
     X, y = data[0][:12], data[1][:12]
     geoq = regressor(folds=folds).fit(X, y, groups).geoq_
-    assert (geoq.n_support, geoq.n_safe) == (n_support, n_safe)
+    assert (geoq.geometry_.n_support, geoq.n_safe_) == (n_support, n_safe)
     with pytest.raises(ValueError, match=f"n_support={n_support + 1}, but fold"):
         regressor(folds=folds, n_support=n_support + 1).fit(X, y, groups)
     with pytest.raises(ValueError, match=f"n_safe={n_safe + 1}, but a calibration"):

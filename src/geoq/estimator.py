@@ -14,6 +14,7 @@ from torch import Tensor
 
 from geoq import artifact
 from geoq.assessment import Assessment, QueryFeatures
+from geoq.coverage import Finish, level_factors, ratios
 from geoq.crossfit import CalibrationSet, Observations, cross_fit
 from geoq.folds import FoldPlan, Folds, default_folds
 from geoq.geometry import Embedding, GeometricFeatures, Geometry, anchor_error
@@ -58,6 +59,8 @@ _OWN_REGIONS: dict[str | None, type[SafeRegion | DistanceRegion]] = {
 _COUNTS = ("n_anchors", "n_support", "n_safe", "safe_quantile")
 _FEATURES = ("displacement", "support_distance", "anchor_error", "prediction", "inputs")
 
+# What n_support=None and n_safe=None mean wherever the folds leave so many points: the paper's k.
+USUAL_COUNT = 20
 # Rows kept to recognise the user's callables by: they must answer the same when asked twice, and after loading.
 N_PROBES = 8
 
@@ -82,8 +85,9 @@ class GeoQ:
         folds: which points are held out together; scikit-learn's splitters serve as well.
         increment_model: g, copied before it is fitted.
         n_anchors: k_a, anchors whose errors are averaged.
-        n_support: k, points that the support distance averages over.
-        n_safe: K_safe, calibration features that the support score averages over.
+        n_support: k, points that the support distance averages over; None means the paper's 20, or as many as the folds
+            leave.
+        n_safe: K_safe, calibration features that the support score averages over; None as for ``n_support``.
         safe_quantile: alpha_safe, share of the calibration tuples, of the interpolating ones for ``DistanceRegion``, that
             the region contains.
         safe_region: the rule of the safe region; ``SafeRegion`` is the paper's, and the only one that reads ``n_safe``.
@@ -97,8 +101,8 @@ class GeoQ:
     folds: Folds = field(default_factory=default_folds)
     increment_model: IncrementModel = field(default_factory=PowerLawIncrement)
     n_anchors: int = 1
-    n_support: int = 20
-    n_safe: int = 20
+    n_support: int | None = None
+    n_safe: int | None = None
     safe_quantile: float = 0.95
     safe_region: SafeRule = DistanceRegion
 
@@ -125,10 +129,12 @@ class GeoQ:
         embedding = self._embed(x)
         points = embedding.normalized.reshape(len(embedding), -1).cpu().numpy()
         plan = FoldPlan.draw(self.folds, points, groups)
+        n_support = _usual(self.n_support, plan.fewest_left_in)
+        self.n_safe_ = _usual(self.n_safe, plan.n_independent)
         plan.check(
             n_anchors=self.n_anchors,
-            n_support=self.n_support,
-            n_safe=self.safe_region.n_others(self.n_safe),
+            n_support=n_support,
+            n_safe=self.safe_region.n_others(self.n_safe_),
         )
         self._check_shapes(y, embedding)
         if self.surrogate is not None:
@@ -139,7 +145,7 @@ class GeoQ:
         _, error = observe(self.surrogate_, self.error_functional, x, y)
         self.error_ = error.to(inputs)
         self.geometry_ = Geometry(
-            embedding, n_anchors=self.n_anchors, n_support=self.n_support
+            embedding, n_anchors=self.n_anchors, n_support=n_support
         )
         self.calibration_ = cross_fit(
             Observations(x, y, embedding),
@@ -148,14 +154,15 @@ class GeoQ:
             train_surrogate=self.train_surrogate or (lambda _x, _y: self.surrogate_),
             error_functional=self.error_functional,
             n_anchors=self.n_anchors,
-            n_support=self.n_support,
+            n_support=n_support,
         )
         self.increment_model_ = copy.deepcopy(self.increment_model).fit(
             self.calibration_
         )
         self.safe_region_ = self.safe_region.fit(
-            self.calibration_, n_safe=self.n_safe, safe_quantile=self.safe_quantile
+            self.calibration_, n_safe=self.n_safe_, safe_quantile=self.safe_quantile
         )
+        self.finish_ = Finish()
         evenly = np.linspace(0, len(x) - 1, min(N_PROBES, len(x))).astype(int)
         self.probes_ = take(x, torch.from_numpy(evenly))
 
@@ -203,12 +210,13 @@ class GeoQ:
                 prediction,
                 inputs=queries.normalized,
             )
-            increment = self.increment_model_(features)
             score = self.safe_region_.support_score(features)
+            safe = self.safe_region_.contains(score)
+            increment = self._increment(features, safe)
             yield {
                 "prediction": prediction,
                 "error_hat": baseline + increment,
-                "safe": self.safe_region_.contains(score),
+                "safe": safe,
                 "support_score": score,
                 "anchor_error": baseline,
                 "increment": increment,
@@ -218,6 +226,70 @@ class GeoQ:
                 "displacement": relation.displacement,
                 "support_distance": relation.support_distance,
             }
+
+    def _increment(self, features: GeometricFeatures, safe: Tensor) -> Tensor:
+        """g, and what the finish adds to it or takes from it."""
+        increment = self.increment_model_(features)
+        if self.finish_ == Finish():
+            return increment
+        baseline = features.anchor_error
+        return (self.finish_(baseline + increment, safe) - baseline).clamp(min=0)
+
+    def conformalize(self, x: Array, y: Array) -> "GeoQ":
+        """Make the bound hold at its level on pairs set aside, which neither surrogate nor calibration has seen.
+
+        One factor for safe queries and one for the others. For queries exchangeable with the pairs, a safe one's error
+        is within its bound with at least the probability ``quantile`` of the increment model; of a field, that share of
+        the values is expected to be. A further call starts from the bound without a finish.
+
+        Raises:
+            ValueError: the pairs are unusable, or too few of them are safe to promise anything.
+        """
+        check_fitted(self, "probes_")
+        check_pairs(x, y)
+        plain = copy.copy(self)
+        plain.finish_ = Finish()
+        assessment = plain.assess(x)
+        _, error = observe(self.surrogate_, self.error_functional, x, y)
+        bound, safe = (
+            to_tensor(part, "assessment")
+            for part in (assessment.error_hat, assessment.safe)
+        )
+        ratio = ratios(error.to(bound), bound)
+        self.finish_ = Finish.fit(ratio, safe.bool(), self._level)
+        return self
+
+    def predict_levels(self, x: Array, levels: Sequence[float]) -> dict[float, Array]:
+        """Bounds of several levels at once, by level; they never cross.
+
+        The bound itself, scaled by how the errors of the calibration spread around it; apart for safe queries and the
+        others.
+        """
+        check_fitted(self, "probes_")
+        features, error = self.calibration_.features, self.calibration_.error
+        safe = self.safe_region_.contains(self.safe_region_.support_score(features))
+        bound = features.anchor_error + self.increment_model_(features)
+        factors = level_factors(ratios(error, bound), safe, levels, self._level)
+        parts = [
+            [scale(part["error_hat"], part["safe"]) for scale in factors]
+            for part in self._answers(x)
+        ]
+        bounds = (torch.cat(of_level) for of_level in zip(*parts, strict=True))
+        return {
+            level: restore(bound, x)
+            for level, bound in zip(levels, bounds, strict=True)
+        }
+
+    @property
+    def _level(self) -> float:
+        """The level that the increment model was asked for."""
+        quantile = getattr(self.increment_model_, "quantile", None)
+        if not isinstance(quantile, float):
+            raise TypeError(
+                f"the level of a bound is its increment model's attribute quantile, but {self.increment_model_!r} has "
+                "none; give it one."
+            )
+        return quantile
 
     @property
     def _error_size(self) -> Float[Tensor, " n"]:
@@ -248,6 +320,8 @@ class GeoQ:
         check_quantile(self.safe_quantile, "safe_quantile")
         for name in ("n_anchors", "n_support", "n_safe"):
             count = getattr(self, name)
+            if count is None and name != "n_anchors":
+                continue
             if not isinstance(count, Integral) or count < 1:
                 raise ValueError(
                     f"{name}={count!r}, but it counts neighbours; choose a whole number, 1 or more."
@@ -345,7 +419,8 @@ class GeoQ:
             # As fitted: the constructor's arguments may have been changed since.
             "n_anchors": self.geometry_.n_anchors,
             "n_support": self.geometry_.n_support,
-            "n_safe": int(self.n_safe),
+            "n_safe": int(self.n_safe_),
+            "finish": [self.finish_.safe, self.finish_.unsafe],
             "safe_quantile": float(self.safe_quantile),
             "threshold": self.safe_region_.threshold,
             "safe_region": region,
@@ -425,8 +500,9 @@ class GeoQ:
         z = arrays["points.z"]
         points = Embedding(z, arrays.get("points.normalized", z))
         self.geometry_ = Geometry(
-            points, n_anchors=self.n_anchors, n_support=self.n_support
+            points, n_anchors=self.n_anchors, n_support=numbers["n_support"]
         )
+        self.finish_, self.n_safe_ = Finish(*numbers["finish"]), numbers["n_safe"]
         self.calibration_ = CalibrationSet(
             features=GeometricFeatures(
                 *(arrays[f"features.{name}"] for name in _FEATURES)
@@ -462,7 +538,7 @@ class GeoQ:
         self.increment_model = self.increment_model_ = fitted
         self.safe_region = _OWN_REGIONS[numbers["safe_region"]]
         self.safe_region_ = self.safe_region.at(
-            self.calibration_, n_safe=self.n_safe, threshold=numbers["threshold"]
+            self.calibration_, n_safe=self.n_safe_, threshold=numbers["threshold"]
         )
         probes = arrays["probe.x"]
         self.probes_ = probes.cpu().numpy() if numbers["numpy"] else probes
@@ -502,6 +578,12 @@ class GeoQ:
                 )
             setattr(self, name, value)
         return self
+
+
+def _usual(count: int | None, allowed: int) -> int:
+    """The count asked for, or the usual one where the folds allow it."""
+    # At least 1, so that points without independent others are refused in the plan's words.
+    return max(1, min(USUAL_COUNT, allowed)) if count is None else count
 
 
 def _prefixed(prefix: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -268,7 +268,7 @@ class CombinedFolds:
 
 def default_folds() -> CombinedFolds:
     """Random, clustered and nested folds together: no single family serves every problem, and the union is never worst."""
-    return CombinedFolds(RandomFolds(5), ClusterFolds(5), NestedFolds(5, smallest=0.4))
+    return CombinedFolds(RandomFolds(5), ClusterFolds(5), NestedFolds(5))
 
 
 @dataclass(frozen=True)
@@ -337,6 +337,11 @@ class FoldPlan:
         return np.repeat(
             np.array([*numbers]), [len(held_out) for _, held_out in self.splits]
         )
+
+    @property
+    def fewest_left_in(self) -> int:
+        """Points that the smallest fold trains on."""
+        return min(len(train) for train, _ in self.splits)
 
     @property
     def n_independent(self) -> int:

@@ -12,15 +12,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from geoq.assessment import Assessment
 from geoq.estimator import GeoQ
-from geoq.folds import FoldPlan, Folds, RandomFolds
+from geoq.folds import Folds, RandomFolds
 from geoq.increment import IncrementModel
 from geoq.power_law import PowerLawIncrement
-from geoq.representation import Representation, Standardization
+from geoq.representation import Representation
 from geoq.safe_region import DistanceRegion, SafeRule
-from geoq.surrogate import Array, ErrorFunctional, absolute_error, to_tensor
-
-# What n_support=None and n_safe=None mean wherever the folds leave so many points: GeoQ's own defaults.
-USUAL_COUNT = 20
+from geoq.surrogate import Array, ErrorFunctional, absolute_error
 
 
 class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -42,14 +39,15 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
             ``ClusterFolds()``.
         increment_model: g, copied before it is fitted; None means ``PowerLawIncrement()``.
         n_anchors: k_a, anchors whose errors are averaged.
-        n_support: k, points that the support distance averages over; None means 20, or as many as the folds allow.
+        n_support: k, points that the support distance averages over; None means the paper's 20, or as many as the folds
+            leave.
         n_safe: K_safe, calibration features that the support score averages over; None as for ``n_support``.
         safe_quantile: alpha_safe, share of the calibration that its own safe region contains.
         safe_region: the rule of the safe region.
 
     Attributes:
         estimator_: the regressor fitted on all data.
-        geoq_: the calibrated GeoQ, whose ``n_support`` and ``n_safe`` are the numbers used.
+        geoq_: the calibrated GeoQ.
         n_features_in_: number of columns of X.
         feature_names_in_: names of the columns, where X is a table with names.
     """
@@ -95,28 +93,18 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         x, y = validate_data(
             self, X, y, multi_output=True, y_numeric=True, ensure_min_samples=2
         )
-        points = to_tensor(x, "X").double()
-        # Drawn once: the counts depend on the folds, and a scheme may shuffle at each call.
-        plan = FoldPlan.draw(
-            RandomFolds() if self.folds is None else self.folds,
-            Standardization.fit(points)(points).numpy(),
-            None if groups is None else np.asarray(groups),
-        )
-        fewest_left_in = min(len(train) for train, _ in plan.splits)
         geoq = GeoQ(
             None,
             _TrainClone(self._regressor),
             representation=self.representation,
             error_functional=self.error_functional,
-            folds=plan,
+            folds=RandomFolds() if self.folds is None else self.folds,
             increment_model=PowerLawIncrement()
             if self.increment_model is None
             else self.increment_model,
             n_anchors=self.n_anchors,
-            n_support=_usual(fewest_left_in)
-            if self.n_support is None
-            else self.n_support,
-            n_safe=_usual(plan.n_independent) if self.n_safe is None else self.n_safe,
+            n_support=self.n_support,
+            n_safe=self.n_safe,
             safe_quantile=self.safe_quantile,
             safe_region=self.safe_region,
         )
@@ -175,8 +163,3 @@ class _FittedClone:
 
     def __call__(self, x: Array) -> Array:
         return np.reshape(self.estimator.predict(x), (len(x), *self.output_shape))
-
-
-def _usual(allowed: int) -> int:
-    # At least 1, so that points without independent others are refused in GeoQ's words.
-    return max(1, min(USUAL_COUNT, allowed))

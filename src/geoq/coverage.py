@@ -1,0 +1,103 @@
+r"""Coverage that is promised: factors on a bound, read off errors that the bound did not learn from.
+
+.. math:: \widehat E^{(\tau)}(x) = \lambda_{s(x)} \, \widehat E(x), \qquad
+    \lambda_s = \widehat Q_\tau\{e_{ij} / \widehat E_j(x_i) : s(x_i) = s\}, \quad s \in \{\text{safe}, \text{not safe}\}
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from geoq.increment import check_quantile, inverse_cdf_quantile
+
+
+def n_needed(quantile: float) -> int:
+    """The fewest exchangeable errors that promise a finite bound at this level."""
+    return math.ceil(quantile / (1 - quantile) - 1e-9)
+
+
+def conformal_level(ratio: Float[Tensor, " n n_coordinates"], quantile: float) -> float:
+    r"""The factor under which a fresh row is expected to have at least the share ``quantile`` of its values.
+
+    .. math:: \text{the } \lceil n_c (n + 1) \tau \rceil \text{-th smallest of } n \cdot n_c \text{ ratios}
+
+    For one number per row this is split conformal prediction; for many it is conformal risk control (Angelopoulos et al.
+    2024) of the share that is missed. Infinite where the rows are too few to tell.
+    """
+    n_rows = len(ratio)
+    if n_rows < n_needed(quantile):
+        return math.inf
+    return float(
+        inverse_cdf_quantile(ratio.reshape(-1), quantile * (n_rows + 1) / n_rows)
+    )
+
+
+def ratios(
+    error: Float[Tensor, " n *field"], bound: Float[Tensor, " n *field"]
+) -> Float[Tensor, " n n_coordinates"]:
+    """Errors over their bounds, one row per query; zero where nothing is wrong, whatever the bound."""
+    return torch.where(error == 0, 0, error / bound).reshape(len(error), -1)
+
+
+@dataclass(frozen=True)
+class Finish:
+    """One factor on the bounds of safe queries and one on those of the others.
+
+    Attributes:
+        safe: factor of safe queries.
+        unsafe: factor of the others; 1 where there were too few of them to tell.
+    """
+
+    safe: float = 1.0
+    unsafe: float = 1.0
+
+    @staticmethod
+    def fit(
+        ratio: Float[Tensor, " n n_coordinates"],
+        safe: Bool[Tensor, " n"],
+        quantile: float,
+    ) -> "Finish":
+        """Read the factors off pairs that neither the surrogate nor the calibration has seen."""
+        factor = conformal_level(ratio[safe], quantile)
+        if math.isinf(factor):
+            needed, found = n_needed(quantile), int(safe.sum())
+            what = (
+                f"only {found} of the {len(safe)} pairs are safe, and {needed} are needed"
+                if found < needed
+                else f"more than the share {1 - quantile:g} of the safe errors is positive where the bound is zero"
+            )
+            raise ValueError(
+                f"at quantile={quantile} no finite factor can be promised: {what}; give more pairs, or a lower quantile."
+            )
+        unsafe = conformal_level(ratio[~safe], quantile)
+        return Finish(factor, unsafe if math.isfinite(unsafe) else 1.0)
+
+    def __call__(
+        self, bound: Float[Tensor, " n *field"], safe: Bool[Tensor, " n"]
+    ) -> Float[Tensor, " n *field"]:
+        factor = torch.where(safe, self.safe, self.unsafe).to(bound)
+        return bound * factor.reshape(-1, *(1,) * (bound.ndim - 1))
+
+
+def level_factors(
+    ratio: Float[Tensor, " n n_coordinates"],
+    safe: Bool[Tensor, " n"],
+    levels: Sequence[float],
+    quantile: float,
+) -> list[Finish]:
+    """What turns a bound of level ``quantile`` into bounds of other levels; they grow with the level, so none cross."""
+    for level in levels:
+        check_quantile(level, "levels")
+
+    def factor(rows: Tensor, level: float) -> float:
+        if not rows.any():
+            return 1.0
+        values = ratio[rows].reshape(-1)
+        own = float(inverse_cdf_quantile(values, quantile))
+        return float(inverse_cdf_quantile(values, level)) / own if own else 1.0
+
+    return [Finish(factor(safe, level), factor(~safe, level)) for level in levels]

@@ -1,0 +1,99 @@
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from geoq.coverage import (
+    Finish,
+    conformal_level,
+    level_factors,
+    n_needed,
+    ratios,
+)
+
+EVERY = torch.ones(40, dtype=torch.bool)
+
+
+def uniform(*shape, seed=0):
+    return torch.rand(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+
+
+@pytest.mark.parametrize(("quantile", "fewest"), [(0.5, 1), (0.9, 9), (0.95, 19)])
+def test_a_level_needs_so_many_errors(quantile, fewest):
+    assert n_needed(quantile) == fewest
+    assert math.isinf(conformal_level(uniform(fewest - 1, 1), quantile))
+    ratio = uniform(fewest, 1)
+    assert conformal_level(ratio, quantile) == ratio.max()
+
+
+def test_for_one_number_per_row_it_is_split_conformal():
+    ratio = torch.arange(1.0, 40.0)[:, None]  # 39 rows: the 38th is promised
+    assert conformal_level(ratio, 0.95) == 38.0
+
+
+@pytest.mark.parametrize("n_coordinates", [1, 5])
+def test_a_fresh_row_has_the_promised_share_of_its_values(n_coordinates):
+    """Risk control: over many draws of 19 rows of dependent values and a fresh one, the mean share is at least 0.9."""
+    covered = []
+    for seed in range(1500):
+        rows = uniform(20, 1, seed=seed) + uniform(20, n_coordinates, seed=seed + 9999)
+        covered.append((rows[-1] <= conformal_level(rows[:-1], 0.9)).double().mean())
+    share = torch.stack(covered)
+    assert share.mean() >= 0.9 - 3 * share.std() / math.sqrt(len(share))
+
+
+def test_nothing_wrong_needs_no_bound():
+    error, bound = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 4.0])
+    assert ratios(error, bound)[:, 0].tolist() == [0.0, math.inf, 0.5]
+
+
+def test_safe_queries_and_others_have_their_own_factors():
+    ratio = torch.cat([torch.full((30, 1), 2.0), torch.full((30, 1), 5.0)])
+    safe = torch.arange(60) < 30
+    finish = Finish.fit(ratio, safe, 0.95)
+    assert finish == Finish(safe=2.0, unsafe=5.0)
+    bound = finish(torch.ones(60, 3), safe)
+    assert bound[0].tolist() == [2.0] * 3
+    assert bound[-1].tolist() == [5.0] * 3
+
+
+def test_too_few_others_leave_their_bound_alone():
+    ratio = torch.full((40, 1), 2.0)
+    assert Finish.fit(ratio, torch.arange(40) < 38, 0.95).unsafe == 1.0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "safe", "message"),
+    [
+        (torch.ones(40, 1), torch.arange(40) < 10, "only 10 of the 40 pairs are safe"),
+        (torch.full((40, 1), math.inf), EVERY, "positive where the bound is zero"),
+    ],
+)
+def test_what_cannot_be_promised_is_refused(ratio, safe, message):
+    with pytest.raises(ValueError, match=message):
+        Finish.fit(ratio, safe, 0.95)
+
+
+@given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=6))
+def test_levels_never_cross(levels):
+    levels = sorted(levels)
+    factors = level_factors(uniform(40, 2), torch.arange(40) % 3 > 0, levels, 0.95)
+    assert all(a.safe <= b.safe for a, b in pairwise(factors))
+    assert all(a.unsafe <= b.unsafe for a, b in pairwise(factors))
+
+
+def test_the_models_own_level_is_left_as_it_is():
+    ratio = uniform(100, 1)
+    (same,) = level_factors(ratio, ratio[:, 0] < 0.5, [0.9], 0.9)
+    assert_close((same.safe, same.unsafe), (1.0, 1.0))
+
+
+def test_a_level_outside_0_and_1_is_refused():
+    with pytest.raises(ValueError, match=r"levels=1.5"):
+        level_factors(uniform(40, 1), EVERY, [0.5, 1.5], 0.95)
