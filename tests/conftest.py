@@ -25,6 +25,13 @@ INSIDE = [
     "increment",
     "factor",
     "power_law",
+    "rollout.climatology",
+    "rollout.features",
+    "rollout.saturating",
+    "rollout.additive",
+    "rollout.recipe",
+    "rollout.crossfit",
+    "rollout.assessment",
 ]
 INSIDE += ["safe_region", "assessment", "artifact", "metrics", "baselines", "plots"]
 

@@ -24,6 +24,7 @@ READING_ORDER = [
     "assessment",
     "artifact",
     "estimator",
+    "rollout",
     "metrics",
     "baselines",
     "plots",
