@@ -113,6 +113,15 @@ def test_the_bound_saturates_and_the_sum_does_not(fitted):
     assert total[:, -1].mean() > 5 * total[:, 39].mean()
 
 
+def test_without_geometry_a_saturated_rollout_is_bounded_by_its_climatology(fitted):
+    scheme = SaturatingGrowth(exponents=(0.0,)).fit(fitted.calibration_)
+    features = fitted.calibration_.features
+    relative = scheme(features) / features.climatology
+    assert scheme.exponent_ == 0
+    assert float(scheme.saturation_[-1]) == 1
+    assert_close(relative[:, -1], scheme.level_[-1].expand_as(relative[:, -1]))
+
+
 def test_geometry_sharpens_the_bound_before_saturation(fitted):
     """Initial states far from the data have larger bounds at the first steps, and not at the last ones."""
     near, far = STATES[:20], STATES[:20] + np.array([0.3, -0.3])

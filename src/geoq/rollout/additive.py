@@ -77,8 +77,9 @@ class AdditiveRecursion:
                 / typical
             )
 
-        units = torch.arange(len(error), device=error.device)
-        train(self.module_, loss, self.training, units)
+        # Rollouts of one fold share its surrogate and its hole in the data; on both sides of the early stopping they
+        # would let h learn the folds by heart (pinball loss on fresh rollouts 0.146 instead of 0.060).
+        train(self.module_, loss, self.training, units=calibration.fold[lasting])
         return self
 
     @torch.no_grad()

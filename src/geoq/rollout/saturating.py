@@ -27,7 +27,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
@@ -65,9 +65,11 @@ class SaturatingGrowth:
 
     Attributes:
         quantile: tau, the level.
+        exponents: values of beta to choose from; ``(0,)`` leaves geometry out.
     """
 
     quantile: float = 0.95
+    exponents: tuple[float, ...] = EXPONENTS
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
@@ -87,10 +89,17 @@ class SaturatingGrowth:
         self.low_ = torch.where(alive, passed, torch.inf).amin(dim=0)
         self.high_ = torch.where(alive, passed, -torch.inf).amax(dim=0)
         self.saturation_ = _saturation(error, alive)
+        growth, base = self._parts(features)
+        compared = _compared(error.shape[1])
         self.exponent_ = min(
-            EXPONENTS, key=lambda exponent: self._loss(exponent, features, error)
+            self.exponents,
+            key=lambda exponent: self._loss(
+                error[:, compared],
+                _shape(exponent, growth[:, compared], base[:, compared]),
+                alive[:, compared],
+            ),
         )
-        shape = self._shape(self.exponent_, features)
+        shape = _shape(self.exponent_, growth, base)
         level = [
             float(risk_controlled_level(error[:, step] / shape[:, step], self.quantile))
             for step in range(error.shape[1])
@@ -100,7 +109,7 @@ class SaturatingGrowth:
 
     def __call__(self, features: RolloutFeatures) -> Float[Tensor, " n n_steps *state"]:
         level = _extended(self.level_, features.n_steps)
-        bound = level[:, None] * self._shape(self.exponent_, features)
+        bound = level[:, None] * _shape(self.exponent_, *self._parts(features))
         return bound.reshape(features.climatology.shape)
 
     def describe(self) -> str:
@@ -111,32 +120,41 @@ class SaturatingGrowth:
             f"then {float(self.level_[-1] * self.unit_.mean()):.3g} on average"
         )
 
-    def _shape(
-        self, exponent: float, features: RolloutFeatures
-    ) -> Float[Tensor, " n n_steps n_coordinates"]:
-        """The bound without its level."""
+    def _parts(
+        self, features: RolloutFeatures
+    ) -> tuple[Float[Tensor, " n n_steps"], Float[Tensor, " n n_steps n_coordinates"]]:
+        """Logarithm of the factor that geometry contributes per unit of beta, and the bound without it and its level."""
         low, high, saturation = (
             _extended(part, features.n_steps)
             for part in (self.low_, self.high_, self.saturation_)
         )
         passed = _passed(features.support_distance, self.floor_).clamp(low, high)
-        growth = exponent * (1 - saturation) ** 2 * (passed - self.centre_)
         climatology = features.climatology.flatten(start_dim=2)
         relative = torch.where(climatology > 0, climatology / self.unit_, 1.0)
-        return self.unit_ * growth.exp()[..., None] * relative ** saturation[:, None]
+        growth = (1 - saturation) ** 2 * (passed - self.centre_)
+        return growth, self.unit_ * relative ** saturation[:, None]
 
-    def _loss(self, exponent: float, features: RolloutFeatures, error: Tensor) -> float:
+    def _loss(
+        self,
+        error: Float[Tensor, " n n_compared n_coordinates"],
+        shape: Float[Tensor, " n n_compared n_coordinates"],
+        alive: Bool[Tensor, " n n_compared"],
+    ) -> float:
         """Pinball loss at the steps compared, each in units of its mean error."""
-        shape, total = self._shape(exponent, features), 0.0
-        for step in _compared(error.shape[1]):
-            alive = features.alive[:, step]
-            e, b = error[alive, step], shape[alive, step]
+        total = 0.0
+        for step in range(error.shape[1]):
+            e, b = error[alive[:, step], step], shape[alive[:, step], step]
             if not len(e) or not float(e.mean()):
                 continue
             level = inverse_cdf_quantile((e / b).flatten(), self.quantile)
             loss = pinball_loss(e, level * b, self.quantile).mean() / e.mean()
             total += float(loss)
         return total
+
+
+def _shape(exponent: float, growth: Tensor, base: Tensor) -> Tensor:
+    """The bound without its level."""
+    return (exponent * growth).exp()[..., None] * base
 
 
 def _passed(distance: Float[Tensor, " n n_steps"], floor: float) -> Tensor:
