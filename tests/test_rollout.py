@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from geoq import (
     AdditiveRecursion,
     ClusterFolds,
+    GeoQ,
     GroupFolds,
     RandomFolds,
     RolloutGeoQ,
@@ -347,6 +348,43 @@ def test_the_law_is_told_in_words(fitted):
     assert re.match(
         r"error grows like distance to the power [\d.]+", fitted.scheme_.describe()
     )
+
+
+# Files.
+
+
+@pytest.mark.parametrize(
+    "scheme", [SaturatingGrowth(0.9), AdditiveRecursion(training=QUICK)], ids=repr
+)
+def test_a_loaded_estimator_answers_as_the_saved_one(tmp_path, scheme):
+    surrogate = analogue([STATES[:300]])
+    geoq = small(surrogate, None, scheme=scheme, representation=np.tanh)
+    geoq.fit(STATES[300:800]).save(tmp_path / "rollout.geoq")
+    loaded = RolloutGeoQ.load(
+        tmp_path / "rollout.geoq", surrogate=surrogate, representation=np.tanh
+    )
+    ours, theirs = (g.assess(STATES[800:820], 50, 0.5) for g in (geoq, loaded))
+    np.testing.assert_array_equal(ours.error_hat, theirs.error_hat)
+    np.testing.assert_array_equal(ours.trusted_horizon, theirs.trusted_horizon)
+    assert ours.reason(0) == theirs.reason(0)
+    with pytest.raises(ValueError, match="surrogate is not the one"):
+        RolloutGeoQ.load(
+            tmp_path / "rollout.geoq",
+            surrogate=analogue([STATES[:250]]),
+            representation=np.tanh,
+        )
+    with pytest.raises(ValueError, match="saved with a representation"):
+        RolloutGeoQ.load(tmp_path / "rollout.geoq", surrogate=surrogate)
+
+
+def test_files_of_other_estimators_and_schemes_of_the_users_own_are_refused(tmp_path):
+    one_shot = GeoQ(analogue([STATES]), None).fit(STATES[:-1], STATES[1:])
+    one_shot.save(tmp_path / "one.geoq")
+    with pytest.raises(ValueError, match="does not hold a RolloutGeoQ"):
+        RolloutGeoQ.load(tmp_path / "one.geoq", surrogate=analogue([STATES]))
+    geoq = small(analogue([STATES]), None, safe_region=SafeRegion).fit(STATES[:700])
+    with pytest.raises(ValueError, match="cannot be saved"):
+        geoq.save(tmp_path / "two.geoq")
 
 
 # Our recipe.

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -63,11 +64,8 @@ class AdditiveRecursion:
             )
         psi = self.psi(calibration.features)[lasting].float()
         error = calibration.error[lasting].flatten(start_dim=2).float()
-        devices = [error.device] if error.is_cuda else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(self.training.random_state)
-            network = MLP(psi.shape[2], error.shape[2], hidden=self.hidden)
-        self.module_ = _Sum(network, psi.shape[2], error.shape[2]).to(error.device)
+        self._build(psi.shape[2], error.shape[2])
+        self.module_.to(error.device)
         self.module_.set_units(psi, error, self.quantile)
         typical = error.mean() if error.any() else error.new_ones(())
 
@@ -90,6 +88,36 @@ class AdditiveRecursion:
             [self.module_(psi[rows]) for rows in chunks(len(psi), row_numbers)]
         )
         return bound.reshape(features.climatology.shape).to(features.climatology)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Settings and weights, for a file; psi is code, so only the paper's can be in one."""
+        if self.psi is not signed_displacement:
+            raise ValueError(
+                f"psi={self.psi!r} is a function of the user's own, which a file cannot hold; use signed_displacement."
+            )
+        settings = {"quantile": self.quantile, "hidden": self.hidden}
+        return settings | {"training": asdict(self.training)}, self.module_.state_dict()
+
+    @staticmethod
+    def from_state(
+        settings: dict[str, Any], arrays: dict[str, Tensor]
+    ) -> "AdditiveRecursion":
+        """The fitted scheme that ``state`` described."""
+        scheme = AdditiveRecursion(
+            settings["quantile"],
+            hidden=tuple(settings["hidden"]),
+            training=Training(**settings["training"]),
+        )
+        scheme._build(len(arrays["mean"]), len(arrays["unit"]))
+        scheme.module_.load_state_dict(arrays)
+        scheme.module_.to(arrays["unit"].device).eval()
+        return scheme
+
+    def _build(self, n_features: int, n_outputs: int) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.training.random_state)
+            network = MLP(n_features, n_outputs, hidden=self.hidden)
+        self.module_ = _Sum(network, n_features, n_outputs)
 
 
 class _Sum(nn.Module):

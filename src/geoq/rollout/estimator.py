@@ -3,34 +3,53 @@
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from numbers import Integral
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from geoq import artifact
 from geoq.folds import ClusterFolds, CombinedFolds, FoldPlan, Folds, TemporalFolds
+from geoq.geometry import Embedding, Geometry
 from geoq.increment import check_quantile
 from geoq.representation import Representation, Standardization
+from geoq.rollout.additive import AdditiveRecursion
 from geoq.rollout.assessment import RolloutAssessment
+from geoq.rollout.border import (
+    check_count,
+    check_lengths,
+    check_models,
+    check_question,
+    check_steps,
+    check_tolerance,
+)
+from geoq.rollout.climatology import Climatology
 from geoq.rollout.crossfit import Scene, cross_fit_rollouts, trained
-from geoq.rollout.features import RolloutCalibration, RolloutFeatures, embed
+from geoq.rollout.features import (
+    RolloutCalibration,
+    RolloutFeatures,
+    Surroundings,
+    embed,
+)
 from geoq.rollout.saturating import SaturatingGrowth, n_rollouts_needed
 from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll_out
 from geoq.safe_region import DistanceRegion, SafeRule
 from geoq.surrogate import (
     Array,
     Surrogate,
-    check_callable,
-    check_finite,
     check_fitted,
     chunks,
+    evaluate,
     restore,
     to_tensor,
 )
 
 N_PROBES = 8
+_OWN_SCHEMES: dict[str, type[SaturatingGrowth | AdditiveRecursion]] = {
+    scheme.__name__: scheme for scheme in (SaturatingGrowth, AdditiveRecursion)
+}
 
 
 @runtime_checkable
@@ -103,15 +122,17 @@ class RolloutGeoQ:
     def _fit(self, trajectories: Array | Sequence[Array]) -> None:
         self._check_arguments()
         gathered = Trajectories.gather(trajectories)
-        self._check_lengths(gathered)
+        check_lengths(gathered, self.n_calibration)
         states = to_tensor(gathered.states, "trajectories")
         self.normalization_ = Standardization.fit(states)
-        self.like_ = gathered.states[:N_PROBES]
+        self.probes_ = gathered.states[:N_PROBES]
         if self.surrogate is not None:
-            self._check_surrogate()
+            check_steps(self.surrogate, self.probes_)
         mean, scale = self.normalization_.mean, self.normalization_.scale
         self.limit_ = mean.abs() + DIVERGED * scale
-        embedding = embed(states, self.normalization_, self.representation, self.like_)
+        embedding = embed(
+            states, self.normalization_, self.representation, self.probes_
+        )
         points = embedding.normalized.flatten(start_dim=1).cpu().numpy()
         plan = FoldPlan.draw(self.folds, points, gathered.number)
         starts = self._plan(gathered, plan)
@@ -146,6 +167,7 @@ class RolloutGeoQ:
             train_surrogate=self._recipe,
             n_steps=self.n_calibration,
         )
+        self.n_calibrated_ = self.calibration_.n_steps
         self.scheme_ = copy.deepcopy(self.scheme).fit(self.calibration_)
         self.safe_region_ = self.safe_region.fit(
             self.calibration_.tuples,
@@ -166,8 +188,10 @@ class RolloutGeoQ:
             n_steps: steps to forecast; may exceed the calibration horizon.
             tolerance: largest bound that counts as trusted, a number or one per coordinate of the state.
         """
-        self._check_queries(x0, n_steps)
-        largest = self._check_tolerance(tolerance)
+        check_fitted(self, "safe_region_")
+        shape = tuple(self.limit_.shape)
+        check_question(x0, n_steps, shape)
+        largest = check_tolerance(tolerance, shape)
         parts = list(self._answers(x0, n_steps))
         arrays = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         trusted = arrays["safe"]
@@ -180,7 +204,7 @@ class RolloutGeoQ:
             trusted_horizon=restore(horizon, x0),
             threshold=self.safe_region_.threshold,
             meaning=self.safe_region_.meaning,
-            n_calibrated=self.calibration_.n_steps,
+            n_calibrated=self.n_calibrated_,
             tolerance=tolerance,
         )
 
@@ -210,6 +234,129 @@ class RolloutGeoQ:
                     lost.any(dim=1), lost.long().argmax(dim=1) + 1, 0
                 ),
             }
+
+    def save(self, path: str | Path) -> None:
+        """Write what ``assess`` needs to one file of arrays and numbers; callables are not in it.
+
+        A fingerprint of the callables is: what they answer on a few stored states.
+        """
+        check_fitted(self, "safe_region_")
+        scheme = type(self.scheme_).__name__
+        if scheme not in _OWN_SCHEMES or not isinstance(
+            self.safe_region_, DistanceRegion
+        ):
+            raise ValueError(
+                f"{scheme} with {type(self.safe_region_).__name__} cannot be saved; files hold a scheme of "
+                f"{[*_OWN_SCHEMES]} and a DistanceRegion."
+            )
+        settings, weights = self.scheme_.state()  # type: ignore[attr-defined]
+        points, climatology = (
+            self.surroundings_.geometry.points,
+            self.surroundings_.climatology,
+        )
+        numbers = {
+            "estimator": "RolloutGeoQ",
+            "n_anchors": self.surroundings_.geometry.n_anchors,
+            "n_support": self.surroundings_.geometry.n_support,
+            "n_calibrated": self.n_calibrated_,
+            "threshold": self.safe_region_.threshold,
+            "scheme": scheme,
+            "scheme_settings": settings,
+            "numpy": isinstance(self.probes_, np.ndarray),
+            "cuda": self.limit_.is_cuda,
+        }
+        arrays = {
+            "mean": self.normalization_.mean,
+            "scale": self.normalization_.scale,
+            "points.z": points.z,
+            "climatology.low": climatology.low,
+            "climatology.high": climatology.high,
+            "climatology.table": climatology.table,
+            **{f"scheme.{name}": array for name, array in weights.items()},
+            **{f"probe.{name}": array for name, array in self._fingerprint().items()},
+        }
+        if not points.shared:
+            arrays["points.normalized"] = points.normalized
+        artifact.write(path, numbers, arrays)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        surrogate: Surrogate,
+        representation: Representation | None = None,
+    ) -> "RolloutGeoQ":
+        """Read a calibrated estimator; it answers as the saved one did.
+
+        Args:
+            path: a file that ``save`` wrote.
+            surrogate: the model that the file was calibrated for.
+            representation: the representation that it was calibrated with, if any.
+
+        Raises:
+            ValueError: the file is truncated, altered or foreign, or a callable is not the one it was made with.
+        """
+        numbers, stored = artifact.read(path)
+        if numbers.get("estimator") != "RolloutGeoQ":
+            raise ValueError(
+                f"{path} does not hold a RolloutGeoQ; load it with the class that saved it."
+            )
+        on_gpu = numbers["cuda"] and torch.cuda.is_available()
+        arrays = {
+            name: array.cuda() if on_gpu else array for name, array in stored.items()
+        }
+        geoq = cls(
+            surrogate,
+            None,
+            representation=representation,
+            n_calibration=numbers["n_calibrated"],
+            n_anchors=numbers["n_anchors"],
+            n_support=numbers["n_support"],
+        )
+        geoq._restore(numbers, arrays)
+        return geoq
+
+    def _restore(self, numbers: dict[str, Any], arrays: dict[str, Tensor]) -> None:
+        assert self.surrogate is not None
+        self.surrogate_, self.n_calibrated_ = self.surrogate, self.n_calibration
+        self.normalization_ = Standardization(arrays["mean"], arrays["scale"])
+        self.limit_ = arrays["mean"].abs() + DIVERGED * arrays["scale"]
+        z = arrays["points.z"]
+        self.surroundings_ = Surroundings(
+            Geometry(
+                Embedding(z, arrays.get("points.normalized", z)),
+                n_anchors=self.n_anchors,
+                n_support=self.n_support,
+            ),
+            Climatology(
+                *(arrays[f"climatology.{part}"] for part in ("low", "high", "table"))
+            ),
+        )
+        weights = {
+            name.removeprefix("scheme."): array
+            for name, array in arrays.items()
+            if name.startswith("scheme.")
+        }
+        own = _OWN_SCHEMES[numbers["scheme"]]
+        self.scheme = self.scheme_ = own.from_state(numbers["scheme_settings"], weights)
+        self.safe_region_ = DistanceRegion(numbers["threshold"])
+        probes = arrays["probe.x"]
+        self.probes_ = probes.cpu().numpy() if numbers["numpy"] else probes
+        present = self._fingerprint()
+        for name in ("surrogate", "representation"):
+            artifact.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
+
+    def _fingerprint(self) -> dict[str, Tensor]:
+        """Stored states, and what the callables answer on them."""
+        unlimited = torch.full_like(self.limit_, torch.inf)
+        after = roll_out(self.surrogate_, self.probes_, 1, unlimited)[:, 1]
+        answers = {"x": to_tensor(self.probes_, "x"), "surrogate": after}
+        if self.representation is not None:
+            answers["representation"] = evaluate(
+                self.representation, self.probes_, "representation"
+            )
+        return answers
 
     def _recipe(self, segments: list[Array]) -> Surrogate:
         if self.train_surrogate is not None:
@@ -245,12 +392,9 @@ class RolloutGeoQ:
 
     def _check_arguments(self) -> None:
         check_quantile(self.safe_quantile, "safe_quantile")
-        for name in ("n_calibration", "n_starts", "n_anchors", "n_support", "n_safe"):
-            count = getattr(self, name)
-            if not isinstance(count, Integral) or count < 1:
-                raise ValueError(
-                    f"{name}={count!r}, but it counts something; choose a whole number, 1 or more."
-                )
+        counts = ("n_calibration", "n_starts", "n_anchors", "n_support", "n_safe")
+        for name in counts:
+            check_count(getattr(self, name), name)
         for name, kind, example in (
             ("scheme", RolloutScheme, "SaturatingGrowth(quantile=0.9)"),
             ("safe_region", SafeRule, "DistanceRegion"),
@@ -262,73 +406,4 @@ class RolloutGeoQ:
                 raise TypeError(
                     f"{name}={part!r} cannot be fitted; pass an object such as {name}={example}."
                 )
-        if self.surrogate is None and self.train_surrogate is None:
-            raise ValueError(
-                "surrogate=None and train_surrogate=None, so there is no model whose error could be estimated; "
-                "pass a trained surrogate, or a function train_surrogate(segments) that returns one."
-            )
-        for name in ("surrogate", "representation"):
-            if getattr(self, name) is not None:
-                check_callable(getattr(self, name), name)
-        if self.train_surrogate is not None and not callable(self.train_surrogate):
-            raise TypeError(
-                "train_surrogate must be callable as train_surrogate(segments), got "
-                f"{type(self.train_surrogate).__name__}; pass a function, or a TrainRollout."
-            )
-
-    def _check_lengths(self, trajectories: Trajectories) -> None:
-        if trajectories.longest <= self.n_calibration:
-            raise ValueError(
-                f"n_calibration={self.n_calibration}, but the longest trajectory has {trajectories.longest} states, and "
-                f"{self.n_calibration} steps need one more than that many; lower n_calibration or give longer "
-                "trajectories (an array is one trajectory, its first axis time; several are passed as a list)."
-            )
-
-    def _check_surrogate(self) -> None:
-        """Refuse a surrogate that does not step, or answers the same question in two ways."""
-        assert self.surrogate is not None
-        limit = torch.full_like(self.normalization_.mean, torch.inf)
-        first, second = (
-            roll_out(self.surrogate, self.like_, 1, limit)[:, 1] for _ in range(2)
-        )
-        difference = float((first - second).abs().nan_to_num().max())
-        if difference > 1e-3 * float(first.abs().nan_to_num().max()):
-            raise ValueError(
-                f"surrogate gave two answers to the same states, up to {difference:.3g} apart, so its error would be "
-                "random; switch dropout and sampling off, or fix their seed."
-            )
-
-    def _check_queries(self, x0: Array, n_steps: int) -> None:
-        check_fitted(self, "safe_region_")
-        if not isinstance(n_steps, Integral) or n_steps < 1:
-            raise ValueError(
-                f"n_steps={n_steps!r}, but it counts the steps to forecast; choose a whole number, 1 or more."
-            )
-        states, shape = to_tensor(x0, "x0"), tuple(self.normalization_.mean.shape)
-        if states.ndim == 0 or tuple(states.shape[1:]) != shape or not len(states):
-            single = (
-                "; a single state needs a first dimension of 1"
-                if tuple(states.shape) == shape
-                else ""
-            )
-            raise ValueError(
-                f"x0 has shape {tuple(states.shape)}, but RolloutGeoQ was fitted on states of shape {shape}; "
-                f"pass at least one state of that shape{single}."
-            )
-        check_finite(states, "x0")
-
-    def _check_tolerance(self, tolerance: float | Array | None) -> Tensor | None:
-        if tolerance is None:
-            return None
-        largest = torch.as_tensor(tolerance)
-        shape = tuple(self.normalization_.mean.shape)
-        if largest.ndim and tuple(largest.shape) != shape:
-            raise ValueError(
-                f"tolerance has shape {tuple(largest.shape)}, but states have {shape}; pass a number, or one per "
-                "coordinate of the state."
-            )
-        if not bool((largest > 0).all()):
-            raise ValueError(
-                f"tolerance={tolerance}, but a bound is never below 0; pass positive numbers, or None for no tolerance."
-            )
-        return largest.to(self.normalization_.mean.device)
+        check_models(self.surrogate, self.train_surrogate, self.representation)

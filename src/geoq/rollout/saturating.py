@@ -25,6 +25,7 @@ number per horizon, with w = 1 it is a horizon scale times climatology.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -38,6 +39,7 @@ EXPONENTS = tuple(0.25 * i for i in range(13))
 # Steps at which exponents are compared, as many in each octave: the early ones are where they differ.
 N_COMPARED = 30
 LATE = 6
+_FITTED = ("unit_", "low_", "high_", "saturation_", "level_")
 
 
 def n_rollouts_needed(quantile: float) -> int:
@@ -119,6 +121,24 @@ class SaturatingGrowth:
             f"error grows like distance to the power {self.exponent_:g} until it saturates, half of it by step {half}; "
             f"then {float(self.level_[-1] * self.unit_.mean()):.3g} on average"
         )
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Settings and fitted arrays, for a file."""
+        names = ("quantile", "exponents", "exponent_", "floor_", "centre_")
+        arrays = {name: getattr(self, name) for name in _FITTED}
+        return {name: getattr(self, name) for name in names}, arrays
+
+    @staticmethod
+    def from_state(
+        settings: dict[str, Any], arrays: dict[str, Tensor]
+    ) -> "SaturatingGrowth":
+        """The fitted scheme that ``state`` described."""
+        scheme = SaturatingGrowth(settings["quantile"], tuple(settings["exponents"]))
+        for name in ("exponent_", "floor_", "centre_"):
+            setattr(scheme, name, settings[name])
+        for name in _FITTED:
+            setattr(scheme, name, arrays[name])
+        return scheme
 
     def _parts(
         self, features: RolloutFeatures
