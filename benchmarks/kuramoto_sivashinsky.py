@@ -38,9 +38,11 @@ import geoq
 from geoq import (
     AdditiveRecursion,
     ClusterFolds,
+    CombinedFolds,
     RolloutGeoQ,
     SafeRegion,
     SaturatingGrowth,
+    TemporalFolds,
     Training,
     TrainRollout,
     identity,
@@ -399,6 +401,11 @@ def _run(dt, seed, settings, device, pictures):
             "GeoQ (clusters)",
             calibrate(folds=clusters),
             {f"{rival} (clusters)": scheme for rival, scheme in rivals.items()},
+        ),
+        (
+            "GeoQ (blocks and clusters)",
+            calibrate(folds=CombinedFolds(TemporalFolds(5), clusters)),
+            {},
         ),
         ("GeoQ (paper)", paper, {}),
     ):

@@ -31,6 +31,7 @@ INSIDE = [
     "rollout.additive",
     "rollout.recipe",
     "rollout.crossfit",
+    "rollout.region",
     "rollout.assessment",
 ]
 INSIDE += ["safe_region", "assessment", "artifact", "metrics", "baselines", "plots"]

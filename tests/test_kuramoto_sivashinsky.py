@@ -11,6 +11,7 @@ EXTRA = {f"coverage_q{quarter}" for quarter in range(1, 5)}
 EXTRA |= {"pinball_first50", "fit_over_training", "answer_over_rollout"}
 METHODS = {
     "GeoQ",
+    "GeoQ (blocks and clusters)",
     "GeoQ (clusters)",
     "GeoQ (geometry off)",
     "GeoQ (paper)",

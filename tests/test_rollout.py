@@ -92,7 +92,7 @@ def test_calibration_errors_start_one_step_after_the_held_out_state(fitted):
 
 def test_coverage_is_near_its_level_in_every_quarter():
     states = henon(2600)
-    geoq = small(None, analogue, folds=TemporalFolds(5)).fit(states[:2000])
+    geoq = small(None, analogue).fit(states[:2000])
     a = geoq.assess(states[2000:2540], 60)
     truth = np.stack([states[2000 + n : 2540 + n] for n in range(1, 61)], axis=1)
     by_step = coverage_by_lead(abs(truth - a.prediction), a.error_hat)
@@ -289,6 +289,13 @@ def test_a_lower_quantile_gives_a_lower_bound(fitted):
     assert (
         lower.assess(x0, 40).error_hat.mean() < fitted.assess(x0, 40).error_hat.mean()
     )
+
+
+def test_the_asked_share_of_held_out_rollouts_is_safe_throughout(fitted):
+    farthest = fitted.calibration_.features.support_distance.amax(dim=1)
+    threshold = fitted.safe_region_.threshold
+    assert float((farthest <= threshold).double().mean()) >= 0.95
+    assert float((farthest < threshold).double().mean()) < 0.95
 
 
 def test_the_papers_region_serves_rollouts_too():
@@ -511,7 +518,7 @@ def test_errors_of_user_code_say_where_they_happened():
 
     with pytest.raises(RuntimeError, match="out of memory") as caught:
         small(analogue([STATES]), fails).fit(STATES[:700])
-    assert "fold 1 of 10" in caught.value.__notes__[0]
+    assert "fold 1 of 5" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(

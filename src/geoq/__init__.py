@@ -17,6 +17,7 @@ from geoq.rollout import (
     AdditiveRecursion,
     RolloutAssessment,
     RolloutGeoQ,
+    RolloutRegion,
     SaturatingGrowth,
     TrainRollout,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "RandomFolds",
     "RolloutAssessment",
     "RolloutGeoQ",
+    "RolloutRegion",
     "SafeRegion",
     "SaturatingGrowth",
     "TemporalFolds",

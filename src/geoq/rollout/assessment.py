@@ -14,8 +14,8 @@ class RolloutAssessment:
     Attributes:
         prediction: the surrogate's states at steps 1, 2, ...; nan from the step on at which a rollout diverged.
         error_hat: upper estimate of their errors; infinite from that step on.
-        safe: whether the state that a step starts from lies within the support of the calibration.
-        support_score: how far it is from that support; safe means at most ``threshold``.
+        safe: whether the calibration supports the bound of this step; ``meaning`` says in which sense.
+        support_score: how far the state that the step starts from is from that support; safe means at most ``threshold``.
         trusted_horizon: last step up to which every step was safe and, if a tolerance was given, every coordinate's
             bound within it; 0 if the first step already was not.
         diverged_at: step at which a rollout diverged, 0 if it did not.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from geoq import artifact
-from geoq.folds import ClusterFolds, CombinedFolds, FoldPlan, Folds, TemporalFolds
+from geoq.folds import FoldPlan, Folds, TemporalFolds
 from geoq.geometry import Embedding, Geometry
 from geoq.increment import check_quantile
 from geoq.representation import Representation, Standardization
@@ -33,9 +33,10 @@ from geoq.rollout.features import (
     Surroundings,
     embed,
 )
+from geoq.rollout.region import RolloutRegion
 from geoq.rollout.saturating import SaturatingGrowth, n_rollouts_needed
 from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll_out
-from geoq.safe_region import DistanceRegion, SafeRule
+from geoq.safe_region import SafeRule
 from geoq.surrogate import (
     Array,
     Surrogate,
@@ -76,7 +77,7 @@ class RolloutGeoQ:
             and that the surrogate never saw these trajectories.
         representation: phi, fixed and shared by all folds; None means the standardised state.
         folds: which states are held out together; the number of the trajectory is each state's group. By default blocks
-            of time, which are like the near future, and clusters, which are unlike all that was seen: 10 trainings.
+            of time, which are to the rest as the future is to the data; the paper's are ``ClusterFolds(5)``.
         scheme: from features along the rollout to the bound, copied before it is fitted; ``AdditiveRecursion`` is the
             paper's.
         n_calibration: steps of the calibration rollouts, the calibration horizon.
@@ -84,17 +85,15 @@ class RolloutGeoQ:
         n_anchors: k_a, anchors that displacements are measured from.
         n_support: k, states that the support distance averages over.
         n_safe: K_safe, calibration features that the paper's support score averages over.
-        safe_quantile: alpha_safe, share of the calibration's steps that the safe region contains.
-        safe_region: the rule of the safe region; ``SafeRegion`` is the paper's.
+        safe_quantile: alpha_safe, share of the calibration rollouts that are safe throughout.
+        safe_region: the rule of the safe region; ``SafeRegion`` is the paper's, whose share is one of steps.
     """
 
     surrogate: Surrogate | None
     train_surrogate: TrainStepper | None
     _: KW_ONLY
     representation: Representation | None = None
-    folds: Folds = field(
-        default_factory=lambda: CombinedFolds(TemporalFolds(5), ClusterFolds(5))
-    )
+    folds: Folds = field(default_factory=lambda: TemporalFolds(5))
     scheme: RolloutScheme = field(default_factory=SaturatingGrowth)
     n_calibration: int = 300
     n_starts: int = 40
@@ -102,7 +101,7 @@ class RolloutGeoQ:
     n_support: int = 20
     n_safe: int = 20
     safe_quantile: float = 0.95
-    safe_region: SafeRule = DistanceRegion
+    safe_region: SafeRule = RolloutRegion
 
     def fit(self, trajectories: Array | Sequence[Array]) -> "RolloutGeoQ":
         """Calibrate on true trajectories.
@@ -192,23 +191,24 @@ class RolloutGeoQ:
         shape = tuple(self.limit_.shape)
         check_question(x0, n_steps, shape)
         largest = check_tolerance(tolerance, shape)
-        parts = list(self._answers(x0, n_steps))
-        arrays = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        trusted = arrays["safe"]
-        if largest is not None:
-            within = arrays["error_hat"] <= largest.to(arrays["error_hat"])
-            trusted = trusted & within.flatten(start_dim=2).all(dim=2)
-        horizon = trusted.long().cumprod(dim=1).sum(dim=1)
+        arrays: dict[str, Tensor] = {}
+        # Filled chunk by chunk: a list of parts, then joined, would hold everything twice.
+        for rows, answers in self._answers(x0, n_steps, largest):
+            for name, part in answers.items():
+                if name not in arrays:
+                    arrays[name] = part.new_empty((len(x0), *part.shape[1:]))
+                arrays[name][rows] = part
         return RolloutAssessment(
             **{name: restore(array, x0) for name, array in arrays.items()},
-            trusted_horizon=restore(horizon, x0),
             threshold=self.safe_region_.threshold,
             meaning=self.safe_region_.meaning,
             n_calibrated=self.n_calibrated_,
             tolerance=tolerance,
         )
 
-    def _answers(self, x0: Array, n_steps: int) -> Iterator[dict[str, Tensor]]:
+    def _answers(
+        self, x0: Array, n_steps: int, largest: Tensor | None
+    ) -> Iterator[tuple[slice, dict[str, Tensor]]]:
         """Answers to chunks of initial states, by the names of ``RolloutAssessment``."""
         dtype = to_tensor(x0[:1], "x0").dtype
         for rows in chunks(len(x0), n_steps * self.limit_.numel()):
@@ -221,19 +221,26 @@ class RolloutGeoQ:
             score[alive] = self.safe_region_.support_score(
                 features.along[alive.flatten()]
             )
+            safe = self.safe_region_.contains(score.flatten()).reshape(alive.shape)
             bound = self.scheme_(features)
             bound[lost] = torch.inf
-            yield {
-                "prediction": states[:, 1:],
-                "error_hat": bound.to(dtype),
-                "safe": self.safe_region_.contains(score.flatten()).reshape(
-                    alive.shape
-                ),
-                "support_score": score.to(dtype),
-                "diverged_at": torch.where(
-                    lost.any(dim=1), lost.long().argmax(dim=1) + 1, 0
-                ),
-            }
+            trusted = safe
+            if largest is not None:
+                within = (bound <= largest.to(bound)).flatten(start_dim=2)
+                trusted = safe & within.all(dim=2)
+            yield (
+                rows,
+                {
+                    "prediction": states[:, 1:],
+                    "error_hat": bound.to(dtype),
+                    "safe": safe,
+                    "support_score": score.to(dtype),
+                    "trusted_horizon": trusted.long().cumprod(dim=1).sum(dim=1),
+                    "diverged_at": torch.where(
+                        lost.any(dim=1), lost.long().argmax(dim=1) + 1, 0
+                    ),
+                },
+            )
 
     def save(self, path: str | Path) -> None:
         """Write what ``assess`` needs to one file of arrays and numbers; callables are not in it.
@@ -243,11 +250,11 @@ class RolloutGeoQ:
         check_fitted(self, "safe_region_")
         scheme = type(self.scheme_).__name__
         if scheme not in _OWN_SCHEMES or not isinstance(
-            self.safe_region_, DistanceRegion
+            self.safe_region_, RolloutRegion
         ):
             raise ValueError(
                 f"{scheme} with {type(self.safe_region_).__name__} cannot be saved; files hold a scheme of "
-                f"{[*_OWN_SCHEMES]} and a DistanceRegion."
+                f"{[*_OWN_SCHEMES]} and a RolloutRegion."
             )
         settings, weights = self.scheme_.state()  # type: ignore[attr-defined]
         points, climatology = (
@@ -340,7 +347,7 @@ class RolloutGeoQ:
         }
         own = _OWN_SCHEMES[numbers["scheme"]]
         self.scheme = self.scheme_ = own.from_state(numbers["scheme_settings"], weights)
-        self.safe_region_ = DistanceRegion(numbers["threshold"])
+        self.safe_region_ = RolloutRegion(numbers["threshold"])
         probes = arrays["probe.x"]
         self.probes_ = probes.cpu().numpy() if numbers["numpy"] else probes
         present = self._fingerprint()
@@ -397,7 +404,7 @@ class RolloutGeoQ:
             check_count(getattr(self, name), name)
         for name, kind, example in (
             ("scheme", RolloutScheme, "SaturatingGrowth(quantile=0.9)"),
-            ("safe_region", SafeRule, "DistanceRegion"),
+            ("safe_region", SafeRule, "RolloutRegion"),
         ):
             part = getattr(self, name)
             if not isinstance(part, kind) or (
