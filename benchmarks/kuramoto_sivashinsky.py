@@ -530,7 +530,7 @@ def choices(surrogate, seed, settings):
     varied = {
         "phi = encoder, psi = (dz, dd), k_a = 50, K_f = 5": {},
         "phi = identity": {"representation": identity},
-        "psi = (|dz|, dd)": {"scheme": form(psi=absolute_displacement)},
+        "psi = (abs dz, dd)": {"scheme": form(psi=absolute_displacement)},
         "psi = (length of dz, dd)": {"scheme": form(psi=length_of_displacement)},
         "psi = dz": {"scheme": form(psi=displacement_alone)},
         "k_a = 1": {"n_anchors": 1},

@@ -34,7 +34,7 @@ PAPER = {
     "kuramoto_sivashinsky_ablation": {
         "phi = encoder, psi = (dz, dd), k_a = 50, K_f = 5": (0.019, 0.490, 0.868),
         "phi = identity": (0.024, 0.412, 0.856),
-        "psi = (|dz|, dd)": (0.021, 0.483, 0.835),
+        "psi = (abs dz, dd)": (0.021, 0.483, 0.835),
         "psi = (length of dz, dd)": (0.020, 0.481, 0.868),
         "psi = dz": (0.021, 0.478, 0.832),
         "k_a = 1": (0.017, 0.505, 0.901),
@@ -211,6 +211,10 @@ def of_setting(problem, rows, setting, reference, chosen):
             f"**Inside the safe region{title}**",
             table(rows, kept, setting, SAFE_METRICS, paper_safe),
         ]
+    if problem.endswith("_ablation"):
+        in_order = [method for method in paper if method in methods]
+        cells = table(rows, in_order, setting, METRICS[:-1], paper)
+        return [f"**{setting}**", cells.replace("| method |", "| choice |")]
     return [
         f"**All queries{title}**",
         table(rows, methods, setting, METRICS, paper),

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -91,6 +92,24 @@ def test_the_tables_show_the_horizon_beside_the_paper(results, modules, monkeypa
     assert "**Along the horizon (dt=0.05)**" in page
     assert "| coverage, quarter 4 |" in page
     assert "0.019 / 0.490 / 0.868 / 0.484" in page
+
+
+def test_the_ablation_varies_one_choice_at_a_time(modules):
+    ks, tables = modules
+    surrogate = SimpleNamespace(encoder=np.tanh)
+    choices = ks.choices(surrogate, 0, ks.SMALL)
+    default, *others = choices.values()
+    for change in others:
+        assert sum(change[name] != default[name] for name in default) == 1
+    assert choices.keys() == tables.PAPER["kuramoto_sivashinsky_ablation"].keys()
+
+
+def test_the_ablation_writes_the_sum_and_the_capped_sum(modules):
+    ks = modules[0]
+    rows = ks.ablate(0.25, 0, ks.SMALL, "K_f = 2")
+    assert [row["setting"] for row in rows] == ["sum, dt=0.25", "capped sum, dt=0.25"]
+    assert {row["method"] for row in rows} == {"K_f = 2"}
+    assert rows[1]["pinball"] != rows[0]["pinball"]
 
 
 @pytest.mark.parametrize(("time", "tolerance"), [(20.0, 1e-6), (100.0, 1e-4)])
