@@ -23,15 +23,50 @@ PAPER = {
         "Split conformal": (0.298, None, 0.490, 0.945),
         "GeoQ (paper)": (0.117, 0.989, 0.804, 0.868),
     },
+    "kuramoto_sivashinsky": {
+        "GP": (0.021, 0.551, 0.719, 0.429),
+        "MC dropout": (0.035, 0.108, 0.706, 0.522),
+        "Deep ensemble": (0.039, 0.265, 0.718, 0.446),
+        "Conformal (per coordinate)": (0.023, 0.372, 0.840, 0.492),
+        "GeoQ (paper)": (0.019, 0.490, 0.868, 0.484),
+    },
+    # Of the ablation the paper gives no relative L2.
+    "kuramoto_sivashinsky_ablation": {
+        "phi = encoder, psi = (dz, dd), k_a = 50, K_f = 5": (0.019, 0.490, 0.868),
+        "phi = identity": (0.024, 0.412, 0.856),
+        "psi = (abs dz, dd)": (0.021, 0.483, 0.835),
+        "psi = (length of dz, dd)": (0.020, 0.481, 0.868),
+        "psi = dz": (0.021, 0.478, 0.832),
+        "k_a = 1": (0.017, 0.505, 0.901),
+        "k_a = 10": (0.019, 0.473, 0.881),
+        "k_a = 100": (0.018, 0.491, 0.875),
+        "K_f = 2": (0.057, 0.243, 0.549),
+        "K_f = 10": (0.023, 0.457, 0.834),
+        "K_f = 20": (0.024, 0.444, 0.812),
+    },
 }
 # Safe fraction, pinball, correlation, coverage inside the safe region.
-PAPER_SAFE = {"forrester": {"GeoQ (paper)": (0.582, 0.000, 0.978, 1.000)}}
+PAPER_SAFE = {
+    "forrester": {"GeoQ (paper)": (0.582, 0.000, 0.978, 1.000)},
+    "kuramoto_sivashinsky": {"GeoQ (paper)": (0.900, 0.017, 0.495, 0.891)},
+}
 
 METRICS = ("pinball", "correlation", "coverage", "relative_l2")
 SAFE_METRICS = ("safe_fraction", "safe_pinball", "safe_correlation", "safe_coverage")
-SMALLER_IS_BETTER = {"pinball", "safe_pinball", "relative_l2"}
+# Of rollouts: where along the horizon, and at what cost beside the surrogate's own.
+HORIZON_METRICS = ("pinball_first50", "coverage_first50")
+HORIZON_METRICS += tuple(f"coverage_q{quarter}" for quarter in range(1, 5))
+HORIZON_METRICS += ("fit_over_training", "answer_over_rollout")
+SMALLER_IS_BETTER = {"pinball", "safe_pinball", "relative_l2", "pinball_first50"}
 LARGER_IS_BETTER = {"correlation", "safe_correlation"}
 HEADINGS = {"relative_l2": "relative L2", "train_seconds": "calibration over training"}
+HEADINGS |= {"pinball_first50": "pinball, first 50 steps"}
+HEADINGS |= {"coverage_first50": "coverage, first 50 steps"}
+HEADINGS |= {f"coverage_q{q}": f"coverage, quarter {q}" for q in range(1, 5)}
+HEADINGS |= {
+    "fit_over_training": "fit / training",
+    "answer_over_rollout": "answer / rollout",
+}
 
 
 def load(problem):
@@ -156,8 +191,9 @@ def render(problem, reference="GeoQ", chosen=()):
         parts = []
         for setting in dict.fromkeys(r["setting"] for r in rows):
             parts += of_setting(problem, rows, setting, reference, chosen)
+    script = problem.removesuffix("_ablation")
     source = (
-        f"`python benchmarks/{problem}.py`, seeds {record['seeds'][0]} to {record['seeds'][-1]}, {record['machine']}, "
+        f"`python benchmarks/{script}.py`, seeds {record['seeds'][0]} to {record['seeds'][-1]}, {record['machine']}, "
         f"commit {record['commit'][:10]}; mean ± standard deviation over seeds."
     )
     return "\n\n".join([*parts, source])
@@ -175,13 +211,26 @@ def of_setting(problem, rows, setting, reference, chosen):
             f"**Inside the safe region{title}**",
             table(rows, kept, setting, SAFE_METRICS, paper_safe),
         ]
+    if problem.endswith("_ablation"):
+        in_order = [method for method in paper if method in methods]
+        cells = table(rows, in_order, setting, METRICS[:-1], paper)
+        return [f"**{setting}**", cells.replace("| method |", "| choice |")]
     return [
         f"**All queries{title}**",
         table(rows, methods, setting, METRICS, paper),
         f"**Inside the safe region{title}**",
         table(rows, methods, setting, SAFE_METRICS, paper_safe),
-        ratios(rows, methods, setting, reference),
+        *along_the_horizon(rows, methods, setting, title),
+        *([ratios(rows, methods, setting, reference)] if reference in methods else []),
     ]
+
+
+def along_the_horizon(rows, methods, setting, title):
+    """Of rollouts alone: the first steps, the quarters of the horizon, and the costs."""
+    if "coverage_q1" not in rows[0]:
+        return []
+    cells = table(rows, methods, setting, HORIZON_METRICS, {})
+    return [f"**Along the horizon{title}**", cells.replace(" | the paper |", " | |")]
 
 
 def insert(path, problem, text):

@@ -26,6 +26,14 @@ INSIDE = [
     "coverage",
     "factor",
     "power_law",
+    "rollout.climatology",
+    "rollout.features",
+    "rollout.saturating",
+    "rollout.additive",
+    "rollout.recipe",
+    "rollout.crossfit",
+    "rollout.region",
+    "rollout.assessment",
 ]
 INSIDE += ["safe_region", "assessment", "artifact", "metrics", "baselines", "plots"]
 

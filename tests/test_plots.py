@@ -81,3 +81,29 @@ def test_the_error_over_the_distance(axes, scene):
         law.edge,
     )
     assert axes.lines[1].get_xdata()[0] == law.edge
+
+
+def test_the_error_over_time_marks_the_calibration_horizon(axes):
+    error = np.random.default_rng(0).random((3, 20, 4))
+    plots.error_over_time(axes, error, 2 * error, 10)
+    curves = {line.get_label(): line for line in axes.lines}
+    mean = error.mean(axis=(0, 2))
+    np.testing.assert_allclose(curves["true error"].get_ydata(), mean)
+    np.testing.assert_allclose(curves["estimate"].get_ydata(), 2 * mean)
+    assert curves["true error"].get_xdata()[0] == 1
+    assert set(curves["calibration horizon"].get_xdata()) == {10}
+
+
+def test_a_field_over_space_and_time():
+    figure = Figure()
+    axes = plots.space_time(figure.subplots(), np.eye(5, 7), 1.0, "true error")
+    (image,) = axes.images
+    np.testing.assert_array_equal(image.get_array(), np.eye(5, 7))
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("coordinate", "step")
+
+
+def test_trusted_horizons_stand_beside_what_held(axes):
+    trusted, held = np.array([3, 0, 7]), np.array([5, 2, 6])
+    plots.trusted_horizons(axes, trusted, held)
+    assert [bar.get_height() for bar in axes.patches] == [3, 0, 7]
+    np.testing.assert_array_equal(axes.lines[0].get_ydata(), held)

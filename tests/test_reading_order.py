@@ -25,6 +25,7 @@ READING_ORDER = [
     "assessment",
     "artifact",
     "estimator",
+    "rollout",
     "metrics",
     "baselines",
     "plots",

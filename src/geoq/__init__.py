@@ -13,11 +13,20 @@ from geoq.folds import (
 from geoq.increment import FieldIncrement, NormScaledIncrement
 from geoq.power_law import PowerLawIncrement
 from geoq.representation import identity
+from geoq.rollout import (
+    AdditiveRecursion,
+    RolloutAssessment,
+    RolloutGeoQ,
+    RolloutRegion,
+    SaturatingGrowth,
+    TrainRollout,
+)
 from geoq.safe_region import DistanceRegion, SafeRegion
 from geoq.surrogate import absolute_error, norm_error, relative_norm_error
 from geoq.training import Training, TrainNetwork
 
 __all__ = [
+    "AdditiveRecursion",
     "Assessment",
     "ClusterFolds",
     "CombinedFolds",
@@ -29,9 +38,14 @@ __all__ = [
     "NormScaledIncrement",
     "PowerLawIncrement",
     "RandomFolds",
+    "RolloutAssessment",
+    "RolloutGeoQ",
+    "RolloutRegion",
     "SafeRegion",
+    "SaturatingGrowth",
     "TemporalFolds",
     "TrainNetwork",
+    "TrainRollout",
     "Training",
     "absolute_error",
     "identity",

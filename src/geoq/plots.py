@@ -4,7 +4,7 @@ Lines differ in shade and in dash, so that the pictures read in grey as well.
 """
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from geoq.metrics import CoverageBin
 
@@ -195,4 +195,67 @@ def error_over_distance(
     axes.axvline(edge, color=TRUE, lw=1.2, ls=":", label="safe up to here")
     axes.set(xlabel="support distance", ylabel="error", xscale="log", yscale="log")
     axes.legend(frameon=False)
+    return axes
+
+
+def error_over_time(
+    axes: Axes,
+    error: Float[np.ndarray, " n n_steps *state"],
+    error_hat: Float[np.ndarray, " n n_steps *state"],
+    n_calibrated: int,
+) -> Axes:
+    """Errors and estimates averaged over the state, for each rollout and for their mean; the calibration horizon marked."""
+    step = np.arange(1, error.shape[1] + 1)
+    for values, color, dashes, name in (
+        (error, TRUE, "-", "true error"),
+        (error_hat, ESTIMATE, "--", "estimate"),
+    ):
+        each = values.reshape(*values.shape[:2], -1).mean(axis=2)
+        axes.plot(step, each.T, color=color, lw=0.5, ls=dashes, alpha=0.25)
+        axes.plot(step, each.mean(axis=0), color=color, lw=1.8, ls=dashes, label=name)
+    axes.axvline(
+        n_calibrated, color=REFERENCE, lw=1.2, ls=":", label="calibration horizon"
+    )
+    axes.set(xlabel="step", ylabel="mean over the state", xlim=(1, step[-1]))
+    axes.set_ylim(0, None)
+    axes.legend(facecolor="white", framealpha=1, edgecolor="none")
+    return axes
+
+
+def space_time(
+    axes: Axes,
+    values: Float[np.ndarray, " n_steps n_points"],
+    most: float,
+    name: str,
+) -> Axes:
+    """A field on a line over time: steps upwards, darker is less; beyond ``most`` all is alike."""
+    shown = axes.imshow(
+        values,
+        origin="lower",
+        aspect="auto",
+        cmap="cividis",
+        vmin=0,
+        vmax=most,
+        extent=(0, values.shape[1], 0.5, len(values) + 0.5),
+    )
+    axes.figure.colorbar(shown, ax=axes, shrink=0.8)
+    axes.set(xlabel="coordinate", ylabel="step", title=name)
+    return axes
+
+
+def trusted_horizons(
+    axes: Axes,
+    trusted: Int[np.ndarray, " n"],
+    held: Int[np.ndarray, " n"],
+) -> Axes:
+    """Steps that each rollout was trusted for, beside those for which its error did stay within the tolerance."""
+    place = np.arange(1, len(trusted) + 1)
+    axes.bar(
+        place, trusted, color=SHADE, edgecolor=REFERENCE, lw=0.9, label="trusted for"
+    )
+    axes.plot(place, held, color=TRUE, ls="none", marker="_", ms=14, mew=2.2)
+    axes.plot([], [], color=TRUE, lw=2.2, label="true error within the tolerance for")
+    axes.set(xlabel="initial state", ylabel="steps", ylim=(0, None))
+    axes.set_xticks(place[:: max(1, len(place) // 20)])
+    axes.legend(facecolor="white", framealpha=1, edgecolor="none")
     return axes

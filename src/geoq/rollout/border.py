@@ -1,0 +1,101 @@
+"""What RolloutGeoQ refuses, and the way out; said before anything is trained or rolled out."""
+
+from numbers import Integral
+
+import torch
+from torch import Tensor
+
+from geoq.representation import Representation
+from geoq.rollout.trajectories import TrainStepper, Trajectories, roll_out
+from geoq.surrogate import Array, Surrogate, check_callable, check_finite, to_tensor
+
+
+def check_count(count: object, name: str) -> None:
+    """Refuse what counts nothing."""
+    if not isinstance(count, Integral) or count < 1:
+        raise ValueError(
+            f"{name}={count!r}, but it counts something; choose a whole number, 1 or more."
+        )
+
+
+def check_models(
+    surrogate: Surrogate | None,
+    train_surrogate: TrainStepper | None,
+    representation: Representation | None,
+) -> None:
+    """Refuse what cannot be called, and the absence of any model."""
+    if surrogate is None and train_surrogate is None:
+        raise ValueError(
+            "surrogate=None and train_surrogate=None, so there is no model whose error could be estimated; "
+            "pass a trained surrogate, or a function train_surrogate(segments) that returns one."
+        )
+    if surrogate is not None:
+        check_callable(surrogate, "surrogate")
+    if representation is not None:
+        check_callable(representation, "representation")
+    if train_surrogate is not None and not callable(train_surrogate):
+        raise TypeError(
+            "train_surrogate must be callable as train_surrogate(segments), got "
+            f"{type(train_surrogate).__name__}; pass a function, or a TrainRollout."
+        )
+
+
+def check_lengths(trajectories: Trajectories, n_calibration: int) -> None:
+    """Refuse trajectories that are shorter than a calibration rollout."""
+    if trajectories.longest <= n_calibration:
+        raise ValueError(
+            f"n_calibration={n_calibration}, but the longest trajectory has {trajectories.longest} states, and so many "
+            "steps need one more state than steps; lower n_calibration or give longer trajectories (an array is one "
+            "trajectory, its first axis time; several are passed as a list)."
+        )
+
+
+def check_steps(surrogate: Surrogate, states: Array) -> None:
+    """Refuse a surrogate that does not step, or answers the same question in two ways."""
+    limit = torch.full(states.shape[1:], torch.inf)
+    first, second = (roll_out(surrogate, states, 1, limit)[:, 1] for _ in range(2))
+    difference = float((first - second).abs().nan_to_num().max())
+    if difference > 1e-3 * float(first.abs().nan_to_num().max()):
+        raise ValueError(
+            f"surrogate gave two answers to the same states, up to {difference:.3g} apart, so its error would be "
+            "random; switch dropout and sampling off, or fix their seed."
+        )
+
+
+def check_question(x0: Array, n_steps: int, shape: tuple[int, ...]) -> None:
+    """Refuse initial states of another shape than the one fitted, and rollouts of no steps."""
+    if not isinstance(n_steps, Integral) or n_steps < 1:
+        raise ValueError(
+            f"n_steps={n_steps!r}, but it counts the steps to forecast; choose a whole number, 1 or more."
+        )
+    states = to_tensor(x0, "x0")
+    if states.ndim == 0 or tuple(states.shape[1:]) != shape or not len(states):
+        single = (
+            "; a single state needs a first dimension of 1"
+            if tuple(states.shape) == shape
+            else ""
+        )
+        raise ValueError(
+            f"x0 has shape {tuple(states.shape)}, but RolloutGeoQ was fitted on states of shape {shape}; "
+            f"pass at least one state of that shape{single}."
+        )
+    check_finite(states, "x0")
+
+
+def check_tolerance(
+    tolerance: float | Array | None, shape: tuple[int, ...]
+) -> Tensor | None:
+    """The tolerance as a tensor, refused unless positive and one number or one per coordinate."""
+    if tolerance is None:
+        return None
+    largest = torch.as_tensor(tolerance)
+    if largest.ndim and tuple(largest.shape) != shape:
+        raise ValueError(
+            f"tolerance has shape {tuple(largest.shape)}, but states have {shape}; pass a number, or one per "
+            "coordinate of the state."
+        )
+    if not bool((largest > 0).all()):
+        raise ValueError(
+            f"tolerance={tolerance}, but a bound is never below 0; pass positive numbers, or None for no tolerance."
+        )
+    return largest

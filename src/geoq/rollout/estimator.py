@@ -1,0 +1,416 @@
+"""RolloutGeoQ: error bounds along autoregressive forecasts, and until when to trust them."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from geoq import artifact
+from geoq.folds import FoldPlan, Folds, TemporalFolds
+from geoq.geometry import Embedding, Geometry
+from geoq.increment import check_quantile
+from geoq.representation import Representation, Standardization
+from geoq.rollout.additive import AdditiveRecursion
+from geoq.rollout.assessment import RolloutAssessment
+from geoq.rollout.border import (
+    check_count,
+    check_lengths,
+    check_models,
+    check_question,
+    check_steps,
+    check_tolerance,
+)
+from geoq.rollout.climatology import Climatology
+from geoq.rollout.crossfit import Scene, cross_fit_rollouts, trained
+from geoq.rollout.features import (
+    RolloutCalibration,
+    RolloutFeatures,
+    Surroundings,
+    embed,
+)
+from geoq.rollout.region import RolloutRegion
+from geoq.rollout.saturating import SaturatingGrowth, n_rollouts_needed
+from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll_out
+from geoq.safe_region import SafeRule
+from geoq.surrogate import (
+    Array,
+    Surrogate,
+    check_fitted,
+    chunks,
+    evaluate,
+    restore,
+    to_tensor,
+)
+
+N_PROBES = 8
+_OWN_SCHEMES: dict[str, type[SaturatingGrowth | AdditiveRecursion]] = {
+    scheme.__name__: scheme for scheme in (SaturatingGrowth, AdditiveRecursion)
+}
+
+
+@runtime_checkable
+class RolloutScheme(Protocol):
+    """How features along a rollout become a bound at every step; fitted on held-out rollouts."""
+
+    quantile: float
+
+    def fit(self, calibration: RolloutCalibration, /) -> "RolloutScheme": ...
+
+    def __call__(self, features: RolloutFeatures, /) -> Tensor: ...
+
+
+@dataclass(eq=False)
+class RolloutGeoQ:
+    r"""Error bounds, safe flags and a trusted horizon for the rollouts of a fixed surrogate of one time step.
+
+    .. math:: \widehat u_{n+1} = \widehat F(\widehat u_n), \quad E_n = |u_n - \widehat u_n|, \quad E_0 = 0
+
+    Attributes:
+        surrogate: the trained model, from a batch of states to the next ones; None trains it on all trajectories first.
+        train_surrogate: ``train_surrogate(segments)`` returns a fresh surrogate, given a list of contiguous pieces of
+            trajectories that hold no held-out state; called once per fold. None means that no retraining is possible
+            and that the surrogate never saw these trajectories.
+        representation: phi, fixed and shared by all folds; None means the standardised state.
+        folds: which states are held out together; the number of the trajectory is each state's group. By default blocks
+            of time, which are to the rest as the future is to the data; the paper's are ``ClusterFolds(5)``.
+        scheme: from features along the rollout to the bound, copied before it is fitted; ``AdditiveRecursion`` is the
+            paper's.
+        n_calibration: steps of the calibration rollouts, the calibration horizon.
+        n_starts: calibration rollouts per fold.
+        n_anchors: k_a, anchors that displacements are measured from.
+        n_support: k, states that the support distance averages over.
+        n_safe: K_safe, calibration features that the paper's support score averages over.
+        safe_quantile: alpha_safe, share of the calibration rollouts that are safe throughout.
+        safe_region: the rule of the safe region; ``SafeRegion`` is the paper's, whose share is one of steps.
+    """
+
+    surrogate: Surrogate | None
+    train_surrogate: TrainStepper | None
+    _: KW_ONLY
+    representation: Representation | None = None
+    folds: Folds = field(default_factory=lambda: TemporalFolds(5))
+    scheme: RolloutScheme = field(default_factory=SaturatingGrowth)
+    n_calibration: int = 300
+    n_starts: int = 40
+    n_anchors: int = 1
+    n_support: int = 20
+    n_safe: int = 20
+    safe_quantile: float = 0.95
+    safe_region: SafeRule = RolloutRegion
+
+    def fit(self, trajectories: Array | Sequence[Array]) -> "RolloutGeoQ":
+        """Calibrate on true trajectories.
+
+        Args:
+            trajectories: one trajectory of shape (n_times, *state), or a list of them; an array is always one.
+
+        Raises:
+            ValueError: trajectories or a setting are unusable; said before any training starts.
+        """
+        # On a copy, so that an interrupted or refused fit leaves the estimator as it was.
+        fitted = copy.copy(self)
+        fitted._fit(trajectories)
+        vars(self).update(vars(fitted))
+        return self
+
+    def _fit(self, trajectories: Array | Sequence[Array]) -> None:
+        self._check_arguments()
+        gathered = Trajectories.gather(trajectories)
+        check_lengths(gathered, self.n_calibration)
+        states = to_tensor(gathered.states, "trajectories")
+        self.normalization_ = Standardization.fit(states)
+        self.probes_ = gathered.states[:N_PROBES]
+        if self.surrogate is not None:
+            check_steps(self.surrogate, self.probes_)
+        mean, scale = self.normalization_.mean, self.normalization_.scale
+        self.limit_ = mean.abs() + DIVERGED * scale
+        embedding = embed(
+            states, self.normalization_, self.representation, self.probes_
+        )
+        points = embedding.normalized.flatten(start_dim=1).cpu().numpy()
+        plan = FoldPlan.draw(self.folds, points, gathered.number)
+        starts = self._plan(gathered, plan)
+        scene = Scene(
+            gathered,
+            embedding,
+            self.normalization_,
+            self.representation,
+            self.limit_,
+            self.scheme.quantile,
+            self.n_anchors,
+            self.n_support,
+        )
+        everything = np.arange(len(gathered))
+        self.surrogate_ = (
+            self.surrogate
+            if self.surrogate is not None
+            else trained(
+                self._recipe,
+                gathered,
+                everything,
+                "the deployed surrogate on all trajectories",
+            )
+        )
+        self.surroundings_ = scene.surroundings(
+            torch.as_tensor(everything, device=states.device)
+        )
+        self.calibration_ = cross_fit_rollouts(
+            scene,
+            plan,
+            starts,
+            train_surrogate=self._recipe,
+            n_steps=self.n_calibration,
+        )
+        self.n_calibrated_ = self.calibration_.n_steps
+        self.scheme_ = copy.deepcopy(self.scheme).fit(self.calibration_)
+        self.safe_region_ = self.safe_region.fit(
+            self.calibration_.tuples,
+            n_safe=self.n_safe,
+            safe_quantile=self.safe_quantile,
+        )
+
+    def assess(
+        self,
+        x0: Array,
+        n_steps: int,
+        tolerance: float | Array | None = None,
+    ) -> RolloutAssessment:
+        """Roll out from each initial state and bound the error of every step.
+
+        Args:
+            x0: initial states, one per row, taken as exact.
+            n_steps: steps to forecast; may exceed the calibration horizon.
+            tolerance: largest bound that counts as trusted, a number or one per coordinate of the state.
+        """
+        check_fitted(self, "safe_region_")
+        shape = tuple(self.limit_.shape)
+        check_question(x0, n_steps, shape)
+        largest = check_tolerance(tolerance, shape)
+        arrays: dict[str, Tensor] = {}
+        # Filled chunk by chunk: a list of parts, then joined, would hold everything twice.
+        for rows, answers in self._answers(x0, n_steps, largest):
+            for name, part in answers.items():
+                if name not in arrays:
+                    arrays[name] = part.new_empty((len(x0), *part.shape[1:]))
+                arrays[name][rows] = part
+        return RolloutAssessment(
+            **{name: restore(array, x0) for name, array in arrays.items()},
+            threshold=self.safe_region_.threshold,
+            meaning=self.safe_region_.meaning,
+            n_calibrated=self.n_calibrated_,
+            tolerance=tolerance,
+        )
+
+    def _answers(
+        self, x0: Array, n_steps: int, largest: Tensor | None
+    ) -> Iterator[tuple[slice, dict[str, Tensor]]]:
+        """Answers to chunks of initial states, by the names of ``RolloutAssessment``."""
+        dtype = to_tensor(x0[:1], "x0").dtype
+        for rows in chunks(len(x0), n_steps * self.limit_.numel()):
+            states = roll_out(self.surrogate_, x0[rows], n_steps, self.limit_)
+            features = self.surroundings_.features(
+                states, self.normalization_, self.representation, x0
+            )
+            alive, lost = features.alive, ~features.alive
+            score = features.support_distance.new_full(alive.shape, torch.inf)
+            score[alive] = self.safe_region_.support_score(
+                features.along[alive.flatten()]
+            )
+            safe = self.safe_region_.contains(score.flatten()).reshape(alive.shape)
+            bound = self.scheme_(features)
+            bound[lost] = torch.inf
+            trusted = safe
+            if largest is not None:
+                within = (bound <= largest.to(bound)).flatten(start_dim=2)
+                trusted = safe & within.all(dim=2)
+            yield (
+                rows,
+                {
+                    "prediction": states[:, 1:],
+                    "error_hat": bound.to(dtype),
+                    "safe": safe,
+                    "support_score": score.to(dtype),
+                    "trusted_horizon": trusted.long().cumprod(dim=1).sum(dim=1),
+                    "diverged_at": torch.where(
+                        lost.any(dim=1), lost.long().argmax(dim=1) + 1, 0
+                    ),
+                },
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write what ``assess`` needs to one file of arrays and numbers; callables are not in it.
+
+        A fingerprint of the callables is: what they answer on a few stored states.
+        """
+        check_fitted(self, "safe_region_")
+        scheme = type(self.scheme_).__name__
+        if scheme not in _OWN_SCHEMES or not isinstance(
+            self.safe_region_, RolloutRegion
+        ):
+            raise ValueError(
+                f"{scheme} with {type(self.safe_region_).__name__} cannot be saved; files hold a scheme of "
+                f"{[*_OWN_SCHEMES]} and a RolloutRegion."
+            )
+        settings, weights = self.scheme_.state()  # type: ignore[attr-defined]
+        points, climatology = (
+            self.surroundings_.geometry.points,
+            self.surroundings_.climatology,
+        )
+        numbers = {
+            "estimator": "RolloutGeoQ",
+            "n_anchors": self.surroundings_.geometry.n_anchors,
+            "n_support": self.surroundings_.geometry.n_support,
+            "n_calibrated": self.n_calibrated_,
+            "threshold": self.safe_region_.threshold,
+            "scheme": scheme,
+            "scheme_settings": settings,
+            "numpy": isinstance(self.probes_, np.ndarray),
+            "cuda": self.limit_.is_cuda,
+        }
+        arrays = {
+            "mean": self.normalization_.mean,
+            "scale": self.normalization_.scale,
+            "points.z": points.z,
+            "climatology.low": climatology.low,
+            "climatology.high": climatology.high,
+            "climatology.table": climatology.table,
+            **{f"scheme.{name}": array for name, array in weights.items()},
+            **{f"probe.{name}": array for name, array in self._fingerprint().items()},
+        }
+        if not points.shared:
+            arrays["points.normalized"] = points.normalized
+        artifact.write(path, numbers, arrays)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        surrogate: Surrogate,
+        representation: Representation | None = None,
+    ) -> "RolloutGeoQ":
+        """Read a calibrated estimator; it answers as the saved one did.
+
+        Args:
+            path: a file that ``save`` wrote.
+            surrogate: the model that the file was calibrated for.
+            representation: the representation that it was calibrated with, if any.
+
+        Raises:
+            ValueError: the file is truncated, altered or foreign, or a callable is not the one it was made with.
+        """
+        numbers, stored = artifact.read(path)
+        if numbers.get("estimator") != "RolloutGeoQ":
+            raise ValueError(
+                f"{path} does not hold a RolloutGeoQ; load it with the class that saved it."
+            )
+        on_gpu = numbers["cuda"] and torch.cuda.is_available()
+        arrays = {
+            name: array.cuda() if on_gpu else array for name, array in stored.items()
+        }
+        geoq = cls(
+            surrogate,
+            None,
+            representation=representation,
+            n_calibration=numbers["n_calibrated"],
+            n_anchors=numbers["n_anchors"],
+            n_support=numbers["n_support"],
+        )
+        geoq._restore(numbers, arrays)
+        return geoq
+
+    def _restore(self, numbers: dict[str, Any], arrays: dict[str, Tensor]) -> None:
+        assert self.surrogate is not None
+        self.surrogate_, self.n_calibrated_ = self.surrogate, self.n_calibration
+        self.normalization_ = Standardization(arrays["mean"], arrays["scale"])
+        self.limit_ = arrays["mean"].abs() + DIVERGED * arrays["scale"]
+        z = arrays["points.z"]
+        self.surroundings_ = Surroundings(
+            Geometry(
+                Embedding(z, arrays.get("points.normalized", z)),
+                n_anchors=self.n_anchors,
+                n_support=self.n_support,
+            ),
+            Climatology(
+                *(arrays[f"climatology.{part}"] for part in ("low", "high", "table"))
+            ),
+        )
+        weights = {
+            name.removeprefix("scheme."): array
+            for name, array in arrays.items()
+            if name.startswith("scheme.")
+        }
+        own = _OWN_SCHEMES[numbers["scheme"]]
+        self.scheme = self.scheme_ = own.from_state(numbers["scheme_settings"], weights)
+        self.safe_region_ = RolloutRegion(numbers["threshold"])
+        probes = arrays["probe.x"]
+        self.probes_ = probes.cpu().numpy() if numbers["numpy"] else probes
+        present = self._fingerprint()
+        for name in ("surrogate", "representation"):
+            artifact.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
+
+    def _fingerprint(self) -> dict[str, Tensor]:
+        """Stored states, and what the callables answer on them."""
+        unlimited = torch.full_like(self.limit_, torch.inf)
+        after = roll_out(self.surrogate_, self.probes_, 1, unlimited)[:, 1]
+        answers = {"x": to_tensor(self.probes_, "x"), "surrogate": after}
+        if self.representation is not None:
+            answers["representation"] = evaluate(
+                self.representation, self.probes_, "representation"
+            )
+        return answers
+
+    def _recipe(self, segments: list[Array]) -> Surrogate:
+        if self.train_surrogate is not None:
+            return self.train_surrogate(segments)
+        # Without retraining every fold is served by the deployed surrogate, which saw none of these data.
+        return self.surrogate_
+
+    def _plan(self, trajectories: Trajectories, plan: FoldPlan) -> list[np.ndarray]:
+        """Starts of the calibration rollouts, refused where folds leave too little; nothing is trained yet."""
+        plan.check(
+            n_anchors=self.n_anchors,
+            n_support=self.n_support,
+            n_safe=self.safe_region.n_others(self.n_safe),
+        )
+        for fold, (kept, _) in enumerate(plan.splits, start=1):
+            if not trajectories.segments(kept):
+                raise ValueError(
+                    f"fold {fold} of {len(plan.splits)} leaves in no two consecutive states to train on; choose folds "
+                    "of contiguous states, for example TemporalFolds(5)."
+                )
+        starts = [
+            trajectories.starts(held_out, self.n_calibration, self.n_starts)
+            for _, held_out in plan.splits
+        ]
+        n_rollouts, quantile = sum(map(len, starts)), self.scheme.quantile
+        if n_rollouts < n_rollouts_needed(quantile):
+            raise ValueError(
+                f"quantile={quantile} needs at least {n_rollouts_needed(quantile)} calibration rollouts, but the folds "
+                f"hold out only {n_rollouts} states with {self.n_calibration} steps of truth ahead of them; lower "
+                "n_calibration, raise n_starts or give more data."
+            )
+        return starts
+
+    def _check_arguments(self) -> None:
+        check_quantile(self.safe_quantile, "safe_quantile")
+        counts = ("n_calibration", "n_starts", "n_anchors", "n_support", "n_safe")
+        for name in counts:
+            check_count(getattr(self, name), name)
+        for name, kind, example in (
+            ("scheme", RolloutScheme, "SaturatingGrowth(quantile=0.9)"),
+            ("safe_region", SafeRule, "RolloutRegion"),
+        ):
+            part = getattr(self, name)
+            if not isinstance(part, kind) or (
+                name == "scheme" and isinstance(part, type)
+            ):
+                raise TypeError(
+                    f"{name}={part!r} cannot be fitted; pass an object such as {name}={example}."
+                )
+        check_models(self.surrogate, self.train_surrogate, self.representation)

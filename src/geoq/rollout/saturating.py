@@ -1,0 +1,218 @@
+r"""The default: geometry decides before the rollout saturates, the attractor afterwards.
+
+A departure from the paper, whose sum of increments grows for ever, while the error of a chaotic rollout saturates:
+
+.. math:: \widehat E_{n,j} = k_n \, s_j \,
+    \Bigl(\frac{\overline{\Delta d}_n}{\delta}\Bigr)^{\beta (1 - w_n)^2}
+    \Bigl(\frac{C_j(\widehat u_{n,j})}{s_j}\Bigr)^{w_n}, \qquad
+    \log \overline{\Delta d}_n = \frac1n \sum_{m < n} \log \Delta d(\widehat u_m)
+
+- :math:`\overline{\Delta d}_n`, the geometric mean of the support distances that the rollout has passed, kept within the
+  range that the calibration has seen at that step; :math:`\delta` is its typical value.
+- :math:`C_j(v)`, the climatology: the tau quantile of \|v - u_j\| over the states of the data; :math:`s_j` its typical
+  value, the unit of coordinate j.
+- :math:`w_n`, how saturated rollouts are at step n: their mean error there in units of that over the last sixth of the
+  calibration horizon, not decreasing and at most 1.
+- :math:`\beta`, how fast the error grows with the distance: by least pinball loss over a grid; 0 means that geometry
+  did not help.
+- :math:`k_n`, the level, not decreasing in n and shared by all coordinates: the least one at which held-out rollouts
+  are covered, by conformal risk control with whole rollouts as units, so that the mean coverage of a fresh rollout at
+  step n is tau if it is exchangeable with them.
+
+Past the calibration horizon k and w keep their last values: nothing grows. With :math:`\beta = 0` and w = 0 this is one
+number per horizon, with w = 1 it is a horizon scale times climatology.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from scipy.optimize import isotonic_regression
+from torch import Tensor
+
+from geoq.increment import check_quantile, inverse_cdf_quantile, pinball_loss
+from geoq.rollout.features import RolloutCalibration, RolloutFeatures
+
+EXPONENTS = tuple(0.25 * i for i in range(13))
+# Steps at which exponents are compared, as many in each octave: the early ones are where they differ.
+N_COMPARED = 30
+LATE = 6
+_FITTED = ("unit_", "low_", "high_", "saturation_", "level_")
+
+
+def n_rollouts_needed(quantile: float) -> int:
+    """Least number of calibration rollouts for a finite level."""
+    return math.ceil(quantile / (1 - quantile) - 1e-9)
+
+
+def risk_controlled_level(
+    ratio: Float[Tensor, " n n_coordinates"], quantile: float
+) -> Float[Tensor, ""]:
+    r"""Least factor at which the mean uncovered share of a fresh rollout is at most 1 - tau, rollouts being exchangeable.
+
+    .. math:: \frac{n}{n + 1} \operatorname{mean} 1[e > k b] + \frac{1}{n + 1} \le 1 - \tau
+
+    Conformal risk control (Angelopoulos and others 2024) for the share of coordinates that exceed their bound.
+    """
+    n_rollouts = len(ratio)
+    level = 1 - ((n_rollouts + 1) * (1 - quantile) - 1) / n_rollouts
+    return inverse_cdf_quantile(ratio.flatten(), min(level, 1.0))
+
+
+@dataclass
+class SaturatingGrowth:
+    """Bound of a rollout that grows with the distance to the data and saturates at the climatology; see the module.
+
+    Attributes:
+        quantile: tau, the level.
+        exponents: values of beta to choose from; ``(0,)`` leaves geometry out.
+    """
+
+    quantile: float = 0.95
+    exponents: tuple[float, ...] = EXPONENTS
+
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile, "quantile")
+
+    def fit(self, calibration: RolloutCalibration) -> "SaturatingGrowth":
+        features, error = calibration.features, calibration.error.flatten(start_dim=2)
+        alive = features.alive
+        climatology = features.climatology.flatten(start_dim=2)
+        unit = climatology[alive].mean(dim=0)
+        # A coordinate that never moves has no climatology; its own errors are its unit.
+        unit = torch.where(unit > 0, unit, error[alive].mean(dim=0))
+        self.unit_ = torch.where(unit > 0, unit, 1.0)
+        distance = features.support_distance
+        self.floor_ = 1e-6 * float(distance[alive].median())
+        passed = _passed(distance, self.floor_)
+        self.centre_ = float(passed[alive].mean())
+        self.low_ = torch.where(alive, passed, torch.inf).amin(dim=0)
+        self.high_ = torch.where(alive, passed, -torch.inf).amax(dim=0)
+        self.saturation_ = _saturation(error, alive)
+        growth, base = self._parts(features)
+        compared = _compared(error.shape[1])
+        self.exponent_ = min(
+            self.exponents,
+            key=lambda exponent: self._loss(
+                error[:, compared],
+                _shape(exponent, growth[:, compared], base[:, compared]),
+                alive[:, compared],
+            ),
+        )
+        shape = _shape(self.exponent_, growth, base)
+        level = [
+            float(risk_controlled_level(error[:, step] / shape[:, step], self.quantile))
+            for step in range(error.shape[1])
+        ]
+        self.level_ = error.new_tensor(_not_decreasing(level))
+        return self
+
+    def __call__(self, features: RolloutFeatures) -> Float[Tensor, " n n_steps *state"]:
+        level = _extended(self.level_, features.n_steps)
+        bound = level[:, None] * _shape(self.exponent_, *self._parts(features))
+        return bound.reshape(features.climatology.shape)
+
+    def describe(self) -> str:
+        """The fitted law in words."""
+        half = int((self.saturation_ < 0.5).sum()) + 1
+        return (
+            f"error grows like distance to the power {self.exponent_:g} until it saturates, half of it by step {half}; "
+            f"then {float(self.level_[-1] * self.unit_.mean()):.3g} on average"
+        )
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Settings and fitted arrays, for a file."""
+        names = ("quantile", "exponents", "exponent_", "floor_", "centre_")
+        arrays = {name: getattr(self, name) for name in _FITTED}
+        return {name: getattr(self, name) for name in names}, arrays
+
+    @staticmethod
+    def from_state(
+        settings: dict[str, Any], arrays: dict[str, Tensor]
+    ) -> "SaturatingGrowth":
+        """The fitted scheme that ``state`` described."""
+        scheme = SaturatingGrowth(settings["quantile"], tuple(settings["exponents"]))
+        for name in ("exponent_", "floor_", "centre_"):
+            setattr(scheme, name, settings[name])
+        for name in _FITTED:
+            setattr(scheme, name, arrays[name])
+        return scheme
+
+    def _parts(
+        self, features: RolloutFeatures
+    ) -> tuple[Float[Tensor, " n n_steps"], Float[Tensor, " n n_steps n_coordinates"]]:
+        """Logarithm of the factor that geometry contributes per unit of beta, and the bound without it and its level."""
+        low, high, saturation = (
+            _extended(part, features.n_steps)
+            for part in (self.low_, self.high_, self.saturation_)
+        )
+        passed = _passed(features.support_distance, self.floor_).clamp(low, high)
+        climatology = features.climatology.flatten(start_dim=2)
+        relative = torch.where(climatology > 0, climatology / self.unit_, 1.0)
+        growth = (1 - saturation) ** 2 * (passed - self.centre_)
+        return growth, self.unit_ * relative ** saturation[:, None]
+
+    def _loss(
+        self,
+        error: Float[Tensor, " n n_compared n_coordinates"],
+        shape: Float[Tensor, " n n_compared n_coordinates"],
+        alive: Bool[Tensor, " n n_compared"],
+    ) -> float:
+        """Pinball loss at the steps compared, each in units of its mean error."""
+        total = 0.0
+        for step in range(error.shape[1]):
+            e, b = error[alive[:, step], step], shape[alive[:, step], step]
+            if not len(e) or not float(e.mean()):
+                continue
+            level = inverse_cdf_quantile((e / b).flatten(), self.quantile)
+            loss = pinball_loss(e, level * b, self.quantile).mean() / e.mean()
+            total += float(loss)
+        return total
+
+
+def _shape(exponent: float, growth: Tensor, base: Tensor) -> Tensor:
+    """The bound without its level."""
+    return (exponent * growth).exp()[..., None] * base
+
+
+def _passed(distance: Float[Tensor, " n n_steps"], floor: float) -> Tensor:
+    """Mean logarithm of the distances up to each step."""
+    count = torch.arange(1, distance.shape[1] + 1, device=distance.device)
+    return distance.clamp(min=floor).log().cumsum(dim=1) / count
+
+
+def _saturation(error: Tensor, alive: Tensor) -> Float[Tensor, " n_steps"]:
+    n_alive = alive.sum(dim=0)
+    total = torch.where(alive[..., None], error, 0).mean(dim=2).sum(dim=0)
+    # Where every rollout has diverged the bound is infinite, whatever the share.
+    lasting = n_alive > 0
+    mean = (total / n_alive.clamp(min=1))[lasting]
+    mean = mean.new_tensor(_not_decreasing(mean.tolist()))
+    late = mean[-max(1, len(mean) // LATE) :].mean()
+    share = error.new_ones(len(n_alive))
+    share[lasting] = (mean / late).clamp(max=1) if late > 0 else 1.0
+    return share
+
+
+def _not_decreasing(values: list[float]) -> list[float]:
+    """Isotonic regression up to the first infinite value; infinite from there on."""
+    finite = next(
+        (i for i, v in enumerate(values) if not math.isfinite(v)), len(values)
+    )
+    smooth = isotonic_regression(values[:finite]).x.tolist() if finite else []
+    return [*smooth, *[math.inf] * (len(values) - finite)]
+
+
+def _compared(n_steps: int) -> list[int]:
+    steps = torch.logspace(0, math.log10(n_steps), N_COMPARED, dtype=torch.float64)
+    return sorted({round(step) - 1 for step in steps.tolist()})
+
+
+def _extended(
+    values: Float[Tensor, " n_calibrated"], n_steps: int
+) -> Float[Tensor, " n_steps"]:
+    """Values per step, the last one repeated past the calibration horizon."""
+    step = torch.arange(n_steps, device=values.device).clamp(max=len(values) - 1)
+    return values[step]

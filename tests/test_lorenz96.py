@@ -1,0 +1,72 @@
+"""A second chaotic system through the same class: 40 variables, nothing chosen for it, all settings as they come."""
+
+import numpy as np
+import pytest
+
+from geoq import RolloutGeoQ
+from geoq.metrics import coverage_by_lead, pinball
+
+
+def lorenz96(n_states, dt=0.05, forcing=8.0, seed=0):
+    def slope(x):
+        return (np.roll(x, -1) - np.roll(x, 2)) * np.roll(x, 1) - x + forcing
+
+    x = forcing + np.random.default_rng(seed).standard_normal(40)
+    states = []
+    for step in range(n_states + 400):
+        k1 = slope(x)
+        k2 = slope(x + dt / 2 * k1)
+        k3 = slope(x + dt / 2 * k2)
+        x = x + dt / 6 * (k1 + 2 * k2 + 2 * k3 + slope(x + dt * k3))
+        if step >= 400:
+            states.append(x)
+    return np.array(states)
+
+
+def random_features(segments):
+    """Least squares on bounded random features of each variable's neighbours, the same weights for all variables."""
+    rng = np.random.default_rng(0)
+    mixing, offset = 0.1 * rng.standard_normal((5, 40)), rng.standard_normal(40)
+
+    def design(x):
+        shifts = (2, 1, 0, -1, -2)
+        near = np.stack([np.roll(x, shift, axis=1) for shift in shifts], axis=2)
+        return np.tanh(near @ mixing + offset)
+
+    before = np.concatenate([segment[:-1] for segment in segments])
+    after = np.concatenate([segment[1:] for segment in segments])
+    features = design(before).reshape(-1, 40)
+    gram = features.T @ features + 1e-3 * np.eye(40)
+    weights = np.linalg.solve(gram, features.T @ after.ravel())
+    return lambda x: design(x) @ weights
+
+
+@pytest.fixture(scope="module")
+def forecast():
+    states, n_train, n_steps = lorenz96(2600), 1600, 400
+    geoq = RolloutGeoQ(None, random_features).fit(states[:n_train])
+    starts = n_train + 10 * np.arange(60)
+    assessment = geoq.assess(states[starts], n_steps)
+    truth = states[starts[:, None] + np.arange(1, n_steps + 1)]
+    return geoq, assessment, abs(truth - assessment.prediction)
+
+
+def test_coverage_is_sane_in_every_quarter_and_past_the_calibration_horizon(forecast):
+    _, a, error = forecast
+    quarters = coverage_by_lead(error, a.error_hat).reshape(4, -1).mean(axis=1)
+    assert (abs(quarters - 0.95) < 0.04).all()
+
+
+def test_the_bound_grows_with_the_error_and_saturates_with_it(forecast):
+    _, a, error = forecast
+    bound, true = a.error_hat.mean(axis=(0, 2)), error.mean(axis=(0, 2))
+    assert true[0] < true[-100:].mean() / 10
+    assert bound[0] < bound[-100:].mean() / 10
+    assert bound[-100:].max() < 1.1 * bound[200:300].mean()
+
+
+def test_the_bound_is_sharper_than_one_number_for_all_steps(forecast):
+    geoq, a, error = forecast
+    constant = np.quantile(geoq.calibration_.error.numpy(), 0.95)
+    ours = pinball(error, a.error_hat, 0.95)
+    assert ours < 0.9 * pinball(error, np.full_like(error, constant), 0.95)

@@ -1,0 +1,529 @@
+import re
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import NotFittedError
+from torch.testing import assert_close
+
+from geoq import (
+    AdditiveRecursion,
+    ClusterFolds,
+    GeoQ,
+    GroupFolds,
+    RandomFolds,
+    RolloutGeoQ,
+    SafeRegion,
+    SaturatingGrowth,
+    TemporalFolds,
+    Training,
+    TrainRollout,
+)
+from geoq.metrics import coverage_by_lead
+from geoq.nets.mlp import MLP
+from geoq.rollout.climatology import Climatology
+from geoq.rollout.saturating import risk_controlled_level
+from geoq.rollout.trajectories import Trajectories, roll_out
+
+QUICK = Training(n_steps=30, check_every=10)
+
+
+def henon(n_states, seed=0):
+    """A trajectory on the attractor of Henon's map, in the order of time."""
+    x, y = 0.1 * np.random.default_rng(seed).random(2)
+    states = []
+    for step in range(n_states + 100):
+        x, y = 1 - 1.4 * x**2 + y, 0.3 * x
+        if step >= 100:
+            states.append((x, y))
+    return np.array(states)
+
+
+def analogue(segments):
+    """Forecast by the nearest state seen and what became of it: instant, bounded, wrong as rollouts are."""
+    is_tensor = isinstance(segments[0], torch.Tensor)
+    join = torch.cat if is_tensor else np.concatenate
+    before = join([segment[:-1] for segment in segments])
+    after = join([segment[1:] for segment in segments])
+
+    def step(x):
+        flat, known = x.reshape(len(x), 1, -1), before.reshape(1, len(before), -1)
+        return after[((flat - known) ** 2).sum(2).argmin(1)]
+
+    return step
+
+
+STATES = henon(900)
+small = partial(RolloutGeoQ, n_calibration=40, n_starts=20, n_support=5)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return small(None, analogue).fit(STATES[:700])
+
+
+def test_index_n_minus_1_of_the_answer_is_step_n(fitted):
+    a = fitted.assess(STATES[700:703], 5)
+    step = analogue([STATES[:700]])
+    np.testing.assert_array_equal(a.prediction[:, 0], step(STATES[700:703]))
+    np.testing.assert_array_equal(a.prediction[:, 1], step(a.prediction[:, 0]))
+    assert a.prediction.shape == a.error_hat.shape == (3, 5, 2)
+    assert a.safe.shape == a.support_score.shape == (3, 5)
+
+
+def test_the_features_of_a_step_are_those_of_the_state_it_starts_from(fitted):
+    """So the first step's score is the initial state's distance to the data, whose error is zero."""
+    x0 = STATES[700:705]
+    a = fitted.assess(x0, 3)
+    scale = STATES[:700].std(axis=0)
+    distance = np.linalg.norm((x0[:, None] - STATES[None, :700]) / scale, axis=2)
+    nearest = np.sort(distance, axis=1)[:, :5].mean(axis=1)
+    np.testing.assert_allclose(a.support_score[:, 0], nearest, rtol=1e-9)
+
+
+def test_calibration_errors_start_one_step_after_the_held_out_state(fitted):
+    calibration = fitted.calibration_
+    truth = torch.from_numpy(STATES)[calibration.start + 1]
+    first = calibration.features.prediction[:, 0]
+    assert_close(calibration.error[:, 0], (truth - first).abs())
+
+
+def test_coverage_is_near_its_level_in_every_quarter():
+    states = henon(2600)
+    geoq = small(None, analogue).fit(states[:2000])
+    a = geoq.assess(states[2000:2540], 60)
+    truth = np.stack([states[2000 + n : 2540 + n] for n in range(1, 61)], axis=1)
+    by_step = coverage_by_lead(abs(truth - a.prediction), a.error_hat)
+    assert abs(by_step.mean() - 0.95) < 0.02
+    for quarter in by_step.reshape(4, -1).mean(axis=1):
+        assert abs(quarter - 0.95) < 0.04
+
+
+def test_the_bound_saturates_and_the_sum_does_not(fitted):
+    additive = small(None, analogue, scheme=AdditiveRecursion(training=QUICK)).fit(
+        STATES[:700]
+    )
+    x0 = STATES[700:720]
+    bound, total = (g.assess(x0, 400).error_hat for g in (fitted, additive))
+    largest = fitted.scheme_.level_[-1] * fitted.surroundings_.climatology.table.max()
+    assert bound.max() <= float(largest) * 1.5
+    assert bound[:, 300:].mean() < 1.2 * bound[:, 30:60].mean()
+    assert (np.diff(total, axis=1) >= 0).all()
+    assert total[:, -1].mean() > 5 * total[:, 39].mean()
+
+
+def test_without_geometry_a_saturated_rollout_is_bounded_by_its_climatology(fitted):
+    scheme = SaturatingGrowth(exponents=(0.0,)).fit(fitted.calibration_)
+    features = fitted.calibration_.features
+    relative = scheme(features) / features.climatology
+    assert scheme.exponent_ == 0
+    assert float(scheme.saturation_[-1]) == 1
+    assert_close(relative[:, -1], scheme.level_[-1].expand_as(relative[:, -1]))
+
+
+def test_geometry_sharpens_the_bound_before_saturation(fitted):
+    """Initial states far from the data have larger bounds at the first steps, and not at the last ones."""
+    near, far = STATES[:20], STATES[:20] + np.array([0.3, -0.3])
+    bounds = [fitted.assess(x0, 40).error_hat.mean(axis=(0, 2)) for x0 in (near, far)]
+    assert fitted.scheme_.exponent_ > 0
+    assert bounds[1][0] > 1.5 * bounds[0][0]
+    assert abs(bounds[1][-1] / bounds[0][-1] - 1) < 0.3
+
+
+def test_folds_train_on_no_held_out_state_and_on_contiguous_pieces():
+    seen = []
+
+    def recorded(segments):
+        seen.append(segments)
+        return analogue(segments)
+
+    trajectories = [henon(200, seed) for seed in range(3)]
+    geoq = small(analogue(trajectories), recorded, folds=ClusterFolds(4))
+    geoq.fit(trajectories)
+    everything = np.concatenate(trajectories)
+    successor = {
+        tuple(before): tuple(after)
+        for trajectory in trajectories
+        for before, after in pairwise(trajectory)
+    }
+    assert len(seen) == 4
+    for fold, segments in enumerate(seen):
+        states = {tuple(state) for segment in segments for state in segment}
+        starts = geoq.calibration_.start[geoq.calibration_.fold == fold]
+        assert not states & {tuple(everything[row]) for row in starts}
+        for segment in segments:
+            for before, after in pairwise(segment):
+                assert successor[tuple(before)] == tuple(after)
+
+
+def test_rollouts_start_where_the_whole_truth_is_held_out_if_there_are_enough():
+    trajectories = Trajectories.gather(STATES[:700])
+    block = np.arange(100, 240)
+    starts = trajectories.starts(block, 40, 20)
+    assert starts.min() >= 100
+    assert (starts + 40 <= 239).all()
+    scattered = trajectories.starts(np.arange(0, 700, 7), 40, 20)
+    assert len(scattered) == 20
+    assert scattered.max() + 40 < 700
+
+
+def test_a_rollout_of_truth_never_crosses_into_another_trajectory():
+    trajectories = Trajectories.gather([STATES[:100], STATES[100:300]])
+    starts = trajectories.starts(np.arange(300), 60, 300)
+    assert (trajectories.number[starts] == trajectories.number[starts + 60]).all()
+
+
+def test_tensors_come_back_as_tensors_and_say_the_same(fitted, device):
+    states = torch.from_numpy(STATES).to(device)
+    geoq = small(None, analogue).fit(states[:700])
+    ours, theirs = geoq.assess(states[700:710], 50), fitted.assess(STATES[700:710], 50)
+    assert ours.error_hat.device == states.device
+    np.testing.assert_allclose(ours.error_hat.cpu(), theirs.error_hat)
+    np.testing.assert_array_equal(ours.trusted_horizon.cpu(), theirs.trusted_horizon)
+
+
+def test_single_precision_stays_single(fitted):
+    a = small(None, analogue).fit(STATES[:700].astype(np.float32))
+    assert a.assess(STATES[700:702].astype(np.float32), 3).error_hat.dtype == np.float32
+
+
+def test_states_may_be_fields_and_trajectories_many():
+    grids = [henon(301, seed)[:, :, None] * np.ones((1, 1, 3)) for seed in range(3)]
+    geoq = small(None, analogue, folds=GroupFolds()).fit(grids)
+    a = geoq.assess(grids[0][:2], 4)
+    assert a.error_hat.shape == (2, 4, 2, 3)
+    assert torch.equal(geoq.calibration_.fold.unique(), torch.arange(3))
+
+
+def test_chunks_do_not_change_the_answer(fitted, monkeypatch):
+    x0 = STATES[700:740]
+    whole = fitted.assess(x0, 10)
+    monkeypatch.setattr("geoq.surrogate.CHUNK_NUMBERS", 60)
+    parts = fitted.assess(x0, 10)
+    np.testing.assert_allclose(parts.error_hat, whole.error_hat, rtol=1e-12)
+    np.testing.assert_array_equal(parts.safe, whole.safe)
+
+
+def test_the_trusted_horizon_ends_before_the_first_step_that_is_unsafe_or_too_wide(
+    fitted,
+):
+    x0 = np.concatenate([STATES[700:720], [[40.0, 40.0]]])
+    a = fitted.assess(x0, 60, tolerance=0.5)
+    trusted = a.safe & (a.error_hat <= 0.5).all(axis=2)
+    expected = [np.flatnonzero(~row)[0] if not row.all() else 60 for row in trusted]
+    np.testing.assert_array_equal(a.trusted_horizon, expected)
+    assert a.trusted_horizon[-1] == 0
+    assert "not trusted" in a.reason(20)
+    assert "NOT safe" in a.reason(20)
+    assert "exceeds the tolerance" in a.reason(0)
+    per_coordinate = fitted.assess(x0, 60, tolerance=np.array([0.5, 0.5]))
+    np.testing.assert_array_equal(per_coordinate.trusted_horizon, a.trusted_horizon)
+    generous = fitted.assess(x0, 60)
+    assert (generous.trusted_horizon >= a.trusted_horizon).all()
+    assert "calibration horizon" in generous.reason(0)
+
+
+def explodes_from(threshold):
+    """Next states by the map itself, except where the first coordinate passes a threshold."""
+
+    def step(x):
+        good = np.stack([1 - 1.4 * x[:, 0] ** 2 + x[:, 1], 0.3 * x[:, 0]], axis=1)
+        return np.where(x[:, :1] > threshold, np.inf, good * 1.001)
+
+    return step
+
+
+def test_a_surrogate_that_diverges_is_bounded_by_infinity_from_that_step_on():
+    step = explodes_from(1.27)
+    a = small(step, None).fit(STATES[:700]).assess(STATES[700:760], 80)
+    lost = ~np.isfinite(a.prediction).all(axis=2)
+    assert lost.any()
+    assert not lost.all()
+    assert np.isinf(a.error_hat[lost]).all()
+    assert not a.safe[lost].any()
+    for i in range(60):
+        first = np.flatnonzero(lost[i])
+        assert a.diverged_at[i] == (first[0] + 1 if len(first) else 0)
+        assert lost[i, first[0] :].all() if len(first) else True
+        if a.diverged_at[i] == a.trusted_horizon[i] + 1:
+            assert "diverged" in a.reason(i)
+
+
+def test_bounds_are_infinite_where_too_many_calibration_rollouts_diverged():
+    step = explodes_from(np.quantile(STATES[:, 0], 0.99))
+    a = small(step, None).fit(STATES[:700]).assess(STATES[700:760], 80)
+    assert np.isinf(a.error_hat[:, -1]).all()
+    assert np.isfinite(a.error_hat[a.diverged_at != 1][:, 0]).all()
+
+
+def test_a_surrogate_that_always_diverges_crashes_nothing():
+    geoq = small(lambda x: 100 * x + 1, None).fit(STATES[:700])
+    a = geoq.assess(STATES[700:703], 50)
+    assert (a.diverged_at > 0).all()
+    assert np.isinf(a.error_hat[:, -1]).all()
+    assert (a.trusted_horizon < 50).all()
+
+
+def test_a_diverged_state_is_not_passed_to_the_surrogate():
+    def picky(x):
+        assert np.isfinite(x).all()
+        return np.where(x > 0, 1e40, x)
+
+    states = roll_out(picky, np.array([[1.0], [-1.0]]), 3, torch.tensor([1e9]))
+    assert_close(states[1], -torch.ones(4, 1, dtype=torch.float64))
+    assert states[0, 1:].isnan().all()
+
+
+def test_the_scheme_is_copied_before_it_is_fitted():
+    scheme = SaturatingGrowth(0.8)
+    geoq = small(None, analogue, scheme=scheme).fit(STATES[:700])
+    assert not hasattr(scheme, "level_")
+    assert geoq.scheme_.quantile == 0.8
+
+
+def test_a_lower_quantile_gives_a_lower_bound(fitted):
+    lower = small(None, analogue, scheme=SaturatingGrowth(0.5)).fit(STATES[:700])
+    x0 = STATES[700:720]
+    assert (
+        lower.assess(x0, 40).error_hat.mean() < fitted.assess(x0, 40).error_hat.mean()
+    )
+
+
+def test_the_asked_share_of_held_out_rollouts_is_safe_throughout(fitted):
+    farthest = fitted.calibration_.features.support_distance.amax(dim=1)
+    threshold = fitted.safe_region_.threshold
+    assert float((farthest <= threshold).double().mean()) >= 0.95
+    assert float((farthest < threshold).double().mean()) < 0.95
+
+
+def test_the_papers_region_serves_rollouts_too():
+    geoq = small(None, analogue, safe_region=SafeRegion, n_anchors=3)
+    a = geoq.fit(STATES[:700]).assess(STATES[700:740], 30)
+    assert 0.5 < a.safe.mean() <= 1
+
+
+def test_a_refused_fit_leaves_the_estimator_as_it_was(fitted):
+    before = dict(vars(fitted))
+    with pytest.raises(ValueError, match=r"shape \(0, 2\)"):
+        fitted.fit(np.empty((0, 2)))
+    assert vars(fitted) == before
+
+
+# The climatology and the finish.
+
+
+@pytest.mark.parametrize("n_states", [50, 5000])
+def test_the_climatology_is_the_quantile_of_distances_to_the_states(n_states):
+    states = torch.from_numpy(np.random.default_rng(0).gamma(2.0, size=(n_states, 3)))
+    climatology = Climatology.fit(states, 0.95)
+    queries = torch.linspace(-1, 12, 40, dtype=torch.float64)[:, None].expand(-1, 3)
+    distance = (queries[:, None] - states).abs().sort(dim=1).values
+    exact = distance[:, int(np.ceil(0.95 * n_states - 1e-9)) - 1]
+    spacing = float((states.amax(dim=0) - states.amin(dim=0)).max()) / 255
+    assert_close(climatology(queries), exact, rtol=0, atol=3 * spacing)
+
+
+def test_the_climatology_of_a_constant_coordinate_is_the_distance_to_it():
+    climatology = Climatology.fit(torch.full((30, 1), 2.0), 0.95)
+    assert_close(
+        climatology(torch.tensor([[2.0], [5.0]])), torch.tensor([[0.0], [3.0]])
+    )
+
+
+def test_a_coordinate_that_never_moves_has_a_bound_of_its_own():
+    states = np.concatenate([STATES, np.full((900, 1), 3.0)], axis=1)
+    a = small(None, analogue).fit(states[:700]).assess(states[700:720], 20)
+    assert np.isfinite(a.error_hat).all()
+    assert (a.error_hat[..., 2] > 0).all()
+
+
+def test_risk_control_covers_a_fresh_rollout_at_its_level():
+    """The mean over fresh rollouts of the share covered, with few and strongly dependent calibration rollouts."""
+    generator = torch.Generator().manual_seed(0)
+    shares = []
+    for _ in range(400):
+        size = torch.randn(21, 1, generator=generator).exp()
+        ratio = size * torch.rand(21, 8, generator=generator)
+        level = risk_controlled_level(ratio[:20], 0.9)
+        shares.append(float((ratio[20] <= level).double().mean()))
+    assert 0.9 - 0.02 < np.mean(shares) < 0.97
+
+
+def test_the_law_is_told_in_words(fitted):
+    assert re.match(
+        r"error grows like distance to the power [\d.]+", fitted.scheme_.describe()
+    )
+
+
+# Files.
+
+
+@pytest.mark.parametrize(
+    "scheme", [SaturatingGrowth(0.9), AdditiveRecursion(training=QUICK)], ids=repr
+)
+def test_a_loaded_estimator_answers_as_the_saved_one(tmp_path, scheme):
+    surrogate = analogue([STATES[:300]])
+    geoq = small(surrogate, None, scheme=scheme, representation=np.tanh)
+    geoq.fit(STATES[300:800]).save(tmp_path / "rollout.geoq")
+    loaded = RolloutGeoQ.load(
+        tmp_path / "rollout.geoq", surrogate=surrogate, representation=np.tanh
+    )
+    ours, theirs = (g.assess(STATES[800:820], 50, 0.5) for g in (geoq, loaded))
+    np.testing.assert_array_equal(ours.error_hat, theirs.error_hat)
+    np.testing.assert_array_equal(ours.trusted_horizon, theirs.trusted_horizon)
+    assert ours.reason(0) == theirs.reason(0)
+    with pytest.raises(ValueError, match="surrogate is not the one"):
+        RolloutGeoQ.load(
+            tmp_path / "rollout.geoq",
+            surrogate=analogue([STATES[:250]]),
+            representation=np.tanh,
+        )
+    with pytest.raises(ValueError, match="saved with a representation"):
+        RolloutGeoQ.load(tmp_path / "rollout.geoq", surrogate=surrogate)
+
+
+def test_files_of_other_estimators_and_schemes_of_the_users_own_are_refused(tmp_path):
+    one_shot = GeoQ(analogue([STATES]), None).fit(STATES[:-1], STATES[1:])
+    one_shot.save(tmp_path / "one.geoq")
+    with pytest.raises(ValueError, match="does not hold a RolloutGeoQ"):
+        RolloutGeoQ.load(tmp_path / "one.geoq", surrogate=analogue([STATES]))
+    geoq = small(analogue([STATES]), None, safe_region=SafeRegion).fit(STATES[:700])
+    with pytest.raises(ValueError, match="cannot be saved"):
+        geoq.save(tmp_path / "two.geoq")
+
+
+# Our recipe.
+
+
+def test_the_recipe_learns_one_step_and_then_rollouts():
+    recipe = TrainRollout(
+        partial(MLP, 2, 2, hidden=(32, 32)),
+        training=Training(n_steps=400, learning_rate=3e-3),
+        n_rollout=3,
+        fine_tuning=Training(n_steps=100, check_every=20),
+    )
+    pieces = [STATES[:300], STATES[310:600]]
+    surrogate, again = recipe(pieces), recipe(pieces)
+    error = abs(surrogate(STATES[600:899]) - STATES[601:900]).mean()
+    assert error < 0.1
+    np.testing.assert_array_equal(surrogate(STATES[:5]), again(STATES[:5]))
+    other = recipe.with_seed(1)(pieces)
+    assert not np.array_equal(surrogate(STATES[:5]), other(STATES[:5]))
+
+
+def test_fine_tuning_windows_stay_inside_a_segment():
+    recipe = TrainRollout(partial(MLP, 2, 2, hidden=(4,)), n_rollout=5, training=QUICK)
+    with pytest.raises(
+        ValueError, match=r"n_rollout=5, but the longest of the 2 .* 5 states"
+    ):
+        recipe([STATES[:5], STATES[5:9]])
+
+
+# Refusals: what is wrong, what it collides with, the way out.
+
+
+@pytest.mark.parametrize(
+    ("trajectories", "message"),
+    [
+        (STATES[:30], r"n_calibration=40, but the longest trajectory has 30 states"),
+        ([STATES, STATES[:, :1]], r"trajectories\[1\] has states of shape \(1,\)"),
+        ([STATES, torch.from_numpy(STATES)], r"trajectories\[1\] is a Tensor"),
+        ([], "empty list"),
+        (STATES[:, 0], r"shape \(900,\).*needs shape \(n, 1\)"),
+        (np.where(STATES > 1.2, np.nan, STATES), "cut the trajectory there"),
+        (STATES.astype(object), "dtype object"),
+        ([[1.0, 2.0]], r"trajectories\[0\] must be a NumPy array"),
+        (np.stack([STATES[:100]] * 5), "several are passed as a list"),
+    ],
+)
+def test_unusable_trajectories_are_refused_before_any_training(trajectories, message):
+    def untouched(segments):
+        raise AssertionError
+
+    with pytest.raises((ValueError, TypeError), match=message):
+        small(None, untouched).fit(trajectories)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_calibration": 0}, "n_calibration=0"),
+        ({"n_starts": 2.5}, "n_starts=2.5"),
+        ({"n_starts": 1}, "needs at least 19 calibration rollouts"),
+        ({"n_support": 800}, "n_support=800"),
+        ({"safe_quantile": 1.0}, "safe_quantile=1.0"),
+        ({"scheme": SaturatingGrowth}, "cannot be fitted"),
+        ({"scheme": "additive"}, "cannot be fitted"),
+        ({"folds": 5}, "a fold scheme has a method split"),
+        ({"surrogate": 3}, "surrogate must be callable"),
+        ({"train_surrogate": 3}, r"train_surrogate\(segments\)"),
+        ({"surrogate": None, "train_surrogate": None}, "no model"),
+        ({"surrogate": lambda x: x[:, :1]}, "must return the next state of each"),
+        ({"surrogate": torch.nn.Linear(2, 2)}, "training mode"),
+    ],
+)
+def test_unusable_settings_are_refused_before_any_training(settings, message):
+    def untouched(segments):
+        raise AssertionError
+
+    arguments = {"surrogate": analogue([STATES]), "train_surrogate": untouched}
+    with pytest.raises((ValueError, TypeError), match=message):
+        small(**{**arguments, **settings}).fit(STATES[:700])
+
+
+def test_folds_that_cut_every_step_are_refused():
+    class EverySecond:
+        def split(self, points, y=None, groups=None):
+            rows = np.arange(len(points))
+            yield rows[::2], rows[1::2]
+
+    with pytest.raises(ValueError, match="no two consecutive states"):
+        small(None, analogue, folds=EverySecond()).fit(STATES)
+
+
+def test_a_random_surrogate_is_refused():
+    noise = np.random.default_rng(0)
+    with pytest.raises(ValueError, match="two answers"):
+        small(lambda x: x + noise.random(x.shape), None).fit(STATES[:700])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((STATES[:3], 0), "n_steps=0"),
+        ((STATES[:3], 2.0), "n_steps=2.0"),
+        ((STATES[0], 3), "first dimension of 1"),
+        ((STATES[:0], 3), "at least one state"),
+        ((STATES[:3, :1], 3), r"shape \(3, 1\)"),
+        ((STATES[:3] * np.nan, 3), "nan"),
+        ((STATES[:3], 3, 0.0), "tolerance=0.0"),
+        ((STATES[:3], 3, np.ones(3)), r"tolerance has shape \(3,\)"),
+    ],
+)
+def test_unusable_questions_are_refused(fitted, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        fitted.assess(*arguments)
+
+
+def test_asking_before_fitting_is_refused():
+    with pytest.raises(NotFittedError):
+        small(None, analogue).assess(STATES[:2], 3)
+
+
+def test_errors_of_user_code_say_where_they_happened():
+    def fails(segments):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory") as caught:
+        small(analogue([STATES]), fails).fit(STATES[:700])
+    assert "fold 1 of 5" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    "folds", [TemporalFolds(4, gap=10), RandomFolds(3), ClusterFolds(3)], ids=repr
+)
+def test_every_scheme_of_folds_serves(folds):
+    a = small(None, analogue, folds=folds).fit(STATES[:700]).assess(STATES[700:702], 5)
+    assert (a.error_hat > 0).all()
