@@ -33,7 +33,6 @@ from problems import PROBLEMS
 from threadpoolctl import threadpool_limits
 
 from geoq import (
-    ClusterFolds,
     CombinedFolds,
     DistanceRegion,
     GeoQ,
@@ -41,6 +40,7 @@ from geoq import (
     PowerLawIncrement,
     RandomFolds,
     SafeRegion,
+    default_folds,
     identity,
     power_law,
 )
@@ -110,8 +110,8 @@ class OneScale(PowerLawIncrement):
 
 def variants(interpolation):
     """Settings of GeoQ by what was changed."""
-    clusters, nested = ClusterFolds(5), NestedFolds(5)
-    families = CombinedFolds(interpolation, clusters, nested)
+    families = default_folds(interpolation)
+    _, clusters, nested = families.schemes
     changes = {
         ALL: {},
         "no anchor error (kappa = 0)": {

@@ -7,7 +7,8 @@
 The question is how far the default falls behind the best rival, where that rival is picked afterwards, problem by
 problem. Rivals that calibrate on held-out errors share their fold surrogates and get composed folds, the most
 favourable ones known: random (blocks of time where the data are in its order), clustered and nested. The row "GeoQ"
-is ``GeoQ(surrogate, train_surrogate)``, with nothing passed but ``folds`` for data in the order of time.
+is ``GeoQ(surrogate, train_surrogate)``, with nothing passed but ``folds=default_folds(TemporalFolds(5, gap=10))`` for
+data in the order of time.
 
 Rows are kept in the results file pair by pair of problem and seed. A rerun measures only pairs that are missing, as
 long as the code is the same; rows measured by other code are dropped.
@@ -36,13 +37,12 @@ from threadpoolctl import threadpool_limits
 import geoq
 from geoq import (
     ClusterFolds,
-    CombinedFolds,
     GeoQ,
-    NestedFolds,
     NormScaledIncrement,
     RandomFolds,
     SafeRegion,
     Training,
+    default_folds,
     identity,
 )
 from geoq.baselines import (
@@ -171,11 +171,8 @@ def _run(problem, seed, *, small):
     with deployed.running():
         surrogate = remembered(x, y)
 
-    default = GeoQ(surrogate, remembered)
-    if problem.folds is not None:
-        default = replace(default, folds=problem.folds)
-    interpolation = problem.folds or RandomFolds(5, random_state=seed)
-    composed = CombinedFolds(interpolation, ClusterFolds(5), NestedFolds(5))
+    default = GeoQ(surrogate, remembered, folds=default_folds(problem.folds))
+    composed = default_folds(problem.folds or RandomFolds(5, random_state=seed))
     shared = GeoQ(surrogate, remembered, folds=composed)
     boosted = partial(BoostedQuantile, shared, QUANTILE, random_state=seed)
     methods = {

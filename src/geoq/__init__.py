@@ -9,6 +9,7 @@ from geoq.folds import (
     NestedFolds,
     RandomFolds,
     TemporalFolds,
+    default_folds,
 )
 from geoq.increment import FieldIncrement, NormScaledIncrement
 from geoq.power_law import PowerLawIncrement
@@ -48,6 +49,7 @@ __all__ = [
     "TrainRollout",
     "Training",
     "absolute_error",
+    "default_folds",
     "identity",
     "norm_error",
     "relative_norm_error",

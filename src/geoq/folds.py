@@ -266,9 +266,19 @@ class CombinedFolds:
         return stated[0] if stated else None
 
 
-def default_folds() -> CombinedFolds:
-    """Random, clustered and nested folds together: no single family serves every problem, and the union is never worst."""
-    return CombinedFolds(RandomFolds(5), ClusterFolds(5), NestedFolds(5))
+def default_folds(interpolating: Folds | None = None) -> CombinedFolds:
+    """Three families together: no single one serves every problem, and the union is never the worst.
+
+    Args:
+        interpolating: the family whose held-out points stay nearest to the others. None means ``RandomFolds(5)``; for a
+            trajectory pass ``TemporalFolds(5, gap)``. Windows that share targets leak through the other two families:
+            for them use ``TemporalFolds`` alone.
+    """
+    return CombinedFolds(
+        RandomFolds(5) if interpolating is None else interpolating,
+        ClusterFolds(5),
+        NestedFolds(5),
+    )
 
 
 @dataclass(frozen=True)
