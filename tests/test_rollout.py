@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -120,7 +121,17 @@ def test_without_geometry_a_saturated_rollout_is_bounded_by_its_climatology(fitt
     relative = scheme(features) / features.climatology
     assert scheme.exponent_ == 0
     assert float(scheme.saturation_[-1]) == 1
-    assert_close(relative[:, -1], scheme.level_[-1].expand_as(relative[:, -1]))
+    expected = scheme.level_[-1] * scheme.scale_ / scheme.unit_
+    assert_close(relative[:, -1], expected.expand_as(relative[:, -1]))
+
+
+def test_coordinates_of_different_kinds_have_scales_of_their_own():
+    kinds = np.array([1.0, 1000.0])
+    ours = small(None, analogue).fit(STATES[:700] * kinds)
+    assert_close(ours.scheme_.scale_, ours.scheme_.unit_)
+    bound = ours.assess(STATES[700:720] * kinds, 30).error_hat.mean(axis=(0, 1))
+    spread = (STATES * kinds).std(axis=0)
+    assert 0.2 < (bound / spread)[0] / (bound / spread)[1] < 5
 
 
 def test_geometry_sharpens_the_bound_before_saturation(fitted):
@@ -337,6 +348,21 @@ def test_a_coordinate_that_never_moves_has_a_bound_of_its_own():
     a = small(None, analogue).fit(states[:700]).assess(states[700:720], 20)
     assert np.isfinite(a.error_hat).all()
     assert (a.error_hat[..., 2] > 0).all()
+
+
+def test_a_fold_that_runs_off_does_not_set_the_scale_for_all(fitted):
+    """Its rollouts stay finite, so they count; but the bound of the others is that of the others."""
+    calibration = fitted.calibration_
+    off = torch.zeros(len(calibration), dtype=torch.bool)
+    off[:3] = True
+    wild = torch.where(off[:, None, None], 1e4, 1.0)
+    features = replace(
+        calibration.features, climatology=calibration.features.climatology * wild
+    )
+    rough = replace(calibration, features=features, error=calibration.error * wild)
+    scheme = SaturatingGrowth().fit(rough)
+    bound, usual = scheme(calibration.features), fitted.scheme_(calibration.features)
+    assert float(bound.mean() / usual.mean()) < 1.5
 
 
 def test_risk_control_covers_a_fresh_rollout_at_its_level():

@@ -40,12 +40,6 @@ class Climatology:
         ]
         return Climatology(low, high, torch.stack(table))
 
-    @property
-    def typical(self) -> Float[Tensor, " n_coordinates"]:
-        """Mean over the range of each coordinate, never zero: its unit."""
-        mean = self.table.mean(dim=1)
-        return torch.where(mean > 0, mean, 1.0)
-
     def __call__(
         self, states: Float[Tensor, " *rows n_coordinates"]
     ) -> Float[Tensor, " *rows n_coordinates"]:

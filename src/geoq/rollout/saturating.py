@@ -2,16 +2,18 @@ r"""The default: geometry decides before the rollout saturates, the attractor af
 
 A departure from the paper, whose sum of increments grows for ever, while the error of a chaotic rollout saturates:
 
-.. math:: \widehat E_{n,j} = k_n \, s_j \,
+.. math:: \widehat E_{n,j} = k_n \, c_j \,
     \Bigl(\frac{\overline{\Delta d}_n}{\delta}\Bigr)^{\beta (1 - w_n)^2}
     \Bigl(\frac{C_j(\widehat u_{n,j})}{s_j}\Bigr)^{w_n}, \qquad
     \log \overline{\Delta d}_n = \frac1n \sum_{m < n} \log \Delta d(\widehat u_m)
 
 - :math:`\overline{\Delta d}_n`, the geometric mean of the support distances that the rollout has passed, kept within the
-  range that the calibration has seen at that step; :math:`\delta` is its typical value.
-- :math:`C_j(v)`, the climatology: the tau quantile of \|v - u_j\| over the states of the data; :math:`s_j` its typical
-  value, the unit of coordinate j.
-- :math:`w_n`, how saturated rollouts are at step n: their mean error there in units of that over the last sixth of the
+  middle nine tenths of those of the calibration at that step; :math:`\delta` is its median.
+- :math:`C_j(v)`, the climatology: the tau quantile of \|v - u_j\| over the states of the data; :math:`s_j` its median
+  over the calibration, the unit of coordinate j.
+- :math:`c_j`, the scale of coordinate j: :math:`s_j`, or one for all of them, by least pinball loss. Points of one field
+  share theirs, quantities of different kinds cannot.
+- :math:`w_n`, how saturated rollouts are at step n: their median error there in units of that over the last sixth of the
   calibration horizon, not decreasing and at most 1.
 - :math:`\beta`, how fast the error grows with the distance: by least pinball loss over a grid; 0 means that geometry
   did not help.
@@ -20,11 +22,12 @@ A departure from the paper, whose sum of increments grows for ever, while the er
   step n is tau if it is exchangeable with them.
 
 Past the calibration horizon k and w keep their last values: nothing grows. With :math:`\beta = 0` and w = 0 this is one
-number per horizon, with w = 1 it is a horizon scale times climatology.
+number per horizon, with w = 1 and :math:`c_j = s_j` it is a horizon scale times climatology.
 """
 
 import math
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -39,7 +42,9 @@ EXPONENTS = tuple(0.25 * i for i in range(13))
 # Steps at which exponents are compared, as many in each octave: the early ones are where they differ.
 N_COMPARED = 30
 LATE = 6
-_FITTED = ("unit_", "low_", "high_", "saturation_", "level_")
+# Distances that the power is used for, as quantiles of those of the calibration at the same step.
+WITHIN = (0.05, 0.95)
+_FITTED = ("unit_", "scale_", "low_", "high_", "saturation_", "level_")
 
 
 def n_rollouts_needed(quantile: float) -> int:
@@ -80,28 +85,35 @@ class SaturatingGrowth:
         features, error = calibration.features, calibration.error.flatten(start_dim=2)
         alive = features.alive
         climatology = features.climatology.flatten(start_dim=2)
-        unit = climatology[alive].mean(dim=0)
+        # Medians throughout: a fold's surrogate that runs off must not set the scale for all others.
+        unit = climatology[alive].median(dim=0).values
         # A coordinate that never moves has no climatology; its own errors are its unit.
-        unit = torch.where(unit > 0, unit, error[alive].mean(dim=0))
+        unit = torch.where(unit > 0, unit, error[alive].median(dim=0).values)
         self.unit_ = torch.where(unit > 0, unit, 1.0)
         distance = features.support_distance
         self.floor_ = 1e-6 * float(distance[alive].median())
         passed = _passed(distance, self.floor_)
-        self.centre_ = float(passed[alive].mean())
-        self.low_ = torch.where(alive, passed, torch.inf).amin(dim=0)
-        self.high_ = torch.where(alive, passed, -torch.inf).amax(dim=0)
+        self.centre_ = float(passed[alive].median())
+        self.low_, self.high_ = (
+            torch.where(alive, passed, torch.nan)
+            .nanquantile(level, dim=0)
+            .nan_to_num(self.centre_)
+            for level in WITHIN
+        )
         self.saturation_ = _saturation(error, alive)
         growth, base = self._parts(features)
         compared = _compared(error.shape[1])
-        self.exponent_ = min(
-            self.exponents,
-            key=lambda exponent: self._loss(
-                error[:, compared],
-                _shape(exponent, growth[:, compared], base[:, compared]),
-                alive[:, compared],
-            ),
-        )
-        shape = _shape(self.exponent_, growth, base)
+
+        def loss(choice: tuple[Tensor, float]) -> float:
+            scale, exponent = choice
+            shape = _shape(exponent, scale, growth[:, compared], base[:, compared])
+            return self._loss(error[:, compared], shape, alive[:, compared])
+
+        # Coordinates of one kind share a scale, which is steadier than one for each; those of different kinds cannot.
+        shared = self.unit_.mean().expand_as(self.unit_).clone()
+        choices = product((shared, self.unit_), self.exponents)
+        self.scale_, self.exponent_ = min(choices, key=loss)
+        shape = _shape(self.exponent_, self.scale_, growth, base)
         level = [
             float(risk_controlled_level(error[:, step] / shape[:, step], self.quantile))
             for step in range(error.shape[1])
@@ -111,7 +123,9 @@ class SaturatingGrowth:
 
     def __call__(self, features: RolloutFeatures) -> Float[Tensor, " n n_steps *state"]:
         level = _extended(self.level_, features.n_steps)
-        bound = level[:, None] * _shape(self.exponent_, *self._parts(features))
+        bound = level[:, None] * _shape(
+            self.exponent_, self.scale_, *self._parts(features)
+        )
         return bound.reshape(features.climatology.shape)
 
     def describe(self) -> str:
@@ -119,7 +133,7 @@ class SaturatingGrowth:
         half = int((self.saturation_ < 0.5).sum()) + 1
         return (
             f"error grows like distance to the power {self.exponent_:g} until it saturates, half of it by step {half}; "
-            f"then {float(self.level_[-1] * self.unit_.mean()):.3g} on average"
+            f"then {float(self.level_[-1] * self.scale_.mean()):.3g} on average"
         )
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -143,7 +157,7 @@ class SaturatingGrowth:
     def _parts(
         self, features: RolloutFeatures
     ) -> tuple[Float[Tensor, " n n_steps"], Float[Tensor, " n n_steps n_coordinates"]]:
-        """Logarithm of the factor that geometry contributes per unit of beta, and the bound without it and its level."""
+        """Logarithm of the factor that geometry contributes per unit of beta, and the factor of the climatology."""
         low, high, saturation = (
             _extended(part, features.n_steps)
             for part in (self.low_, self.high_, self.saturation_)
@@ -152,7 +166,7 @@ class SaturatingGrowth:
         climatology = features.climatology.flatten(start_dim=2)
         relative = torch.where(climatology > 0, climatology / self.unit_, 1.0)
         growth = (1 - saturation) ** 2 * (passed - self.centre_)
-        return growth, self.unit_ * relative ** saturation[:, None]
+        return growth, relative ** saturation[:, None]
 
     def _loss(
         self,
@@ -172,9 +186,9 @@ class SaturatingGrowth:
         return total
 
 
-def _shape(exponent: float, growth: Tensor, base: Tensor) -> Tensor:
+def _shape(exponent: float, scale: Tensor, growth: Tensor, base: Tensor) -> Tensor:
     """The bound without its level."""
-    return (exponent * growth).exp()[..., None] * base
+    return scale * (exponent * growth).exp()[..., None] * base
 
 
 def _passed(distance: Float[Tensor, " n n_steps"], floor: float) -> Tensor:
@@ -184,15 +198,14 @@ def _passed(distance: Float[Tensor, " n n_steps"], floor: float) -> Tensor:
 
 
 def _saturation(error: Tensor, alive: Tensor) -> Float[Tensor, " n_steps"]:
-    n_alive = alive.sum(dim=0)
-    total = torch.where(alive[..., None], error, 0).mean(dim=2).sum(dim=0)
+    size = torch.where(alive, error.mean(dim=2), torch.nan)
+    typical = size.nanmedian(dim=0).values
     # Where every rollout has diverged the bound is infinite, whatever the share.
-    lasting = n_alive > 0
-    mean = (total / n_alive.clamp(min=1))[lasting]
-    mean = mean.new_tensor(_not_decreasing(mean.tolist()))
-    late = mean[-max(1, len(mean) // LATE) :].mean()
-    share = error.new_ones(len(n_alive))
-    share[lasting] = (mean / late).clamp(max=1) if late > 0 else 1.0
+    lasting = ~typical.isnan()
+    typical = typical.new_tensor(_not_decreasing(typical[lasting].tolist()))
+    late = typical[-max(1, len(typical) // LATE) :].mean()
+    share = error.new_ones(len(lasting))
+    share[lasting] = (typical / late).clamp(max=1) if late > 0 else 1.0
     return share
 
 
