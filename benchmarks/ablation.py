@@ -56,17 +56,17 @@ N_SAFE = 20
 class LawAlone(power_law.PowerLaw):
     """Beyond the edge the law goes on."""
 
-    def __call__(self, distance, anchor, factor=1.0, lift=1.0):
-        law = factor * self.inside(distance, anchor)
-        at_edge = factor * self.inside(distance.clamp(max=self.edge), anchor)
+    def __call__(self, distance, anchor, reference=1.0, *, factor=1.0, lift=1.0):
+        law = factor * self.inside(distance, anchor, reference)
+        at_edge = factor * self.inside(distance.clamp(max=self.edge), anchor, reference)
         return lift * at_edge + law - at_edge
 
 
 class LineAlone(power_law.PowerLaw):
     """Beyond the edge the straight line."""
 
-    def __call__(self, distance, anchor, factor=1.0, lift=1.0):
-        at_edge = factor * self.inside(distance.clamp(max=self.edge), anchor)
+    def __call__(self, distance, anchor, reference=1.0, *, factor=1.0, lift=1.0):
+        at_edge = factor * self.inside(distance.clamp(max=self.edge), anchor, reference)
         line = (distance - self.edge).clamp(min=0)[:, None] * self.slope
         return lift * at_edge + line * power_law.STEEPNESS
 
@@ -74,8 +74,12 @@ class LineAlone(power_law.PowerLaw):
 class EdgeAlone(power_law.PowerLaw):
     """Beyond the edge no further growth."""
 
-    def __call__(self, distance, anchor, factor=1.0, lift=1.0):
-        return lift * factor * self.inside(distance.clamp(max=self.edge), anchor)
+    def __call__(self, distance, anchor, reference=1.0, *, factor=1.0, lift=1.0):
+        return (
+            lift
+            * factor
+            * self.inside(distance.clamp(max=self.edge), anchor, reference)
+        )
 
 
 @dataclass

@@ -50,9 +50,9 @@ from geoq import (
 from geoq.baselines import DeepEnsemble, GaussianProcess, MCDropout
 from geoq.baselines.bound import GAUSSIAN_95, Bound, spread
 from geoq.baselines.conformal import conformal_quantile
+from geoq.coverage import conformal_level
 from geoq.metrics import coverage, pinball
 from geoq.nets.mlp import MLP
-from geoq.rollout.saturating import risk_controlled_level
 
 LENGTH, N_POINTS, INNER_STEP, TRANSIENT = 22.0, 64, 0.05, 200.0
 HIDDEN, N_ENCODER_LAYERS = (128, 128, 16, 128, 128), 3
@@ -286,7 +286,7 @@ def _horizon_levels(error, shape, quantile):
     from scipy.optimize import isotonic_regression
 
     levels = [
-        float(risk_controlled_level(error[:, step] / shape[:, step], quantile))
+        conformal_level(error[:, step] / shape[:, step], quantile)
         for step in range(error.shape[1])
     ]
     return error.new_tensor(isotonic_regression(levels).x)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from geoq import PowerLawIncrement
+from geoq import Climatology, PowerLawIncrement
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.increment import inverse_cdf_quantile, pinball_loss
@@ -233,6 +233,47 @@ def test_the_bound_is_lifted_until_it_holds_in_every_family_inside_the_data():
     covered = data.error <= model(data.features)
     for number in (0, 1):
         assert covered[near & (family == number)].double().mean() >= 0.95
+
+
+def natural(n=3000):
+    """Errors as large as the distance of the predicted value to what the data do, whatever the geometry."""
+    states = uniform(500, 2, seed=5)
+    prediction = 3 * uniform(n, 2, seed=6) - 1
+    climatology = Climatology.fit(states, 0.95)
+    error = climatology(prediction) * uniform(n, 2, seed=7)
+    data = calibration(error, 1 + uniform(n, seed=8))
+    return replace(data, features=replace(data.features, prediction=prediction)), (
+        climatology
+    )
+
+
+def test_a_reference_scale_says_where_outputs_naturally_vary():
+    data, climatology = natural()
+    plain, told = (
+        PowerLawIncrement(factor=None, reference=reference).fit(data)
+        for reference in (None, climatology)
+    )
+    loss = [
+        pinball_loss(data.error, model(data.features), 0.95).mean()
+        for model in (plain, told)
+    ]
+    assert loss[1] < 0.75 * loss[0]
+    again = PowerLawIncrement.from_state(*told.state())
+    assert torch.equal(again(data.features), told(data.features))
+
+
+def test_a_reference_that_does_not_fit_is_refused():
+    data, _ = natural(200)
+    for reference in (lambda prediction: prediction[:, :1], torch.zeros_like):
+        with pytest.raises(ValueError, match="a positive scale for each error"):
+            PowerLawIncrement(reference=reference).fit(data)
+
+
+def test_a_reference_of_the_users_own_stays_out_of_files():
+    data, _ = natural(200)
+    model = PowerLawIncrement(factor=None, reference=torch.ones_like).fit(data)
+    with pytest.raises(ValueError, match="cannot be saved; use a Climatology"):
+        model.state()
 
 
 def test_no_error_at_all_gives_no_bound():

@@ -19,6 +19,7 @@ READING_ORDER = [
     "crossfit",
     "increment",
     "coverage",
+    "climatology",
     "factor",
     "power_law",
     "safe_region",

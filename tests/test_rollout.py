@@ -22,10 +22,10 @@ from geoq import (
     Training,
     TrainRollout,
 )
+from geoq.climatology import Climatology
+from geoq.coverage import conformal_level
 from geoq.metrics import coverage_by_lead
 from geoq.nets.mlp import MLP
-from geoq.rollout.climatology import Climatology
-from geoq.rollout.saturating import risk_controlled_level
 from geoq.rollout.trajectories import Trajectories, roll_out
 
 QUICK = Training(n_steps=30, check_every=10)
@@ -372,7 +372,7 @@ def test_risk_control_covers_a_fresh_rollout_at_its_level():
     for _ in range(400):
         size = torch.randn(21, 1, generator=generator).exp()
         ratio = size * torch.rand(21, 8, generator=generator)
-        level = risk_controlled_level(ratio[:20], 0.9)
+        level = conformal_level(ratio[:20], 0.9)
         shares.append(float((ratio[20] <= level).double().mean()))
     assert 0.9 - 0.02 < np.mean(shares) < 0.97
 

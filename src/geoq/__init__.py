@@ -1,6 +1,7 @@
 """GeoQ: how wrong is this prediction, here, and may I trust that answer?"""
 
 from geoq.assessment import Assessment
+from geoq.climatology import Climatology
 from geoq.estimator import GeoQ
 from geoq.folds import (
     ClusterFolds,
@@ -29,6 +30,7 @@ from geoq.training import Training, TrainNetwork
 __all__ = [
     "AdditiveRecursion",
     "Assessment",
+    "Climatology",
     "ClusterFolds",
     "CombinedFolds",
     "DistanceRegion",

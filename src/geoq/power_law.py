@@ -14,19 +14,23 @@ law goes on, or the error follows a straight line of four times the steepest slo
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from geoq.climatology import Climatology
 from geoq.coverage import conformal_level, ratios
 from geoq.crossfit import CalibrationSet
 from geoq.factor import BoostedFactor, Learned, Trees, columns
 from geoq.geometry import GeometricFeatures
 from geoq.increment import check_quantile, inverse_cdf_quantile, pinball_loss
 from geoq.surrogate import chunks
+
+Reference = Callable[[Tensor], Tensor]
 
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
 ANCHOR_WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -94,10 +98,13 @@ class PowerLaw:
         return growth
 
     def inside(
-        self, distance: Float[Tensor, " n"], anchor: Float[Tensor, " n n_coordinates"]
+        self,
+        distance: Float[Tensor, " n"],
+        anchor: Float[Tensor, " n n_coordinates"],
+        reference: Float[Tensor, " n n_coordinates"] | float = 1.0,
     ) -> Float[Tensor, " n n_coordinates"]:
         """The law, wherever the query is, but never below the anchor error."""
-        growth = self.scale * self.growth(distance)[:, None]
+        growth = reference * self.scale * self.growth(distance)[:, None]
         return torch.maximum(
             anchor, self.level * (growth + self.anchor_weight * anchor)
         )
@@ -106,12 +113,14 @@ class PowerLaw:
         self,
         distance: Float[Tensor, " n"],
         anchor: Float[Tensor, " n n_coordinates"],
+        reference: Float[Tensor, " n n_coordinates"] | float = 1.0,
+        *,
         factor: Float[Tensor, " n n_coordinates"] | float = 1.0,
         lift: float = 1.0,
     ) -> Float[Tensor, " n n_coordinates"]:
         """Up to the edge the law, times factor and lift; beyond, it rises by the mean of the two continuations."""
         law, at_edge = (
-            factor * self.inside(where, anchor)
+            factor * self.inside(where, anchor, reference)
             for where in (distance, distance.clamp(max=self.edge))
         )
         line = (distance - self.edge).clamp(min=0)[:, None] * self.slope * STEEPNESS
@@ -129,23 +138,33 @@ class PowerLawIncrement:
         factor: how a factor on the power law is learned; None leaves it out.
         exponents: values of alpha to choose from.
         anchor_weights: values of kappa to choose from, in units of a typical distance term over a typical anchor error.
+        reference: r, from flattened predictions to how far each output may naturally be off there; the scale becomes
+            s_j r_j(F(x)). ``Climatology.fit(y, 0.95)``, or a function of yours. None leaves it out.
     """
 
     quantile: float = 0.95
     factor: BoostedFactor | None = field(default_factory=BoostedFactor)
     exponents: tuple[float, ...] = EXPONENTS
     anchor_weights: tuple[float, ...] = ANCHOR_WEIGHTS
+    reference: Reference | None = None
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
 
     def fit(self, calibration: CalibrationSet) -> "PowerLawIncrement":
         self.law_ = fit_power_law(
-            calibration, self.quantile, self.exponents, self.anchor_weights
+            calibration,
+            self.quantile,
+            [
+                (alpha, kappa)
+                for alpha in self.exponents
+                for kappa in self.anchor_weights
+            ],
+            self.reference,
         )
         some = _some(calibration, MOST_VALUES_OF_FACTOR)
-        distance, anchor = _known(some.features)
-        law = self.law_.inside(distance, anchor)
+        distance, anchor, reference = _known(some.features, self.reference)
+        law = self.law_.inside(distance, anchor, reference)
         learned = Learned(None, torch.ones_like(law))
         if self.factor is not None:
             learned = self.factor.fit(some, law, self.quantile)
@@ -174,13 +193,13 @@ class PowerLawIncrement:
     def _increment(
         self, features: GeometricFeatures
     ) -> Float[Tensor, " n n_coordinates"]:
-        distance, anchor = _known(features)
-        factor = torch.ones_like(anchor)
+        known = _known(features, self.reference)
+        factor = torch.ones_like(known.anchor)
         if self.trees_ is not None:
-            seen = columns(features, self.law_.inside(distance, anchor))
+            seen = columns(features, self.law_.inside(*known))
             factor = self.trees_(seen).reshape(factor.shape)
-        bound = self.law_(distance, anchor, factor, self.lift_)
-        return (bound - anchor).clamp(min=0)
+        bound = self.law_(*known, factor=factor, lift=self.lift_)
+        return (bound - known.anchor).clamp(min=0)
 
     def describe(self) -> str:
         """The law in a sentence."""
@@ -201,8 +220,15 @@ class PowerLawIncrement:
             for name, value in vars(self.law_).items()
             if not isinstance(value, Tensor)
         }
-        settings = {**asdict(self), "law": law, "lift": self.lift_}
+        plain = replace(self, reference=None)
+        settings = {**asdict(plain), "law": law, "lift": self.lift_}
         arrays = {"scale": self.law_.scale, "slope": self.law_.slope}
+        if isinstance(self.reference, Climatology):
+            arrays |= {f"reference.{k}": v for k, v in vars(self.reference).items()}
+        elif self.reference is not None:
+            raise ValueError(
+                f"a reference of the user's own ({self.reference!r}) cannot be saved; use a Climatology."
+            )
         if self.trees_ is not None:
             settings["start"] = self.trees_.start
             arrays |= {
@@ -218,13 +244,19 @@ class PowerLawIncrement:
         factor = settings["factor"]
         if factor is not None:
             factor = BoostedFactor(**{**factor, "n_trees": tuple(factor["n_trees"])})
-        exponents, weights_of_anchor = (
-            tuple(settings[name]) for name in ("exponents", "anchor_weights")
-        )
-        model = PowerLawIncrement(
-            settings["quantile"], factor, exponents, weights_of_anchor
-        )
         arrays = {name: array.cpu() for name, array in weights.items()}
+        reference = {
+            name.removeprefix("reference."): array
+            for name, array in arrays.items()
+            if name.startswith("reference.")
+        }
+        model = PowerLawIncrement(
+            settings["quantile"],
+            factor,
+            tuple(settings["exponents"]),
+            tuple(settings["anchor_weights"]),
+            Climatology(**reference) if reference else None,
+        )
         model.law_ = PowerLaw(
             **settings["law"], scale=arrays["scale"], slope=arrays["slope"]
         )
@@ -240,24 +272,46 @@ class PowerLawIncrement:
 _TREE_ARRAYS = ("feature", "threshold", "child", "value")
 
 
-def _known(
-    features: GeometricFeatures,
-) -> tuple[Float[Tensor, " n"], Float[Tensor, " n n_coordinates"]]:
-    """Distance and anchor error in double precision on the CPU, where all of this is computed."""
-    anchor = features.anchor_error.reshape(len(features), -1)
-    return features.support_distance.double().cpu(), anchor.double().cpu()
+class _Known(NamedTuple):
+    """What the law reads of the queries, in double precision on the CPU, where all of this is computed."""
+
+    distance: Float[Tensor, " n"]
+    anchor: Float[Tensor, " n n_coordinates"]
+    reference: Float[Tensor, " n n_coordinates"] | float
+
+
+def _known(features: GeometricFeatures, reference: Reference | None) -> _Known:
+    distance, anchor, prediction = (
+        part.reshape(len(features), -1).double().cpu()
+        for part in (
+            features.support_distance,
+            features.anchor_error,
+            features.prediction,
+        )
+    )
+    if reference is None:
+        return _Known(distance[:, 0], anchor, 1.0)
+    natural = reference(prediction)
+    if natural.shape != anchor.shape or not (natural > 0).all():
+        raise ValueError(
+            f"reference returned shape {tuple(natural.shape)}, least value {float(natural.min()):.3g}, for errors of shape "
+            f"{tuple(anchor.shape)}; it must return a positive scale for each error, so errors must be elementwise."
+        )
+    return _Known(distance[:, 0], anchor, natural)
+
+
+GRID = [(alpha, kappa) for alpha in EXPONENTS for kappa in ANCHOR_WEIGHTS]
 
 
 def fit_power_law(
     calibration: CalibrationSet,
     quantile: float,
-    exponents: tuple[float, ...] = EXPONENTS,
-    anchor_weights: tuple[float, ...] = ANCHOR_WEIGHTS,
+    grid: list[tuple[float, float]] = GRID,
+    reference: Reference | None = None,
 ) -> PowerLaw:
     """Exponent and anchor weight from a grid; the level that minimises the pinball loss has a closed form."""
-    distance = calibration.features.support_distance.double().cpu()
-    error = calibration.error.reshape(len(distance), -1).double().cpu()
-    scale = coordinate_scale(error, calibration.weight.double().cpu(), quantile)
+    distance, anchor, natural = _known(calibration.features, reference)
+    error = calibration.error.reshape(anchor.shape).double().cpu()
     interpolating = calibration.interpolating.cpu()
     law = PowerLaw(
         exponent=0.0,
@@ -266,11 +320,12 @@ def fit_power_law(
         unit=float(distance.median()) or 1.0,
         tangent=float(inverse_cdf_quantile(distance, TANGENT_QUANTILE)),
         edge=float(inverse_cdf_quantile(distance[interpolating], TANGENT_QUANTILE)),
-        scale=scale,
+        scale=coordinate_scale(
+            error / natural, calibration.weight.double().cpu(), quantile
+        ),
         slope=_steepest_slope(error, distance, calibration.family.cpu(), quantile),
     )
-    grid = [(alpha, kappa) for alpha in exponents for kappa in anchor_weights]
-    return _choose(law, _some(calibration, MOST_VALUES), quantile, grid)
+    return _choose(law, _some(calibration, MOST_VALUES), quantile, grid, reference)
 
 
 def coordinate_scale(
@@ -295,14 +350,16 @@ def _choose(
     calibration: CalibrationSet,
     quantile: float,
     grid: list[tuple[float, float]],
+    reference: Reference | None,
 ) -> PowerLaw:
     """The exponent and anchor weight with the least pinball loss, each pair at its best level."""
-    distance, anchor = _known(calibration.features)
+    distance, anchor, natural = _known(calibration.features, reference)
     error = calibration.error.reshape(anchor.shape).double().cpu()
     weight = calibration.weight.double().cpu()[:, None].expand_as(error)
     best_loss, best = math.inf, law
     for exponent, multiple in grid:
-        growth = law.scale * replace(law, exponent=exponent).growth(distance)[:, None]
+        shape_of_growth = replace(law, exponent=exponent).growth(distance)[:, None]
+        growth = natural * law.scale * shape_of_growth
         typical = float(growth.median()) / (float(anchor.median()) or 1.0)
         shape = growth + multiple * typical * anchor
         known = shape > 0

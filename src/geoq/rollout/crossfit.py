@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
+from geoq.climatology import Climatology
 from geoq.folds import FoldPlan
 from geoq.geometry import Embedding, Geometry
 from geoq.representation import Representation, Standardization
-from geoq.rollout.climatology import Climatology
 from geoq.rollout.features import RolloutCalibration, RolloutFeatures, Surroundings
 from geoq.rollout.trajectories import TrainStepper, Trajectories, roll_out
 from geoq.surrogate import Surrogate, check_callable, take, to_tensor

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from geoq import artifact
+from geoq.climatology import Climatology
+from geoq.coverage import n_needed
 from geoq.folds import FoldPlan, Folds, TemporalFolds
 from geoq.geometry import Embedding, Geometry
 from geoq.increment import check_quantile
@@ -25,7 +27,6 @@ from geoq.rollout.border import (
     check_steps,
     check_tolerance,
 )
-from geoq.rollout.climatology import Climatology
 from geoq.rollout.crossfit import Scene, cross_fit_rollouts, trained
 from geoq.rollout.features import (
     RolloutCalibration,
@@ -34,7 +35,7 @@ from geoq.rollout.features import (
     embed,
 )
 from geoq.rollout.region import RolloutRegion
-from geoq.rollout.saturating import SaturatingGrowth, n_rollouts_needed
+from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll_out
 from geoq.safe_region import SafeRule
 from geoq.surrogate import (
@@ -389,9 +390,9 @@ class RolloutGeoQ:
             for _, held_out in plan.splits
         ]
         n_rollouts, quantile = sum(map(len, starts)), self.scheme.quantile
-        if n_rollouts < n_rollouts_needed(quantile):
+        if n_rollouts < n_needed(quantile):
             raise ValueError(
-                f"quantile={quantile} needs at least {n_rollouts_needed(quantile)} calibration rollouts, but the folds "
+                f"quantile={quantile} needs at least {n_needed(quantile)} calibration rollouts, but the folds "
                 f"hold out only {n_rollouts} states with {self.n_calibration} steps of truth ahead of them; lower "
                 "n_calibration, raise n_starts or give more data."
             )

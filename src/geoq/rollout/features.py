@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from geoq.climatology import Climatology
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import Embedding, GeometricFeatures, Geometry
 from geoq.representation import Representation, Standardization
-from geoq.rollout.climatology import Climatology
 from geoq.surrogate import Array, evaluate, restore
 
 

@@ -35,6 +35,7 @@ from jaxtyping import Bool, Float
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
+from geoq.coverage import conformal_level
 from geoq.increment import check_quantile, inverse_cdf_quantile, pinball_loss
 from geoq.rollout.features import RolloutCalibration, RolloutFeatures
 
@@ -45,25 +46,6 @@ LATE = 6
 # Distances that the power is used for, as quantiles of those of the calibration at the same step.
 WITHIN = (0.05, 0.95)
 _FITTED = ("unit_", "scale_", "low_", "high_", "saturation_", "level_")
-
-
-def n_rollouts_needed(quantile: float) -> int:
-    """Least number of calibration rollouts for a finite level."""
-    return math.ceil(quantile / (1 - quantile) - 1e-9)
-
-
-def risk_controlled_level(
-    ratio: Float[Tensor, " n n_coordinates"], quantile: float
-) -> Float[Tensor, ""]:
-    r"""Least factor at which the mean uncovered share of a fresh rollout is at most 1 - tau, rollouts being exchangeable.
-
-    .. math:: \frac{n}{n + 1} \operatorname{mean} 1[e > k b] + \frac{1}{n + 1} \le 1 - \tau
-
-    Conformal risk control (Angelopoulos and others 2024) for the share of coordinates that exceed their bound.
-    """
-    n_rollouts = len(ratio)
-    level = 1 - ((n_rollouts + 1) * (1 - quantile) - 1) / n_rollouts
-    return inverse_cdf_quantile(ratio.flatten(), min(level, 1.0))
 
 
 @dataclass
@@ -115,7 +97,7 @@ class SaturatingGrowth:
         self.scale_, self.exponent_ = min(choices, key=loss)
         shape = _shape(self.exponent_, self.scale_, growth, base)
         level = [
-            float(risk_controlled_level(error[:, step] / shape[:, step], self.quantile))
+            conformal_level(error[:, step] / shape[:, step], self.quantile)
             for step in range(error.shape[1])
         ]
         self.level_ = error.new_tensor(_not_decreasing(level))

@@ -1,4 +1,4 @@
-"""How far a predicted value lies from the states of the data: what its error is once the rollout has forgotten its start."""
+"""How far a predicted value lies from what the data do: the error of a forecast that has forgotten its start."""
 
 import math
 from dataclasses import dataclass
@@ -6,6 +6,9 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from geoq.increment import check_quantile
+from geoq.surrogate import Array, to_tensor
 
 # Order statistics kept per coordinate, and places at which the table is computed; between them it is interpolated.
 N_ORDERED, N_PLACES = 2048, 256
@@ -27,9 +30,10 @@ class Climatology:
     table: Float[Tensor, " n_coordinates n_places"]
 
     @staticmethod
-    def fit(states: Float[Tensor, " n *state"], quantile: float) -> "Climatology":
-        """Tabulate the quantiles of the states given."""
-        values = states.reshape(len(states), -1)
+    def fit(states: Array, quantile: float) -> "Climatology":
+        """Tabulate the quantiles of the states given, one per row."""
+        check_quantile(quantile, "quantile")
+        values = to_tensor(states, "states").reshape(len(states), -1)
         places = torch.linspace(
             0, 1, N_PLACES, dtype=values.dtype, device=values.device
         )
