@@ -589,6 +589,8 @@ def draw(folder, dt, data, ours, theirs):
 
     from geoq import plots
 
+    folder.mkdir(parents=True, exist_ok=True)
+
     def save(figure, name):
         figure.savefig(folder / f"kuramoto-sivashinsky-{name}-{dt:g}.png", dpi=110)
 

@@ -10,7 +10,8 @@ import math
 import statistics
 from pathlib import Path
 
-from defaults import summary
+import ablation
+import defaults
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -185,8 +186,8 @@ def render(problem, reference="GeoQ", chosen=()):
     if problem.startswith("speed"):
         return speed(record)
     rows = record["rows"]
-    if problem == "defaults":
-        parts = [summary(rows)]
+    if problem in (scripts := {"defaults": defaults, "ablation": ablation}):
+        parts = [scripts[problem].summary(rows)]
     else:
         parts = []
         for setting in dict.fromkeys(r["setting"] for r in rows):

@@ -26,7 +26,14 @@ def modules(monkeypatch):
     import tables
 
     yield problems, defaults, tables, confirmation
-    for name in ("defaults", "problems", "confirmation", "tables", "record"):
+    for name in (
+        "ablation",
+        "defaults",
+        "problems",
+        "confirmation",
+        "tables",
+        "record",
+    ):
         monkeypatch.delitem(sys.modules, name)
 
 
