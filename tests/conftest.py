@@ -19,6 +19,7 @@ INSIDE = [
     "neighbors",
     "geometry",
     "folds",
+    "stacked",
     "training",
     "nets",
     "crossfit",

@@ -14,6 +14,7 @@ READING_ORDER = [
     "neighbors",
     "geometry",
     "folds",
+    "stacked",
     "training",
     "nets",
     "crossfit",

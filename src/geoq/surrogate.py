@@ -4,7 +4,7 @@ Users bring NumPy arrays or torch tensors and callables that work on them. Their
 user passed, their results come back in the same kind, and between the two there are only tensors.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -34,6 +34,28 @@ class TrainSurrogate(Protocol):
     """Train a fresh surrogate; called once per fold with the pairs left in."""
 
     def __call__(self, x: Array, y: Array, /) -> Surrogate: ...
+
+
+@runtime_checkable
+class TrainTogether(Protocol):
+    """A recipe that trains several surrogates at once for less than one by one; ``geoq.TrainNetwork`` is one.
+
+    Each surrogate has its own subset of the rows and, where seeds are given, its own seed. ``n_together`` says how many
+    are worth training at once on such data.
+    """
+
+    def __call__(self, x: Array, y: Array, /) -> Surrogate: ...
+
+    def n_together(self, x: Array, y: Array, /) -> int: ...
+
+    def train_many(
+        self,
+        x: Array,
+        y: Array,
+        subsets: Sequence[Array],
+        seeds: Sequence[int] | None = None,
+        /,
+    ) -> Sequence[Surrogate]: ...
 
 
 @runtime_checkable
