@@ -19,15 +19,19 @@ INSIDE = [
     "neighbors",
     "geometry",
     "folds",
+    "progress",
     "stacked",
     "training",
     "nets",
+    "artifact",
+    "checkpoint",
+    "fold_surrogates",
     "crossfit",
     "increment",
     "factor",
     "power_law",
 ]
-INSIDE += ["safe_region", "assessment", "artifact", "metrics", "baselines", "plots"]
+INSIDE += ["safe_region", "assessment", "metrics", "baselines", "plots"]
 
 with install_import_hook([f"geoq.{module}" for module in INSIDE], "typecheck.checked"):
     import geoq

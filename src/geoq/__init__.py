@@ -2,6 +2,7 @@
 
 from geoq.assessment import Assessment
 from geoq.estimator import GeoQ
+from geoq.fold_surrogates import PredictedFolds, TrainedFolds
 from geoq.folds import (
     ClusterFolds,
     CombinedFolds,
@@ -28,10 +29,12 @@ __all__ = [
     "NestedFolds",
     "NormScaledIncrement",
     "PowerLawIncrement",
+    "PredictedFolds",
     "RandomFolds",
     "SafeRegion",
     "TemporalFolds",
     "TrainNetwork",
+    "TrainedFolds",
     "Training",
     "absolute_error",
     "identity",

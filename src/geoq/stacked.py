@@ -16,6 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from geoq import progress
+
 logger = logging.getLogger(__name__)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -111,6 +113,7 @@ def train_stack(
         n_steps = min(descent.check_every, descent.n_steps - step)
         stack.descend(torch.stack([batches[n].take(n_steps) for n in running], dim=1))
         step += n_steps
+        progress.reached(step / descent.n_steps)
         losses = stack.validation_losses([parts[n] for n in running])
         states = stack.member_states()
         stopped = []

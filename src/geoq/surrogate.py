@@ -263,6 +263,17 @@ def observe(
     .. math:: E(x_i) = \rho(y_i, \widehat F(x_i))  (eq:pointwise_error)
     """
     prediction = evaluate(surrogate, x, name)
+    return prediction, errors_of(prediction, error_functional, y, name)
+
+
+@torch.no_grad()
+def errors_of(
+    prediction: Float[Tensor, " n *output"],
+    error_functional: ErrorFunctional,
+    y: Array,
+    name: str = "surrogate",
+) -> Float[Tensor, " n *field"]:
+    """Errors of predictions whose references are known, in chunks."""
     if prediction.shape != y.shape:
         raise ValueError(
             f"{name} returned shape {tuple(prediction.shape)} for y of shape {tuple(y.shape)}; "
@@ -283,7 +294,7 @@ def observe(
         raise ValueError(
             f"error_functional returned {error.min().item():g}, but an error is nonnegative; take its absolute value."
         )
-    return prediction, error
+    return error
 
 
 def _one_row_each(answer: Array, n_rows: int, name: str) -> Tensor:

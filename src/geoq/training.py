@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from geoq import progress
 from geoq.stacked import (
     Member,
     Pairs,
@@ -27,7 +28,7 @@ RowLoss = Callable[[nn.Module, Tensor], Tensor]
 
 # Networks are trained as one while their batches, inputs and outputs together, have fewer numbers than the first and
 # their weights fewer than the second. Larger ones gain nothing, and would need memory for all of them at once.
-STACK_NUMBERS = 2**20
+STACK_NUMBERS = 2**18
 STACK_WEIGHTS = 2**24
 
 
@@ -143,6 +144,7 @@ def _descend(
         optimizer.step()
         if step % training.check_every and step < training.n_steps:
             continue
+        progress.reached(step / training.n_steps)
         validation_loss = _mean_loss(
             network, loss, validation_rows, training.batch_size
         )
