@@ -26,6 +26,7 @@ INSIDE = [
     "artifact",
     "checkpoint",
     "fold_surrogates",
+    "cheaper",
     "crossfit",
     "increment",
     "factor",
@@ -36,6 +37,7 @@ INSIDE += ["safe_region", "assessment", "metrics", "baselines", "plots"]
 with install_import_hook([f"geoq.{module}" for module in INSIDE], "typecheck.checked"):
     import geoq
     import geoq.baselines
+    import geoq.cheaper
     import geoq.metrics
     import geoq.plots  # noqa: F401
 

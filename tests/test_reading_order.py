@@ -21,6 +21,7 @@ READING_ORDER = [
     "artifact",
     "checkpoint",
     "fold_surrogates",
+    "cheaper",
     "crossfit",
     "increment",
     "factor",

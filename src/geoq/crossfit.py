@@ -99,6 +99,16 @@ class CalibrationSet:
         )
 
     @cached_property
+    def typical_distance(self) -> float:
+        """Median length of the displacements."""
+        return float(self.features.distance.median())
+
+    @cached_property
+    def typical_support_distance(self) -> float:
+        """Median support distance."""
+        return float(self.features.support_distance.median())
+
+    @cached_property
     def standardization(self) -> Standardization:
         """T: fitted on the calibration features, read by the increment model and by the safe region (line 11)."""
         return Standardization.fit(self.features.flat)

@@ -170,6 +170,7 @@ class GeoQ:
         )
         _, error = observe(self.surrogate_, self.error_functional, data.x, data.y)
         self.error_ = error.to(data.embedding.z)
+        self.error_size_ = _size(self.error_)
         self.geometry_ = Geometry(
             data.embedding, n_anchors=self.n_anchors, n_support=self.n_support
         )
@@ -235,10 +236,8 @@ class GeoQ:
             features=features,
             threshold=self.safe_region_.threshold,
             meaning=self.safe_region_.meaning,
-            typical_distance=float(self.calibration_.features.distance.median()),
-            typical_support_distance=float(
-                self.calibration_.features.support_distance.median()
-            ),
+            typical_distance=self.calibration_.typical_distance,
+            typical_support_distance=self.calibration_.typical_support_distance,
         )
 
     def predict(self, x: Array) -> Array:
@@ -275,14 +274,10 @@ class GeoQ:
                 "increment": increment,
                 "anchors": relation.anchors,
                 "anchor_distance": relation.anchor_distance,
-                "observed_error": self._error_size[relation.anchors],
+                "observed_error": self.error_size_[relation.anchors],
                 "displacement": relation.displacement,
                 "support_distance": relation.support_distance,
             }
-
-    @property
-    def _error_size(self) -> Float[Tensor, " n"]:
-        return self.error_.reshape(len(self.error_), -1).mean(dim=1)
 
     def _embed(self, x: Array) -> Embedding:
         """Phi and nu of the inputs (lines 3 and 4)."""
@@ -492,6 +487,7 @@ class GeoQ:
         self.surrogate_ = self.surrogate
         self.normalization_ = Standardization(arrays["mean"], arrays["scale"])
         self.error_ = arrays["error"]
+        self.error_size_ = _size(self.error_)
         z = arrays["points.z"]
         points = Embedding(z, arrays.get("points.normalized", z))
         self.geometry_ = Geometry(
@@ -572,6 +568,11 @@ class GeoQ:
                 )
             setattr(self, name, value)
         return self
+
+
+def _size(error: Float[Tensor, " n *field"]) -> Float[Tensor, " n"]:
+    """The error of each point, averaged over its field."""
+    return error.reshape(len(error), -1).mean(dim=1)
 
 
 def _prefixed(prefix: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
