@@ -10,7 +10,6 @@ from functools import partial
 
 import pytest
 import torch
-from distributed import Client, LocalCluster
 from joblib import parallel_config
 from torch.testing import assert_close
 
@@ -183,20 +182,21 @@ def test_an_exception_on_a_worker_keeps_its_type_and_its_fold(problem):
 
 def test_a_cluster_that_loses_a_worker_gives_the_whole_calibration(problem, tmp_path):
     """Two Dask worker processes on loopback, one of which is killed in the middle of a fold."""
+    distributed = pytest.importorskip("distributed")
     nearest, kills_its_worker = recipes(tmp_path)
     x, y = problem.x.cpu().numpy(), problem.y.cpu().numpy()
     settings = {"folds": RandomFolds(8), "increment_model": QUICK}
     surrogate = nearest(x, y)
     here = GeoQ(surrogate, nearest, **settings).fit(x, y).calibration_
     with (
-        LocalCluster(
+        distributed.LocalCluster(
             n_workers=2,
             threads_per_worker=1,
             host="127.0.0.1",
             dashboard_address=None,
             silence_logs=50,
         ) as cluster,
-        Client(cluster),
+        distributed.Client(cluster),
         parallel_config(backend="dask"),
     ):
         there = GeoQ(surrogate, kills_its_worker, **settings).fit(x, y).calibration_
