@@ -58,17 +58,24 @@ def calibrate(checkpoint, answer):
         folds=RandomFolds(N_FOLDS),
         increment_model=increment,
     )
+    answer.with_name("started").touch()
     geoq.fit(x, y, checkpoint=checkpoint)
     np.save(answer, geoq.predict(rng.uniform(-2, 2, size=(500, 2))))
 
 
 def start(folder):
+    """Start a calibration, and wait until its fit begins: kills during the imports would show nothing."""
+    marker = folder / "started"
+    marker.unlink(missing_ok=True)
     command = [sys.executable, __file__, "--fit", folder, folder / "answer.npy"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while process.poll() is None and not marker.exists():
+        time.sleep(0.001)
+    return process
 
 
 def killed(folder, seconds):
-    """Start, and kill after so many seconds; whether it was still running."""
+    """Start, and kill after so many seconds of fitting; whether it was still running."""
     process = start(folder)
     try:
         process.wait(timeout=seconds)
@@ -92,8 +99,8 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         whole = Path(scratch) / "undisturbed"
         whole.mkdir()
-        started = time.perf_counter()
-        assert start(whole).wait() == 0
+        process, started = start(whole), time.perf_counter()
+        assert process.wait() == 0
         seconds = time.perf_counter() - started
         expected = np.load(whole / "answer.npy")
         n_kills = n_runs = 0
@@ -101,8 +108,7 @@ def main():
             n_runs += 1
             folder = Path(scratch) / f"run-{n_runs}"
             folder.mkdir()
-            # Imports take the first half; kills before the first fold would show nothing.
-            while killed(folder, moments.uniform(0.4, 1.0) * seconds):
+            while killed(folder, moments.uniform(0.0, 1.0) * seconds):
                 n_kills += 1
                 n_folds = len([*folder.glob("fold-*.geoq")])
                 print(f"run {n_runs}: killed with {n_folds} of {N_FOLDS} folds done")

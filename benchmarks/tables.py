@@ -147,11 +147,9 @@ def speed(record):
 
 def cost(record):
     """Calibration in units of one training, assessment in units of one prediction, and growth with the data."""
-    lines = [
-        "| problem | form | folds | processes | calibration over training | assessment over prediction, 1 / 100 / 10,000 "
-        "queries | of which search |",
-        "|---" * 7 + "|",
-    ]
+    columns = ("problem", "form", "folds", "processes", "calibration over training")
+    columns += ("assessment over prediction", "of which search")
+    lines = ["| " + " | ".join(columns) + " |", "|---" * 7 + "|"]
     for r in record["rows"]:
         if r["form"] == "folds alone":
             continue
@@ -174,6 +172,7 @@ def cost(record):
         f"| {r['problem']} | {r['n_folds']} | {r['one_by_one_over_training']:.2f} | {r['together_over_training']:.2f} |"
         for r in alone
     ]
+    lines += ["", "Assessments of 1 / 100 / 10,000 queries."]
     source = f"`python benchmarks/cost.py`, {record['device']}, {record['machine']}, commit {record['commit'][:10]}."
     return "\n".join([*lines, "", source])
 

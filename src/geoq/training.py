@@ -269,8 +269,8 @@ class TrainNetwork:
                 )
             ]
         for alike in _by_batch_size(members, self.training.batch_size):
-            networks = nn.ModuleList(member.network for member in alike)
-            with _threads_for(networks):
+            # Threads by the size of one: on a busy machine those of a stack wait for each other at every product.
+            with _threads_for(alike[0].network):
                 train_stack(alike, pairs, self.training, self.training.batch_size)
         return [TrainedNetwork(member.network) for member in members]
 
