@@ -24,6 +24,8 @@ from geoq import GeoQ, NormScaledIncrement, RandomFolds, Training, TrainNetwork
 from geoq.nets.mlp import MLP
 
 N_FOLDS = 8
+# Kills of one run, after which it may finish.
+MOST_KILLS = 4
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def calibrate(checkpoint, answer):
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, size=(300, 2))
     y = np.sin(3 * x[:, :1]) + x[:, 1:] ** 2
-    training = Training(n_steps=150, check_every=25)
+    training = Training(n_steps=400, check_every=25)
     recipe = TrainNetwork(partial(MLP, 2, 1, hidden=(32, 32)), training=training)
     increment = NormScaledIncrement(training=Training(n_steps=50, check_every=25))
     geoq = GeoQ(
@@ -108,10 +110,14 @@ def main():
             n_runs += 1
             folder = Path(scratch) / f"run-{n_runs}"
             folder.mkdir()
-            while killed(folder, moments.uniform(0.0, 1.0) * seconds):
+            for _ in range(MOST_KILLS):
+                if not killed(folder, moments.uniform(0.0, 1.0) * seconds):
+                    break
                 n_kills += 1
                 n_folds = len([*folder.glob("fold-*.geoq")])
                 print(f"run {n_runs}: killed with {n_folds} of {N_FOLDS} folds done")
+            else:
+                assert start(folder).wait() == 0
             same = np.array_equal(np.load(folder / "answer.npy"), expected)
             print(f"run {n_runs}: finished, {'the same bits' if same else 'DIFFERENT'}")
             if not same:

@@ -148,8 +148,8 @@ def speed(record):
 def cost(record):
     """Calibration in units of one training, assessment in units of one prediction, and growth with the data."""
     columns = ("problem", "form", "folds", "processes", "calibration over training")
-    columns += ("assessment over prediction", "of which search")
-    lines = ["| " + " | ".join(columns) + " |", "|---" * 7 + "|"]
+    columns += ("in CPU seconds", "assessment over prediction", "of which search")
+    lines = ["| " + " | ".join(columns) + " |", "|---" * 8 + "|"]
     for r in record["rows"]:
         if r["form"] == "folds alone":
             continue
@@ -157,9 +157,10 @@ def cost(record):
             " / ".join(f"{value:.0f}" for value in r[name].values())
             for name in ("assessment_over_prediction", "search_over_prediction")
         )
+        cpu = r["calibration_over_training_cpu"]
         lines.append(
             f"| {r['problem']} | {r['form']} | {r['n_folds']} | {r['n_jobs']} | {r['calibration_over_training']:.2f} | "
-            f"{assessed} | {searched} |"
+            f"{'-' if cpu is None else f'{cpu:.2f}'} | {assessed} | {searched} |"
         )
     alone = [r for r in record["rows"] if r["form"] == "folds alone"]
     if alone:
