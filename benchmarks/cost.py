@@ -1,8 +1,8 @@
 """What calibration costs in units of one training, what an assessment costs in units of one prediction, and what saves.
 
-    python benchmarks/cost.py                      # calibration, assessment and growth: about 15 minutes on two cores
-    python benchmarks/cost.py --device cuda        # the same on a GPU: about 4 minutes
-    python benchmarks/cost.py --quality            # fewer trainings against their quality: about 10 minutes
+    python benchmarks/cost.py                      # calibration, assessment and growth: 7 minutes on two cores
+    python benchmarks/cost.py --device cuda        # the same on a GPU: 4 minutes
+    python benchmarks/cost.py --quality            # fewer trainings against their quality: 10 minutes
     python benchmarks/cost.py --small              # all of it, tiny: within a minute
 
 All ratios are of seconds measured in one run on one machine. On a busy machine they wander by tens of percent; ratios of
@@ -296,15 +296,11 @@ def quality_problems(seed, *, small):
     training = Training(n_steps=n_steps, batch_size=64, patience=15, random_state=seed)
     x, y, x_test, y_test = load_forrester(240 if small else 1200, 400)
     network = partial(MLP, 1, 1, hidden=(64, 64, 16, 32))
-    yield (
-        "forrester",
-        x,
-        y,
-        x_test,
-        y_test,
-        TrainNetwork(network, training=training),
-        {},
-    )
+    recipe = TrainNetwork(network, training=training)
+    quick = {"increment_model": QUICK} if small else {}
+    yield "forrester", x, y, x_test, y_test, recipe, quick
+    if small:
+        return
     for name, n_train, folds in (
         ("kuramoto-sivashinsky", 1000, {"folds": TemporalFolds(5, gap=10)}),
         ("branin", 400, {}),
