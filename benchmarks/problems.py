@@ -15,6 +15,7 @@ Every one of these twelve has been looked at while the default was designed. The
 apart from the design and are held back from it (``defaults.py --design`` leaves them out).
 """
 
+import itertools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,39 @@ class Data:
     tests: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
+@dataclass(frozen=True)
+class Scale:
+    """Mean and standard deviation of each column."""
+
+    mean: np.ndarray
+    deviation: np.ndarray
+
+    @classmethod
+    def of(cls, values):
+        deviation = values.std(axis=0)
+        return cls(values.mean(axis=0), np.where(deviation > 0, deviation, 1.0))
+
+    def down(self, values):
+        return (values - self.mean) / self.deviation
+
+    def up(self, values):
+        return self.mean + self.deviation * values
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """A network between standardised inputs and outputs."""
+
+    network: Callable[[np.ndarray], np.ndarray]
+    of_x: Scale
+    of_y: Scale
+    output_shape: tuple[int, ...]
+
+    def __call__(self, x):
+        answers = self.of_y.up(self.network(self.of_x.down(x)))
+        return answers.reshape(-1, *self.output_shape)
+
+
 # Recipes: each is a train_surrogate with with_seed, so that ensembles can be made of it.
 
 
@@ -60,21 +94,47 @@ class Network:
     )
 
     def __call__(self, x, y):
-        x_mean, x_scale = x.mean(axis=0), _scale(x)
+        return self.train_many(x, y, [np.arange(len(x))])[0]
+
+    def n_together(self, x, y):
+        return self._train(x, y).n_together(x, y)
+
+    def train_many(self, x, y, subsets, seeds=None):
+        """A network per subset of the rows, each standardised by its own rows, all trained as one."""
         flat = y.reshape(len(y), -1)
-        y_mean, y_scale = flat.mean(axis=0), _scale(flat)
-        make_network = partial(MLP, x.shape[1], flat.shape[1], hidden=self.hidden)
-        train = TrainNetwork(make_network, training=self.training)
-        network = train((x - x_mean) / x_scale, (flat - y_mean) / y_scale)
+        scales = [(Scale.of(x[rows]), Scale.of(flat[rows])) for rows in subsets]
+        scaled = [
+            (of_x.down(x[rows]), of_y.down(flat[rows]))
+            for rows, (of_x, of_y) in zip(subsets, scales, strict=True)
+        ]
+        ends = np.cumsum([0, *map(len, subsets)])
+        networks = self._train(x, y).train_many(
+            *(np.concatenate(parts) for parts in zip(*scaled, strict=True)),
+            [np.arange(a, b) for a, b in itertools.pairwise(ends)],
+            seeds,
+        )
+        return [
+            Standardised(network, *of, y.shape[1:])
+            for network, of in zip(networks, scales, strict=True)
+        ]
 
-        def predict(x):
-            answers = y_mean + y_scale * network((x - x_mean) / x_scale)
-            return answers.reshape(-1, *y.shape[1:])
-
-        return predict
+    def _train(self, x, y):
+        n_outputs = int(np.prod(y.shape[1:]))
+        make_network = partial(MLP, x.shape[1], n_outputs, hidden=self.hidden)
+        return TrainNetwork(make_network, training=self.training)
 
     def with_seed(self, random_state):
         return replace(self, training=replace(self.training, random_state=random_state))
+
+
+@dataclass(frozen=True)
+class Step:
+    """The input and its change."""
+
+    change: Callable[[np.ndarray], np.ndarray]
+
+    def __call__(self, x):
+        return x + self.change(x)
 
 
 @dataclass(frozen=True)
@@ -84,8 +144,13 @@ class Increment:
     recipe: Network
 
     def __call__(self, x, y):
-        change = self.recipe(x, y - x)
-        return lambda x: x + change(x)
+        return Step(self.recipe(x, y - x))
+
+    def n_together(self, x, y):
+        return self.recipe.n_together(x, y)
+
+    def train_many(self, x, y, subsets, seeds=None):
+        return [*map(Step, self.recipe.train_many(x, y - x, subsets, seeds))]
 
     def with_seed(self, random_state):
         return replace(self, recipe=self.recipe.with_seed(random_state))
@@ -109,11 +174,6 @@ class Regressor:
 
     def with_seed(self, random_state):
         return replace(self, random_state=random_state, resample=True)
-
-
-def _scale(values):
-    scale = values.std(axis=0)
-    return np.where(scale > 0, scale, 1.0)
 
 
 def network(seed):

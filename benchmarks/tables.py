@@ -181,10 +181,78 @@ def speed(record):
     return "\n".join([*lines, "", source])
 
 
+def cost(record):
+    """Calibration in units of one training, assessment in units of one prediction, and growth with the data."""
+    columns = ("problem", "form", "folds", "processes", "calibration over training")
+    columns += ("in CPU seconds", "assessment over prediction", "of which search")
+    lines = ["| " + " | ".join(columns) + " |", "|---" * 8 + "|"]
+    for r in record["rows"]:
+        if r["form"] == "folds alone":
+            continue
+        assessed, searched = (
+            " / ".join(f"{value:.0f}" for value in r[name].values())
+            for name in ("assessment_over_prediction", "search_over_prediction")
+        )
+        cpu = r["calibration_over_training_cpu"]
+        lines.append(
+            f"| {r['problem']} | {r['form']} | {r['n_folds']} | {r['n_jobs']} | {r['calibration_over_training']:.2f} | "
+            f"{'-' if cpu is None else f'{cpu:.2f}'} | {assessed} | {searched} |"
+        )
+    alone = [r for r in record["rows"] if r["form"] == "folds alone"]
+    if alone:
+        lines += [
+            "",
+            "| the folds' trainings alone, over one training | folds | one by one | together |",
+            "|---" * 4 + "|",
+        ]
+    lines += [
+        f"| {r['problem']} | {r['n_folds']} | {r['one_by_one_over_training']:.2f} | {r['together_over_training']:.2f} |"
+        for r in alone
+    ]
+    lines += ["", "Assessments of 1 / 100 / 10,000 queries."]
+    source = f"`python benchmarks/cost.py`, {record['device']}, {record['machine']}, commit {record['commit'][:10]}."
+    return "\n".join([*lines, "", source])
+
+
+def quality(record):
+    """Ways to train less: cost, pinball and coverage, means over the seeds."""
+    rows = record["quality"]
+    problems = list(dict.fromkeys(r["problem"] for r in rows))
+    lines = [
+        "| way | " + " | ".join(problems) + " |",
+        "|---" * (len(problems) + 1) + "|",
+    ]
+    for way in dict.fromkeys(r["way"] for r in rows):
+        cells = []
+        for problem in problems:
+            picked = [r for r in rows if (r["way"], r["problem"]) == (way, problem)]
+            cost, loss, covered, safe = (
+                statistics.fmean(r[name] for r in picked)
+                for name in (
+                    "calibration_over_training",
+                    "pinball",
+                    "coverage",
+                    "safe_coverage",
+                )
+            )
+            cells.append(f"{cost:.1f}: {loss:.3f} / {covered:.2f} / {safe:.2f}")
+        lines.append(f"| {way} | " + " | ".join(cells) + " |")
+    seeds = len({r["seed"] for r in rows})
+    note = (
+        "Each cell: CPU seconds of the calibration over those of the training: pinball / coverage / coverage inside the "
+        f"safe region; means over {seeds} seeds. `python benchmarks/cost.py --quality`."
+    )
+    return "\n".join([*lines, "", note])
+
+
 def render(problem, reference="GeoQ", chosen=()):
+    if problem == "quality":
+        return quality(load("cost"))
     record = load(problem)
     if problem.startswith("speed"):
         return speed(record)
+    if problem.startswith("cost"):
+        return cost(record)
     rows = record["rows"]
     if problem in (scripts := {"defaults": defaults, "ablation": ablation}):
         parts = [scripts[problem].summary(rows)]

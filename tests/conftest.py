@@ -19,8 +19,14 @@ INSIDE = [
     "neighbors",
     "geometry",
     "folds",
+    "progress",
+    "stacked",
     "training",
     "nets",
+    "artifact",
+    "checkpoint",
+    "fold_surrogates",
+    "cheaper",
     "crossfit",
     "increment",
     "coverage",
@@ -35,11 +41,12 @@ INSIDE = [
     "rollout.region",
     "rollout.assessment",
 ]
-INSIDE += ["safe_region", "assessment", "artifact", "metrics", "baselines", "plots"]
+INSIDE += ["safe_region", "assessment", "metrics", "baselines", "plots"]
 
 with install_import_hook([f"geoq.{module}" for module in INSIDE], "typecheck.checked"):
     import geoq
     import geoq.baselines
+    import geoq.cheaper
     import geoq.metrics
     import geoq.plots  # noqa: F401
 

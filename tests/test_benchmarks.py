@@ -270,3 +270,23 @@ def test_a_linear_wave_of_the_solver_decays_as_it_should(modules):
         wave, length=2 * np.pi, linear=lambda k: -0.1 * k**2, dt=0.05, n_steps=20
     )
     np.testing.assert_allclose(after, np.exp(-0.9) * wave, rtol=0, atol=1e-16)
+
+
+def test_the_cost_of_calibration_and_assessment_is_measured(tmp_path, modules):
+    """The whole script, tiny: rows and the tables made of them."""
+    file = tmp_path / "cost.json"
+    command = [sys.executable, BENCHMARKS / "cost.py", "--small", "--out", file]
+    subprocess.run(command, capture_output=True, check=True, timeout=300)
+    result = json.loads(file.read_text())
+    assert {row["problem"] for row in result["rows"]} == {
+        "forrester",
+        "kuramoto-sivashinsky",
+    }
+    for row in result["rows"]:
+        assert row["device"] == "cpu"
+        assert row["calibration_over_training"] > 0
+        assert row["assessment_over_prediction"].keys() == {"1", "100", "10000"}
+    assert result["growth"]["slopes"].keys() == {"fit_seconds", "assess_1000_seconds"}
+    tables = modules[2]
+    assert "| forrester | paper | 10 | 1 |" in tables.cost(result)
+    assert "| shared trainings |" in tables.quality(result)

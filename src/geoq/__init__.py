@@ -3,6 +3,7 @@
 from geoq.assessment import Assessment
 from geoq.climatology import Climatology
 from geoq.estimator import GeoQ
+from geoq.fold_surrogates import PredictedFolds, TrainedFolds
 from geoq.folds import (
     ClusterFolds,
     CombinedFolds,
@@ -40,6 +41,7 @@ __all__ = [
     "NestedFolds",
     "NormScaledIncrement",
     "PowerLawIncrement",
+    "PredictedFolds",
     "RandomFolds",
     "RolloutAssessment",
     "RolloutGeoQ",
@@ -49,6 +51,7 @@ __all__ = [
     "TemporalFolds",
     "TrainNetwork",
     "TrainRollout",
+    "TrainedFolds",
     "Training",
     "absolute_error",
     "default_folds",

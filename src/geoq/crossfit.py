@@ -2,7 +2,6 @@
 
 import logging
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -11,20 +10,19 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from tqdm import tqdm
 
+from geoq.checkpoint import Checkpoint
+from geoq.fold_surrogates import Fold, FoldSurrogates, fold_predictions
 from geoq.folds import FoldPlan
-from geoq.geometry import Embedding, GeometricFeatures, Geometry, anchor_error
-from geoq.representation import Standardization
-from geoq.surrogate import (
-    Array,
-    ErrorFunctional,
-    Surrogate,
-    TrainSurrogate,
-    check_callable,
-    observe,
-    take,
+from geoq.geometry import (
+    Embedding,
+    GeometricFeatures,
+    Geometry,
+    Relation,
+    anchor_error,
 )
+from geoq.representation import Standardization
+from geoq.surrogate import Array, ErrorFunctional, errors_of, take
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +99,16 @@ class CalibrationSet:
         )
 
     @cached_property
+    def typical_distance(self) -> float:
+        """Median length of the displacements."""
+        return float(self.features.distance.median())
+
+    @cached_property
+    def typical_support_distance(self) -> float:
+        """Median support distance."""
+        return float(self.features.support_distance.median())
+
+    @cached_property
     def standardization(self) -> Standardization:
         """T: fitted on the calibration features, read by the increment model and by the safe region (line 11)."""
         return Standardization.fit(self.features.flat)
@@ -122,47 +130,42 @@ def cross_fit(
     data: Observations,
     plan: FoldPlan,
     *,
-    train_surrogate: TrainSurrogate,
+    fold_surrogates: FoldSurrogates,
     error_functional: ErrorFunctional,
     n_anchors: int,
     n_support: int,
+    checkpoint: Checkpoint | None = None,
 ) -> CalibrationSet:
-    """Features and errors of every held-out point, fold after fold (lines 6-10)."""
-    folds = []
-    # disable=None: a bar on a terminal, silence elsewhere
-    for number, split in enumerate(
-        tqdm(plan.splits, desc="folds", disable=None), start=1
+    """Features and errors of every held-out point of all folds (lines 6-10)."""
+    held_out = [
+        _HeldOut.relate(data, number, plan, n_anchors, n_support)
+        for number in range(len(plan.splits))
+    ]
+    folds: dict[int, _Observed] = {}
+    for number, prediction in fold_predictions(
+        fold_surrogates, data.x, data.y, [part.fold for part in held_out], checkpoint
     ):
-        seen, unseen = (
-            torch.as_tensor(rows, device=data.embedding.z.device) for rows in split
-        )
-        where = f"fold {number} of {len(plan.splits)}"
-        fold_surrogate = _train(train_surrogate, data, seen, where)
-        geometry = Geometry(
-            data.embedding[seen], n_anchors=n_anchors, n_support=n_support
-        )
-
-        def observed(
-            rows: Tensor, surrogate: Surrogate = fold_surrogate, where: str = where
-        ) -> tuple[Tensor, Tensor]:
-            return _observe(surrogate, error_functional, data, rows, where)
-
-        folds.append(_held_out(data, geometry, seen, unseen, observed))
+        part = held_out[number]
+        folds[number] = part.observed(data, prediction, error_functional)
         logger.info(
             "%s: mean error %.4g held out, %.4g in sample",
-            where,
-            folds[-1].error.mean(),
-            folds[-1].in_sample.mean(),
+            part.fold,
+            folds[number].error.mean(),
+            folds[number].in_sample,
         )
-    _check_family([fold.error for fold in folds], [fold.in_sample for fold in folds])
+    in_order = [folds[number] for number in range(len(plan.splits))]
+    _check_family(
+        np.array([float(fold.error.mean()) for fold in in_order]),
+        np.array([fold.in_sample for fold in in_order]),
+    )
 
     def on_device(numbers: np.ndarray) -> Tensor:
         return torch.as_tensor(numbers, device=data.embedding.z.device)
 
     dependence = plan.dependence
     return CalibrationSet(
-        features=GeometricFeatures.cat([fold.features for fold in folds]),
-        error=torch.cat([fold.error for fold in folds]),
+        features=GeometricFeatures.cat([fold.features for fold in in_order]),
+        error=torch.cat([fold.error for fold in in_order]),
         point=on_device(plan.point),
         fold=on_device(plan.per_tuple(range(len(plan.splits)))),
         family=on_device(plan.per_tuple(plan.family)),
@@ -173,74 +176,77 @@ def cross_fit(
     )
 
 
-class _Fold(NamedTuple):
+class _Observed(NamedTuple):
+    """A fold's tuples, and the mean error on what its surrogate was trained on."""
+
     features: GeometricFeatures
     error: Tensor
-    in_sample: Tensor
+    in_sample: float
 
 
-def _held_out(
-    data: Observations,
-    geometry: Geometry,
-    seen: Int[Tensor, " n_seen"],
-    unseen: Int[Tensor, " n_unseen"],
-    observed: Callable[[Tensor], tuple[Tensor, Tensor]],
-) -> _Fold:
-    """Errors and features of a fold's held-out points relative to the points it left in (line 8)."""
-    queries = data.embedding[unseen]
-    relation = geometry.relate(queries)
-    prediction, error = observed(unseen)
-    # In-sample on purpose: at deployment anchor errors are observed, query errors are not. Only points that serve as
-    # anchors are asked for.
-    used, anchors = relation.anchors.unique(return_inverse=True)
-    baseline = anchor_error(anchors, observed(seen[used])[1])
-    features = GeometricFeatures(
-        relation.displacement,
-        relation.support_distance,
-        baseline,
-        prediction,
-        queries.normalized,
-    )
-    _, in_sample = observed(seen[:: max(1, len(seen) // N_IN_SAMPLE)])
-    return _Fold(features, error, in_sample)
+@dataclass(frozen=True)
+class _HeldOut:
+    """The held-out points of a fold, related to the points it left in (line 8).
 
+    The fold's surrogate is asked about the held-out points, about those that serve as anchors, and about a few more
+    that it was trained on.
+    """
 
-def _train(
-    train_surrogate: TrainSurrogate, data: Observations, rows: Tensor, where: str
-) -> Surrogate:
-    try:
-        fold_surrogate = train_surrogate(take(data.x, rows), take(data.y, rows))
-        check_callable(fold_surrogate, "the trained surrogate")
-    except Exception as exc:
-        exc.add_note(f"while training the surrogate of {where}")
-        raise
-    return fold_surrogate
+    fold: Fold
+    relation: Relation
+    unseen: Int[Tensor, " n_unseen"]
+    anchors: Int[Tensor, " n_unseen n_anchors"]
+    n_used: int
 
-
-def _observe(
-    surrogate: Surrogate,
-    error_functional: ErrorFunctional,
-    data: Observations,
-    rows: Tensor,
-    where: str,
-) -> tuple[Tensor, Tensor]:
-    try:
-        prediction, error = observe(
-            surrogate, error_functional, take(data.x, rows), take(data.y, rows)
+    @staticmethod
+    def relate(
+        data: Observations, number: int, plan: FoldPlan, n_anchors: int, n_support: int
+    ) -> "_HeldOut":
+        device = data.embedding.z.device
+        seen, unseen = (
+            torch.as_tensor(rows, device=device) for rows in plan.splits[number]
         )
-    except Exception as exc:
-        exc.add_note(f"while evaluating the surrogate of {where}")
-        raise
-    z = data.embedding.z
-    return prediction.to(z.device, z.dtype), error.to(z.device, z.dtype)
+        geometry = Geometry(
+            data.embedding[seen], n_anchors=n_anchors, n_support=n_support
+        )
+        relation = geometry.relate(data.embedding[unseen])
+        used, anchors = relation.anchors.unique(return_inverse=True)
+        few = seen[:: max(1, len(seen) // N_IN_SAMPLE)]
+        asked = torch.cat([unseen, seen[used], few])
+        fold = Fold(number, len(plan.splits), seen.cpu(), asked.cpu())
+        return _HeldOut(fold, relation, unseen, anchors, len(used))
+
+    def observed(
+        self, data: Observations, prediction: Tensor, error_functional: ErrorFunctional
+    ) -> _Observed:
+        """Errors and features of the held-out points, given what the surrogate predicts where it was asked."""
+        try:
+            error = errors_of(
+                prediction, error_functional, take(data.y, self.fold.asked)
+            )
+        except Exception as exc:
+            exc.add_note(f"while evaluating the surrogate of {self.fold}")
+            raise
+        z, n_unseen = data.embedding.z, len(self.unseen)
+        held_out, of_anchors, in_sample = error.to(z.device, z.dtype).tensor_split(
+            [n_unseen, n_unseen + self.n_used]
+        )
+        features = GeometricFeatures(
+            self.relation.displacement,
+            self.relation.support_distance,
+            # In-sample on purpose: at deployment anchor errors are observed, query errors are not.
+            anchor_error(self.anchors, of_anchors),
+            prediction[:n_unseen].to(z.device, z.dtype, copy=True),
+            data.embedding.normalized[self.unseen],
+        )
+        # A copy, so that what the anchors and the sample needed is freed.
+        return _Observed(features, held_out.clone(), float(in_sample.mean()))
 
 
 def _check_family(
-    held_out_errors: list[Tensor], in_sample_errors: list[Tensor]
+    held_out: Float[np.ndarray, " n_folds"], in_sample: Float[np.ndarray, " n_folds"]
 ) -> None:
     """Warn of fold surrogates that did not train: one dead network poisons every bound."""
-    held_out = np.array([float(error.mean()) for error in held_out_errors])
-    in_sample = np.array([float(error.mean()) for error in in_sample_errors])
     typical_out, typical_in = np.median(held_out), np.median(in_sample)
     failed = (held_out > OUT_OF_FAMILY * typical_out) & (
         in_sample > OUT_OF_FAMILY * typical_in

@@ -12,10 +12,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq import artifact
+from geoq import artifact, progress
 from geoq.assessment import Assessment, QueryFeatures
+from geoq.checkpoint import Checkpoint, of_array, of_object, of_rows
 from geoq.coverage import Finish, level_factors, ratios
 from geoq.crossfit import CalibrationSet, Observations, cross_fit
+from geoq.fold_surrogates import FoldSurrogates, FreshFolds, TrainedFolds
 from geoq.folds import FoldPlan, Folds, default_folds
 from geoq.geometry import Embedding, GeometricFeatures, Geometry, anchor_error
 from geoq.increment import (
@@ -76,9 +78,10 @@ class GeoQ:
 
     Attributes:
         surrogate: the trained model, kept fixed, called on batches; None trains it on all data first.
-        train_surrogate: ``train_surrogate(x, y)`` returns a fresh surrogate; called once per fold. None means that
-            no retraining is possible: the data given to ``fit`` were never seen by the surrogate, folds only
-            separate queries from anchors, and all errors are the surrogate's own.
+        train_surrogate: ``train_surrogate(x, y)`` returns a fresh surrogate; called once per fold, or once for many
+            folds if it is a ``TrainTogether``. ``TrainedFolds`` and ``PredictedFolds`` bring folds that were trained
+            elsewhere. None means that no retraining is possible: the data given to ``fit`` were never seen by the
+            surrogate, folds only separate queries from anchors, and all errors are the surrogate's own.
         representation: phi, fixed and shared by all folds. None means the standardised input nu(x), a departure from
             the paper, since in raw units the choice of unit decides who is near; ``identity`` is the paper's form.
         error_functional: rho, which error is meant.
@@ -94,7 +97,7 @@ class GeoQ:
     """
 
     surrogate: Surrogate | None
-    train_surrogate: TrainSurrogate | None
+    train_surrogate: TrainSurrogate | FoldSurrogates | None
     _: KW_ONLY
     representation: Representation | None = None
     error_functional: ErrorFunctional = absolute_error
@@ -106,65 +109,124 @@ class GeoQ:
     safe_quantile: float = 0.95
     safe_region: SafeRule = DistanceRegion
 
-    def fit(self, x: Array, y: Array, *, groups: Sequence[Any] | None = None) -> "GeoQ":
+    def fit(
+        self,
+        x: Array,
+        y: Array,
+        *,
+        groups: Sequence[Any] | None = None,
+        checkpoint: str | Path | None = None,
+    ) -> "GeoQ":
         """Calibrate on pairs of inputs and reference outputs (lines 1-12).
 
         Args:
             x: inputs, one per row, of any shape.
             y: reference outputs, one per row, of any shape.
             groups: a label per row, for fold schemes that hold out whole groups.
+            checkpoint: a folder that keeps each finished fold. A run that was killed and is started again goes on from
+                there, and ends as it would have ended.
 
         Raises:
-            ValueError: x, y or a setting is unusable; said before any training starts.
+            ValueError: x, y or a setting is unusable, or the checkpoint is that of another calibration; said before any
+                training starts.
         """
         # On a copy, so that an interrupted or refused fit leaves the estimator as it was.
         fitted = copy.copy(self)
-        fitted._fit(x, y, None if groups is None else np.asarray(groups))
+        fitted._fit(x, y, None if groups is None else np.asarray(groups), checkpoint)
         vars(self).update(vars(fitted))
         return self
 
-    def _fit(self, x: Array, y: Array, groups: np.ndarray | None) -> None:
+    def _fit(
+        self,
+        x: Array,
+        y: Array,
+        groups: np.ndarray | None,
+        checkpoint: str | Path | None,
+    ) -> None:
         inputs = self._check_arguments(x, y)
         self.normalization_ = Standardization.fit(inputs)
         embedding = self._embed(x)
         points = embedding.normalized.reshape(len(embedding), -1).cpu().numpy()
         plan = FoldPlan.draw(self.folds, points, groups)
-        n_support = _usual(self.n_support, plan.fewest_left_in)
+        self.n_support_ = _usual(self.n_support, plan.fewest_left_in)
         self.n_safe_ = _usual(self.n_safe, plan.n_independent)
         plan.check(
             n_anchors=self.n_anchors,
-            n_support=n_support,
+            n_support=self.n_support_,
             n_safe=self.safe_region.n_others(self.n_safe_),
         )
         self._check_shapes(y, embedding)
+        kept = self._open(checkpoint, x, y, embedding, plan)
         if self.surrogate is not None:
             self._check_repeats(x)
-        self.surrogate_ = (
-            self.surrogate if self.surrogate is not None else self._train_deployed(x, y)
-        )
-        _, error = observe(self.surrogate_, self.error_functional, x, y)
-        self.error_ = error.to(inputs)
-        self.geometry_ = Geometry(
-            embedding, n_anchors=self.n_anchors, n_support=n_support
-        )
-        self.calibration_ = cross_fit(
-            Observations(x, y, embedding),
-            plan,
-            # Without retraining every fold is served by the deployed surrogate, which saw none of these data.
-            train_surrogate=self.train_surrogate or (lambda _x, _y: self.surrogate_),
-            error_functional=self.error_functional,
-            n_anchors=self.n_anchors,
-            n_support=n_support,
-        )
-        self.increment_model_ = copy.deepcopy(self.increment_model).fit(
-            self.calibration_
-        )
-        self.safe_region_ = self.safe_region.fit(
-            self.calibration_, n_safe=self.n_safe_, safe_quantile=self.safe_quantile
-        )
-        self.finish_ = Finish()
+        # One unit per training, one for the increment model and one for the safe region.
+        with progress.bar(len(plan.splits) + 2 + (self.surrogate is None)):
+            self._calibrate(Observations(x, y, embedding), plan, kept)
         evenly = np.linspace(0, len(x) - 1, min(N_PROBES, len(x))).astype(int)
         self.probes_ = take(x, torch.from_numpy(evenly))
+
+    def _calibrate(
+        self, data: Observations, plan: FoldPlan, checkpoint: Checkpoint | None
+    ) -> None:
+        """Surrogate, cross-fitted tuples, increment model and safe region (lines 1 and 4-12)."""
+        self.surrogate_ = (
+            self._train_deployed(data.x, data.y)
+            if self.surrogate is None
+            else self.surrogate
+        )
+        _, error = observe(self.surrogate_, self.error_functional, data.x, data.y)
+        self.error_ = error.to(data.embedding.z)
+        self.error_size_ = _size(self.error_)
+        self.geometry_ = Geometry(
+            data.embedding, n_anchors=self.n_anchors, n_support=self.n_support_
+        )
+        self.calibration_ = cross_fit(
+            data,
+            plan,
+            fold_surrogates=self._fold_surrogates(len(plan.splits)),
+            error_functional=self.error_functional,
+            n_anchors=self.n_anchors,
+            n_support=self.n_support_,
+            checkpoint=checkpoint,
+        )
+        with progress.stage("increment model"):
+            self.increment_model_ = copy.deepcopy(self.increment_model).fit(
+                self.calibration_
+            )
+        with progress.stage("safe region"):
+            self.safe_region_ = self.safe_region.fit(
+                self.calibration_, n_safe=self.n_safe_, safe_quantile=self.safe_quantile
+            )
+        self.finish_ = Finish()
+
+    def _fold_surrogates(self, n_folds: int) -> FoldSurrogates:
+        if self.train_surrogate is None:
+            # Every fold is served by the deployed surrogate, which saw none of these data.
+            return TrainedFolds([self.surrogate_] * n_folds)
+        if isinstance(self.train_surrogate, FoldSurrogates):
+            return self.train_surrogate
+        return FreshFolds(self.train_surrogate)
+
+    def _open(
+        self,
+        folder: str | Path | None,
+        x: Array,
+        y: Array,
+        embedding: Embedding,
+        plan: FoldPlan,
+    ) -> Checkpoint | None:
+        """The checkpoint in the folder, refused unless it is of these data, folds and settings."""
+        if folder is None:
+            return None
+        facts = {
+            "x": of_array(x),
+            "y": of_array(y),
+            "representation of x": of_array(embedding.z),
+            "folds": f"{of_object(plan)} with rows {of_rows(plan.splits)}",
+            "n_anchors": str(self.n_anchors),
+            "train_surrogate": of_object(self.train_surrogate),
+        }
+        return Checkpoint.open(folder, facts)
 
     def assess(self, x: Array) -> Assessment:
         """Error bound, safe flag and their parts at each query (lines 13-17)."""
@@ -181,10 +243,8 @@ class GeoQ:
             features=features,
             threshold=self.safe_region_.threshold,
             meaning=self.safe_region_.meaning,
-            typical_distance=float(self.calibration_.features.distance.median()),
-            typical_support_distance=float(
-                self.calibration_.features.support_distance.median()
-            ),
+            typical_distance=self.calibration_.typical_distance,
+            typical_support_distance=self.calibration_.typical_support_distance,
         )
 
     def predict(self, x: Array) -> Array:
@@ -222,7 +282,7 @@ class GeoQ:
                 "increment": increment,
                 "anchors": relation.anchors,
                 "anchor_distance": relation.anchor_distance,
-                "observed_error": self._error_size[relation.anchors],
+                "observed_error": self.error_size_[relation.anchors],
                 "displacement": relation.displacement,
                 "support_distance": relation.support_distance,
             }
@@ -291,10 +351,6 @@ class GeoQ:
             )
         return quantile
 
-    @property
-    def _error_size(self) -> Float[Tensor, " n"]:
-        return self.error_.reshape(len(self.error_), -1).mean(dim=1)
-
     def _embed(self, x: Array) -> Embedding:
         """Phi and nu of the inputs (lines 3 and 4)."""
         mean = self.normalization_.mean
@@ -306,9 +362,10 @@ class GeoQ:
         )
 
     def _train_deployed(self, x: Array, y: Array) -> Surrogate:
-        assert self.train_surrogate is not None
+        assert callable(self.train_surrogate)
         try:
-            surrogate = self.train_surrogate(x, y)
+            with progress.stage("deployed surrogate"):
+                surrogate: Surrogate = self.train_surrogate(x, y)
             check_callable(surrogate, "the trained surrogate")
         except Exception as exc:
             exc.add_note("while training the deployed surrogate on all data")
@@ -342,13 +399,21 @@ class GeoQ:
                 "surrogate=None and train_surrogate=None, so there is no model whose error could be estimated; "
                 "pass a trained surrogate, or a function train_surrogate(x, y) that returns one."
             )
+        given = isinstance(self.train_surrogate, FoldSurrogates)
+        if self.surrogate is None and given and not callable(self.train_surrogate):
+            raise ValueError(
+                f"surrogate=None and train_surrogate is a {type(self.train_surrogate).__name__}, which trains nothing, so "
+                "there is no model whose error could be estimated; pass the trained surrogate."
+            )
         for name in (
             "surrogate",
             "train_surrogate",
             "representation",
             "error_functional",
         ):
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None and not (
+                given and name == "train_surrogate"
+            ):
                 check_callable(getattr(self, name), name)
         inputs, outputs = check_pairs(x, y)
         return inputs.to(torch.promote_types(inputs.dtype, outputs.dtype))
@@ -497,6 +562,7 @@ class GeoQ:
         self.surrogate_ = self.surrogate
         self.normalization_ = Standardization(arrays["mean"], arrays["scale"])
         self.error_ = arrays["error"]
+        self.error_size_ = _size(self.error_)
         z = arrays["points.z"]
         points = Embedding(z, arrays.get("points.normalized", z))
         self.geometry_ = Geometry(
@@ -584,6 +650,11 @@ def _usual(count: int | None, allowed: int) -> int:
     """The count asked for, or the usual one where the folds allow it."""
     # At least 1, so that points without independent others are refused in the plan's words.
     return max(1, min(USUAL_COUNT, allowed)) if count is None else count
+
+
+def _size(error: Float[Tensor, " n *field"]) -> Float[Tensor, " n"]:
+    """The error of each point, averaged over its field."""
+    return error.reshape(len(error), -1).mean(dim=1)
 
 
 def _prefixed(prefix: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ Users bring NumPy arrays or torch tensors and callables that work on them. Their
 user passed, their results come back in the same kind, and between the two there are only tensors.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -34,6 +34,28 @@ class TrainSurrogate(Protocol):
     """Train a fresh surrogate; called once per fold with the pairs left in."""
 
     def __call__(self, x: Array, y: Array, /) -> Surrogate: ...
+
+
+@runtime_checkable
+class TrainTogether(Protocol):
+    """A recipe that trains several surrogates at once for less than one by one; ``geoq.TrainNetwork`` is one.
+
+    Each surrogate has its own subset of the rows and, where seeds are given, its own seed. ``n_together`` says how many
+    are worth training at once on such data.
+    """
+
+    def __call__(self, x: Array, y: Array, /) -> Surrogate: ...
+
+    def n_together(self, x: Array, y: Array, /) -> int: ...
+
+    def train_many(
+        self,
+        x: Array,
+        y: Array,
+        subsets: Sequence[Array],
+        seeds: Sequence[int] | None = None,
+        /,
+    ) -> Sequence[Surrogate]: ...
 
 
 @runtime_checkable
@@ -241,6 +263,17 @@ def observe(
     .. math:: E(x_i) = \rho(y_i, \widehat F(x_i))  (eq:pointwise_error)
     """
     prediction = evaluate(surrogate, x, name)
+    return prediction, errors_of(prediction, error_functional, y, name)
+
+
+@torch.no_grad()
+def errors_of(
+    prediction: Float[Tensor, " n *output"],
+    error_functional: ErrorFunctional,
+    y: Array,
+    name: str = "surrogate",
+) -> Float[Tensor, " n *field"]:
+    """Errors of predictions whose references are known, in chunks."""
     if prediction.shape != y.shape:
         raise ValueError(
             f"{name} returned shape {tuple(prediction.shape)} for y of shape {tuple(y.shape)}; "
@@ -261,7 +294,7 @@ def observe(
         raise ValueError(
             f"error_functional returned {error.min().item():g}, but an error is nonnegative; take its absolute value."
         )
-    return prediction, error
+    return error
 
 
 def _one_row_each(answer: Array, n_rows: int, name: str) -> Tensor:

@@ -3,19 +3,33 @@
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from geoq.surrogate import Array, chunks, few_threads, restore, to_tensor
+from geoq import progress
+from geoq.stacked import (
+    Member,
+    Pairs,
+    can_stack,
+    epochs,
+    train_stack,
+    validation_parts,
+)
+from geoq.surrogate import Array, chunks, few_threads, restore, take, to_tensor
 
 logger = logging.getLogger(__name__)
 
 RowLoss = Callable[[nn.Module, Tensor], Tensor]
+
+# Networks are trained as one while their batches, inputs and outputs together, have fewer numbers than the first and
+# their weights fewer than the second. Larger ones gain nothing, and would need memory for all of them at once.
+STACK_NUMBERS = 2**18
+STACK_WEIGHTS = 2**24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +103,7 @@ def train(
         training: how to train.
         units: one number per row of the data; rows with equal numbers are never split between training and stopping.
     """
-    parameters = list(network.parameters())
-    on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
-    # A network is small by its parameters: batches are too.
-    n_numbers = 4 * sum(parameter.numel() for parameter in parameters)
-    with few_threads(n_numbers) if on_cpu else nullcontext():
+    with _threads_for(network):
         best_loss, best_step = _descend(network, loss, training, units)
     network.eval()
     logger.info(
@@ -104,12 +114,21 @@ def train(
     )
 
 
+def _threads_for(network: nn.Module) -> AbstractContextManager[None]:
+    parameters = list(network.parameters())
+    on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
+    # A network is small by its parameters: batches are too.
+    n_numbers = 4 * sum(parameter.numel() for parameter in parameters)
+    return few_threads(n_numbers) if on_cpu else nullcontext()
+
+
 def _descend(
     network: nn.Module, loss: RowLoss, training: Training, units: Tensor
 ) -> tuple[float, int]:
     """Steps until patience runs out; the loss and step of the weights that are kept."""
     training_rows, validation_rows = training.hold_out(units)
-    batches = _batches(training_rows, training)
+    passes = epochs(training_rows, training.batch_size, training.random_state)
+    batches = (batch for one_pass in passes for batch in one_pass)
     optimizer = torch.optim.Adam(
         network.parameters(), lr=training.learning_rate, fused=True
     )
@@ -125,6 +144,7 @@ def _descend(
         optimizer.step()
         if step % training.check_every and step < training.n_steps:
             continue
+        progress.reached(step / training.n_steps)
         validation_loss = _mean_loss(
             network, loss, validation_rows, training.batch_size
         )
@@ -142,21 +162,12 @@ def _descend(
     return best_loss, best_step
 
 
-def _batches(rows: Int[Tensor, " n_rows"], training: Training) -> Iterator[Tensor]:
-    generator = torch.Generator().manual_seed(training.random_state)
-    size = min(training.batch_size, len(rows))
-    while True:
-        order = torch.randperm(len(rows), generator=generator).to(rows.device)
-        for start in range(0, len(rows) - size + 1, size):
-            yield rows[order[start : start + size]]
-
-
 @torch.no_grad()
 def _mean_loss(
     network: nn.Module, loss: RowLoss, rows: Tensor, batch_size: int
 ) -> float:
     network.eval()
-    parts = rows.split(max(batch_size, 1024) if batch_size >= 64 else batch_size)
+    parts = validation_parts(rows, batch_size)
     return float(sum(loss(network, part) * len(part) for part in parts) / len(rows))
 
 
@@ -222,9 +233,71 @@ class TrainNetwork:
             )
         return TrainedNetwork(network)
 
+    def n_together(self, x: Array, y: Array) -> int:
+        """How many networks are trained as one: as many as keep the memory of a step within bounds."""
+        row = to_tensor(x[:1], "x").numel() + to_tensor(y[:1], "y").numel()
+        weights = sum(weight.numel() for weight in self._fresh().parameters())
+        n_batches = STACK_NUMBERS // max(1, row * self.training.batch_size)
+        return max(1, min(n_batches, STACK_WEIGHTS // max(1, weights)))
+
+    def train_many(
+        self,
+        x: Array,
+        y: Array,
+        subsets: Sequence[Int[Array, " _"]],
+        seeds: Sequence[int] | None = None,
+    ) -> list[TrainedNetwork]:
+        """Train a network on each subset of the rows, all of them as one where that is possible.
+
+        Each result is that of ``self.with_seed(seed)(x[rows], y[rows])``, up to rounding.
+        """
+        inputs, targets = to_tensor(x, "x").float(), to_tensor(y, "y").float()
+        pairs = Pairs(inputs, targets, self.loss)
+        if seeds is None:
+            seeds = [self.training.random_state] * len(subsets)
+        recipes = [self.with_seed(int(seed)) for seed in seeds]
+        members = []
+        for recipe, rows in zip(recipes, subsets, strict=True):
+            members.append(recipe._member(torch.as_tensor(rows).to(inputs.device)))
+            members[-1].network.to(inputs.device)
+            _check_output(members[-1].network, inputs[:1], targets[:1])
+        if len(members) < 2 or not can_stack(members[0].network, pairs):
+            return [
+                recipe(take(x, rows), take(y, rows))
+                for recipe, rows in zip(
+                    recipes, map(torch.as_tensor, subsets), strict=True
+                )
+            ]
+        for alike in _by_batch_size(members, self.training.batch_size):
+            # Threads by the size of one: on a busy machine those of a stack wait for each other at every product.
+            with _threads_for(alike[0].network):
+                train_stack(alike, pairs, self.training, self.training.batch_size)
+        return [TrainedNetwork(member.network) for member in members]
+
+    def _member(self, rows: Int[Tensor, " n_rows"]) -> Member:
+        places = torch.arange(len(rows), device=rows.device)
+        training, validation = self.training.hold_out(places)
+        return Member(
+            self._fresh(), rows[training], rows[validation], self.training.random_state
+        )
+
+    def _fresh(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.training.random_state)
+            return self.make_network()
+
     def with_seed(self, random_state: int) -> "TrainNetwork":
         """The same recipe with other initial weights and another order of the batches."""
         return replace(self, training=replace(self.training, random_state=random_state))
+
+
+def _by_batch_size(members: list[Member], batch_size: int) -> list[list[Member]]:
+    """Members whose batches have one size: those with fewer rows than a batch have smaller ones."""
+    sizes = [min(batch_size, len(member.training_rows)) for member in members]
+    return [
+        [m for m, size in zip(members, sizes, strict=True) if size == one]
+        for one in dict.fromkeys(sizes)
+    ]
 
 
 @torch.no_grad()

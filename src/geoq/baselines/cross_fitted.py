@@ -8,14 +8,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from geoq.baselines.bound import Bound
 from geoq.crossfit import CalibrationSet
 from geoq.estimator import GeoQ
+from geoq.fold_surrogates import train_each
 from geoq.geometry import GeometricFeatures
-from geoq.surrogate import Array, Surrogate, TrainSurrogate, restore, to_tensor
+from geoq.surrogate import (
+    Array,
+    Surrogate,
+    TrainSurrogate,
+    TrainTogether,
+    restore,
+    take,
+    to_tensor,
+)
 
 
 @dataclass
@@ -46,14 +55,37 @@ class RememberedTraining:
     )
 
     def __call__(self, x: Array, y: Array) -> Surrogate:
-        key = "-".join(_fingerprint(part) for part in (x, y))
-        if key in self._known:
-            self.seconds_saved += self._known[key][1]
-        else:
-            started = time.perf_counter()
-            surrogate = self.train_surrogate(x, y)
-            self._known[key] = surrogate, time.perf_counter() - started
-        return self._known[key][0]
+        return self.train_many(x, y, [torch.arange(len(x))])[0]
+
+    def n_together(self, x: Array, y: Array) -> int:
+        """As many as the recipe itself trains together."""
+        recipe = self.train_surrogate
+        return recipe.n_together(x, y) if isinstance(recipe, TrainTogether) else 1
+
+    def train_many(
+        self,
+        x: Array,
+        y: Array,
+        subsets: Sequence[Int[Array, " _"]],
+        seeds: Sequence[int] | None = None,
+    ) -> list[Surrogate]:
+        """A surrogate per subset of the rows; the new ones are trained together, where the recipe knows how."""
+        if seeds is not None:
+            raise ValueError(
+                "RememberedTraining knows trainings by their data, not by seeds; give each seed a recipe of its own."
+            )
+        rows = [torch.as_tensor(subset) for subset in subsets]
+        keys = [
+            "-".join(_fingerprint(take(part, some)) for part in (x, y)) for some in rows
+        ]
+        new = {k: r for k, r in zip(keys, rows, strict=True) if k not in self._known}
+        self.seconds_saved += sum(self._known[k][1] for k in keys if k not in new)
+        started = time.perf_counter()
+        trained = train_each(self.train_surrogate, x, y, [*new.values()])
+        seconds = (time.perf_counter() - started) / max(1, len(new))
+        for key, surrogate in zip(new, trained, strict=True):
+            self._known[key] = surrogate, seconds
+        return [self._known[key][0] for key in keys]
 
 
 def _fingerprint(array: Array) -> str:

@@ -10,6 +10,7 @@ from geoq.surrogate import (
     Array,
     Surrogate,
     TrainSurrogate,
+    TrainTogether,
     check_fitted,
     check_pairs,
     evaluate,
@@ -58,9 +59,16 @@ class DeepEnsemble:
             np.random.SeedSequence(self.random_state).generate_state(self.n_members)
             >> 1
         )
-        self.members_: list[Surrogate] = [
-            self.train_surrogate.with_seed(int(seed))(x, y) for seed in seeds
-        ]
+        self.members_: list[Surrogate] = []
+        if isinstance(self.train_surrogate, TrainTogether):
+            n_together, rows = self.train_surrogate.n_together(x, y), np.arange(len(x))
+            for some in np.split(seeds, range(n_together, len(seeds), n_together)):
+                self.members_ += self.train_surrogate.train_many(
+                    x, y, [rows] * len(some), some.tolist()
+                )
+        else:
+            for seed in seeds.tolist():
+                self.members_.append(self.train_surrogate.with_seed(seed)(x, y))
         return self
 
     def predict(self, x: Array) -> Bound:

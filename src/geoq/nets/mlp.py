@@ -1,12 +1,12 @@
 """Fully connected networks, with the part that serves as phi."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 
-class MLP(nn.Module):
+class MLP(nn.Sequential):
     """Hidden layers with ReLU, then a linear output.
 
     ``encoder`` ends with hidden layer number ``n_encoder_layers`` (all of them by default), ``head`` is the rest; the
@@ -22,7 +22,6 @@ class MLP(nn.Module):
         n_encoder_layers: int | None = None,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
         widths = [n_inputs, *hidden]
         layers = []
         for n_in, n_out in zip(widths, hidden, strict=False):
@@ -33,9 +32,6 @@ class MLP(nn.Module):
                 else nn.Sequential(*layer)
             )
         split = len(layers) if n_encoder_layers is None else n_encoder_layers
-        self.encoder = nn.Sequential(*layers[:split])
-        self.head = nn.Sequential(*layers[split:], nn.Linear(widths[-1], n_outputs))
-
-    def forward(self, x: Float[Tensor, " n n_inputs"]) -> Float[Tensor, " n n_outputs"]:
-        y: Tensor = self.head(self.encoder(x))
-        return y
+        encoder = nn.Sequential(*layers[:split])
+        head = nn.Sequential(*layers[split:], nn.Linear(widths[-1], n_outputs))
+        super().__init__(OrderedDict(encoder=encoder, head=head))

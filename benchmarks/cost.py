@@ -1,0 +1,439 @@
+"""What calibration costs in units of one training, what an assessment costs in units of one prediction, and what saves.
+
+    python benchmarks/cost.py                      # calibration, assessment and growth: 7 minutes on two cores
+    python benchmarks/cost.py --device cuda        # the same on a GPU: 4 minutes
+    python benchmarks/cost.py --quality            # fewer trainings against their quality: 10 minutes
+    python benchmarks/cost.py --small              # all of it, tiny: within a minute
+
+All ratios are of seconds measured in one run on one machine. On a busy machine they wander by tens of percent; ratios of
+CPU seconds, which are given beside them where one process does all the work, do not.
+"""
+
+import argparse
+import copy
+import json
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import record
+import torch
+from forrester import load as load_forrester
+from joblib import parallel_config
+from problems import PROBLEMS, SHIFTS, kuramoto_sivashinsky
+from record import QUANTILE
+
+from geoq import (
+    ClusterFolds,
+    GeoQ,
+    NestedFolds,
+    NormScaledIncrement,
+    RandomFolds,
+    SafeRegion,
+    TemporalFolds,
+    Training,
+    TrainNetwork,
+)
+from geoq.cheaper import RefittedHead, SharedTraining, SkippedFolds
+from geoq.metrics import coverage, pinball
+from geoq.nets.mlp import MLP
+
+RESULTS = Path(__file__).parent / "results"
+BATCHES = (1, 100, 10_000)
+SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+# No larger problem is tried after one that took so many seconds.
+PATIENCE = 120.0
+SEEDS = range(3)
+QUICK = NormScaledIncrement(QUANTILE, training=Training(n_steps=40, check_every=20))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Pairs, the paper's network and folds for them, and processes that train folds on a CPU."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    recipe: TrainNetwork
+    folds: object
+    n_jobs: tuple[int, ...] = (1,)
+
+
+def cases(*, small):
+    """250 passes over the data with the paper's networks, stopped early."""
+    x, y, _, _ = load_forrester(240 if small else 1200, 10)
+    steps = {"n_steps": 60, "check_every": 20} if small else {"patience": 30}
+    network = partial(MLP, 1, 1, hidden=(64, 64, 16, 32), n_encoder_layers=3)
+    training = Training(**{"n_steps": 8440, "batch_size": 32} | steps)
+    yield Case(
+        "forrester", x, y, TrainNetwork(network, training=training), NestedFolds(10)
+    )
+    data = kuramoto_sivashinsky(0, 150 if small else 4000, 10)
+    n_outputs = 2 if small else 64
+    hidden = (128, 128, 16, 128, 128)
+    network = partial(MLP, 64, n_outputs, hidden=hidden, n_encoder_layers=3)
+    training = Training(**{"n_steps": 14_060, "batch_size": 64} | steps)
+    yield Case(
+        "kuramoto-sivashinsky",
+        data.x,
+        data.y[:, :n_outputs],
+        TrainNetwork(network, training=training),
+        ClusterFolds(5),
+        n_jobs=(1,) if small else (2, 1),
+    )
+
+
+def forms(surrogate, *, small):
+    """GeoQ as it comes and as the paper has it; both with the paper's folds."""
+    increment = QUICK if small else NormScaledIncrement(QUANTILE)
+    return {
+        "default": {},
+        "paper": {
+            "representation": surrogate.encoder,
+            "increment_model": increment,
+            "safe_region": SafeRegion,
+        },
+    }
+
+
+def seconds_of(work):
+    """What the work returns, and its seconds; waits for the GPU."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    result = work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return result, time.perf_counter() - started
+
+
+def least_seconds(work, n_times):
+    return min(seconds_of(work)[1] for _ in range(n_times))
+
+
+def measure(case, device, *, small):
+    """Rows of one case: calibration over training for each form, and assessment over prediction."""
+    x, y = (torch.from_numpy(part).float().to(device) for part in (case.x, case.y))
+    warm = replace(case.recipe, training=Training(n_steps=20, check_every=10))
+    warm.train_many(x[:80], y[:80], [torch.arange(80)] * 2)
+    warm(x[:80], y[:80])
+    started = time.process_time()
+    surrogate, training_seconds = seconds_of(lambda: case.recipe(x, y))
+    training_cpu = time.process_time() - started
+    n_folds = len([*case.folds.split(case.x)])
+    rows = []
+    for form, settings in forms(surrogate, small=small).items():
+        geoq = GeoQ(surrogate, case.recipe, folds=case.folds, **settings)
+        for n_jobs in case.n_jobs if device == "cpu" else (1,):
+            workers = parallel_config(n_jobs=n_jobs) if n_jobs > 1 else nullcontext()
+            started = time.process_time()
+            with workers:
+                _, seconds = seconds_of(partial(geoq.fit, x, y))
+            cpu_ratio = (time.process_time() - started) / training_cpu
+            row = {
+                "problem": case.name,
+                "device": device,
+                "form": form,
+                "seed": 0,
+                "n_folds": n_folds,
+                "n_jobs": n_jobs,
+                "training_seconds": training_seconds,
+                "calibration_seconds": seconds,
+                "calibration_over_training": seconds / training_seconds,
+                "calibration_over_training_cpu": cpu_ratio if n_jobs == 1 else None,
+                **assessed(geoq, x),
+            }
+            rows.append(row)
+            print(
+                f"{case.name}, {form}, {n_jobs} process(es): training {training_seconds:.1f} s, "
+                f"calibration over training {row['calibration_over_training']:.2f} (CPU seconds {cpu_ratio:.2f}), "
+                f"assessment over prediction {row['assessment_over_prediction']}",
+                flush=True,
+            )
+    # Once more at the end: a machine may be busier by then, and both ends count.
+    training_seconds = (training_seconds + seconds_of(lambda: case.recipe(x, y))[1]) / 2
+    for row in rows:
+        row["training_seconds"] = training_seconds
+        row["calibration_over_training"] = row["calibration_seconds"] / training_seconds
+    if not small:
+        rows.append(one_by_one(case, device, x, y, training_seconds, n_folds))
+    return rows
+
+
+def one_by_one(case, device, x, y, training_seconds, n_folds):
+    """The folds alone, for comparison: one after the other, reckoned from two of them, and together."""
+    splits = [torch.from_numpy(train) for train, _ in case.folds.split(case.x)]
+    two = [splits[0], splits[len(splits) // 2]]
+    _, seconds = seconds_of(lambda: [case.recipe(x[rows], y[rows]) for rows in two])
+    seconds *= len(splits) / 2
+    _, together = seconds_of(lambda: case.recipe.train_many(x, y, splits))
+    print(
+        f"{case.name}: folds alone over training, one by one {seconds / training_seconds:.2f}, "
+        f"together {together / training_seconds:.2f}",
+        flush=True,
+    )
+    return {
+        "problem": case.name,
+        "device": device,
+        "form": "folds alone",
+        "seed": 0,
+        "n_folds": n_folds,
+        "one_by_one_over_training": seconds / training_seconds,
+        "together_over_training": together / training_seconds,
+    }
+
+
+def assessed(geoq, x):
+    """Assessment, which contains the prediction, and its search for neighbours, both over the prediction alone."""
+    generator = torch.Generator().manual_seed(0)
+    ratios, searches = {}, {}
+    for n in BATCHES:
+        rows = torch.randint(len(x), (n,), generator=generator)
+        queries = 1.01 * x[rows.to(x.device)]
+        n_times = 3 if n > 1 else 30
+        geoq.assess(queries)
+        alone = least_seconds(partial(geoq.surrogate_, queries), n_times)
+        whole = least_seconds(partial(geoq.assess, queries), n_times)
+        searched = least_seconds(partial(search, geoq, queries), n_times)
+        ratios[str(n)], searches[str(n)] = whole / alone, searched / alone
+    return {
+        "assessment_over_prediction": {n: round(r, 1) for n, r in ratios.items()},
+        "search_over_prediction": {n: round(r, 1) for n, r in searches.items()},
+    }
+
+
+def search(geoq, queries):
+    """The neighbour searches of an assessment: anchors, support, and the safe region's where it has one."""
+    relation = geoq.geometry_.relate(geoq._embed(queries))
+    if isinstance(geoq.safe_region_, SafeRegion):
+        geoq.safe_region_.support_score(
+            replace(
+                geoq.calibration_.features[: len(queries)],
+                displacement=relation.displacement,
+                support_distance=relation.support_distance,
+            )
+        )
+
+
+def growth(device, *, small):
+    """Seconds of calibration without training, and of 1,000 assessments, as the data grow; four inputs, one output."""
+    rows = []
+    for n in (1_000, 2_000) if small else SIZES:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(n, 4, generator=generator).to(device)
+        y = x.square().sum(dim=1, keepdim=True)
+        geoq = GeoQ(lambda x: 4 + 0 * x[:, :1], None, folds=RandomFolds(5))
+        _, seconds = seconds_of(partial(geoq.fit, x, y))
+        geoq.assess(x[:1000])
+        assess_seconds = least_seconds(partial(geoq.assess, 1.1 * x[:1000]), 3)
+        rows.append(
+            {"n": n, "fit_seconds": seconds, "assess_1000_seconds": assess_seconds}
+        )
+        print(
+            f"n = {n}: fit {seconds:.2f} s, 1,000 queries {assess_seconds:.3f} s",
+            flush=True,
+        )
+        if seconds > PATIENCE:
+            break
+    large = [row for row in rows if row["n"] >= 10_000] or rows
+    n = np.log([row["n"] for row in large])
+    slopes = {
+        name: float(np.polyfit(n, np.log([row[name] for row in large]), 1)[0])
+        if len(large) > 1
+        else None
+        for name in ("fit_seconds", "assess_1000_seconds")
+    }
+    return {"device": device, "rows": rows, "slopes": slopes}
+
+
+def draw(grown, path):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    names = {
+        "fit_seconds": "calibration without training",
+        "assess_1000_seconds": "1,000 assessments",
+    }
+    for name, label in names.items():
+        slope = grown["slopes"][name]
+        axes.loglog(
+            [row["n"] for row in grown["rows"]],
+            [row[name] for row in grown["rows"]],
+            marker="o",
+            label=f"{label}, slope {slope:.2f}",
+        )
+    axes.set_xlabel("calibration points")
+    axes.set_ylabel(f"seconds ({grown['device']})")
+    axes.legend()
+    figure.savefig(path, dpi=110)
+
+
+# Fewer trainings, and what they cost in quality.
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """What must not be done: a fold's training goes on from the deployed network, which has seen the fold."""
+
+    recipe: TrainNetwork
+    surrogate: object
+
+    def __call__(self, x, y):
+        training = self.recipe.training
+        return TrainNetwork(
+            partial(copy.deepcopy, self.surrogate.network),
+            training=replace(training, n_steps=training.n_steps // 10),
+        )(x, y)
+
+
+def quality_problems(seed, *, small):
+    """Standardised pairs, tests of all shifts together, a recipe, and the folds that a user would pass."""
+    n_steps = 60 if small else 3000
+    training = Training(n_steps=n_steps, batch_size=64, patience=15, random_state=seed)
+    x, y, x_test, y_test = load_forrester(240 if small else 1200, 400)
+    network = partial(MLP, 1, 1, hidden=(64, 64, 16, 32))
+    recipe = TrainNetwork(network, training=training)
+    quick = {"increment_model": QUICK} if small else {}
+    yield "forrester", x, y, x_test, y_test, recipe, quick
+    if small:
+        return
+    for name, n_train, folds in (
+        ("kuramoto-sivashinsky", 1000, {"folds": TemporalFolds(5, gap=10)}),
+        ("branin", 400, {}),
+    ):
+        data = PROBLEMS[name].make(seed, n_train, 200)
+        mean, deviation = data.x.mean(axis=0), data.x.std(axis=0)
+        x_test, y_test = (
+            np.concatenate([data.tests[shift][part] for shift in SHIFTS])
+            for part in (0, 1)
+        )
+        y, y_test = (v.reshape(len(v), -1) for v in (data.y, y_test))
+        network = partial(MLP, data.x.shape[1], y.shape[1], hidden=(64, 64))
+        recipe = TrainNetwork(network, training=training)
+        x, x_test = ((v - mean) / deviation for v in (data.x, x_test))
+        yield name, x, y, x_test, y_test, recipe, folds
+
+
+def quality(*, small):
+    """For each problem, seed and way to calibrate: CPU seconds over those of the training, pinball and coverage."""
+    torch.set_num_threads(1)
+    rows = []
+    for seed in range(1) if small else SEEDS:
+        for name, x, y, x_test, y_test, recipe, settings in quality_problems(
+            seed, small=small
+        ):
+            rows += ways(seed, name, x, y, x_test, y_test, recipe, settings)
+    return rows
+
+
+def ways(seed, name, x, y, x_test, y_test, recipe, settings):
+    recipe(x[:50], y[:50])  # imports what training needs
+    started = time.process_time()
+    surrogate = recipe(x, y)
+    training_seconds = time.process_time() - started
+    fewer = settings.get("folds", RandomFolds(5))
+    # In the order of time the last fifth, otherwise one at random.
+    order = np.random.default_rng(seed).permutation(len(x))
+    order = np.arange(len(x)) if "folds" in settings else order
+    kept = order >= 0.8 * len(x)
+    n_support = min(20, int(kept.sum()) // 3)
+    without = {**settings, "folds": fewer, "n_support": n_support}
+    partly = recipe(x[~kept], y[~kept])
+    calibrations = {
+        "one training per fold": (GeoQ(surrogate, recipe, **settings), x, y),
+        "shared trainings": (
+            GeoQ(surrogate, SharedTraining(recipe), **settings),
+            x,
+            y,
+        ),
+        "refitted heads": (GeoQ(surrogate, RefittedHead(recipe), **settings), x, y),
+        "every second fold, the others predicted": (
+            GeoQ(surrogate, SkippedFolds(recipe, surrogate), **settings),
+            x,
+            y,
+        ),
+        "random folds alone": (
+            GeoQ(surrogate, recipe, **{**settings, "folds": fewer}),
+            x,
+            y,
+        ),
+        "no retraining, a fifth of the data kept for it": (
+            GeoQ(partly, None, **without),
+            x[kept],
+            y[kept],
+        ),
+        "warm start (leaks)": (
+            GeoQ(surrogate, WarmStart(recipe, surrogate), **settings),
+            x,
+            y,
+        ),
+        "no retraining on the training data (wrong)": (
+            GeoQ(surrogate, None, **settings),
+            x,
+            y,
+        ),
+    }
+    rows = []
+    for way, (geoq, own_x, own_y) in calibrations.items():
+        started = time.process_time()
+        geoq.fit(own_x, own_y)
+        seconds = time.process_time() - started
+        a = geoq.assess(x_test)
+        error = abs(y_test - a.prediction)
+        row = {
+            "problem": name,
+            "way": way,
+            "seed": seed,
+            "calibration_over_training": seconds / training_seconds,
+            "pinball": pinball(error, a.error_hat, QUANTILE),
+            "coverage": coverage(error, a.error_hat),
+            "safe_fraction": float(a.safe.mean()),
+            "safe_coverage": coverage(error, a.error_hat, a.safe),
+        }
+        rows.append(row)
+        print(
+            f"{name}, seed {seed}, {way}: cost {row['calibration_over_training']:.2f}, pinball {row['pinball']:.4f}, "
+            f"coverage {row['coverage']:.3f}, safe {row['safe_coverage']:.3f}",
+            flush=True,
+        )
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--small", action="store_true", help="tiny sizes")
+    parser.add_argument(
+        "--quality", action="store_true", help="fewer trainings against their quality"
+    )
+    parser.add_argument("--out", type=Path, help="where to write the results")
+    parser.add_argument("--picture", type=Path, help="where to draw the growth")
+    arguments = parser.parse_args()
+    small = arguments.small
+    path = arguments.out or RESULTS / (
+        "cost.json" if arguments.device == "cpu" else f"cost-{arguments.device}.json"
+    )
+    # What one part of the benchmark has measured stays when the other is run again.
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    rows, extra = known.get("rows", []), {}
+    for part in ("growth", "quality"):
+        extra[part] = known.get(part)
+    if arguments.quality or small:
+        extra["quality"] = quality(small=small)
+    if not arguments.quality or small:
+        rows = []
+        for case in cases(small=small):
+            rows += measure(case, arguments.device, small=small)
+            record.write("cost", rows, path, threads=torch.get_num_threads(), **extra)
+        extra["growth"] = growth(arguments.device, small=small)
+        if arguments.picture:
+            draw(extra["growth"], arguments.picture)
+    print(record.write("cost", rows, path, threads=torch.get_num_threads(), **extra))
+
+
+if __name__ == "__main__":
+    main()

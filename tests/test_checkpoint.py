@@ -1,0 +1,160 @@
+"""A calibration that was killed goes on where it was, and ends as if nothing had happened."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from geoq import GeoQ, NormScaledIncrement, RandomFolds, Training
+
+QUICK = NormScaledIncrement(training=Training(n_steps=40, check_every=20))
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "kill.py"
+
+
+class Counting:
+    """A recipe that counts its trainings, and dies at one of them if told to."""
+
+    def __init__(self, train, dies_at=None):
+        self.train, self.dies_at, self.n_calls = train, dies_at, 0
+
+    def __repr__(self):
+        return "Counting()"
+
+    def __call__(self, x, y):
+        self.n_calls += 1
+        if self.n_calls == self.dies_at:
+            raise KeyboardInterrupt
+        return self.train(x, y)
+
+
+def fit(problem, train, folder, **settings):
+    settings = {"folds": RandomFolds(4), "increment_model": QUICK, **settings}
+    geoq = GeoQ(problem.train(problem.x, problem.y), train, **settings)
+    return geoq.fit(problem.x, problem.y, checkpoint=folder)
+
+
+def test_only_what_was_not_finished_is_trained_again(problem, tmp_path):
+    train = Counting(problem.train, dies_at=3)
+    with pytest.raises(KeyboardInterrupt):
+        fit(problem, train, tmp_path)
+    resumed = fit(problem, train, tmp_path)
+    assert train.n_calls == 3 + 2
+    undisturbed = fit(problem, problem.train, tmp_path / "other")
+    answer, expected = (
+        geoq.predict(problem.queries) for geoq in (resumed, undisturbed)
+    )
+    assert_close(answer, expected)
+
+
+def test_a_finished_calibration_trains_nothing(problem, tmp_path):
+    train = Counting(problem.train)
+    first = fit(problem, train, tmp_path)
+    second = fit(problem, train, tmp_path)
+    assert train.n_calls == 4
+    assert torch.equal(first.calibration_.error, second.calibration_.error)
+
+
+def test_other_increments_and_errors_may_use_the_same_folds(problem, tmp_path):
+    train = Counting(problem.train)
+    fit(problem, train, tmp_path)
+    fit(
+        problem,
+        train,
+        tmp_path,
+        n_support=3,
+        error_functional=lambda y, p: (y - p) ** 2,
+    )
+    assert train.n_calls == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (
+            {"folds": RandomFolds(5)},
+            r"folds was RandomFolds\(n_folds=4.*now RandomFolds",
+        ),
+        ({"folds": RandomFolds(4, random_state=1)}, "folds was"),
+        ({"n_anchors": 3}, "n_anchors was 1, now 3"),
+        ({"representation": lambda x: x**3}, "representation of x was"),
+    ],
+)
+def test_a_checkpoint_of_other_settings_is_refused(
+    problem, tmp_path, change, difference
+):
+    fit(problem, problem.train, tmp_path)
+    with pytest.raises(ValueError, match=difference) as refused:
+        fit(problem, problem.train, tmp_path, **change)
+    assert "use another folder, or delete this one" in str(refused.value)
+
+
+def test_a_checkpoint_of_other_data_or_of_another_recipe_is_refused(problem, tmp_path):
+    fit(problem, problem.train, tmp_path)
+    geoq = GeoQ(
+        problem.train(problem.x, problem.y),
+        problem.train,
+        folds=RandomFolds(4),
+        increment_model=QUICK,
+    )
+    with pytest.raises(ValueError, match=r"y was float.* now float"):
+        geoq.fit(problem.x, problem.y + 1, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"train_surrogate was .* now Counting\(\)"):
+        fit(problem, Counting(problem.train), tmp_path)
+
+
+def test_the_folder_holds_arrays_and_no_code(problem, tmp_path):
+    fit(problem, problem.train, tmp_path)
+    for file in tmp_path.iterdir():
+        assert file.suffix == ".geoq"
+        assert b"torch" not in file.read_bytes()
+
+
+def test_an_altered_fold_is_refused_with_the_way_out(problem, tmp_path):
+    fit(problem, problem.train, tmp_path)
+    file = tmp_path / "fold-0002.geoq"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="was altered") as refused:
+        fit(problem, problem.train, tmp_path)
+    assert "fold is then trained again" in refused.value.__notes__[0]
+
+
+def test_folds_without_their_description_are_refused(problem, tmp_path):
+    fit(problem, problem.train, tmp_path)
+    (tmp_path / "calibration.geoq").unlink()
+    with pytest.raises(ValueError, match="use an empty folder"):
+        fit(problem, problem.train, tmp_path)
+
+
+def run(folder):
+    return subprocess.Popen(
+        [sys.executable, SCRIPT, "--fit", folder, folder / "answer.npy"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def test_a_run_killed_in_the_middle_ends_with_the_same_bits(tmp_path):
+    """Two kills, as soon as some folds are there; ``benchmarks/kill.py`` kills at many random moments."""
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    undisturbed.mkdir()
+    killed.mkdir()
+    other = run(undisturbed)
+    for n_folds in (1, 5):
+        process = run(killed)
+        while process.poll() is None and len([*killed.glob("fold-*")]) < n_folds:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=60)
+    assert not (killed / "answer.npy").exists()
+    assert run(killed).wait(timeout=120) == other.wait(timeout=120) == 0
+    answers = [np.load(folder / "answer.npy") for folder in (undisturbed, killed)]
+    np.testing.assert_array_equal(*answers)
