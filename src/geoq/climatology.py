@@ -47,14 +47,15 @@ class Climatology:
     def __call__(
         self, states: Float[Tensor, " *rows n_coordinates"]
     ) -> Float[Tensor, " *rows n_coordinates"]:
-        inside = torch.minimum(torch.maximum(states, self.low), self.high)
-        span = torch.where(self.high > self.low, self.high - self.low, 1.0)
-        at = (inside - self.low) / span * (N_PLACES - 1)
+        low, high, table = (p.to(states) for p in (self.low, self.high, self.table))
+        inside = torch.minimum(torch.maximum(states, low), high)
+        span = torch.where(high > low, high - low, 1.0)
+        at = (inside - low) / span * (N_PLACES - 1)
         below = at.floor().clamp(0, N_PLACES - 2)
         share = at - below
-        coordinate = torch.arange(len(self.low), device=states.device)
+        coordinate = torch.arange(len(low), device=states.device)
         index = coordinate * N_PLACES + below.long()
-        flat = self.table.flatten()
+        flat = table.flatten()
         known = flat[index] * (1 - share) + flat[index + 1] * share
         return known + (states - inside).abs()
 

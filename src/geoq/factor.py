@@ -172,6 +172,8 @@ def columns(
 
 # Nodes that are looked at in one step, few enough for the cache.
 TREE_NUMBERS = 2**16
+# So many times more on a GPU, which has no cache to stay in and waits for every launch.
+TREES_ON_GPU = 64
 
 
 @dataclass(frozen=True)
@@ -213,11 +215,13 @@ class Trees:
         # All trees in one row of nodes, so that a step down is three look-ups.
         root = torch.arange(n_trees) * n_nodes
         child = (self.child + root[:, None]).permute(1, 2, 0).reshape(-1)
-        feature, threshold, value = (
-            part.reshape(-1) for part in (self.feature, self.threshold, self.value)
+        root, child, feature, threshold, value = (
+            part.reshape(-1).to(rows.device)
+            for part in (root, child, self.feature, self.threshold, self.value)
         )
+        most = TREE_NUMBERS * (TREES_ON_GPU if rows.is_cuda else 1)
         answers = []
-        for part in rows.split(max(1, TREE_NUMBERS // n_trees)):
+        for part in rows.split(max(1, most // n_trees)):
             node = root.repeat(len(part))
             # No tree is deeper than its inner nodes are many.
             for _ in range(n_nodes // 2):

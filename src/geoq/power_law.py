@@ -85,6 +85,10 @@ class PowerLaw:
     scale: Float[Tensor, " n_coordinates"]
     slope: Float[Tensor, " n_coordinates"]
 
+    def on(self, device: torch.device) -> "PowerLaw":
+        """The same law with its arrays on a device."""
+        return replace(self, scale=self.scale.to(device), slope=self.slope.to(device))
+
     def growth(self, distance: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         r""":math:`\Delta d^\alpha`, and its tangent where no calibration tuple was."""
         near = distance.clamp(max=self.tangent) / self.unit
@@ -193,12 +197,15 @@ class PowerLawIncrement:
     def _increment(
         self, features: GeometricFeatures
     ) -> Float[Tensor, " n n_coordinates"]:
-        known = _known(features, self.reference)
+        # Where the queries are: the trees ask every value of a field.
+        device = features.support_distance.device
+        known = _known(features, self.reference, device)
+        law = self.law_.on(device)
         factor = torch.ones_like(known.anchor)
         if self.trees_ is not None:
-            seen = columns(features, self.law_.inside(*known))
+            seen = columns(features, law.inside(*known))
             factor = self.trees_(seen).reshape(factor.shape)
-        bound = self.law_(*known, factor=factor, lift=self.lift_)
+        bound = law(*known, factor=factor, lift=self.lift_)
         return (bound - known.anchor).clamp(min=0)
 
     def describe(self) -> str:
@@ -273,16 +280,20 @@ _TREE_ARRAYS = ("feature", "threshold", "child", "value")
 
 
 class _Known(NamedTuple):
-    """What the law reads of the queries, in double precision on the CPU, where all of this is computed."""
+    """What the law reads of the queries, in double precision."""
 
     distance: Float[Tensor, " n"]
     anchor: Float[Tensor, " n n_coordinates"]
     reference: Float[Tensor, " n n_coordinates"] | float
 
 
-def _known(features: GeometricFeatures, reference: Reference | None) -> _Known:
+def _known(
+    features: GeometricFeatures,
+    reference: Reference | None,
+    device: torch.device | str = "cpu",
+) -> _Known:
     distance, anchor, prediction = (
-        part.reshape(len(features), -1).double().cpu()
+        part.reshape(len(features), -1).double().to(device)
         for part in (
             features.support_distance,
             features.anchor_error,
@@ -291,7 +302,7 @@ def _known(features: GeometricFeatures, reference: Reference | None) -> _Known:
     )
     if reference is None:
         return _Known(distance[:, 0], anchor, 1.0)
-    natural = reference(prediction)
+    natural = reference(prediction).to(prediction)
     if natural.shape != anchor.shape or not (natural > 0).all():
         raise ValueError(
             f"reference returned shape {tuple(natural.shape)}, least value {float(natural.min()):.3g}, for errors of shape "
