@@ -220,7 +220,10 @@ class WholeRollout:
 
 @dataclass
 class SampledProcess:
-    """A Gaussian process of one step, propagated by Monte Carlo: mean of the samples, and their spread as a bound."""
+    """A Gaussian process of one step, propagated by Monte Carlo: mean of the samples, and their spread as a bound.
+
+    Samples stay within the range of the data: outside, the process is so uncertain that the next ones would run off.
+    """
 
     n_points: int
     n_samples: int
@@ -232,6 +235,10 @@ class SampledProcess:
         rows = np.linspace(0, len(x) - 1, min(self.n_points, len(x))).astype(int)
         pairs = (torch.from_numpy(part[rows]).to(self.device) for part in (x, y))
         self.process_ = GaussianProcess().fit(*pairs)
+        self.range_ = [
+            torch.from_numpy(limit).to(self.device)
+            for limit in (x.min(axis=0), x.max(axis=0))
+        ]
         return self
 
     def predict(self, x0):
@@ -244,6 +251,7 @@ class SampledProcess:
                 state.shape, generator=generator, dtype=state.dtype, device=self.device
             )
             state = answer.prediction + answer.error_hat / GAUSSIAN_95 * noise
+            state = state.clamp(*self.range_)
             states.append(state.cpu())
         sampled = torch.stack(states, dim=1).unflatten(0, (self.n_samples, len(x0)))
         mean, deviation = spread(iter(sampled))

@@ -190,7 +190,7 @@ def cost(record):
         if r["form"] == "folds alone":
             continue
         assessed, searched = (
-            " / ".join(f"{value:.0f}" for value in r[name].values())
+            " / ".join(f"{value:.0f}" for value in r[name].values()) if r[name] else "-"
             for name in ("assessment_over_prediction", "search_over_prediction")
         )
         cpu = r["calibration_over_training_cpu"]

@@ -408,6 +408,8 @@ def test_a_loaded_estimator_answers_as_the_saved_one(tmp_path, scheme):
         )
     with pytest.raises(ValueError, match="saved with a representation"):
         RolloutGeoQ.load(tmp_path / "rollout.geoq", surrogate=surrogate)
+    with pytest.raises(ValueError, match=r"load it with RolloutGeoQ\.load"):
+        GeoQ.load(tmp_path / "rollout.geoq", surrogate=surrogate)
 
 
 def test_files_of_other_estimators_and_schemes_of_the_users_own_are_refused(tmp_path):

@@ -539,6 +539,10 @@ class GeoQ:
             ValueError: the file is truncated, altered or foreign, or a callable is not the one it was made with.
         """
         numbers, stored = artifact.read(path)
+        if "estimator" in numbers:
+            raise ValueError(
+                f"{path} holds a {numbers['estimator']}; load it with {numbers['estimator']}.load."
+            )
         on_gpu = numbers["cuda"] and torch.cuda.is_available()
         arrays = {
             name: array.cuda() if on_gpu else array for name, array in stored.items()
