@@ -53,6 +53,17 @@ def test_only_what_was_not_finished_is_trained_again(problem, tmp_path):
     assert_close(answer, expected)
 
 
+def test_without_trainings_nothing_is_kept_that_could_serve_another_model(
+    problem, tmp_path
+):
+    def calibrated(offset, folder):
+        geoq = GeoQ(lambda x: problem.truth(x) + offset, None, folds=RandomFolds(4))
+        return geoq.fit(problem.x, problem.y, checkpoint=folder).calibration_.error
+
+    calibrated(1.0, tmp_path)
+    assert_close(calibrated(5.0, tmp_path), calibrated(5.0, tmp_path / "other"))
+
+
 def test_a_finished_calibration_trains_nothing(problem, tmp_path):
     train = Counting(problem.train)
     first = fit(problem, train, tmp_path)

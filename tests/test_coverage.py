@@ -94,6 +94,11 @@ def test_the_models_own_level_is_left_as_it_is():
     assert_close((same.safe, same.unsafe), (1.0, 1.0))
 
 
+def test_bounds_of_zero_tell_nothing_of_other_levels():
+    ratio = torch.full((40, 1), math.inf)
+    assert level_factors(ratio, EVERY, [0.5], 0.95) == [Finish()]
+
+
 def test_a_level_outside_0_and_1_is_refused():
     with pytest.raises(ValueError, match=r"levels=1.5"):
         level_factors(uniform(40, 1), EVERY, [0.5, 1.5], 0.95)

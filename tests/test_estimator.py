@@ -531,6 +531,30 @@ def test_bounds_of_several_levels_cover_their_shares_and_never_cross(device):
         assert abs((error <= bound)[safe].double().mean() - level) < 0.06
 
 
+def test_one_level_alone_gets_the_hint(problem):
+    with pytest.raises(TypeError, match=r"levels=0.9; pass several"):
+        calibrate(problem).predict_levels(problem.queries, 0.9)
+
+
+def test_the_error_functional_comes_back_with_the_file(problem, tmp_path):
+    geoq = calibrate(problem, error_functional=norm_error)
+    geoq.save(tmp_path / "own.geoq")
+    loaded = GeoQ.load(tmp_path / "own.geoq", surrogate=geoq.surrogate_)
+    assert loaded.error_functional is norm_error
+    geoq = calibrate(problem, error_functional=lambda y, p: norm_error(y, p))
+    geoq.save(tmp_path / "users.geoq")
+    loaded = GeoQ.load(tmp_path / "users.geoq", surrogate=geoq.surrogate_)
+    with pytest.raises(ValueError, match="pass it to load as error_functional"):
+        loaded.conformalize(problem.x, problem.y)
+
+
+def test_numpy_numbers_as_settings_can_be_saved(problem, tmp_path):
+    model = NormScaledIncrement(np.float32(0.9), training=QUICK.training)
+    geoq = calibrate(problem, n_anchors=np.int64(2), increment_model=model)
+    geoq.save(tmp_path / "numbers.geoq")
+    assert set(geoq.predict_levels(problem.queries, (0.5,))) == {0.5}
+
+
 def test_a_model_without_a_level_has_no_other_levels(problem):
     class Nothing:
         def fit(self, calibration):
@@ -564,7 +588,7 @@ def test_an_unfitted_estimator_says_so(problem, tmp_path):
         lambda geoq: geoq.assess(problem.x),
         lambda geoq: geoq.save(tmp_path / "never"),
     ):
-        with pytest.raises(NotFittedError, match=r"call fit\(x, y\) first"):
+        with pytest.raises(NotFittedError, match="call fit first"):
             ask(GeoQ(None, problem.train))
 
 

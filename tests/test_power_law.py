@@ -11,7 +11,13 @@ from geoq import Climatology, PowerLawIncrement
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.increment import inverse_cdf_quantile, pinball_loss
-from geoq.power_law import PowerLaw, fit_power_law, weighted_quantile
+from geoq.power_law import (
+    ANCHOR_WEIGHTS,
+    EXPONENTS,
+    PowerLaw,
+    fit_power_law,
+    weighted_quantile,
+)
 
 
 def uniform(*shape, seed=0):
@@ -40,6 +46,7 @@ def grows_like(exponent, n=4000, scale=(1.0,)):
 
 
 PLAIN = PowerLawIncrement(factor=None)
+GRID = [(alpha, kappa) for alpha in EXPONENTS for kappa in ANCHOR_WEIGHTS]
 
 
 @given(
@@ -57,7 +64,7 @@ def test_a_weighted_quantile_is_the_quantile_of_repeated_values(pairs, level):
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0, 3.0])
 def test_the_exponent_of_the_growth_is_found(exponent):
-    law = fit_power_law(grows_like(exponent), 0.95)
+    law = fit_power_law(grows_like(exponent), 0.95, GRID)
     assert abs(law.exponent - exponent) <= 0.25
     assert law.anchor_weight == 0
 
@@ -75,7 +82,7 @@ def test_an_error_like_that_of_the_anchor_is_read_off_the_anchor():
     data = calibration(
         2 * anchor * uniform(3000, 1, seed=1), 1 + uniform(3000, seed=2), anchor
     )
-    law = fit_power_law(data, 0.95)
+    law = fit_power_law(data, 0.95, GRID)
     assert law.anchor_weight > 0
     bound = law(data.features.support_distance, anchor)
     share = torch.corrcoef(torch.stack([bound[:, 0], anchor[:, 0]]))[0, 1]
@@ -84,7 +91,7 @@ def test_an_error_like_that_of_the_anchor_is_read_off_the_anchor():
 
 def test_the_level_minimises_the_pinball_loss():
     data = grows_like(1.0, n=500)
-    law = fit_power_law(data, 0.95)
+    law = fit_power_law(data, 0.95, GRID)
 
     def loss(level):
         shape = law.growth(data.features.support_distance)[:, None] * law.scale
@@ -264,9 +271,31 @@ def test_a_reference_scale_says_where_outputs_naturally_vary():
 
 def test_a_reference_that_does_not_fit_is_refused():
     data, _ = natural(200)
-    for reference in (lambda prediction: prediction[:, :1], torch.zeros_like):
-        with pytest.raises(ValueError, match="a positive scale for each error"):
+    for reference in (lambda prediction: prediction[:, :1], torch.neg):
+        with pytest.raises(ValueError, match="a scale for each error, none negative"):
             PowerLawIncrement(reference=reference).fit(data)
+
+
+def test_a_climatology_of_other_outputs_is_refused_before_anything_is_fitted():
+    model = PowerLawIncrement(reference=natural(200)[1])
+    model.check_shapes((3,), (2,))
+    with pytest.raises(ValueError, match="a Climatology of 2 outputs, but an error"):
+        model.check_shapes((3,), ())
+
+
+def test_an_output_that_never_varies_needs_no_reference():
+    data, _ = natural()
+    still = torch.stack([uniform(500), torch.ones(500, dtype=torch.float64)], dim=1)
+    model = PowerLawIncrement(reference=Climatology.fit(still, 0.95)).fit(data)
+    assert model(data.features).isfinite().all()
+
+
+def test_errors_at_distance_zero_are_bounded():
+    """Repeated noisy inputs: a law that vanishes at zero would call every repetition exact."""
+    distance = torch.where(uniform(600) < 0.6, 0.0, uniform(600, seed=1))
+    data = calibration(0.1 + uniform(600, 1, seed=2), distance)
+    bound = PowerLawIncrement().fit(data)(data.features)
+    assert (data.error <= bound)[distance == 0].double().mean() >= 0.9
 
 
 def test_a_reference_of_the_users_own_stays_out_of_files():

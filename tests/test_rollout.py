@@ -269,6 +269,14 @@ def test_bounds_are_infinite_where_too_many_calibration_rollouts_diverged():
     assert np.isfinite(a.error_hat[a.diverged_at != 1][:, 0]).all()
 
 
+def test_a_trajectory_that_repeats_itself_has_finite_bounds():
+    """Every state of a cycle is in the data many times, at distance zero."""
+    cycle = np.tile([[0.2, 0.1], [0.7, 0.4]], (200, 1))
+    geoq = small(lambda x: x[:, ::-1] * 0.9, None).fit(cycle)
+    answer = geoq.assess(cycle[:3], 20)
+    assert np.isfinite(answer.error_hat).all()
+
+
 def test_a_surrogate_that_always_diverges_crashes_nothing():
     geoq = small(lambda x: 100 * x + 1, None).fit(STATES[:700])
     a = geoq.assess(STATES[700:703], 50)

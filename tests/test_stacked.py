@@ -52,6 +52,22 @@ class Frozen(nn.Module):
         return self.head(self.encoder(x).relu())
 
 
+class Sine(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).sin()
+
+
+def shared_activation():
+    act = nn.Tanh()
+    return nn.Sequential(nn.Linear(2, 9), act, nn.Linear(9, 9), act, nn.Linear(9, 1))
+
+
+def bounded_weight():
+    layer = nn.Linear(2, 9)
+    nn.utils.parametrize.register_parametrization(layer, "weight", nn.Tanh())
+    return nn.Sequential(layer, nn.Tanh(), nn.Linear(9, 1))
+
+
 def plane(device, n=150):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, 2, generator=generator)
@@ -71,6 +87,11 @@ NETWORKS = {
     ),
     "batch norm and buffer": Normalised,
     "frozen layer": Frozen,
+    "one activation called twice": shared_activation,
+    "a layer that does more than its kind": lambda: nn.Sequential(
+        Sine(2, 9), nn.Linear(9, 1)
+    ),
+    "parametrised layer": bounded_weight,
 }
 
 

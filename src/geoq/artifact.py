@@ -33,7 +33,8 @@ def write(
         name: array.detach().cpu().contiguous().clone()
         for name, array in arrays.items()
     }
-    header = json.dumps(numbers, sort_keys=True)
+    # default: NumPy numbers are numbers too.
+    header = json.dumps(numbers, sort_keys=True, default=lambda number: number.item())
     metadata = {"format": FORMAT, "numbers": header, "sha256": _digest(header, stored)}
     scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

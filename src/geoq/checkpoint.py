@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from geoq import artifact
-from geoq.surrogate import Array
+from geoq.surrogate import Array, to_tensor
 
 MANIFEST = "calibration.geoq"
 GROUPS = "groups.geoq"
@@ -87,7 +87,9 @@ class Checkpoint:
 
 def of_array(array: Array) -> str:
     """What tells an array from another: kind, shape and a hash of the values."""
-    values = array if isinstance(array, np.ndarray) else array.detach().cpu().numpy()
+    values = array
+    if not isinstance(array, np.ndarray):
+        values = to_tensor(array, "array").detach().cpu().numpy()
     digest = hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
     return f"{values.dtype} {values.shape} {digest[:16]}"
 

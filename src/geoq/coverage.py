@@ -79,7 +79,9 @@ class Finish:
     def __call__(
         self, bound: Float[Tensor, " n *field"], safe: Bool[Tensor, " n"]
     ) -> Float[Tensor, " n *field"]:
-        factor = torch.where(safe, self.safe, self.unsafe).to(bound)
+        factor = torch.where(
+            safe, bound.new_tensor(self.safe), bound.new_tensor(self.unsafe)
+        )
         return bound * factor.reshape(-1, *(1,) * (bound.ndim - 1))
 
 
@@ -98,6 +100,9 @@ def level_factors(
             return 1.0
         values = ratio[rows].reshape(-1)
         own = float(inverse_cdf_quantile(values, quantile))
-        return float(inverse_cdf_quantile(values, level)) / own if own else 1.0
+        # Nothing to go by where nothing is wrong, or where errors meet bounds of zero.
+        if not own or math.isinf(own):
+            return 1.0
+        return float(inverse_cdf_quantile(values, level)) / own
 
     return [Finish(factor(safe, level), factor(~safe, level)) for level in levels]

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,12 @@ from geoq.assessment import Assessment, QueryFeatures
 from geoq.checkpoint import Checkpoint, of_array, of_object, of_rows
 from geoq.coverage import Finish, level_factors, ratios
 from geoq.crossfit import CalibrationSet, Observations, cross_fit
-from geoq.fold_surrogates import FoldSurrogates, FreshFolds, TrainedFolds
+from geoq.fold_surrogates import (
+    FoldSurrogates,
+    FreshFolds,
+    PredictedFolds,
+    TrainedFolds,
+)
 from geoq.folds import FoldPlan, Folds, default_folds
 from geoq.geometry import Embedding, GeometricFeatures, Geometry, anchor_error
 from geoq.increment import (
@@ -43,7 +48,9 @@ from geoq.surrogate import (
     check_pairs,
     chunks,
     evaluate,
+    norm_error,
     observe,
+    relative_norm_error,
     restore,
     take,
     to_tensor,
@@ -57,6 +64,9 @@ _OWN_MODELS: dict[
 }
 _OWN_REGIONS: dict[str | None, type[SafeRegion | DistanceRegion]] = {
     region.__name__: region for region in (SafeRegion, DistanceRegion)
+}
+_OWN_ERRORS: dict[str | None, ErrorFunctional] = {
+    error.__name__: error for error in (absolute_error, norm_error, relative_norm_error)
 }
 _COUNTS = ("n_anchors", "n_support", "n_safe", "safe_quantile")
 _FEATURES = ("displacement", "support_distance", "anchor_error", "prediction", "inputs")
@@ -216,7 +226,9 @@ class GeoQ:
         plan: FoldPlan,
     ) -> Checkpoint | None:
         """The checkpoint in the folder, refused unless it is of these data, folds and settings."""
-        if folder is None:
+        # What nobody trains need not be kept.
+        given = isinstance(self.train_surrogate, TrainedFolds | PredictedFolds | None)
+        if folder is None or given:
             return None
         facts = {
             "x": of_array(x),
@@ -326,6 +338,8 @@ class GeoQ:
         others.
         """
         check_fitted(self, "probes_")
+        if not isinstance(levels, Sequence):
+            raise TypeError(f"levels={levels!r}; pass several, for example (0.5, 0.9).")
         features, error = self.calibration_.features, self.calibration_.error
         safe = self.safe_region_.contains(self.safe_region_.support_score(features))
         bound = features.anchor_error + self.increment_model_(features)
@@ -344,12 +358,12 @@ class GeoQ:
     def _level(self) -> float:
         """The level that the increment model was asked for."""
         quantile = getattr(self.increment_model_, "quantile", None)
-        if not isinstance(quantile, float):
+        if not isinstance(quantile, Real):
             raise TypeError(
                 f"the level of a bound is its increment model's attribute quantile, but {self.increment_model_!r} has "
                 "none; give it one."
             )
-        return quantile
+        return float(quantile)
 
     def _embed(self, x: Array) -> Embedding:
         """Phi and nu of the inputs (lines 3 and 4)."""
@@ -495,6 +509,7 @@ class GeoQ:
             "increment_model": model,
             "increment_settings": settings,
             "folds": repr(self.folds),
+            "error_functional": getattr(self.error_functional, "__name__", None),
         }
         arrays = {
             "mean": self.normalization_.mean,
@@ -526,6 +541,7 @@ class GeoQ:
         surrogate: Surrogate,
         representation: Representation | None = None,
         increment_model: IncrementModel | None = None,
+        error_functional: ErrorFunctional | None = None,
     ) -> "GeoQ":
         """Read a calibrated estimator; it answers bit for bit as the saved one did.
 
@@ -534,6 +550,7 @@ class GeoQ:
             surrogate: the model that the file was calibrated for.
             representation: the representation that it was calibrated with, if any.
             increment_model: the fitted increment model, where it was one of the user's own.
+            error_functional: the error functional, where it was one of the user's own; only ``conformalize`` reads it.
 
         Raises:
             ValueError: the file is truncated, altered or foreign, or a callable is not the one it was made with.
@@ -551,6 +568,8 @@ class GeoQ:
             surrogate,
             None,
             representation=representation,
+            error_functional=error_functional
+            or _OWN_ERRORS.get(numbers["error_functional"], _lost_error_functional),
             **{name: numbers[name] for name in _COUNTS},
         )
         geoq._restore(numbers, arrays, increment_model)
@@ -572,7 +591,8 @@ class GeoQ:
         self.geometry_ = Geometry(
             points, n_anchors=self.n_anchors, n_support=numbers["n_support"]
         )
-        self.finish_, self.n_safe_ = Finish(*numbers["finish"]), numbers["n_safe"]
+        self.finish_ = Finish(*numbers["finish"])
+        self.n_support_, self.n_safe_ = numbers["n_support"], numbers["n_safe"]
         self.calibration_ = CalibrationSet(
             features=GeometricFeatures(
                 *(arrays[f"features.{name}"] for name in _FEATURES)
@@ -648,6 +668,13 @@ class GeoQ:
                 )
             setattr(self, name, value)
         return self
+
+
+def _lost_error_functional(_y: Array, _prediction: Array) -> Array:
+    raise ValueError(
+        "the file was calibrated with an error functional of the user's own, which is not in it; "
+        "pass it to load as error_functional."
+    )
 
 
 def _usual(count: int | None, allowed: int) -> int:

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from geoq.climatology import Climatology
-from geoq.coverage import conformal_level, ratios
+from geoq.coverage import conformal_level, n_needed, ratios
 from geoq.crossfit import CalibrationSet
 from geoq.factor import BoostedFactor, Learned, Trees, columns
 from geoq.geometry import GeometricFeatures
@@ -156,16 +156,17 @@ class PowerLawIncrement:
         check_quantile(self.quantile, "quantile")
 
     def fit(self, calibration: CalibrationSet) -> "PowerLawIncrement":
-        self.law_ = fit_power_law(
-            calibration,
-            self.quantile,
-            [
-                (alpha, kappa)
-                for alpha in self.exponents
-                for kappa in self.anchor_weights
-            ],
-            self.reference,
-        )
+        lift = self._fit(calibration, self.exponents)
+        if math.isinf(lift):
+            # Errors at distance zero, as of repeated noisy inputs: only a law that does not vanish there bounds them.
+            lift = self._fit(calibration, (0.0,))
+        self.lift_ = lift if math.isfinite(lift) else 1.0
+        return self
+
+    def _fit(self, calibration: CalibrationSet, exponents: tuple[float, ...]) -> float:
+        """Law and factor; returns the lift that they need."""
+        grid = [(alpha, kappa) for alpha in exponents for kappa in self.anchor_weights]
+        self.law_ = fit_power_law(calibration, self.quantile, grid, self.reference)
         some = _some(calibration, MOST_VALUES_OF_FACTOR)
         distance, anchor, reference = _known(some.features, self.reference)
         law = self.law_.inside(distance, anchor, reference)
@@ -174,16 +175,31 @@ class PowerLawIncrement:
             learned = self.factor.fit(some, law, self.quantile)
         self.trees_ = learned.trees
         # Trees cover less on new points than on those they grew on; so tuples are judged by trees that did not see their
-        # points. Nobody knows which family of folds the queries will resemble: the bound is lifted until it holds in each.
+        # points. Nobody knows which family of folds the queries will resemble: the bound is lifted until it holds in each
+        # that has enough tuples to tell.
         error = some.error.reshape(law.shape).to(law)
         ratio, family = ratios(error, law * learned.held_out), some.family.cpu()
         near = distance <= self.law_.edge
-        needed = [
-            conformal_level(ratio[near & (family == number)], self.quantile)
+        telling = [
+            rows
             for number in family.unique()
+            if (rows := near & (family == number)).sum() >= n_needed(self.quantile)
         ]
-        self.lift_ = max([1.0, *filter(math.isfinite, needed)])
-        return self
+        needed = [conformal_level(ratio[rows], self.quantile) for rows in telling]
+        return max([1.0, *needed])
+
+    def check_shapes(
+        self, z_shape: tuple[int, ...], field_shape: tuple[int, ...]
+    ) -> None:
+        """Refuse a climatology of other outputs than the errors are of."""
+        del z_shape
+        if isinstance(self.reference, Climatology) and len(
+            self.reference.low
+        ) != math.prod(field_shape):
+            raise ValueError(
+                f"reference is a Climatology of {len(self.reference.low)} outputs, but an error has {field_shape} values; "
+                "fit it to the outputs that elementwise errors are of."
+            )
 
     def __call__(self, features: GeometricFeatures) -> Tensor:
         shape = features.anchor_error.shape
@@ -302,22 +318,20 @@ def _known(
     )
     if reference is None:
         return _Known(distance[:, 0], anchor, 1.0)
-    natural = reference(prediction).to(prediction)
-    if natural.shape != anchor.shape or not (natural > 0).all():
+    natural = torch.as_tensor(reference(prediction)).to(prediction)
+    if natural.shape != anchor.shape or not (natural >= 0).all():
         raise ValueError(
             f"reference returned shape {tuple(natural.shape)}, least value {float(natural.min()):.3g}, for errors of shape "
-            f"{tuple(anchor.shape)}; it must return a positive scale for each error, so errors must be elementwise."
+            f"{tuple(anchor.shape)}; it must return a scale for each error, none negative."
         )
-    return _Known(distance[:, 0], anchor, natural)
-
-
-GRID = [(alpha, kappa) for alpha in EXPONENTS for kappa in ANCHOR_WEIGHTS]
+    # An output that never varies has no natural scale; its own errors set it.
+    return _Known(distance[:, 0], anchor, torch.where(natural > 0, natural, 1.0))
 
 
 def fit_power_law(
     calibration: CalibrationSet,
     quantile: float,
-    grid: list[tuple[float, float]] = GRID,
+    grid: list[tuple[float, float]],
     reference: Reference | None = None,
 ) -> PowerLaw:
     """Exponent and anchor weight from a grid; the level that minimises the pinball loss has a closed form."""

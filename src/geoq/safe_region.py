@@ -55,8 +55,8 @@ class DistanceRegion:
 
     threshold: float
     meaning = (
-        "no farther from the data than points held out at random were",
-        "farther from the data than points held out at random were, so take the bound as a guess",
+        "no farther from the data than held-out points were when they interpolated",
+        "farther from the data than held-out points were when they interpolated, so take the bound as a guess",
     )
 
     @staticmethod

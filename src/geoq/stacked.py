@@ -379,11 +379,15 @@ class _Products:
 
 def chain(module: nn.Module) -> list[nn.Module] | None:
     """The layers of a network in the order in which it calls them, where it is a plain sequence of known ones."""
-    if isinstance(module, (nn.Linear, *ELEMENTWISE)):
+    # Hooks, subclasses and parametrised layers may do more than their kind; those are left to vmap.
+    if module._forward_hooks or module._forward_pre_hooks:
+        return None
+    if type(module) in (nn.Linear, *ELEMENTWISE):
         return [module]
     if type(module).forward is not nn.Sequential.forward:
         return None
-    parts = [chain(part) for part in module.children()]
+    # Not children(), which leaves out a layer that is called a second time.
+    parts = [chain(part) for part in module._modules.values() if part is not None]
     if any(part is None for part in parts):
         return None
     return [layer for part in parts if part for layer in part]

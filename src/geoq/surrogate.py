@@ -181,7 +181,7 @@ def check_fitted(estimator: object, attribute: str) -> None:
         from sklearn.exceptions import NotFittedError
 
         raise NotFittedError(
-            f"this {type(estimator).__name__} is not fitted yet; call fit(x, y) first."
+            f"this {type(estimator).__name__} is not fitted yet; call fit first."
         )
 
 

@@ -219,12 +219,14 @@ class RolloutGeoQ:
             )
             alive, lost = features.alive, ~features.alive
             score = features.support_distance.new_full(alive.shape, torch.inf)
-            score[alive] = self.safe_region_.support_score(
-                features.along[alive.flatten()]
-            )
+            if alive.any():
+                score[alive] = self.safe_region_.support_score(
+                    features.along[alive.flatten()]
+                )
             safe = self.safe_region_.contains(score.flatten()).reshape(alive.shape)
             bound = self.scheme_(features)
             bound[lost] = torch.inf
+            bound = bound.nan_to_num(nan=torch.inf, posinf=torch.inf)
             trusted = safe
             if largest is not None:
                 within = (bound <= largest.to(bound)).flatten(start_dim=2)

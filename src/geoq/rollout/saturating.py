@@ -17,7 +17,7 @@ A departure from the paper, whose sum of increments grows for ever, while the er
   calibration horizon, not decreasing and at most 1.
 - :math:`\beta`, how fast the error grows with the distance: by least pinball loss over a grid; 0 means that geometry
   did not help.
-- :math:`k_n`, the level, not decreasing in n and shared by all coordinates: the least one at which held-out rollouts
+- :math:`k_n`, the level, made not decreasing in n by isotonic regression: at each step the least one at which held-out rollouts
   are covered, by conformal risk control with whole rollouts as units, so that the mean coverage of a fresh rollout at
   step n is tau if it is exchangeable with them.
 
@@ -66,6 +66,11 @@ class SaturatingGrowth:
     def fit(self, calibration: RolloutCalibration) -> "SaturatingGrowth":
         features, error = calibration.features, calibration.error.flatten(start_dim=2)
         alive = features.alive
+        if not alive.any():
+            raise ValueError(
+                "every calibration rollout diverged at its first step, so there is no error to learn from; "
+                "train the surrogate longer, or scale the states."
+            )
         climatology = features.climatology.flatten(start_dim=2)
         # Medians throughout: a fold's surrogate that runs off must not set the scale for all others.
         unit = climatology[alive].median(dim=0).values
@@ -73,7 +78,8 @@ class SaturatingGrowth:
         unit = torch.where(unit > 0, unit, error[alive].median(dim=0).values)
         self.unit_ = torch.where(unit > 0, unit, 1.0)
         distance = features.support_distance
-        self.floor_ = 1e-6 * float(distance[alive].median())
+        least = torch.finfo(distance.dtype).tiny
+        self.floor_ = max(1e-6 * float(distance[alive].median()), least)
         passed = _passed(distance, self.floor_)
         self.centre_ = float(passed[alive].median())
         self.low_, self.high_ = (
