@@ -1,6 +1,7 @@
 import json
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from conftest import fresh
@@ -222,3 +223,8 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
             artifact.write(path, {"a": 2}, {"t": torch.ones(2)})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_numpy_numbers_are_numbers(tmp_path):
+    artifact.write(tmp_path / "a", {"n": np.int64(2), "tau": np.float32(0.5)}, {})
+    assert artifact.read(tmp_path / "a")[0] == {"n": 2, "tau": 0.5}

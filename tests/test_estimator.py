@@ -548,13 +548,6 @@ def test_the_error_functional_comes_back_with_the_file(problem, tmp_path):
         loaded.conformalize(problem.x, problem.y)
 
 
-def test_numpy_numbers_as_settings_can_be_saved(problem, tmp_path):
-    model = NormScaledIncrement(np.float32(0.9), training=QUICK.training)
-    geoq = calibrate(problem, n_anchors=np.int64(2), increment_model=model)
-    geoq.save(tmp_path / "numbers.geoq")
-    assert set(geoq.predict_levels(problem.queries, (0.5,))) == {0.5}
-
-
 def test_a_model_without_a_level_has_no_other_levels(problem):
     class Nothing:
         def fit(self, calibration):
