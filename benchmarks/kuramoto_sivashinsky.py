@@ -50,9 +50,9 @@ from geoq import (
 from geoq.baselines import DeepEnsemble, GaussianProcess, MCDropout
 from geoq.baselines.bound import GAUSSIAN_95, Bound, spread
 from geoq.baselines.conformal import conformal_quantile
-from geoq.coverage import conformal_level
 from geoq.metrics import coverage, pinball
 from geoq.nets.mlp import MLP
+from geoq.rollout.saturating import horizon_levels
 
 LENGTH, N_POINTS, INNER_STEP, TRANSIENT = 22.0, 64, 0.05, 200.0
 HIDDEN, N_ENCODER_LAYERS = (128, 128, 16, 128, 128), 3
@@ -290,16 +290,6 @@ class RolloutConformal:
 # The two simple rivals: schemes like ours, fitted on the same calibration rollouts.
 
 
-def _horizon_levels(error, shape, quantile):
-    from scipy.optimize import isotonic_regression
-
-    levels = [
-        conformal_level(error[:, step] / shape[:, step], quantile)
-        for step in range(error.shape[1])
-    ]
-    return error.new_tensor(isotonic_regression(levels).x)
-
-
 @dataclass
 class OneNumberPerHorizon:
     """The level of the held-out errors at each step, the same for all states and coordinates."""
@@ -308,7 +298,7 @@ class OneNumberPerHorizon:
 
     def fit(self, calibration):
         error = calibration.error
-        self.level_ = _horizon_levels(error, torch.ones_like(error), self.quantile)
+        self.level_ = horizon_levels(error, torch.ones_like(error), self.quantile)
         return self
 
     def __call__(self, features):
@@ -323,7 +313,7 @@ class HorizonTimesClimatology:
     quantile: float = QUANTILE
 
     def fit(self, calibration):
-        self.level_ = _horizon_levels(
+        self.level_ = horizon_levels(
             calibration.error, calibration.features.climatology, self.quantile
         )
         return self

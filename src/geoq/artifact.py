@@ -73,6 +73,12 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return json.loads(metadata["numbers"]), arrays
 
 
+def placed(numbers: dict[str, Any], stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Arrays of a file on the GPU, if they came from one and one is here."""
+    on_gpu = numbers["cuda"] and torch.cuda.is_available()
+    return {name: array.cuda() if on_gpu else array for name, array in stored.items()}
+
+
 def check_same(name: str, answer: Tensor | None, expected: Tensor | None) -> None:
     """Refuse a callable that does not answer on the stored inputs as the one did that the file was made with."""
     if answer is None or expected is None:

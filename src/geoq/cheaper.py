@@ -23,7 +23,7 @@ from geoq.surrogate import (
     take,
     to_tensor,
 )
-from geoq.training import TrainedNetwork, TrainNetwork
+from geoq.training import TrainedNetwork
 
 
 def shares(folds: Sequence[Fold], smallest: float) -> list[list[int]]:
@@ -72,7 +72,7 @@ class SharedTraining:
     smallest: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_share(self.smallest, "SharedTraining")
+        _check_share(self.smallest, type(self).__name__)
 
     def __call__(self, x: Array, y: Array) -> Surrogate:
         return self.train_surrogate(x, y)
@@ -86,16 +86,23 @@ class SharedTraining:
     def predictions(self, x: Array, y: Array, folds: Sequence[Fold]) -> list[Tensor]:
         found = shares(folds, self.smallest)
         rows = [common([folds[place].seen for place in share]) for share in found]
+        trained = train_each(self.train_surrogate, x, y, rows)
         answers: dict[int, Tensor] = {}
-        for share, surrogate in zip(
-            found, train_each(self.train_surrogate, x, y, rows), strict=True
-        ):
-            answers |= {place: ask(surrogate, x, folds[place]) for place in share}
+        for share, surrogate in zip(found, trained, strict=True):
+            served = [folds[place] for place in share]
+            answers |= zip(share, self._answers(surrogate, x, y, served), strict=True)
         return [answers[place] for place in range(len(folds))]
+
+    def _answers(
+        self, surrogate: Surrogate, x: Array, y: Array, folds: Sequence[Fold]
+    ) -> list[Tensor]:
+        """What a shared surrogate predicts for each of the folds it serves."""
+        del y
+        return [ask(surrogate, x, fold) for fold in folds]
 
 
 @dataclass(frozen=True)
-class RefittedHead:
+class RefittedHead(SharedTraining):
     """The last layer refitted for each fold, by least squares, on an encoder that did not see the fold.
 
     Encoders are shared between folds as in ``SharedTraining``; the last layer is fitted to all that the fold leaves in.
@@ -106,37 +113,19 @@ class RefittedHead:
         penalty: of the squared weights, in units of the mean square of the encoder's outputs.
     """
 
-    train_surrogate: TrainNetwork
-    smallest: float = 0.5
     penalty: float = 1e-6
 
-    def __post_init__(self) -> None:
-        _check_share(self.smallest, "RefittedHead")
-
-    def __call__(self, x: Array, y: Array) -> Surrogate:
-        return self.train_surrogate(x, y)
-
-    def groups(
-        self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
-    ) -> list[list[int]]:
-        del x, y, n_workers
-        return [[fold.number for fold in folds]]
-
-    def predictions(self, x: Array, y: Array, folds: Sequence[Fold]) -> list[Tensor]:
-        found = shares(folds, self.smallest)
-        rows = [common([folds[place].seen for place in share]) for share in found]
+    def _answers(
+        self, surrogate: Surrogate, x: Array, y: Array, folds: Sequence[Fold]
+    ) -> list[Tensor]:
         targets = to_tensor(y, "y")
-        answers: dict[int, Tensor] = {}
-        for share, surrogate in zip(
-            found, train_each(self.train_surrogate, x, y, rows), strict=True
-        ):
-            z = _before_the_last(surrogate, x)
-            for place in share:
-                fold = folds[place]
-                seen, asked = (part.to(z.device) for part in (fold.seen, fold.asked))
-                head = _least_squares(z[seen], targets[seen], self.penalty)
-                answers[place] = _with_one(z[asked]) @ head
-        return [answers[place].to(targets) for place in range(len(folds))]
+        z = _before_the_last(surrogate, x)
+        answers = []
+        for fold in folds:
+            seen, asked = (part.to(z.device) for part in (fold.seen, fold.asked))
+            head = _least_squares(z[seen], targets[seen], self.penalty)
+            answers.append((_with_one(z[asked]) @ head).to(targets))
+        return answers
 
 
 def _before_the_last(surrogate: Surrogate, x: Array) -> Float[Tensor, " n n_features"]:

@@ -560,10 +560,7 @@ class GeoQ:
             raise ValueError(
                 f"{path} holds a {numbers['estimator']}; load it with {numbers['estimator']}.load."
             )
-        on_gpu = numbers["cuda"] and torch.cuda.is_available()
-        arrays = {
-            name: array.cuda() if on_gpu else array for name, array in stored.items()
-        }
+        arrays = artifact.placed(numbers, stored)
         geoq = cls(
             surrogate,
             None,

@@ -16,6 +16,8 @@ law goes on, or the error follows a straight line of four times the steepest slo
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -382,29 +384,30 @@ def _choose(
     error = calibration.error.reshape(anchor.shape).double().cpu()
     weight = calibration.weight.double().cpu()[:, None].expand_as(error)
     best_loss, best = math.inf, law
-    for exponent, multiple in grid:
+    for exponent, pairs in groupby(grid, key=itemgetter(0)):
         shape_of_growth = replace(law, exponent=exponent).growth(distance)[:, None]
         growth = natural * law.scale * shape_of_growth
         typical = float(growth.median()) / (float(anchor.median()) or 1.0)
-        shape = growth + multiple * typical * anchor
-        known = shape > 0
-        if not known.any():
-            continue
-        # The pinball loss of level * shape is least at the quantile of error / shape, weighted by the shape.
-        level = float(
-            weighted_quantile(
-                error[known] / shape[known], (weight * shape)[known], quantile
+        for _, multiple in pairs:
+            shape = growth + multiple * typical * anchor
+            known = shape > 0
+            if not known.any():
+                continue
+            # The pinball loss of level * shape is least at the quantile of error / shape, weighted by the shape.
+            level = float(
+                weighted_quantile(
+                    error[known] / shape[known], (weight * shape)[known], quantile
+                )
             )
-        )
-        loss = float((weight * pinball_loss(error, level * shape, quantile)).sum())
-        if loss < best_loss:
-            best_loss = loss
-            best = replace(
-                law,
-                exponent=exponent,
-                anchor_weight=multiple * typical,
-                level=level,
-            )
+            loss = float((weight * pinball_loss(error, level * shape, quantile)).sum())
+            if loss < best_loss:
+                best_loss = loss
+                best = replace(
+                    law,
+                    exponent=exponent,
+                    anchor_weight=multiple * typical,
+                    level=level,
+                )
     return best
 
 

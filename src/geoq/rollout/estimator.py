@@ -312,10 +312,7 @@ class RolloutGeoQ:
             raise ValueError(
                 f"{path} does not hold a RolloutGeoQ; load it with the class that saved it."
             )
-        on_gpu = numbers["cuda"] and torch.cuda.is_available()
-        arrays = {
-            name: array.cuda() if on_gpu else array for name, array in stored.items()
-        }
+        arrays = artifact.placed(numbers, stored)
         geoq = cls(
             surrogate,
             None,

@@ -102,11 +102,7 @@ class SaturatingGrowth:
         choices = product((shared, self.unit_), self.exponents)
         self.scale_, self.exponent_ = min(choices, key=loss)
         shape = _shape(self.exponent_, self.scale_, growth, base)
-        level = [
-            conformal_level(error[:, step] / shape[:, step], self.quantile)
-            for step in range(error.shape[1])
-        ]
-        self.level_ = error.new_tensor(_not_decreasing(level))
+        self.level_ = horizon_levels(error, shape, self.quantile)
         return self
 
     def __call__(self, features: RolloutFeatures) -> Float[Tensor, " n n_steps *state"]:
@@ -172,6 +168,19 @@ class SaturatingGrowth:
             loss = pinball_loss(e, level * b, self.quantile).mean() / e.mean()
             total += float(loss)
         return total
+
+
+def horizon_levels(
+    error: Float[Tensor, " n n_steps n_coordinates"],
+    shape: Float[Tensor, " n n_steps n_coordinates"],
+    quantile: float,
+) -> Float[Tensor, " n_steps"]:
+    """The level of each step at which held-out rollouts are covered, not decreasing."""
+    level = [
+        conformal_level(error[:, step] / shape[:, step], quantile)
+        for step in range(error.shape[1])
+    ]
+    return error.new_tensor(_not_decreasing(level))
 
 
 def _shape(exponent: float, scale: Tensor, growth: Tensor, base: Tensor) -> Tensor:
