@@ -16,8 +16,8 @@ from geoq.power_law import (
     EXPONENTS,
     PowerLaw,
     fit_power_law,
-    weighted_quantile,
 )
+from geoq.scale import weighted_quantile
 
 
 def uniform(*shape, seed=0):
@@ -168,13 +168,13 @@ def test_a_factor_that_wins_on_held_out_folds_stays():
     model = PowerLawIncrement().fit(data)
     bound = model(data.features)
     right = data.features.inputs > 0.5
-    assert model.trees_ is not None
+    assert model.factor_ is not None
     assert bound[right].mean() > 5 * bound[~right].mean()
 
 
 def test_a_factor_that_wins_nothing_is_dropped():
     model = PowerLawIncrement().fit(grows_like(1.0))
-    assert model.trees_ is None
+    assert model.factor_ is None
     assert "no factor" in model.describe()
 
 

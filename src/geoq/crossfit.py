@@ -63,6 +63,13 @@ class CalibrationSet:
             reach=self.reach,
         )
 
+    def some(self, n_rows: int) -> "CalibrationSet":
+        """All tuples, or so many drawn at random."""
+        if len(self) <= n_rows:
+            return self
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
+        return self[order[:n_rows].sort().values.to(self.error.device)]
+
     @property
     def increment(self) -> Float[Tensor, " n *field"]:
         r"""What the anchors did not explain.

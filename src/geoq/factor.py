@@ -7,8 +7,9 @@ stays only if it wins on points that it was not learned from.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,17 +21,54 @@ from geoq.geometry import GeometricFeatures
 from geoq.increment import pinball_loss
 from geoq.surrogate import few_threads
 
+BoundOf = Callable[[GeometricFeatures], Tensor]
+
+# Tuples hold about this many values together, or there are 1000 of them.
+MOST_VALUES = 60_000
 # Scalar errors let the trees see the inputs, unless these are fields; the coordinates of a vector share their trees.
 MOST_INPUTS = 64
 # Every value costs a walk down every tree, so that for fields of more coordinates no trees are tried.
 MOST_COORDINATES = 256
 
 
-class Learned(NamedTuple):
-    """The fitted factor, None where 1 was not beaten, and the factor of each tuple as learned from other points."""
+def some_tuples(calibration: CalibrationSet) -> CalibrationSet:
+    """As many as hold about ``MOST_VALUES`` values, but 1000 at least."""
+    return calibration.some(max(1000, MOST_VALUES // calibration.error[0].numel()))
 
-    trees: "Trees | None"
+
+@runtime_checkable
+class FittedFactor(Protocol):
+    """What was learned: a factor for each value of a bound, given what is known of the queries."""
+
+    def factor(
+        self, features: GeometricFeatures, bound: Tensor, /
+    ) -> Float[Tensor, " n n_coordinates"]: ...
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]: ...
+
+
+class Learned(NamedTuple):
+    """The fitted factor, None where 1 was not beaten; tuples to judge it by, and their factors as learned from others."""
+
+    fitted: FittedFactor | None
+    judges: CalibrationSet
     held_out: Float[Tensor, " n n_coordinates"]
+
+    @staticmethod
+    def nothing(calibration: CalibrationSet) -> "Learned":
+        """A factor of 1."""
+        judges = some_tuples(calibration)
+        one = judges.error.new_ones(1, 1).double()
+        return Learned(None, judges, one.expand(len(judges), judges.error[0].numel()))
+
+
+@runtime_checkable
+class Factor(Protocol):
+    """How a factor is learned: on top of the bound that a function of the features gives."""
+
+    def fit(
+        self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float, /
+    ) -> Learned: ...
 
 
 @dataclass(frozen=True)
@@ -50,23 +88,19 @@ class BoostedFactor:
     n_groups: int = 5
 
     def fit(
-        self,
-        calibration: CalibrationSet,
-        bound: Float[Tensor, " n n_coordinates"],
-        quantile: float,
+        self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float
     ) -> Learned:
         """Learn e / bound, tuples weighted by family and bound, so that the loss is that of the error itself."""
-        one = torch.ones_like(bound)
+        if calibration.error[0].numel() > MOST_COORDINATES:
+            return Learned.nothing(calibration)
+        calibration = some_tuples(calibration)
+        bound = bound_of(calibration.features).cpu()
         # By unit, not by fold: a point is held out by several folds, and its error must not be seen from any of them.
         units, unit = calibration.unit.cpu().unique(return_inverse=True)
         order = torch.randperm(len(units), generator=torch.Generator().manual_seed(0))
         group = (order % self.n_groups)[unit]
-        if (
-            bound.shape[1] > MOST_COORDINATES
-            or len(group.unique()) < 2
-            or not (bound > 0).all()
-        ):
-            return Learned(None, one)
+        if len(group.unique()) < 2 or not (bound > 0).all():
+            return Learned.nothing(calibration)
         table = columns(calibration.features, bound).numpy()
         error = calibration.error.reshape(len(bound), -1).to(bound)
         ratio = (error / bound).reshape(-1).numpy()
@@ -78,9 +112,10 @@ class BoostedFactor:
                 table, ratio, weight, group_of_value, quantile
             )
             if n_best is None:
-                return Learned(None, one)
+                return Learned.nothing(calibration)
             model = self._model(n_best, quantile).fit(table, ratio, weight)
-        return Learned(Trees.of(model), torch.from_numpy(held_out).reshape(bound.shape))
+        factors = torch.from_numpy(held_out).reshape(bound.shape)
+        return Learned(Trees.of(model), calibration, factors)
 
     def _held_out(
         self,
@@ -176,6 +211,9 @@ TREE_NUMBERS = 2**16
 TREES_ON_GPU = 64
 
 
+TREE_ARRAYS = ("feature", "threshold", "child", "value")
+
+
 @dataclass(frozen=True)
 class Trees:
     """Regression trees as arrays, so that a file can hold them; node 0 of each tree is its root, leaves lead to themselves."""
@@ -209,6 +247,22 @@ class Trees:
             torch.from_numpy(child),
             torch.from_numpy(value),
         )
+
+    def factor(
+        self, features: GeometricFeatures, bound: Float[Tensor, " n n_coordinates"]
+    ) -> Float[Tensor, " n n_coordinates"]:
+        """The factor of each value of the bound."""
+        return self(columns(features, bound)).reshape(bound.shape)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """For a file."""
+        arrays = {name: getattr(self, name) for name in TREE_ARRAYS}
+        return {"start": self.start}, arrays
+
+    @staticmethod
+    def from_state(settings: dict[str, Any], arrays: dict[str, Tensor]) -> "Trees":
+        """The trees that ``state`` described."""
+        return Trees(settings["start"], *(arrays[name] for name in TREE_ARRAYS))
 
     def __call__(self, rows: Float[Tensor, " n n_columns"]) -> Float[Tensor, " n"]:
         n_trees, n_nodes = self.value.shape

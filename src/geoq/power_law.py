@@ -27,9 +27,11 @@ from torch import Tensor
 from geoq.climatology import Climatology
 from geoq.coverage import conformal_level, n_needed, ratios
 from geoq.crossfit import CalibrationSet
-from geoq.factor import BoostedFactor, Learned, Trees, columns
+from geoq.factor import BoostedFactor, Factor, Learned, Trees
+from geoq.field_factor import FieldFactor, FittedField
 from geoq.geometry import GeometricFeatures
 from geoq.increment import check_quantile, inverse_cdf_quantile, pinball_loss
+from geoq.scale import LowRankScale, Scale, coordinate_scale, weighted_quantile
 from geoq.surrogate import chunks
 
 Reference = Callable[[Tensor], Tensor]
@@ -38,29 +40,14 @@ EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
 ANCHOR_WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
 # Exponent, anchor weight and level are three numbers; more values than this do not change them.
 MOST_VALUES = 200_000
-MOST_VALUES_OF_FACTOR = 60_000
+# The lift is read off so many values at most.
+MOST_RATIOS = 2**22
 # Beyond this quantile of the calibration's distances the power law goes on along its tangent.
 TANGENT_QUANTILE = 0.95
 # The line beyond the edge, in units of the steepest e / d. More than 1, because distances inside the data do not start at
 # zero, so that e / d understates how fast errors rise outside; chosen on the first twelve problems of the benchmark,
 # where 3 and 4 are level and 2 and 6 are worse.
 STEEPNESS = 4.0
-
-
-def weighted_quantile(
-    values: Float[Tensor, " n *shape"],
-    weights: Float[Tensor, " n *shape"],
-    quantile: float,
-) -> Float[Tensor, " *shape"]:
-    """Smallest value that values of at least the share ``quantile`` of the weight do not exceed, per coordinate."""
-    ordered, order = values.sort(dim=0)
-    passed = weights.gather(0, order).cumsum(dim=0)
-    rank = (
-        (passed < passed[-1:] * quantile * (1 - 1e-12))
-        .sum(dim=0, keepdim=True)
-        .clamp(max=len(values) - 1)
-    )
-    return ordered.gather(0, rank)[0]
 
 
 @dataclass(frozen=True)
@@ -144,18 +131,39 @@ class PowerLawIncrement:
         factor: how a factor on the power law is learned; None leaves it out.
         exponents: values of alpha to choose from.
         anchor_weights: values of kappa to choose from, in units of a typical distance term over a typical anchor error.
+            With 0 alone the bound does not rest on the anchors: it may lie below their error, and the increment be
+            negative there, a departure from the paper for fields whose anchors say nothing about where they are wrong.
         reference: r, from flattened predictions to how far each output may naturally be off there; the scale becomes
             s_j r_j(F(x)). ``Climatology.fit(y, 0.95)``, or a function of yours. None leaves it out.
+        scale: how s is found; ``LowRankScale`` shares it between the cells and channels of a field.
     """
 
     quantile: float = 0.95
-    factor: BoostedFactor | None = field(default_factory=BoostedFactor)
+    factor: Factor | None = field(default_factory=BoostedFactor)
     exponents: tuple[float, ...] = EXPONENTS
     anchor_weights: tuple[float, ...] = ANCHOR_WEIGHTS
     reference: Reference | None = None
+    scale: Scale = coordinate_scale
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
+
+    @staticmethod
+    def for_fields(
+        quantile: float = 0.95,
+        *,
+        n_spatial: int = 2,
+        reference: Reference | None = None,
+        factor: Factor | None = None,
+    ) -> "PowerLawIncrement":
+        """What serves fields on a grid: few maps as scale, a convolutional factor, no weight on the anchors."""
+        return PowerLawIncrement(
+            quantile,
+            factor or FieldFactor(n_spatial=n_spatial),
+            anchor_weights=(0.0,),
+            reference=reference,
+            scale=LowRankScale(n_spatial=n_spatial),
+        )
 
     def fit(self, calibration: CalibrationSet) -> "PowerLawIncrement":
         lift = self._fit(calibration, self.exponents)
@@ -168,20 +176,33 @@ class PowerLawIncrement:
     def _fit(self, calibration: CalibrationSet, exponents: tuple[float, ...]) -> float:
         """Law and factor; returns the lift that they need."""
         grid = [(alpha, kappa) for alpha in exponents for kappa in self.anchor_weights]
-        self.law_ = fit_power_law(calibration, self.quantile, grid, self.reference)
-        some = _some(calibration, MOST_VALUES_OF_FACTOR)
-        distance, anchor, reference = _known(some.features, self.reference)
-        law = self.law_.inside(distance, anchor, reference)
-        learned = Learned(None, torch.ones_like(law))
-        if self.factor is not None:
-            learned = self.factor.fit(some, law, self.quantile)
-        self.trees_ = learned.trees
-        # Trees cover less on new points than on those they grew on; so tuples are judged by trees that did not see their
-        # points. Nobody knows which family of folds the queries will resemble: the bound is lifted until it holds in each
-        # that has enough tuples to tell.
-        error = some.error.reshape(law.shape).to(law)
-        ratio, family = ratios(error, law * learned.held_out), some.family.cpu()
-        near = distance <= self.law_.edge
+        self.law_ = fit_power_law(
+            calibration, self.quantile, grid, self.reference, self.scale
+        )
+        learned = (
+            Learned.nothing(calibration)
+            if self.factor is None
+            else self.factor.fit(calibration, self._inside, self.quantile)
+        )
+        self.factor_ = learned.fitted
+        return self._lift_needed(learned)
+
+    def _lift_needed(self, learned: Learned) -> float:
+        """The lift under which the bound holds in every family of folds.
+
+        What was learned covers less on new points than on its own; so tuples are judged by a factor that did not see
+        their points. Nobody knows which family of folds the queries will resemble: the bound is lifted until it holds in
+        each that has enough tuples to tell.
+        """
+        judges, held_out = learned.judges, learned.held_out.cpu()
+        some = _coordinates(held_out.shape[1], MOST_RATIOS // len(judges))
+        parts = []
+        for rows in chunks(len(judges), 8 * held_out.shape[1]):
+            bound = self._inside(judges.features[rows]).cpu()[:, some]
+            error = judges.error[rows].reshape(len(bound), -1).cpu()[:, some]
+            parts.append(ratios(error.to(bound), bound * held_out[rows][:, some]))
+        ratio, family = torch.cat(parts), judges.family.cpu()
+        near = judges.features.support_distance.cpu().double() <= self.law_.edge
         telling = [
             rows
             for number in family.unique()
@@ -193,8 +214,9 @@ class PowerLawIncrement:
     def check_shapes(
         self, z_shape: tuple[int, ...], field_shape: tuple[int, ...]
     ) -> None:
-        """Refuse a climatology of other outputs than the errors are of."""
-        del z_shape
+        """Refuse a climatology of other outputs than the errors are of, and grids that do not match."""
+        if isinstance(self.factor, FieldFactor):
+            self.factor.check_shapes(z_shape, field_shape)
         if isinstance(self.reference, Climatology) and len(
             self.reference.low
         ) != math.prod(field_shape):
@@ -212,30 +234,38 @@ class PowerLawIncrement:
         ]
         return torch.cat(parts).reshape(shape).to(features.support_distance)
 
+    @property
+    def _rests_on_anchors(self) -> bool:
+        return any(self.anchor_weights)
+
+    def _known(self, features: GeometricFeatures) -> "_Known":
+        known = _known(features, self.reference)
+        if self._rests_on_anchors:
+            return known
+        return known._replace(anchor=torch.zeros_like(known.anchor))
+
+    def _inside(self, features: GeometricFeatures) -> Float[Tensor, " n n_coordinates"]:
+        known = self._known(features)
+        return self.law_.on(known.anchor.device).inside(*known)
+
     def _increment(
         self, features: GeometricFeatures
     ) -> Float[Tensor, " n n_coordinates"]:
-        # Where the queries are: the trees ask every value of a field.
-        device = features.support_distance.device
-        known = _known(features, self.reference, device)
-        law = self.law_.on(device)
+        known = self._known(features)
+        law = self.law_.on(known.anchor.device)
         factor = torch.ones_like(known.anchor)
-        if self.trees_ is not None:
-            seen = columns(features, law.inside(*known))
-            factor = self.trees_(seen).reshape(factor.shape)
+        if self.factor_ is not None:
+            factor = self.factor_.factor(features, law.inside(*known))
         bound = law(*known, factor=factor, lift=self.lift_)
-        return (bound - known.anchor).clamp(min=0)
+        increment = bound - features.anchor_error.reshape(bound.shape)
+        return increment.clamp(min=0) if self._rests_on_anchors else increment
 
     def describe(self) -> str:
         """The law in a sentence."""
-        trees = (
-            "no factor"
-            if self.trees_ is None
-            else f"a factor of {len(self.trees_.value)} trees"
-        )
+        factor = "no factor" if self.factor_ is None else str(self.factor_)
         return (
             f"error grows like distance to the power {self.law_.exponent:g}, anchor weight "
-            f"{self.law_.level * self.law_.anchor_weight:.2g}, {trees}, lifted by {self.lift_:.2f}"
+            f"{self.law_.level * self.law_.anchor_weight:.2g}, {factor}, lifted by {self.lift_:.2f}"
         )
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -245,8 +275,15 @@ class PowerLawIncrement:
             for name, value in vars(self.law_).items()
             if not isinstance(value, Tensor)
         }
-        plain = replace(self, reference=None)
-        settings = {**asdict(plain), "law": law, "lift": self.lift_}
+        settings = {
+            "quantile": self.quantile,
+            "exponents": self.exponents,
+            "anchor_weights": self.anchor_weights,
+            "law": law,
+            "lift": self.lift_,
+            "scale": _named(self.scale, LowRankScale),
+            "factor": _named(self.factor, BoostedFactor, FieldFactor),
+        }
         arrays = {"scale": self.law_.scale, "slope": self.law_.slope}
         if isinstance(self.reference, Climatology):
             arrays |= {f"reference.{k}": v for k, v in vars(self.reference).items()}
@@ -254,11 +291,9 @@ class PowerLawIncrement:
             raise ValueError(
                 f"a reference of the user's own ({self.reference!r}) cannot be saved; use a Climatology."
             )
-        if self.trees_ is not None:
-            settings["start"] = self.trees_.start
-            arrays |= {
-                f"trees.{name}": getattr(self.trees_, name) for name in _TREE_ARRAYS
-            }
+        if self.factor_ is not None:
+            settings["learned"], learned = self.factor_.state()
+            arrays |= {f"learned.{name}": array for name, array in learned.items()}
         return settings, arrays
 
     @staticmethod
@@ -266,35 +301,34 @@ class PowerLawIncrement:
         settings: dict[str, Any], weights: dict[str, Tensor]
     ) -> "PowerLawIncrement":
         """The fitted model that ``state`` described."""
-        factor = settings["factor"]
-        if factor is not None:
-            factor = BoostedFactor(**{**factor, "n_trees": tuple(factor["n_trees"])})
         arrays = {name: array.cpu() for name, array in weights.items()}
-        reference = {
-            name.removeprefix("reference."): array
-            for name, array in arrays.items()
-            if name.startswith("reference.")
-        }
+        reference, learned = (
+            {
+                name.removeprefix(prefix): array
+                for name, array in arrays.items()
+                if name.startswith(prefix)
+            }
+            for prefix in ("reference.", "learned.")
+        )
         model = PowerLawIncrement(
             settings["quantile"],
-            factor,
+            _factor(settings["factor"]),
             tuple(settings["exponents"]),
             tuple(settings["anchor_weights"]),
             Climatology(**reference) if reference else None,
+            LowRankScale(**settings["scale"]["settings"])
+            if settings["scale"]
+            else coordinate_scale,
         )
         model.law_ = PowerLaw(
             **settings["law"], scale=arrays["scale"], slope=arrays["slope"]
         )
         model.lift_ = settings["lift"]
-        model.trees_ = None
-        if "start" in settings:
-            model.trees_ = Trees(
-                settings["start"], *(arrays[f"trees.{name}"] for name in _TREE_ARRAYS)
-            )
+        model.factor_ = None
+        if learned:
+            kind = FittedField if isinstance(model.factor, FieldFactor) else Trees
+            model.factor_ = kind.from_state(settings["learned"], learned)
         return model
-
-
-_TREE_ARRAYS = ("feature", "threshold", "child", "value")
 
 
 class _Known(NamedTuple):
@@ -302,16 +336,12 @@ class _Known(NamedTuple):
 
     distance: Float[Tensor, " n"]
     anchor: Float[Tensor, " n n_coordinates"]
-    reference: Float[Tensor, " n n_coordinates"] | float
+    reference: Float[Tensor, " n n_coordinates"]
 
 
-def _known(
-    features: GeometricFeatures,
-    reference: Reference | None,
-    device: torch.device | str = "cpu",
-) -> _Known:
+def _known(features: GeometricFeatures, reference: Reference | None) -> _Known:
     distance, anchor, prediction = (
-        part.reshape(len(features), -1).double().to(device)
+        part.reshape(len(features), -1).double()
         for part in (
             features.support_distance,
             features.anchor_error,
@@ -319,7 +349,7 @@ def _known(
         )
     )
     if reference is None:
-        return _Known(distance[:, 0], anchor, 1.0)
+        return _Known(distance[:, 0], anchor, anchor.new_ones(1, 1).expand_as(anchor))
     natural = torch.as_tensor(reference(prediction)).to(prediction)
     if natural.shape != anchor.shape or not (natural >= 0).all():
         raise ValueError(
@@ -335,41 +365,53 @@ def fit_power_law(
     quantile: float,
     grid: list[tuple[float, float]],
     reference: Reference | None = None,
+    scale: Scale = coordinate_scale,
 ) -> PowerLaw:
     """Exponent and anchor weight from a grid; the level that minimises the pinball loss has a closed form."""
-    distance, anchor, natural = _known(calibration.features, reference)
-    error = calibration.error.reshape(anchor.shape).double().cpu()
-    interpolating = calibration.interpolating.cpu()
+    distance = calibration.features.support_distance.double()
+    of_coordinate = scale(
+        _over_reference(calibration, reference), calibration.weight, quantile
+    )
+    of_coordinate = of_coordinate.reshape(-1).double().cpu()
     law = PowerLaw(
         exponent=0.0,
         anchor_weight=0.0,
         level=1.0,
         unit=float(distance.median()) or 1.0,
         tangent=float(inverse_cdf_quantile(distance, TANGENT_QUANTILE)),
-        edge=float(inverse_cdf_quantile(distance[interpolating], TANGENT_QUANTILE)),
-        scale=coordinate_scale(
-            error / natural, calibration.weight.double().cpu(), quantile
+        edge=float(
+            inverse_cdf_quantile(distance[calibration.interpolating], TANGENT_QUANTILE)
         ),
-        slope=_steepest_slope(error, distance, calibration.family.cpu(), quantile),
+        # In units of the mean, so that the level says how large errors are.
+        scale=of_coordinate / of_coordinate.mean()
+        if of_coordinate.any()
+        else torch.ones_like(of_coordinate),
+        slope=_steepest_slope(calibration, quantile).cpu(),
     )
-    return _choose(law, _some(calibration, MOST_VALUES), quantile, grid, reference)
+    return _choose(law, calibration, quantile, grid, reference)
 
 
-def coordinate_scale(
-    error: Float[Tensor, " n n_coordinates"],
-    weight: Float[Tensor, " n"],
-    quantile: float,
-) -> Float[Tensor, " n_coordinates"]:
-    """The quantile of each coordinate's errors, in units of their mean."""
-    scale = torch.cat(
-        [
-            weighted_quantile(
-                error[:, part], weight[:, None].expand_as(error[:, part]), quantile
-            )
-            for part in chunks(error.shape[1], 4 * len(error))
-        ]
-    )
-    return (scale / scale.mean()) if scale.any() else torch.ones_like(scale)
+def _over_reference(
+    calibration: CalibrationSet, reference: Reference | None
+) -> Float[Tensor, " n *field"]:
+    """Errors in units of what is natural at their predictions."""
+    error = calibration.error
+    if reference is None:
+        return error
+    parts = [
+        _known(calibration.features[rows], reference).reference.to(error)
+        for rows in chunks(len(error), 4 * error[0].numel())
+    ]
+    return error / torch.cat(parts).reshape(error.shape)
+
+
+def _coordinates(n_coordinates: int, n_wanted: int) -> Tensor | slice:
+    """All coordinates, or so many drawn at random, at least 100."""
+    n_wanted = max(100, n_wanted)
+    if n_coordinates <= n_wanted:
+        return slice(None)
+    order = torch.randperm(n_coordinates, generator=torch.Generator().manual_seed(0))
+    return order[:n_wanted].sort().values
 
 
 def _choose(
@@ -380,13 +422,16 @@ def _choose(
     reference: Reference | None,
 ) -> PowerLaw:
     """The exponent and anchor weight with the least pinball loss, each pair at its best level."""
-    distance, anchor, natural = _known(calibration.features, reference)
-    error = calibration.error.reshape(anchor.shape).double().cpu()
+    n_coordinates = calibration.error[0].numel()
+    calibration = calibration.some(max(1000, MOST_VALUES // n_coordinates))
+    some = _coordinates(n_coordinates, MOST_VALUES // len(calibration))
+    scale = law.scale[some]
+    distance, anchor, natural, error = _sampled(calibration, reference, some)
     weight = calibration.weight.double().cpu()[:, None].expand_as(error)
     best_loss, best = math.inf, law
     for exponent, pairs in groupby(grid, key=itemgetter(0)):
         shape_of_growth = replace(law, exponent=exponent).growth(distance)[:, None]
-        growth = natural * law.scale * shape_of_growth
+        growth = natural * scale * shape_of_growth
         typical = float(growth.median()) / (float(anchor.median()) or 1.0)
         for _, multiple in pairs:
             shape = growth + multiple * typical * anchor
@@ -411,30 +456,56 @@ def _choose(
     return best
 
 
-def _some(calibration: CalibrationSet, n_values: int) -> CalibrationSet:
-    """All tuples, or as many drawn at random as hold about that many values."""
-    n_rows = max(1000, n_values // calibration.error[0].numel())
-    if len(calibration) <= n_rows:
-        return calibration
-    rows = torch.randperm(len(calibration), generator=torch.Generator().manual_seed(0))[
-        :n_rows
-    ]
-    return calibration[rows.sort().values.to(calibration.error.device)]
+def _sampled(
+    calibration: CalibrationSet, reference: Reference | None, some: Tensor | slice
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Distance, anchor error, reference and error of some coordinates, in double precision on the CPU."""
+    parts = []
+    for rows in chunks(len(calibration), 8 * calibration.error[0].numel()):
+        distance, anchor, natural = _known(calibration.features[rows], reference)
+        error = calibration.error[rows].reshape(anchor.shape).double()
+        fields = (part.cpu()[:, some] for part in (anchor, natural, error))
+        parts.append((distance.cpu(), *fields))
+    distance, anchor, natural, error = (
+        torch.cat(columns) for columns in zip(*parts, strict=True)
+    )
+    return distance, anchor, natural, error
 
 
 def _steepest_slope(
-    error: Float[Tensor, " n n_coordinates"],
-    distance: Float[Tensor, " n"],
-    family: Tensor,
-    quantile: float,
+    calibration: CalibrationSet, quantile: float
 ) -> Float[Tensor, " n_coordinates"]:
     """The largest over the families of the quantile of e / d: how fast errors were ever seen to grow."""
-    slope = torch.zeros_like(error[0])
-    for number in family.unique():
-        mine = (family == number) & (distance > 0)
-        if mine.any():
-            slope = torch.maximum(
-                slope,
-                inverse_cdf_quantile(error[mine] / distance[mine, None], quantile),
-            )
+    error = calibration.error.reshape(len(calibration), -1)
+    distance = calibration.features.support_distance.double()
+    slope = error.new_zeros(error.shape[1], dtype=torch.float64)
+    for number in calibration.family.unique():
+        mine = (calibration.family == number) & (distance > 0)
+        if not mine.any():
+            continue
+        for part in chunks(error.shape[1], 4 * int(mine.sum())):
+            steepness = error[mine, part].double() / distance[mine, None]
+            steepest = inverse_cdf_quantile(steepness, quantile)
+            slope[part] = torch.maximum(slope[part], steepest)
     return slope
+
+
+def _named(part: Any, *kinds: type) -> dict[str, Any] | None:
+    """An object of ours as plain settings; None where it has none."""
+    if part is None or part is coordinate_scale:
+        return None
+    if type(part) not in kinds:
+        raise ValueError(
+            f"{part!r} is the user's own and cannot be saved; use one of {', '.join(kind.__name__ for kind in kinds)}."
+        )
+    return {"kind": type(part).__name__, "settings": asdict(part)}
+
+
+def _factor(named: dict[str, Any] | None) -> Factor | None:
+    """The factor that ``_named`` described."""
+    if named is None:
+        return None
+    settings = named["settings"]
+    if named["kind"] == FieldFactor.__name__:
+        return FieldFactor.from_settings(settings)
+    return BoostedFactor(**{**settings, "n_trees": tuple(settings["n_trees"])})

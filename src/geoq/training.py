@@ -103,8 +103,21 @@ def train(
         training: how to train.
         units: one number per row of the data; rows with equal numbers are never split between training and stopping.
     """
+    train_on(network, loss, training, *training.hold_out(units))
+
+
+def train_on(
+    network: nn.Module,
+    loss: RowLoss,
+    training: Training,
+    training_rows: Int[Tensor, " n_train"],
+    validation_rows: Int[Tensor, " n_validation"],
+) -> None:
+    """``train`` on rows of the caller's choice, stopped by rows of the caller's choice."""
     with _threads_for(network):
-        best_loss, best_step = _descend(network, loss, training, units)
+        best_loss, best_step = _descend(
+            network, loss, training, training_rows, validation_rows
+        )
     network.eval()
     logger.info(
         "trained %s: best loss %.4g at step %d",
@@ -123,10 +136,13 @@ def _threads_for(network: nn.Module) -> AbstractContextManager[None]:
 
 
 def _descend(
-    network: nn.Module, loss: RowLoss, training: Training, units: Tensor
+    network: nn.Module,
+    loss: RowLoss,
+    training: Training,
+    training_rows: Tensor,
+    validation_rows: Tensor,
 ) -> tuple[float, int]:
     """Steps until patience runs out; the loss and step of the weights that are kept."""
-    training_rows, validation_rows = training.hold_out(units)
     passes = epochs(training_rows, training.batch_size, training.random_state)
     batches = (batch for one_pass in passes for batch in one_pass)
     optimizer = torch.optim.Adam(

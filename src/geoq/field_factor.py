@@ -1,0 +1,409 @@
+r"""A learned factor on the bound of a field: a small convolutional network that sees the query.
+
+.. math:: \widehat E_{cj}(x) = b_{cj}(x) \, \exp\bigl(a_c \, h_{cj}(W u(x), \log \Delta d(x))\bigr)
+
+Which cell is hard is in the scale of the bound; which day is hard is in the fields of the query, and local: a front, a
+vortex, an interface. h starts at 0 and stops by held-out tuples; they choose the exponent a_c of each channel too, so that
+a channel (a lead time, say) where nothing can be known keeps its bound.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from geoq.crossfit import CalibrationSet
+from geoq.factor import BoundOf, Learned
+from geoq.geometry import GeometricFeatures
+from geoq.increment import pinball_loss
+from geoq.nets.unet import UNet
+from geoq.surrogate import chunks
+from geoq.training import RowLoss, Training, train_on
+
+EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+# Rows that the channels are whitened by, and that judge the factor.
+MOST_ROWS = 256
+# Directions in which the channels vary less than this share of the most are not blown up.
+LEAST_VARIANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class View:
+    """Which fields of a query the network sees; each must end in the error's grid, all dimensions before are channels.
+
+    Attributes:
+        inputs: nu(x).
+        prediction: the surrogate's answer.
+        displacement: from the anchors, in representation space.
+        anchor_error: mean observed error of the anchors.
+        bound: logarithm of the bound that the factor is on.
+    """
+
+    inputs: bool = True
+    prediction: bool = False
+    displacement: bool = False
+    anchor_error: bool = False
+    bound: bool = False
+
+    def __call__(
+        self, features: GeometricFeatures, bound: Tensor, grid: tuple[int, ...]
+    ) -> Float[Tensor, " n n_channels *grid"]:
+        parts = [getattr(features, name) for name in self._seen_of_features]
+        if self.bound:
+            parts.append(bound.clamp(min=torch.finfo(torch.float32).tiny).log())
+        channels = [part.reshape(len(part), -1, *grid).float() for part in parts]
+        return torch.cat(channels, dim=1)
+
+    @property
+    def _seen_of_features(self) -> list[str]:
+        names = [item.name for item in fields(self) if getattr(self, item.name)]
+        return [name for name in names if name != "bound"]
+
+
+@dataclass(frozen=True)
+class FieldFactor:
+    """How the factor is learned.
+
+    Attributes:
+        n_spatial: 1 for fields on a line, 2 for fields in the plane.
+        views: what the networks may see; the best view on held-out tuples stays.
+        widths: channels per level of a network; one level is two convolutions.
+        dropout: share of activations left out in training.
+        n_groups: groups that the tuples are dealt to. A network is trained without each, stopped and judged by it, and
+            the mean of all of them answers.
+        n_networks: networks that are trained, if fewer than the groups; the others' tuples then judge nothing.
+        training: how a network is trained; the groups take the place of its ``validation_fraction``.
+    """
+
+    n_spatial: int = 2
+    views: tuple[View, ...] = (View(), View(prediction=True))
+    widths: tuple[int, ...] = (16,)
+    dropout: float = 0.1
+    n_groups: int = 5
+    n_networks: int | None = None
+    training: Training = field(
+        default_factory=lambda: Training(
+            n_steps=400, batch_size=8, learning_rate=2e-3, check_every=25, patience=6
+        )
+    )
+
+    def __post_init__(self) -> None:
+        if self.n_groups < 2:
+            raise ValueError(
+                f"n_groups={self.n_groups}, but one group must stop what the others train; choose 2 or more."
+            )
+
+    def check_shapes(
+        self, z_shape: tuple[int, ...], field_shape: tuple[int, ...]
+    ) -> None:
+        """Refuse errors without a grid, and displacements on another one."""
+        if len(field_shape) < self.n_spatial:
+            raise ValueError(
+                f"FieldFactor(n_spatial={self.n_spatial}), but an error has shape {field_shape}; put the grid last, or "
+                "use BoostedFactor."
+            )
+        sees_z = any(view.displacement for view in self.views)
+        if sees_z and z_shape[-self.n_spatial :] != field_shape[-self.n_spatial :]:
+            raise ValueError(
+                f"View(displacement=True), but a row of the representation has shape {z_shape} and an error "
+                f"{field_shape}, which do not end in one grid; choose phi = identity, or another view."
+            )
+
+    def fit(
+        self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float
+    ) -> Learned:
+        """The networks of the best view, each judged by tuples that it was not trained on."""
+        splits = self._splits(calibration)
+        if not splits:
+            return Learned.nothing(calibration)
+        judged = _Judged(calibration, [held_out for _, held_out in splits], bound_of)
+        trained = []
+        for view in self.views:
+            fitted = FittedField.fresh(self, view, calibration, bound_of, len(splits))
+            loss = self._loss(calibration, fitted, bound_of, quantile)
+            for network, rows in zip(fitted.networks, splits, strict=True):
+                train_on(network, loss, self.training, *rows)
+            trained.append((judged.choose(fitted, quantile), fitted))
+        _, best = min(trained, key=lambda pair: pair[0])
+        if not best.exponent.any():
+            return Learned.nothing(calibration)
+        return Learned(best, judged.tuples, judged.factors(best))
+
+    def _splits(self, calibration: CalibrationSet) -> list[tuple[Tensor, Tensor]]:
+        """Rows to train each network on, and the rows of the group that stops it.
+
+        Along time groups are stretches, and tuples that depend on those of the group are left out of its training.
+        """
+        units, unit = calibration.unit.unique(return_inverse=True)
+        n_groups = min(self.n_groups, len(units))
+        order = torch.arange(len(units))
+        if calibration.position is None:
+            order = torch.randperm(
+                len(units), generator=torch.Generator().manual_seed(0)
+            )
+        group = (order * n_groups // len(units)).to(unit.device)[unit]
+        splits = []
+        for number in range(min(n_groups, self.n_networks or n_groups)):
+            held_out = group == number
+            apart = ~held_out
+            if calibration.position is not None:
+                mine = calibration.position[held_out]
+                apart &= (calibration.position < mine.min() - calibration.reach) | (
+                    calibration.position > mine.max() + calibration.reach
+                )
+            if apart.any():
+                splits.append((apart.nonzero()[:, 0], held_out.nonzero()[:, 0]))
+        return splits
+
+    def _loss(
+        self,
+        calibration: CalibrationSet,
+        fitted: "FittedField",
+        bound_of: BoundOf,
+        quantile: float,
+    ) -> RowLoss:
+        error = calibration.error
+        # Channels of other sizes weigh alike, and families of folds too.
+        grid = tuple(range(error.ndim - self.n_spatial, error.ndim))
+        size = error.mean(dim=(0, *grid), keepdim=True).float()
+        size = torch.where(size > 0, size, 1.0)
+        weight = (calibration.weight * len(calibration)).float()
+
+        def loss(network: nn.Module, rows: Tensor) -> Tensor:
+            features = calibration.features[rows]
+            bound = bound_of(features)
+            scaled = (network(fitted.seen(features, bound)).exp() * bound).float()
+            missed = pinball_loss(
+                error[rows].float(), scaled.view_as(error[rows]), quantile
+            )
+            by_row = (missed / size).flatten(1).mean(dim=1)
+            return (weight[rows] * by_row).mean()
+
+        return loss
+
+    @staticmethod
+    def from_settings(settings: dict[str, Any]) -> "FieldFactor":
+        """The factor that ``asdict`` described."""
+        return FieldFactor(
+            **{
+                **settings,
+                "views": tuple(View(**view) for view in settings["views"]),
+                "widths": tuple(settings["widths"]),
+                "training": Training(**settings["training"]),
+            }
+        )
+
+
+class _Network(nn.Module):
+    """W, the units of the distance and the U-Net, in one state dict; answers log factors, one row per query."""
+
+    def __init__(self, n_in: int, n_out: int, settings: FieldFactor) -> None:
+        super().__init__()
+        self.unet = UNet(
+            n_in,
+            n_out,
+            n_spatial=settings.n_spatial,
+            widths=settings.widths,
+            dropout=settings.dropout,
+        )
+        for parameter in self.unet.output.parameters():
+            nn.init.zeros_(parameter)
+        self.register_buffer("mean", torch.zeros(n_in))
+        self.register_buffer("whitening", torch.eye(n_in))
+        self.register_buffer("distances", torch.tensor([0.0, 1.0, 0.0, 0.0]))
+        self.mean: Tensor
+        self.whitening: Tensor
+        self.distances: Tensor
+
+    def set_units(self, channels: Tensor, distance: Float[Tensor, " n"]) -> None:
+        """Channels become uncorrelated: of states at successive times, the changes are as loud as the states."""
+        flat = channels.transpose(0, 1).reshape(channels.shape[1], -1).double()
+        self.mean.copy_(flat.mean(dim=1))
+        variances, directions = torch.linalg.eigh(
+            torch.cov(flat).reshape(len(flat), -1)
+        )
+        least = (LEAST_VARIANCE * variances.max()).clamp(min=1e-30)
+        self.whitening.copy_(directions / variances.clamp(min=least).sqrt())
+        log = distance.clamp(min=1e-30).log()
+        spread = log.std(correction=0)
+        self.distances.copy_(
+            torch.stack(
+                [log.mean(), spread if spread > 0 else spread + 1, log.min(), log.max()]
+            )
+        )
+
+    def forward(self, seen: tuple[Tensor, Tensor]) -> Tensor:
+        channels, distance = seen
+        centred = channels - self.mean.view(-1, *(1,) * (channels.ndim - 2))
+        white = torch.tensordot(self.whitening, centred, dims=([0], [1])).transpose(
+            0, 1
+        )
+        centre, spread, low, high = self.distances
+        # Beyond the distances it has seen the network is not asked; the law under it goes on.
+        log = distance.float().clamp(min=1e-30).log().clamp(low, high)
+        answer: Tensor = self.unet(white, (log - centre) / spread)
+        return answer.flatten(1)
+
+
+@dataclass
+class FittedField:
+    """Trained networks, what they see, and how much of their answer each channel takes."""
+
+    networks: list[_Network]
+    view: View
+    settings: FieldFactor
+    field_shape: tuple[int, ...]
+    exponent: Float[Tensor, " n_channels"]
+
+    @staticmethod
+    def fresh(
+        settings: FieldFactor,
+        view: View,
+        calibration: CalibrationSet,
+        bound_of: BoundOf,
+        n_networks: int,
+    ) -> "FittedField":
+        """Untrained networks in the units of the tuples."""
+        some = calibration.some(MOST_ROWS)
+        shape = tuple(some.error.shape[1:])
+        grid = shape[len(shape) - settings.n_spatial :]
+        channels = torch.cat(
+            [
+                view(some.features[rows], bound_of(some.features[rows]), grid)
+                for rows in chunks(len(some), 4 * some.error[0].numel())
+            ]
+        )
+        n_out = math.prod(shape) // math.prod(grid)
+        networks = []
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.training.random_state)
+            for _ in range(n_networks):
+                network = _Network(channels.shape[1], n_out, settings)
+                network.to(some.error.device)
+                network.set_units(channels, some.features.support_distance.float())
+                networks.append(network)
+        return FittedField(networks, view, settings, shape, torch.ones(n_out))
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        return self.field_shape[len(self.field_shape) - self.settings.n_spatial :]
+
+    def seen(self, features: GeometricFeatures, bound: Tensor) -> tuple[Tensor, Tensor]:
+        """What the networks are given."""
+        return self.view(features, bound, self.grid), features.support_distance
+
+    @torch.no_grad()
+    def log_factor(
+        self,
+        network: _Network,
+        features: GeometricFeatures,
+        bound: Float[Tensor, " n n_coordinates"],
+    ) -> Float[Tensor, " n n_channels n_cells"]:
+        """One network's answer, with all exponents at 1."""
+        answer: Tensor = network.to(bound.device)(self.seen(features, bound))
+        return answer.view(len(bound), len(self.exponent), -1)
+
+    def factor(
+        self, features: GeometricFeatures, bound: Float[Tensor, " n n_coordinates"]
+    ) -> Float[Tensor, " n n_coordinates"]:
+        """The factor of each value of the bound: the geometric mean of the networks'."""
+        total = sum(self.log_factor(net, features, bound) for net in self.networks)
+        power = self.exponent.to(bound.device)[:, None] / len(self.networks)
+        return (power * total).exp().reshape(bound.shape).to(bound)
+
+    def __str__(self) -> str:
+        used = int((self.exponent > 0).sum())
+        return f"a convolutional factor on {used} of {len(self.exponent)} channels"
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """For a file."""
+        settings = {
+            "view": asdict(self.view),
+            "settings": asdict(self.settings),
+            "field_shape": self.field_shape,
+            "n_networks": len(self.networks),
+        }
+        weights = {
+            f"{number}.{name}": array
+            for number, network in enumerate(self.networks)
+            for name, array in network.state_dict().items()
+        }
+        return settings, {"exponent": self.exponent, **weights}
+
+    @staticmethod
+    def from_state(
+        settings: dict[str, Any], arrays: dict[str, Tensor]
+    ) -> "FittedField":
+        """The factor that ``state`` described."""
+        how = FieldFactor.from_settings(settings["settings"])
+        exponent = arrays["exponent"]
+        networks = []
+        for number in range(settings["n_networks"]):
+            prefix = f"{number}."
+            weights = {
+                name.removeprefix(prefix): array
+                for name, array in arrays.items()
+                if name.startswith(prefix)
+            }
+            network = _Network(len(weights["mean"]), len(exponent), how)
+            network.load_state_dict(weights)
+            networks.append(network.eval())
+        shape = tuple(settings["field_shape"])
+        return FittedField(networks, View(**settings["view"]), how, shape, exponent)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """Held-out tuples, some of each group, each of them for the network that did not see it."""
+
+    calibration: CalibrationSet
+    groups: list[Tensor]
+    bound_of: BoundOf
+
+    @cached_property
+    def rows(self) -> list[Tensor]:
+        """At most ``MOST_ROWS`` rows in all, evenly from each group."""
+        most = max(1, MOST_ROWS // len(self.groups))
+        return [rows[:: math.ceil(len(rows) / most)] for rows in self.groups]
+
+    @property
+    def tuples(self) -> CalibrationSet:
+        """The tuples, group by group."""
+        return self.calibration[torch.cat(self.rows)]
+
+    def _answers(self, fitted: FittedField) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Rows, bounds and log factors, group by group in chunks."""
+        for network, rows in zip(fitted.networks, self.rows, strict=True):
+            for part in chunks(len(rows), 8 * math.prod(fitted.field_shape)):
+                features = self.calibration.features[rows[part]]
+                bound = self.bound_of(features)
+                yield rows[part], bound, fitted.log_factor(network, features, bound)
+
+    def choose(self, fitted: FittedField, quantile: float) -> float:
+        """Set each channel's exponent to the best one; returns the loss over that of no factor, channels alike."""
+        losses = torch.zeros(len(EXPONENTS), len(fitted.exponent), dtype=torch.float64)
+        for rows, bound, log in self._answers(fitted):
+            own, error = (
+                part.reshape(log.shape).float()
+                for part in (bound, self.calibration.error[rows])
+            )
+            for place, power in enumerate(EXPONENTS):
+                missed = pinball_loss(error, own * (power * log).exp(), quantile)
+                losses[place] += missed.mean(dim=2).sum(dim=0).double().cpu()
+        best = losses.min(dim=0)
+        fitted.exponent = torch.tensor(EXPONENTS)[best.indices]
+        return float(torch.where(losses[0] > 0, best.values / losses[0], 1.0).mean())
+
+    def factors(self, fitted: FittedField) -> Float[Tensor, " n n_coordinates"]:
+        """The factor of each of the tuples."""
+        power = fitted.exponent[:, None]
+        parts = [
+            (power.to(log.device) * log).exp().flatten(1)
+            for _, _, log in self._answers(fitted)
+        ]
+        return torch.cat(parts)
