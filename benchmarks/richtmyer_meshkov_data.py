@@ -26,7 +26,7 @@ import riemann
 import torch
 from euler import Euler
 
-SHAPE, SMALL_SHAPE = (240, 480), (48, 96)
+SHAPE, SMALL_SHAPE = (240, 480), (32, 64)
 N, N_SMALL = 1000, 16
 # Simulations that run at once; 128 need about 10 GB.
 BATCH = 125
