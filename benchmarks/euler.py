@@ -107,16 +107,16 @@ class Euler:
         def net(face: Tensor) -> Tensor:
             return (face.narrow(axis, 0, n) - face.narrow(axis, 1, n)) / self.spacing
 
-        *rates, advected = (net(face) for face in flux)
-        return *rates, advected - z * net(velocity)
+        m1, m2, mu, mv, energy, advected = [net(face) for face in flux]
+        return m1, m2, mu, mv, energy, advected - z * net(velocity)
 
     def _flux(self, left: State, right: State) -> State:
         """HLLC: fluxes of the six variables, and the velocity that transports masses and volume fraction."""
         slow, fast, contact = self._wave_speeds(left, right)
         upwind = contact >= 0
-        m1, m2, u, v, p, z = (
+        m1, m2, u, v, p, z = [
             torch.where(upwind, a, b) for a, b in zip(left, right, strict=True)
-        )
+        ]
         # A wave that runs with the flow leaves the flux of the state behind it, which is what speed zero gives here.
         wave = torch.where(upwind, slow.clamp(max=0), fast.clamp(min=0))
         rho, energy = m1 + m2, self._energy((m1, m2, u, v, p, z))

@@ -71,7 +71,7 @@ def sod(riemann):
 
 
 def test_the_exact_solution_of_sod_is_the_published_one(riemann):
-    """Toro 2009, table 4.3, test 1."""
+    """Toro 2009, chapter 4, test 1."""
     pressure, velocity = riemann.contact(*sod(riemann))
     assert pressure == pytest.approx(0.30313, abs=5e-6)
     assert velocity == pytest.approx(0.92745, abs=5e-6)
