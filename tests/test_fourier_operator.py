@@ -74,7 +74,10 @@ def test_the_matrix_products_are_the_truncated_fft(operator, size, modes):
         output = module(fields)
         variables = (fields, convolution.weight)
         results.append(
-            (output, *torch.autograd.grad((output * direction).sum(), variables))
+            (
+                output.detach(),
+                *torch.autograd.grad((output * direction).sum(), variables),
+            )
         )
     for by_product, by_fft in zip(*results, strict=True):
         assert_close(
