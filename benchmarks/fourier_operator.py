@@ -185,7 +185,7 @@ class FourierOperator(nn.Module):
         )
         self.projection = nn.Linear(width, n_projection)
         self.output = nn.Linear(n_projection, n_times)
-        # PyTorch's own scale would shrink the field about fivefold in each block, and training takes longer then.
+        # PyTorch's own scale would shrink the field twelvefold through four blocks, and training would take longer.
         for layer in (*(block.local for block in self.blocks), self.projection):
             nn.init.kaiming_normal_(layer.weight)
 
