@@ -36,6 +36,7 @@ READING_ORDER = [
     "baselines",
     "plots",
     "sklearn",
+    "xarray",
     "cli",
 ]
 
