@@ -32,6 +32,11 @@ class LeastSquares:
         self.output = y.shape[1:]
         self.weights = np.linalg.lstsq(self.design(x), y.reshape(len(y), -1))[0]
         self.n_rows = []
+        self.n_pickled = 0
+
+    def __getstate__(self):
+        self.n_pickled += 1
+        return self.__dict__
 
     @staticmethod
     def design(x):
@@ -201,6 +206,13 @@ def test_a_chunked_array_is_assessed_chunk_by_chunk_when_asked_for(
     # Not to the last bit: networks round differently in batches of another size.
     xr.testing.assert_allclose(lazy.compute(), answer)
     assert sorted(surrogate.n_rows) == [2, 5, 5]
+
+
+def test_a_chunked_array_does_not_make_dask_pickle_the_calibration(fitted, queries):
+    surrogate = fitted.geoq.surrogate_
+    surrogate.n_pickled = 0
+    fitted.predict(queries.chunk(time=5)).compute()
+    assert surrogate.n_pickled == 0
 
 
 def test_a_chunked_answer_streams_into_a_file(fitted, answer, queries, tmp_path):

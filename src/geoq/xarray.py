@@ -4,6 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
+from uuid import uuid4
 
 import numpy as np
 
@@ -191,6 +192,10 @@ class XarrayGeoQ:
         estimator.x_, estimator.y_ = _template(told["x"]), _template(told["y"])
         estimator.labels_ = _array(told["labels"])
         return estimator
+
+    def __dask_tokenize__(self) -> str:
+        # Dask would otherwise pickle the whole calibration only to give its tasks a name.
+        return uuid4().hex
 
     def _samples_first(self, array: Labelled, name: str) -> xr.DataArray:
         if isinstance(array, xr.Dataset):
