@@ -21,7 +21,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from geoq.climatology import Climatology
@@ -382,11 +382,16 @@ def _choose(
     """The exponent and anchor weight with the least pinball loss, each pair at its best level."""
     distance, anchor, natural = _known(calibration.features, reference)
     error = calibration.error.reshape(anchor.shape).double().cpu()
+    # Of a field, some coordinates of every tuple: three numbers need no more.
+    some = _drawn(error.shape[1], max(1, MOST_VALUES // len(error)))
+    error, anchor, scale = error[:, some], anchor[:, some], law.scale[some]
+    if isinstance(natural, Tensor):
+        natural = natural[:, some]
     weight = calibration.weight.double().cpu()[:, None].expand_as(error)
     best_loss, best = math.inf, law
     for exponent, pairs in groupby(grid, key=itemgetter(0)):
         shape_of_growth = replace(law, exponent=exponent).growth(distance)[:, None]
-        growth = natural * law.scale * shape_of_growth
+        growth = natural * scale * shape_of_growth
         typical = float(growth.median()) / (float(anchor.median()) or 1.0)
         for _, multiple in pairs:
             shape = growth + multiple * typical * anchor
@@ -416,10 +421,14 @@ def _some(calibration: CalibrationSet, n_values: int) -> CalibrationSet:
     n_rows = max(1000, n_values // calibration.error[0].numel())
     if len(calibration) <= n_rows:
         return calibration
-    rows = torch.randperm(len(calibration), generator=torch.Generator().manual_seed(0))[
-        :n_rows
-    ]
-    return calibration[rows.sort().values.to(calibration.error.device)]
+    rows = _drawn(len(calibration), n_rows)
+    return calibration[rows.to(calibration.error.device)]
+
+
+def _drawn(n: int, n_drawn: int) -> Int[Tensor, " n_drawn"]:
+    """Places among n, in order, drawn at random without repetition; all of them if they are no more."""
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    return order[:n_drawn].sort().values
 
 
 def _steepest_slope(
