@@ -114,18 +114,18 @@ class XarrayGeoQ:
             ValueError: x lies on another grid than the data of ``fit``.
         """
         x = self._queries(x)
-        field = dict(zip(x.dims[1:], x.shape[1:], strict=True))
-        parts = self._parts()
+        grid, parts = x.dims[1:], self._parts()
         sizes = {dim: n for _, dims in parts.values() for dim, n in dims.items()}
         # Variables, because the coordinates of x are not those of the answer.
+        queries = x.variable
+        if x.chunks is not None:
+            queries = queries.chunk(dict.fromkeys(grid, -1))
         answers = xr.apply_ufunc(
             self._answer,
-            x.variable
-            if x.chunks is None
-            else x.variable.chunk(dict.fromkeys(field, -1)),
-            input_core_dims=[[*field]],
+            queries,
+            input_core_dims=[grid],
             output_core_dims=[[*dims] for _, dims in parts.values()],
-            exclude_dims=set(field),
+            exclude_dims=set(grid),
             dask="parallelized",
             output_dtypes=[dtype for dtype, _ in parts.values()],
             dask_gufunc_kwargs={"output_sizes": sizes},
@@ -271,16 +271,12 @@ class XarrayGeoQ:
         self, variables: dict[str, xr.Variable], x: xr.DataArray
     ) -> xr.Dataset:
         """The answer with the coordinates of y, the samples' own ones from x, and attributes."""
-        units = {key: self.y_.attrs[key] for key in ("units",) if key in self.y_.attrs}
-        in_units = self.geoq.error_functional in (absolute_error, norm_error)
+        units = {key: of for key, of in self.y_.attrs.items() if key == "units"}
+        own = {"prediction": self.y_.attrs}
+        if self.geoq.error_functional in (absolute_error, norm_error):
+            own |= dict.fromkeys(_ERRORS, units)
         for name, variable in variables.items():
-            variable.attrs = (
-                dict(self.y_.attrs)
-                if name == "prediction"
-                else units
-                if name in _ERRORS and in_units
-                else {}
-            ) | {"long_name": _LONG_NAMES[name]}
+            variable.attrs = {"long_name": _LONG_NAMES[name]} | own.get(name, {})
         others = [n for n, c in x.coords.items() if c.dims != (self.sample_dim,)]
         one_cell = x.isel(dict.fromkeys(x.dims[1:], 0))
         region, calibration = self.geoq.safe_region_, self.geoq.calibration_
