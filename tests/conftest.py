@@ -12,7 +12,7 @@ from jaxtyping import install_import_hook
 # One thread: the networks here are small, and threads that wait for each other on a busy machine take minutes.
 torch.set_num_threads(1)
 
-# The border (GeoQ, its scikit-learn face, the command) refuses bad input in its own words, so only what lies inside it
+# The border (GeoQ, its scikit-learn and xarray faces, the command) refuses bad input in its own words, so only what lies inside it
 # is checked against its annotations.
 INSIDE = [
     "representation",

@@ -591,9 +591,9 @@ def test_an_unknown_parameter_is_refused():
 
 
 def test_importing_geoq_needs_no_extra():
-    """Matplotlib, GPyTorch, LightGBM and scikit-learn itself stay out until something asks for them."""
+    """Matplotlib, GPyTorch, LightGBM, xarray and scikit-learn itself stay out until something asks for them."""
     program = (
-        "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'gpytorch', 'lightgbm', 'faiss'])); "
+        "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'gpytorch', 'lightgbm', 'faiss', 'xarray'])); "
         "import geoq; print('sklearn' in sys.modules)"
     )
     result = subprocess.run(

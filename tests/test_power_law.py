@@ -69,6 +69,17 @@ def test_the_exponent_of_the_growth_is_found(exponent):
     assert law.anchor_weight == 0
 
 
+def test_some_cells_of_a_large_field_tell_exponent_and_level_of_all():
+    """300,000 values, of which a third are never looked at, with a scale of each cell's own."""
+    data = grows_like(1.0, n=300, scale=torch.linspace(1, 9, 1000).tolist())
+    law = fit_power_law(data, 0.95, GRID)
+    assert law.exponent == 1
+    bound = law(data.features.support_distance, data.features.anchor_error)
+    assert float((data.error <= bound).double().mean()) == pytest.approx(
+        0.95, abs=0.005
+    )
+
+
 def test_the_bound_is_the_conditional_quantile():
     data = grows_like(2.0)
     bound = PLAIN.fit(data)(data.features)[:, 0]

@@ -38,6 +38,7 @@ READING_ORDER = [
     "baselines",
     "plots",
     "sklearn",
+    "xarray",
     "cli",
 ]
 

@@ -482,6 +482,10 @@ class GeoQ:
 
         A fingerprint of the callables is: what they answer on a few stored inputs.
         """
+        artifact.write(path, *self.state())
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The numbers and arrays that ``save`` writes."""
         check_fitted(self, "probes_")
         model: str | None = None
         settings: dict[str, Any] = {}
@@ -531,7 +535,7 @@ class GeoQ:
             arrays["points.normalized"] = self.geometry_.points.normalized
         if self.calibration_.position is not None:
             arrays["calibration.position"] = self.calibration_.position
-        artifact.write(path, numbers, arrays)
+        return numbers, arrays
 
     @classmethod
     def load(

@@ -1,0 +1,335 @@
+"""The xarray face of GeoQ: labelled fields in, labelled bounds out, larger than memory where they are chunked."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import numpy as np
+
+from geoq import artifact
+from geoq.estimator import GeoQ
+from geoq.increment import IncrementModel
+from geoq.representation import Representation
+from geoq.surrogate import (
+    ErrorFunctional,
+    Surrogate,
+    absolute_error,
+    check_fitted,
+    norm_error,
+)
+
+try:
+    import xarray as xr
+except ImportError as exc:
+    raise ImportError(
+        "geoq.xarray needs xarray; install it with pip install 'geoq[xarray]'."
+    ) from exc
+
+Labelled: TypeAlias = xr.DataArray | xr.Dataset
+
+# What the variables of an answer are called on the axes of a plot.
+_LONG_NAMES = {
+    "prediction": "prediction",
+    "error_hat": "error bound",
+    "anchor_error": "observed error of the anchors",
+    "increment": "increment of the error bound",
+    "safe": "calibration supports the bound",
+    "support_score": "support score",
+    "support_distance": "support distance",
+    "anchors": "samples that serve as anchors",
+    "anchor_distance": "distance to the anchors",
+    "observed_error": "mean observed error of the anchor",
+}
+_ERRORS = ("error_hat", "anchor_error", "increment", "observed_error")
+# Kinds of NumPy types that JSON can hold: booleans, numbers, strings, times and time differences.
+_STORABLE_KINDS = "biufUmM"
+
+
+@dataclass(eq=False)
+class XarrayGeoQ:
+    """GeoQ for labelled arrays: coordinates are checked on the way in and restored on the way out.
+
+    The callables of the wrapped GeoQ see plain NumPy arrays, samples first, then the dimensions in the order that ``fit``
+    was given them. Of a Dataset they see the variables stacked: samples, ``variable``, then the rest.
+
+    Attributes:
+        geoq: what is calibrated, with all its settings; ``fit`` fits it.
+        sample_dim: the dimension along which samples lie, at any place among the dimensions.
+    """
+
+    geoq: GeoQ
+    sample_dim: str
+
+    def fit(
+        self,
+        x: Labelled,
+        y: Labelled,
+        *,
+        groups: Sequence[Any] | xr.DataArray | None = None,
+        checkpoint: str | Path | None = None,
+    ) -> "XarrayGeoQ":
+        """Calibrate on pairs of inputs and reference outputs, which must be in memory.
+
+        Args:
+            x: inputs; their grid may be another one than that of y.
+            y: reference outputs, for the same samples in the same order.
+            groups: a label per sample, for fold schemes that hold out whole groups.
+            checkpoint: a folder that keeps each finished fold.
+
+        Raises:
+            ValueError: the samples do not match, or anything that GeoQ refuses; said before any training starts.
+        """
+        x, y = self._samples_first(x, "x"), self._samples_first(y, "y")
+        for name, array in (("x", x), ("y", y)):
+            if array.chunks is not None:
+                raise ValueError(
+                    f"{name} is chunked, but calibration needs all pairs in memory; pass {name}.compute(), "
+                    "of fewer samples if they do not fit."
+                )
+        dim = self.sample_dim
+        if not x.get_index(dim).equals(y.get_index(dim)):
+            raise ValueError(
+                f"x and y differ along {dim!r}: {_span(x, dim)} and {_span(y, dim)}; "
+                f"bring them to the same samples first, for example by y.sel({dim}=x.{dim})."
+            )
+        self.geoq.fit(
+            x.values,
+            y.values,
+            groups=None if groups is None else list(np.asarray(groups)),
+            checkpoint=checkpoint,
+        )
+        self.x_, self.y_, self.labels_ = self._empty(x), self._empty(y), x[dim].values
+        return self
+
+    def assess(self, x: Labelled) -> xr.Dataset:
+        """Prediction, error bound, safe flag and their parts at each sample.
+
+        Fields have the dimensions and coordinates of y. ``anchors`` names samples of the calibration by their labels.
+        The displacement is left out; ``geoq.assess`` has it. Chunked samples give a lazy answer that is computed chunk
+        by chunk; chunks along other dimensions are joined.
+
+        Raises:
+            ValueError: x lies on another grid than the data of ``fit``.
+        """
+        x = self._queries(x)
+        grid, parts = x.dims[1:], self._parts()
+        sizes = {dim: n for _, dims in parts.values() for dim, n in dims.items()}
+        # Variables, because the coordinates of x are not those of the answer.
+        queries = x.variable
+        if x.chunks is not None:
+            queries = queries.chunk(dict.fromkeys(grid, -1))
+        answers = xr.apply_ufunc(
+            self._answer,
+            queries,
+            input_core_dims=[grid],
+            output_core_dims=[[*dims] for _, dims in parts.values()],
+            exclude_dims=set(grid),
+            dask="parallelized",
+            output_dtypes=[dtype for dtype, _ in parts.values()],
+            dask_gufunc_kwargs={"output_sizes": sizes},
+        )
+        return self._labelled(dict(zip(parts, answers, strict=True)), x)
+
+    def predict(self, x: Labelled) -> xr.DataArray:
+        """``assess(x).error_hat``."""
+        return self.assess(x)["error_hat"]
+
+    def reason(self, x: Labelled, label: Any) -> str:
+        """Why this bound and this flag, in words and numbers, for the sample of that label."""
+        x = self._queries(x)
+        query = x.sel({self.sample_dim: label})
+        if self.sample_dim in query.dims:
+            raise ValueError(
+                f"{self.sample_dim}={label!r} is the label of {query.sizes[self.sample_dim]} samples; name one."
+            )
+        assessment = self.geoq.assess(query.values[None])
+        told = assessment.reason(0).replace("query 0", f"{self.sample_dim} {label}", 1)
+        labels = xr.Variable(self.sample_dim, self.labels_).to_index()
+        for row in assessment.anchors[0]:
+            told = told.replace(f"anchor row {row}:", f"anchor {labels[row]}:")
+        return told
+
+    def save(self, path: str | Path) -> None:
+        """Write GeoQ's file and, in it, the coordinates; ``GeoQ.load`` reads it as well."""
+        check_fitted(self, "x_")
+        numbers, arrays = self.geoq.state()
+        labels = xr.DataArray(self.labels_, name=self.sample_dim)
+        told = {
+            "sample_dim": self.sample_dim,
+            "x": _told(self.x_),
+            "y": _told(self.y_),
+            "labels": _listed(labels),
+        }
+        artifact.write(path, numbers | {"xarray": told}, arrays)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        surrogate: Surrogate,
+        representation: Representation | None = None,
+        increment_model: IncrementModel | None = None,
+        error_functional: ErrorFunctional | None = None,
+    ) -> "XarrayGeoQ":
+        """Read a calibrated estimator; the arguments are those of ``GeoQ.load``."""
+        numbers, _ = artifact.read(path)
+        if "xarray" not in numbers:
+            raise ValueError(
+                f"{path} holds no coordinates; load it with the class that saved it."
+            )
+        geoq = GeoQ.load(
+            path,
+            surrogate=surrogate,
+            representation=representation,
+            increment_model=increment_model,
+            error_functional=error_functional,
+        )
+        told = numbers["xarray"]
+        estimator = cls(geoq, told["sample_dim"])
+        estimator.x_, estimator.y_ = _template(told["x"]), _template(told["y"])
+        estimator.labels_ = _array(told["labels"])
+        return estimator
+
+    def __dask_tokenize__(self) -> str:
+        # Dask would otherwise pickle the whole calibration only to give its tasks a name.
+        return uuid4().hex
+
+    def _samples_first(self, array: Labelled, name: str) -> xr.DataArray:
+        if isinstance(array, xr.Dataset):
+            array = array.to_dataarray()
+        if not isinstance(array, xr.DataArray):
+            raise TypeError(
+                f"{name} must be a DataArray or a Dataset, got {type(array).__name__}; for plain arrays use GeoQ."
+            )
+        if self.sample_dim not in array.dims:
+            raise ValueError(
+                f"{name} has dimensions {array.dims}, but samples should lie along {self.sample_dim!r}; "
+                f"a single sample needs it too, for example by {name}.expand_dims({self.sample_dim!r})."
+            )
+        return array.transpose(self.sample_dim, ...)
+
+    def _empty(self, array: xr.DataArray) -> xr.DataArray:
+        """The array without samples: its dimensions, the coordinates that all samples share, name and attributes."""
+        own = [name for name, c in array.coords.items() if self.sample_dim in c.dims]
+        # A copy, because a view would keep the samples in memory.
+        return array.isel({self.sample_dim: slice(0)}).drop_vars(own).copy()
+
+    def _queries(self, x: Labelled) -> xr.DataArray:
+        """Queries in the order of dimensions that the surrogate knows, refused unless they lie on its grid."""
+        check_fitted(self, "x_")
+        x = self._samples_first(x, "x")
+        if set(x.dims) != set(self.x_.dims):
+            raise ValueError(
+                f"x has dimensions {x.dims}, but those of fit were {self.x_.dims}; pass queries with the same ones."
+            )
+        for dim in self.x_.dims[1:]:
+            if not x.get_index(dim).equals(self.x_.get_index(dim)):
+                raise ValueError(
+                    f"x has another grid along {dim!r} than the data of fit: {_span(x, dim)} instead of "
+                    f"{_span(self.x_, dim)}; sort, select or interpolate it to that grid first."
+                )
+        return x.transpose(*self.x_.dims)
+
+    def _parts(self) -> dict[str, tuple[np.dtype[Any], dict[Hashable, int]]]:
+        """Type and dimensions besides the samples of each variable of an answer."""
+        real = np.dtype(str(self.geoq.error_.dtype).removeprefix("torch."))
+        output = dict(zip(self.y_.dims[1:], self.y_.shape[1:], strict=True))
+        shape = self.geoq.error_.shape[1:]
+        # An error functional may make another shape of it: one number for the field, say.
+        error: dict[Hashable, int] = (
+            output
+            if tuple(shape) == self.y_.shape[1:]
+            else {f"error_dim_{place}": n for place, n in enumerate(shape)}
+        )
+        anchors: dict[Hashable, int] = {"anchor": self.geoq.geometry_.n_anchors}
+        return {
+            "prediction": (real, output),
+            "error_hat": (real, error),
+            "anchor_error": (real, error),
+            "increment": (real, error),
+            "safe": (np.dtype(bool), {}),
+            "support_score": (real, {}),
+            "support_distance": (real, {}),
+            "anchors": (self.labels_.dtype, anchors),
+            "anchor_distance": (real, anchors),
+            "observed_error": (real, anchors),
+        }
+
+    def _answer(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The variables of an answer to a block of samples, in the order of ``_parts``."""
+        assessment = self.geoq.assess(x)
+        answers: dict[str, Any] = vars(assessment) | {
+            "support_distance": assessment.features.support_distance,
+            "anchors": self.labels_[assessment.anchors],
+        }
+        return tuple(answers[name] for name in self._parts())
+
+    def _labelled(
+        self, variables: dict[str, xr.Variable], x: xr.DataArray
+    ) -> xr.Dataset:
+        """The answer with the coordinates of y, the samples' own ones from x, and attributes."""
+        units = {key: of for key, of in self.y_.attrs.items() if key == "units"}
+        own = {"prediction": self.y_.attrs}
+        if self.geoq.error_functional in (absolute_error, norm_error):
+            own |= dict.fromkeys(_ERRORS, units)
+        for name, variable in variables.items():
+            variable.attrs = {"long_name": _LONG_NAMES[name]} | own.get(name, {})
+        others = [n for n, c in x.coords.items() if c.dims != (self.sample_dim,)]
+        one_cell = x.isel(dict.fromkeys(x.dims[1:], 0))
+        region, calibration = self.geoq.safe_region_, self.geoq.calibration_
+        return (
+            xr.Dataset(variables)
+            .assign_coords(self.y_.coords)
+            .assign_coords(one_cell.drop_vars(others).coords)
+            .assign_attrs(
+                threshold=region.threshold,
+                safe=region.meaning[0],
+                not_safe=region.meaning[1],
+                typical_distance=calibration.typical_distance,
+                typical_support_distance=calibration.typical_support_distance,
+            )
+        )
+
+
+def _span(array: xr.DataArray, dim: Hashable) -> str:
+    labels = array.get_index(dim)
+    ends = f" from {labels[0]} to {labels[-1]}" if len(labels) else ""
+    return f"{len(labels)} {'labels' if dim in array.coords else 'places'}{ends}"
+
+
+def _told(template: xr.DataArray) -> dict[str, Any]:
+    """A template as JSON can hold it."""
+    told = template.to_dict(data=False)
+    for name, coordinate in told["coords"].items():
+        coordinate |= _listed(template[name])
+    return told
+
+
+def _listed(coordinate: xr.DataArray) -> dict[str, Any]:
+    values = coordinate.values
+    strings = all(isinstance(value, str) for value in values.flat)
+    if values.dtype.kind not in _STORABLE_KINDS and not strings:
+        raise ValueError(
+            f"coordinate {coordinate.name!r} holds {values.dtype}, but files hold numbers, strings and times; "
+            "drop or convert it before fit."
+        )
+    whole = values.astype(np.int64) if values.dtype.kind in "mM" else values
+    return {"dtype": str(values.dtype), "data": whole.tolist()}
+
+
+def _array(told: dict[str, Any]) -> np.ndarray:
+    return np.array(told["data"], dtype=told["dtype"])
+
+
+def _template(told: dict[str, Any]) -> xr.DataArray:
+    coordinates = {
+        name: (tuple(c["dims"]), _array(c), c["attrs"])
+        for name, c in told["coords"].items()
+    }
+    empty = np.empty(told["shape"], dtype=told["dtype"])
+    return xr.DataArray(
+        empty, coordinates, tuple(told["dims"]), told["name"], told["attrs"]
+    )
