@@ -1,0 +1,158 @@
+"""Pictures of the Richtmyer-Meshkov benchmark, from the arrays that its run keeps.
+
+python benchmarks/richtmyer_meshkov_pictures.py fields.npz docs
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+import numpy as np
+
+SHOWN_TIMES = (6, 12)
+# The bounds of the figure; the first one is kept at all times, for the animation.
+SHOWN = ("GeoQ (paper, k_a=5)", "Deep ensemble", "Distance x p bins")
+
+
+def slug(name):
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+class Fields:
+    """The arrays of one seed: those of the median case as shares of 1, and the numbers of all test cases."""
+
+    def __init__(self, path):
+        with np.load(path) as stored:
+            self.arrays = {name: stored[name] for name in stored.files}
+
+    def __getitem__(self, name):
+        return self.arrays[name]
+
+    @property
+    def truth(self):
+        return self["case/truth"] > 127
+
+    @property
+    def prediction(self):
+        return self["case/prediction"] > 127
+
+    def bound(self, method, time):
+        bound = self[f"{slug(method)}-binary/bound"] / 255
+        at_all_times = len(bound) == len(self.truth)
+        return bound[time - 1 if at_all_times else SHOWN_TIMES.index(time)]
+
+    def numbers(self, method, name):
+        return self[f"{slug(method)}-binary/{name}"]
+
+    def measured(self, methods):
+        """Those of the methods that have been measured in the binary setting."""
+        return [m for m in methods if f"{slug(m)}-binary/bound" in self.arrays]
+
+
+def show(axes, image, title, most=1.0, colours="magma"):
+    axes.imshow(image, origin="lower", cmap=colours, vmin=0, vmax=most)
+    axes.set_title(title, fontsize=8)
+    axes.set_axis_off()
+
+
+def median_case(figure, fields):
+    """The paper's figure: truth, prediction, error, and what three bounds say of it, at two times."""
+    shown = fields.measured(SHOWN)
+    panels = figure.subplots(2 * len(SHOWN_TIMES), 3)
+    for row, time in zip(panels.reshape(len(SHOWN_TIMES), 6), SHOWN_TIMES, strict=True):
+        truth, prediction = fields.truth[time - 1], fields.prediction[time - 1]
+        show(row[0], truth, f"truth, t = {time}", colours="Greys")
+        show(row[1], prediction, f"prediction, t = {time}", colours="Greys")
+        show(row[2], truth != prediction, f"true error, t = {time}")
+        for axes, method in zip(row[3:], shown, strict=False):
+            show(axes, fields.bound(method, time), f"{method}, t = {time}")
+        for axes in row[3 + len(shown) :]:
+            axes.set_axis_off()
+
+
+def against_distance(axes, fields, method):
+    """Do cases far from the training simulations have larger errors, and does the bound know?"""
+    distance = fields["case/support_distance"]
+    axes.scatter(distance, fields.numbers(method, "case_error"), s=12, label="error")
+    bound = fields.numbers(method, "case_bound")
+    axes.scatter(distance, bound, s=12, marker="x", label=f"bound of {method}")
+    axes.set_yscale("log")
+    axes.set_xlabel("cells of u0 that differ from the 20 nearest training simulations")
+    axes.set_ylabel("mean over cells and times")
+    axes.legend(fontsize=8)
+
+
+def finds(axes, fields, methods):
+    """The share of wrong cells that a bound finds, against the area it flags for that."""
+    for number, method in enumerate(methods):
+        flagged, recall = (fields.numbers(method, n) for n in ("flagged", "recall"))
+        colour, marker = f"C{number % 10}", "osD^v<>"[number // 10 + number % 3]
+        axes.plot(flagged, recall, color=colour, lw=0.8)
+        middle = len(flagged) // 2
+        axes.plot(
+            flagged[middle], recall[middle], marker, color=colour, ms=5, label=method
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel("share of all cells with a bound of at least the level")
+    axes.set_ylabel("share of the wrong cells among them")
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def animate(path, fields, method):
+    """Prediction, true error and bound of the median case, time by time."""
+    from matplotlib.animation import FuncAnimation, PillowWriter
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.9), layout="constrained")
+    panels = figure.subplots(1, 3)
+
+    def frame(time):
+        truth, prediction = fields.truth[time - 1], fields.prediction[time - 1]
+        for axes in panels:
+            axes.clear()
+        show(panels[0], prediction, f"prediction, t = {time}", colours="Greys")
+        show(panels[1], truth != prediction, "true error")
+        show(panels[2], fields.bound(method, time), f"bound: {method}")
+
+    frames = range(1, len(fields.truth) + 1)
+    animation = FuncAnimation(figure, frame, frames=frames)
+    animation.save(path, writer=PillowWriter(fps=2), dpi=70)
+
+
+def draw(path, folder, methods):
+    """All pictures of the arrays in a file."""
+    from matplotlib.figure import Figure
+
+    fields = Fields(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    methods, ours = fields.measured(methods), SHOWN[0]
+
+    def save(figure, name):
+        figure.savefig(folder / f"richtmyer-meshkov-{name}.png", dpi=110)
+
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    median_case(figure, fields)
+    save(figure, "median")
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    against_distance(figure.subplots(), fields, ours)
+    save(figure, "distance")
+    # Flat bounds flag everything or nothing.
+    flat = ("Zero bound", "Best constant (oracle)")
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    finds(figure.subplots(), fields, [m for m in methods if m not in flat])
+    save(figure, "recall")
+    animate(folder / "richtmyer-meshkov.gif", fields, ours)
+
+
+def main():
+    from richtmyer_meshkov_methods import METHODS
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("fields", type=Path, help="what the run kept for pictures")
+    parser.add_argument("folder", type=Path, help="where to draw")
+    arguments = parser.parse_args()
+    draw(arguments.fields, arguments.folder, [method.name for method in METHODS])
+
+
+if __name__ == "__main__":
+    main()
