@@ -497,11 +497,12 @@ def collect_fields(work, seed, path):
     whole(path, lambda file: save_arrays(file, arrays))
 
 
-def read_data(file, settings, device):
-    """The simulations of a file; small ones are made where no file is given."""
+def read_data(file, work, settings, device):
+    """The simulations of a file; made here, batch by batch, where none is given."""
     if file is not None:
         return simulations.load(file)
-    return simulations.simulate(settings.n_simulations, settings.shape, 0, device)
+    n, shape = settings.n_simulations, settings.shape
+    return simulations.simulate(n, shape, 0, device, parts=work / "simulations")
 
 
 def check_same(work, facts):
@@ -549,7 +550,7 @@ def main(arguments=None):
     seeds = arguments.seeds or ([0] if small else [0, 1])
     methods = [m for m in METHODS if m.name in (arguments.method or [m.name])]
     with stage("data"):
-        data = read_data(arguments.data, settings, device)
+        data = read_data(arguments.data, work, settings, device)
         checksum = simulations.checksum(data)
         # What networks and parts depend on; bounds trained for longer may stand beside others.
         check_same(work, {"data": checksum, "networks": settings.of_networks})

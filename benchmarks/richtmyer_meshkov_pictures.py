@@ -14,6 +14,10 @@ SHOWN_TIMES = (6, 12)
 SHOWN = ("GeoQ (paper, k_a=5)", "Deep ensemble", "Distance x p bins")
 
 
+# Where nearly nothing is flagged, nothing is found: left out of the picture.
+LEAST_FLAGGED = 1e-4
+
+
 def slug(name):
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
@@ -83,15 +87,15 @@ def against_distance(axes, fields, method):
 
 
 def finds(axes, fields, methods):
-    """The share of wrong cells that a bound finds, against the area it flags for that."""
+    """The share of wrong cells that a bound finds, against the area it flags for that; marked at the level one half."""
     for number, method in enumerate(methods):
         flagged, recall = (fields.numbers(method, n) for n in ("flagged", "recall"))
-        colour, marker = f"C{number % 10}", "osD^v<>"[number // 10 + number % 3]
-        axes.plot(flagged, recall, color=colour, lw=0.8)
-        middle = len(flagged) // 2
-        axes.plot(
-            flagged[middle], recall[middle], marker, color=colour, ms=5, label=method
-        )
+        seen = flagged > LEAST_FLAGGED
+        colour, marker = f"C{number % 10}", "os^"[number // 10]
+        axes.plot(flagged[seen], recall[seen], color=colour, lw=0.8)
+        half = len(flagged) // 2
+        if seen[half]:
+            axes.plot(flagged[half], recall[half], marker, color=colour, label=method)
     axes.set_xscale("log")
     axes.set_xlabel("share of all cells with a bound of at least the level")
     axes.set_ylabel("share of the wrong cells among them")
