@@ -93,7 +93,7 @@ class Settings:
 
 
 SMALL = Settings(
-    shape=(30, 60),
+    shape=(24, 48),
     n_simulations=44,
     n_clusters=5,
     test_share=(0.1, 0.4),
@@ -106,10 +106,10 @@ SMALL = Settings(
             modes=(6, 6),
             n_blocks=2,
             n_projection=16,
-            internal=(30, 60),
+            internal=(24, 48),
             dropout=0.1,
         ),
-        n_epochs=20,
+        n_epochs=10,
         batch_size=8,
         learning_rate=1e-2,
     ),
@@ -402,11 +402,13 @@ def train_networks(study):
             as_json(file.with_suffix(".json"), {"seconds": seconds})
 
 
-def measure(study, method, setting):
+def part_of(folder, method, setting):
+    """Where the rows of a method in a setting are kept."""
+    return folder / "rows" / f"{slug(method.name)}-{setting.name}.json"
+
+
+def measure(study, method, setting, part):
     """Rows of a method in a setting, as a part of its own."""
-    part = study.folder / "rows" / f"{slug(method.name)}-{setting.name}.json"
-    if part.is_file():
-        return
     started = time.perf_counter()
     answer = method.answer(study, setting)
     answer.bound.sum().item()  # waits for the device
@@ -444,7 +446,7 @@ def save_arrays(file, arrays):
 
 
 def run(study, methods):
-    """Do what is missing of a seed; yields after each method, so that the results can be written at once."""
+    """Do what is missing of a seed; yields after each part, so that the results can be written at once."""
     train_networks(study)
     accuracy = study.folder / "surrogate.json"
     if not accuracy.is_file():
@@ -459,8 +461,10 @@ def run(study, methods):
             whole(study.folder / "case.npz", lambda file: save_arrays(file, common))
     for method in methods:
         for setting in method.settings:
-            measure(study, method, setting)
-            yield
+            part = part_of(study.folder, method, setting)
+            if not part.is_file():
+                measure(study, method, setting, part)
+                yield
 
 
 def collect(work, seeds, path, **facts):
@@ -471,7 +475,7 @@ def collect(work, seeds, path, **facts):
         if not (folder / "surrogate.json").is_file():
             continue
         parts = [
-            folder / "rows" / f"{slug(method.name)}-{setting.name}.json"
+            part_of(folder, method, setting)
             for setting in (BINARY, PROBABILITY)
             for method in METHODS
             if setting in method.settings
@@ -554,7 +558,12 @@ def main(arguments=None):
         checksum = simulations.checksum(data)
         # What networks and parts depend on; bounds trained for longer may stand beside others.
         check_same(work, {"data": checksum, "networks": settings.of_networks})
-        facts = {"data_checksum": checksum, "settings": repr(settings), "small": small}
+        facts = {
+            "data_checksum": checksum,
+            "simulations": f"{len(data.u)} of seed {data.seed}, {data.tube}",
+            "settings": repr(settings),
+            "small": small,
+        }
     with stage("clusters"):
         cluster = clusters_of(torch.from_numpy(data.u0).to(device), settings.n_clusters)
     out = arguments.out or record.RESULTS / f"richtmyer_meshkov{suffix}.json"
@@ -566,7 +575,7 @@ def main(arguments=None):
                 collect(work, seeds, out, **facts)
         del study  # its fields fill the device
         collect_fields(work, seeds[0], fields)
-    print(out)
+    print(collect(work, seeds, out, **facts))
     if arguments.pictures:
         draw(fields, arguments.pictures, [method.name for method in METHODS])
 

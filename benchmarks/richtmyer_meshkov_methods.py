@@ -37,6 +37,8 @@ FARTHEST = 16
 DOUBT_EDGES = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4)
 # A bin with fewer held-out errors takes the level of all cells at that time.
 FEWEST = 100
+# What p (1 - p) may be multiplied by.
+FACTORS = (0.0, *(2 ** (power / 4) for power in range(-8, 57)))
 # Rows per chunk where fields are worked on in full precision.
 CHUNK = 32
 
@@ -118,11 +120,14 @@ def quantile_by_bin(error, bins, n_bins, quantile=QUANTILE, fewest=FEWEST):
 
 
 def best_factor(error, scale, quantile=QUANTILE):
-    """The factor c with the least pinball loss of c times the scale: a quantile of the ratios, weighted by the scale."""
-    ratio, order = (error / scale).flatten().sort()
-    weight = scale.flatten()[order].double().cumsum(0)
-    at = torch.searchsorted(weight, quantile * weight[-1])
-    return ratio[at.clamp(max=len(ratio) - 1)]
+    """The factor c, 0 or a quarter power of 2, with the least pinball loss of c times the scale, cut at 1."""
+
+    def loss(factor):
+        bound = (factor * scale).clamp(max=1)
+        return pinball_loss(error, bound, quantile).mean(dtype=torch.float64)
+
+    losses = torch.stack([loss(factor) for factor in FACTORS])
+    return torch.tensor(FACTORS, device=error.device)[losses.argmin()]
 
 
 # Bounds that need no training.
@@ -224,14 +229,12 @@ def binned(study, setting, *, bins_of):
 def doubt_times_factor(study, setting):
     """c_t p (1 - p), with the best factor for each time."""
 
-    def scale(p):
-        return (p * (1 - p)).clamp(min=1e-8)
-
     factors = [
-        best_factor(setting.error(y, p), scale(p)) for y, p in study.held_out_by_time()
+        best_factor(setting.error(y, p), p * (1 - p))
+        for y, p in study.held_out_by_time()
     ]
     per_time = torch.stack(factors)[:, None, None]
-    return Answer((per_time * scale(study.p)).clamp(max=1), study.p)
+    return Answer((per_time * study.p * (1 - study.p)).clamp(max=1), study.p)
 
 
 # Networks of the input and of what the surrogate says.
