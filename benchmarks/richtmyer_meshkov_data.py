@@ -26,9 +26,9 @@ import riemann
 import torch
 from euler import Euler
 
-SHAPE, SMALL_SHAPE = (240, 480), (48, 96)
+SHAPE, SMALL_SHAPE = (240, 480), (32, 64)
 N, N_SMALL = 1000, 16
-# Simulations that run at once; 128 need about 10 GB.
+# Simulations that run at once, which bounds the memory.
 BATCH = 125
 
 
@@ -90,33 +90,30 @@ class Tube:
     def n_steps(self):
         return self.n_snapshots * self.steps_between_snapshots
 
-    def fraction(self, displacement, n_sub=16):
-        """Share of each cell that lies to the right of a displaced interface: exact in x, by n_sub lines in y."""
+    def fraction(self, interfaces, device="cpu", dtype=torch.float64, n_lines=16):
+        """Share of each cell to the right of the interfaces, functions of y: exact in x, n_lines a cell in y."""
         n_rows, n_columns = self.shape
-        y = (np.arange(n_rows * n_sub) + 0.5) / (n_rows * n_sub)
-        edge = (self.interface + displacement(y)) * n_rows
-        covered = np.clip(np.arange(1, n_columns + 1) - edge[:, None], 0, 1)
-        return covered.reshape(n_rows, n_sub, n_columns).mean(axis=1)
+        y = (np.arange(n_rows * n_lines) + 0.5) / (n_rows * n_lines)
+        edges = self.interface + np.stack([displaced(y) for displaced in interfaces])
+        edges = torch.as_tensor(edges * n_rows, device=device, dtype=dtype)
+        ends = torch.arange(1, n_columns + 1, device=device, dtype=dtype)
+        lines = edges.reshape(-1, n_rows, n_lines, 1).unbind(2)
+        return sum((ends - line).clamp(0, 1) for line in lines) / n_lines
 
-    def start(self, fraction, device, dtype):
-        """The conserved state with given volume fractions of the heavy gas."""
-        z = torch.as_tensor(fraction, device=device, dtype=dtype)
-        n_columns = self.shape[1]
-        place = (
-            torch.arange(n_columns, device=device, dtype=dtype) + 0.5
-        ) * self.spacing
+    def start(self, interfaces, device, dtype):
+        """The conserved state before the shock has met the interfaces."""
+        z = self.fraction(interfaces, device, dtype)
+        cells = torch.arange(self.shape[1], device=device)
+        behind = (cells + 0.5 < self.shock / self.spacing).expand_as(z)
         shocked, air, heavy = self.gases
-        behind = (place < self.shock).to(dtype).expand_as(z)
 
-        def blend(name):
-            ahead = (1 - z) * getattr(air, name) + z * getattr(heavy, name)
-            return behind * getattr(shocked, name) + (1 - behind) * ahead
+        def either(name):
+            where_shocked = torch.full_like(z, getattr(shocked, name))
+            return where_shocked.where(behind, getattr(air, name))
 
-        m1 = (1 - z) * (behind * shocked.density + (1 - behind) * air.density)
-        u, p = blend("velocity"), blend("pressure")
-        return self.solver.conserved(
-            (m1, z * heavy.density, u, torch.zeros_like(u), p, z)
-        )
+        m1, m2 = (1 - z) * either("density"), z * heavy.density
+        u, p = either("velocity"), either("pressure")
+        return self.solver.conserved((m1, m2, u, torch.zeros_like(u), p, z))
 
 
 @dataclass(frozen=True)
@@ -150,9 +147,9 @@ def stepper(tube, *, compile):
 
 
 @torch.no_grad()
-def run(tube, step, fraction, device, dtype=torch.float32):
+def run(tube, step, interfaces, device):
     """Where the heavy gas is, a bit a cell: (n, 1 + n_snapshots, y, bytes)."""
-    state = tube.start(fraction, device, dtype)
+    state = tube.start(interfaces, device, torch.float32)
     frames = [state[5] > 0.5]
     for _ in range(tube.n_snapshots):
         for _ in range(tube.steps_between_snapshots):
@@ -164,7 +161,7 @@ def run(tube, step, fraction, device, dtype=torch.float32):
 def simulated_bits(tube, n, seed, device, *, batch=BATCH, compile=None, parts=None):
     """The bits of n simulations, batch by batch; a batch that lies in the folder ``parts`` is not run again."""
     compile = torch.device(device).type == "cuda" if compile is None else compile
-    size = min(batch, n)
+    size = math.ceil(n / math.ceil(n / batch))
     step = stepper(tube, compile=compile)
     run_key = key(tube, seed, device, size, compile)
     batches = []
@@ -175,9 +172,8 @@ def simulated_bits(tube, n, seed, device, *, batch=BATCH, compile=None, parts=No
             batches.append(np.load(path)["bits"])
             continue
         started = time.perf_counter()
-        indices = range(first, first + size)
-        fraction = np.stack([tube.fraction(interface(seed, i)) for i in indices])
-        batches.append(run(tube, step, fraction, device))
+        interfaces = [interface(seed, first + i) for i in range(size)]
+        batches.append(run(tube, step, interfaces, device))
         if path:
             write(path, bits=batches[-1])
             seconds = time.perf_counter() - started
@@ -245,42 +241,35 @@ def write(path, **arrays):
 
 def key(tube, seed, device, size, compile):
     """Names what a batch depends on besides its place: settings, code, and how it is run."""
-    code = [
-        Path(module).read_text()
-        for module in (__file__, euler.__file__, riemann.__file__)
-    ]
-    made_with = [
-        asdict(tube),
-        seed,
-        str(device),
-        size,
-        compile,
-        torch.__version__,
-        code,
-    ]
+    files = (__file__, euler.__file__, riemann.__file__)
+    code = [Path(file).read_text() for file in files]
+    run_as = [str(device), size, compile, torch.__version__]
+    made_with = [asdict(tube), seed, run_as, code]
     return hashlib.sha256(json.dumps(made_with).encode()).hexdigest()[:16]
 
 
-def updates_per_second(tube, device, *, n, n_steps, compile):
-    """Cells times steps over seconds, compiling not counted; and the seconds of the first step."""
-    step = stepper(tube, compile=compile)
-    fraction = np.stack([tube.fraction(interface(0, i)) for i in range(n)])
+@torch.no_grad()
+def report_speed(tube, device, *, n, n_steps, compile):
+    """Print cell updates a second, the first step and its compiling apart."""
 
-    def wait():
-        if torch.device(device).type == "cuda":
-            torch.cuda.synchronize()
-
-    with torch.no_grad():
-        state = tube.start(fraction, device, torch.float32)
+    def seconds(n_steps):
+        nonlocal state
         started = time.perf_counter()
-        state = step(state)
-        wait()
-        compiled = time.perf_counter()
         for _ in range(n_steps):
             state = step(state)
-        wait()
-    seconds = time.perf_counter() - compiled
-    return n * math.prod(tube.shape) * n_steps / seconds, compiled - started
+        float(state[5][0, 0, 0])  # waits for the device
+        return time.perf_counter() - started
+
+    step = stepper(tube, compile=compile)
+    interfaces = [interface(0, i) for i in range(n)]
+    state = tube.start(interfaces, device, torch.float32)
+    first, others = seconds(1), seconds(n_steps)
+    speed = n * math.prod(tube.shape) * n_steps / others
+    print(f"{speed:.3g} cell updates a second on {device}, first step {first:.1f} s")
+    n_updates = N * math.prod(tube.shape) * tube.n_steps
+    print(f"{N} simulations of {tube.n_steps} steps: {n_updates / speed:.0f} s")
+    if state[0].is_cuda:
+        print(f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB for {n} at once")
 
 
 def main():
@@ -294,47 +283,28 @@ def main():
     parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
-        help="compile the step; by default on cuda only",
+        default=torch.cuda.is_available(),
+        help="compile the step; by default where there is a GPU",
     )
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tube = Tube(shape=SMALL_SHAPE if arguments.small else SHAPE)
     if arguments.speed:
-        compile = device == "cuda" if arguments.compile is None else arguments.compile
         n, n_steps = (arguments.batch, 200) if device == "cuda" else (1, 5)
-        speed, first = updates_per_second(
-            tube, device, n=n, n_steps=n_steps, compile=compile
-        )
-        n_updates = 1000 * math.prod(tube.shape) * tube.n_steps
-        print(
-            f"{speed:.3g} cell updates a second on {device}, first step {first:.1f} s"
-        )
-        print(f"1000 simulations of {tube.n_steps} steps: {n_updates / speed:.0f} s")
-        if device == "cuda":
-            print(
-                f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB for {n} at once"
-            )
+        report_speed(tube, device, n=n, n_steps=n_steps, compile=arguments.compile)
         return
     if arguments.out is None:
         parser.error("--out FILE says where the simulations go")
     n = arguments.n or (N_SMALL if arguments.small else N)
     parts = arguments.out.with_name(f"{arguments.out.name}.parts")
+    how = {"batch": arguments.batch, "compile": arguments.compile, "parts": parts}
     started = time.perf_counter()
-    bits = simulated_bits(
-        tube,
-        n,
-        arguments.seed,
-        device,
-        batch=arguments.batch,
-        compile=arguments.compile,
-        parts=parts,
-    )
+    bits = simulated_bits(tube, n, arguments.seed, device, **how)
     save(arguments.out, bits, arguments.seed, tube)
     shutil.rmtree(parts)
-    print(
-        f"{time.perf_counter() - started:.0f} s, {arguments.out.stat().st_size / 2**20:.1f} MiB"
-    )
-    print(f"{arguments.out}, checksum {checksum_of_bits(bits)}")
+    size = arguments.out.stat().st_size / 2**20
+    print(f"{time.perf_counter() - started:.0f} s, {size:.1f} MiB in {arguments.out}")
+    print(f"checksum {checksum_of_bits(bits)}")
 
 
 if __name__ == "__main__":

@@ -49,28 +49,21 @@ def advance(solver, primitive, duration, courant=0.5, fastest=3.0):
     return state
 
 
-def shock_tube(solver, left, right, n, duration):
-    """Primitive state of two gases that a wall at x = 1/2 kept apart; four rows, all the same."""
-    x = centres(n).expand(1, 4, n)
+def errors(euler, riemann, left, right, n, duration=0.2):
+    """Mean errors of density, velocity and pressure of two gases that a wall at x = 1/2 kept apart."""
+    x = centres(n).expand(1, 2, n)
     z = (x > 0.5).double()
 
     def both(name):
-        return torch.where(x > 0.5, getattr(right, name), getattr(left, name))
+        return (1 - z) * getattr(left, name) + z * getattr(right, name)
 
     rho, u, p = both("density"), both("velocity"), both("pressure")
-    start = ((1 - z) * rho, z * rho, u.double(), torch.zeros_like(x), p.double(), z)
-    return solver.primitive(advance(solver, start, duration))
-
-
-def density_error(euler, riemann, left, right, n, duration):
     solver = euler.Euler((left.gamma, right.gamma), 1 / n)
-    m1, m2, u, v, p, z = (w[0] for w in shock_tube(solver, left, right, n, duration))
+    start = (1 - z) * rho, z * rho, u, torch.zeros_like(u), p, z
+    m1, m2, u, _, p, _ = solver.primitive(advance(solver, start, duration))
     speed = (centres(n).numpy() - 0.5) / duration
     exact = torch.as_tensor(riemann.solution(left, right, speed))
-    found = torch.stack([(m1 + m2)[0], u[0], p[0]])
-    assert_close(v, torch.zeros_like(v))
-    assert_close((m1 + m2)[0], (m1 + m2)[3])
-    return (found - exact).abs().mean(dim=1)
+    return (torch.stack([m1 + m2, u, p])[:, 0, 0] - exact).abs().mean(dim=1)
 
 
 def sod(riemann):
@@ -93,7 +86,7 @@ def test_exact_waves_obey_the_jump_conditions_and_the_invariants(riemann):
     speeds = np.linspace(-4, 4, 8001)
     rho, u, p = riemann.solution(left, right, speeds)
     fan = (speeds < velocity) & (rho < left.density)
-    assert_close(torch.tensor(p[fan] / rho[fan] ** 1.4), torch.full((fan.sum(),), left.pressure / 2**1.4).double())
+    assert p[fan] / rho[fan] ** 1.4 == pytest.approx(left.pressure / 2**1.4)
     c = np.sqrt(1.4 * p[fan] / rho[fan])
     assert u[fan] + 5 * c == pytest.approx(left.velocity + 5 * left.sound)
     jump = np.flatnonzero(np.diff(p))[-1]
@@ -108,19 +101,24 @@ def test_exact_waves_obey_the_jump_conditions_and_the_invariants(riemann):
     assert flux(rho[jump], u[jump], p[jump]) == pytest.approx(flux(4.0, -0.2, 1.0))
 
 
+def orders(euler, riemann, left, right):
+    """Observed orders of the mean errors of density, velocity and pressure, and the errors on the finer grid."""
+    coarse, fine = (errors(euler, riemann, left, right, n) for n in (80, 320))
+    return torch.log2(coarse / fine) / 2, fine
+
+
 def test_sod_converges_to_the_exact_solution(euler, riemann):
-    coarse, fine = (density_error(euler, riemann, *sod(riemann), n, 0.2) for n in (75, 300))
-    order = torch.log2(coarse / fine) / 2
-    assert (fine < torch.tensor([0.002, 0.004, 0.002])).all()
+    """A limited scheme has order one at shocks, less at contacts."""
+    order, error = orders(euler, riemann, *sod(riemann))
+    assert (error < torch.tensor([0.003, 0.005, 0.002])).all()
     assert (order > 0.7).all()
     assert (order < 1.2).all()
 
 
 def test_two_gases_converge_to_the_exact_solution(euler, riemann):
     left, right = riemann.Gas(1.0, 0.0, 3.0, 1.4), riemann.Gas(5.0, 0.0, 1.0, 1.09)
-    coarse, fine = (density_error(euler, riemann, left, right, n, 0.2) for n in (75, 300))
-    order = torch.log2(coarse / fine) / 2
-    print(coarse, fine, order)
+    order, error = orders(euler, riemann, left, right)
+    assert (error < torch.tensor([0.07, 0.005, 0.01])).all()
     assert (order > 0.6).all()
     assert (order < 1.2).all()
 
@@ -134,7 +132,14 @@ def box(n, seed=0, batch=2):
         return low + (high - low) * field
 
     z = random(0, 1)
-    return (1 - z) * random(1, 2), z * random(4, 6), random(-1, 1), random(-1, 1), random(1, 3), z
+    return (
+        (1 - z) * random(1, 2),
+        z * random(4, 6),
+        random(-1, 1),
+        random(-1, 1),
+        random(1, 3),
+        z,
+    )
 
 
 def test_mass_of_each_gas_momentum_and_energy_are_conserved(euler):
@@ -195,44 +200,141 @@ def test_x_and_y_are_alike(euler):
 
 
 def test_smooth_waves_converge_with_second_order(euler):
-    """Density and volume fraction carried once round; the limiter flattens their extrema, so the mean error counts."""
+    """Density and volume fraction carried once round; the limiter flattens their extrema, which costs a little."""
 
     def error(n):
-        x = centres(n).expand(1, 4, n)
+        x = centres(n).expand(1, 2, n)
         wave, one = 0.5 + 0.25 * torch.sin(2 * math.pi * x), torch.ones_like(x)
         solver = euler.Euler((1.4, 1.09), 1 / n, ghosts_x=euler.periodic)
         start = (1 - wave, 5 * wave, one, 0 * one, one, wave)
         return float((advance(solver, start, 1.0)[5] - wave).abs().mean())
 
-    order = math.log2(error(32) / error(64))
-    assert 1.8 < order < 2.7
+    assert 1.6 < math.log2(error(32) / error(64)) < 2.4
 
 
 def test_a_small_mode_grows_as_richtmyer_says(data, riemann):
-    """da/dt = k dV A a: jump of the interface's velocity, and Atwood number and amplitude behind the shock."""
+    """da/dt = k dV A a: jump of the interface's velocity, and Atwood number and amplitude behind the shock.
+
+    The rate builds up while the transmitted shock is within a wavelength, so it is measured after that.
+    """
     tube = data.Tube(shape=(48, 96), shock=0.9)
-    amplitude, k = 0.01, 2 * math.pi
-    fraction = tube.fraction(lambda y: amplitude * np.cos(k * y))[None]
-    state = tube.start(fraction, "cpu", torch.float64)
+    amplitude, k = 0.005, 2 * math.pi
     mode = torch.cos(k * centres(48)) * 2 / 48
-
-    def measured(state):
-        return -float(mode @ state[5][0].sum(dim=1)) * tube.spacing
-
-    amplitudes = [measured(state)]
-    for _ in range(3):
+    state = tube.start([lambda y: amplitude * np.cos(k * y)], "cpu", torch.float64)
+    amplitudes = []
+    for _ in range(tube.n_snapshots + 1):
+        amplitudes.append(-float(mode @ state[5][0].sum(dim=1)) * tube.spacing)
         for _ in range(tube.steps_between_snapshots):
             state = tube.solver.step(state, tube.time_step)
-        amplitudes.append(measured(state))
-    print(amplitudes)
     assert amplitudes[0] == pytest.approx(amplitude, rel=1e-3)
-    rate = 0
+    rate = (amplitudes[12] - amplitudes[6]) / (tube.duration / 2)
 
     shocked, air, heavy = tube.gases
-    pressure, _ = riemann.contact(shocked, heavy)
+    pressure, at_rest = riemann.contact(shocked, heavy)
+    assert at_rest == pytest.approx(0, abs=1e-12)
     jump = -heavy.velocity
     light, dense = shocked.density_at(pressure), heavy.density_at(pressure)
     compressed = amplitude * (1 - jump / (tube.mach * air.sound))
     richtmyer = k * jump * (dense - light) / (dense + light) * compressed
-    print(richtmyer, np.diff(amplitudes) / (tube.duration / 12))
     assert rate == pytest.approx(richtmyer, rel=0.2)
+
+
+SHAPE = (16, 32)
+
+
+@pytest.fixture(scope="module")
+def simulations():
+    sys.path.insert(0, str(BENCHMARKS))
+    import richtmyer_meshkov_data as data
+
+    sys.path.pop(0)
+    return data.simulate(5, SHAPE, seed=3, batch=5)
+
+
+def test_the_chosen_time_step_is_stable(data):
+    tube = data.Tube(shape=(32, 64))
+    interfaces = [data.interface(0, i) for i in range(8)]
+    state = tube.start(interfaces, "cpu", torch.float32)
+    for _ in range(tube.n_steps // 20):
+        for _ in range(20):
+            state = tube.solver.step(state, tube.time_step)
+        assert 0.6 < tube.solver.courant(state, tube.time_step) < 1
+        assert ((state[5] >= -1e-6) & (state[5] <= 1 + 1e-6)).all()
+
+
+def test_an_interface_has_the_chosen_size_and_clears_the_shock(data):
+    tube, y = data.Tube(), np.arange(240) / 240
+    for index in range(50):
+        displacement = data.interface(0, index)(y)
+        assert 0.02 <= np.sqrt((displacement**2).mean()) <= 0.05
+        assert abs(displacement).max() < tube.interface - tube.shock
+        assert displacement.mean() == pytest.approx(0, abs=1e-12)
+
+
+def test_volume_fractions_are_areas(data):
+    """The interface x = 1 + y / 4 crosses one column of 4 x 8 cells, from its left to its right end."""
+    tube = data.Tube(shape=(4, 8))
+    (fraction,) = tube.fraction([lambda y: y / 4])
+    for row in range(4):
+        assert float(fraction[row, 4]) == pytest.approx(1 - (row + 0.5) / 4)
+    assert (fraction[:, :4] == 0).all()
+    assert (fraction[:, 5:] == 1).all()
+
+
+def test_the_start_is_the_displaced_interface_and_the_rest_follows(simulations):
+    assert simulations.u0.shape == (5, *SHAPE)
+    assert simulations.u.shape == (5, 12, *SHAPE)
+    assert simulations.u.dtype == np.uint8
+    assert set(np.unique(simulations.u)) == {0, 1}
+    assert simulations.u0.mean() == pytest.approx(0.5, abs=0.05)
+    assert (simulations.u[..., 0] == 0).all()
+    assert (simulations.u[..., -1] == 1).all()
+
+
+def test_the_same_seed_gives_the_same_bits_in_any_number_and_batch(simulations, data):
+    fewer = data.simulate(3, SHAPE, seed=3, batch=2)
+    np.testing.assert_array_equal(fewer.u0, simulations.u0[:3])
+    np.testing.assert_array_equal(fewer.u, simulations.u[:3])
+    assert data.checksum(data.simulate(1, SHAPE, seed=4)) != data.checksum(
+        data.simulate(1, SHAPE, seed=3)
+    )
+
+
+def test_a_file_gives_back_what_was_simulated(simulations, data, tmp_path):
+    path = tmp_path / "rmi.npz"
+    data.save(path, data.packed(simulations), simulations.seed, simulations.tube)
+    loaded = data.load(path)
+    np.testing.assert_array_equal(loaded.u0, simulations.u0)
+    np.testing.assert_array_equal(loaded.u, simulations.u)
+    assert loaded.seed == 3
+    assert loaded.tube == simulations.tube
+    assert data.checksum(loaded) == str(np.load(path)["checksum"])
+
+
+def test_a_changed_file_is_refused(simulations, data, tmp_path):
+    path = tmp_path / "rmi.npz"
+    data.save(path, data.packed(simulations), simulations.seed, simulations.tube)
+    arrays = dict(np.load(path))
+    arrays["bits"][2, 3, 4, 1] ^= 8
+    np.savez_compressed(path, **arrays)
+    with pytest.raises(
+        ValueError, match=r"rmi\.npz was changed: its bits have checksum"
+    ):
+        data.load(path)
+
+
+def test_a_killed_run_goes_on_where_it_was(data, tmp_path):
+    path = tmp_path / "rmi.npz"
+    command = [sys.executable, str(BENCHMARKS / "richtmyer_meshkov_data.py"), "--small"]
+    command += ["--n", "3", "--batch", "1", "--out", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline().startswith("1 of 3")
+        first.kill()
+    assert not path.exists()
+    second = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "1 of 3" not in second.stdout
+    assert "3 of 3" in second.stdout
+    assert [file.name for file in tmp_path.iterdir()] == ["rmi.npz"]
+    whole = data.checksum(data.simulate(3, data.SMALL_SHAPE))
+    assert data.checksum(data.load(path)) == whole
+    assert whole in second.stdout
