@@ -5,6 +5,7 @@ python benchmarks/richtmyer_meshkov_pictures.py fields.npz docs
 
 import argparse
 import re
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +35,23 @@ class Fields:
 
     @property
     def truth(self):
-        return self["case/truth"] > 127
+        return self["case/truth"][..., self.window] > 127
 
     @property
     def prediction(self):
-        return self["case/prediction"] > 127
+        return self["case/prediction"][..., self.window] > 127
+
+    @cached_property
+    def window(self):
+        """The columns in which both gases are found, and some around them."""
+        both = np.stack([self["case/truth"], self["case/prediction"]]) > 127
+        mixed = (both.any(axis=2) & ~both.all(axis=2)).any(axis=(0, 1))
+        first, *_, last = np.flatnonzero(mixed)
+        margin = len(mixed) // 12
+        return slice(max(0, first - margin), last + margin)
 
     def bound(self, method, time):
-        bound = self[f"{slug(method)}-binary/bound"] / 255
+        bound = self[f"{slug(method)}-binary/bound"][..., self.window] / 255
         at_all_times = len(bound) == len(self.truth)
         return bound[time - 1 if at_all_times else SHOWN_TIMES.index(time)]
 
@@ -62,8 +72,8 @@ def show(axes, image, title, most=1.0, colours="magma"):
 def median_case(figure, fields):
     """The paper's figure: truth, prediction, error, and what three bounds say of it, at two times."""
     shown = fields.measured(SHOWN)
-    panels = figure.subplots(2 * len(SHOWN_TIMES), 3)
-    for row, time in zip(panels.reshape(len(SHOWN_TIMES), 6), SHOWN_TIMES, strict=True):
+    panels = figure.subplots(len(SHOWN_TIMES), 3 + len(SHOWN))
+    for row, time in zip(panels, SHOWN_TIMES, strict=True):
         truth, prediction = fields.truth[time - 1], fields.prediction[time - 1]
         show(row[0], truth, f"truth, t = {time}", colours="Greys")
         show(row[1], prediction, f"prediction, t = {time}", colours="Greys")
@@ -91,11 +101,16 @@ def finds(axes, fields, methods):
     for number, method in enumerate(methods):
         flagged, recall = (fields.numbers(method, n) for n in ("flagged", "recall"))
         seen = flagged > LEAST_FLAGGED
-        colour, marker = f"C{number % 10}", "os^"[number // 10]
-        axes.plot(flagged[seen], recall[seen], color=colour, lw=0.8)
         half = len(flagged) // 2
-        if seen[half]:
-            axes.plot(flagged[half], recall[half], marker, color=colour, label=method)
+        axes.plot(
+            flagged[seen],
+            recall[seen],
+            color=f"C{number % 10}",
+            marker="os^"[number // 10],
+            markevery=[half] if seen[half] else [],
+            lw=0.8,
+            label=method,
+        )
     axes.set_xscale("log")
     axes.set_xlabel("share of all cells with a bound of at least the level")
     axes.set_ylabel("share of the wrong cells among them")
@@ -107,7 +122,7 @@ def animate(path, fields, method):
     from matplotlib.animation import FuncAnimation, PillowWriter
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 1.9), layout="constrained")
+    figure = Figure(figsize=(7, 2.5), layout="constrained")
     panels = figure.subplots(1, 3)
 
     def frame(time):
@@ -134,7 +149,7 @@ def draw(path, folder, methods):
     def save(figure, name):
         figure.savefig(folder / f"richtmyer-meshkov-{name}.png", dpi=110)
 
-    figure = Figure(figsize=(11, 8), layout="constrained")
+    figure = Figure(figsize=(13, 5), layout="constrained")
     median_case(figure, fields)
     save(figure, "median")
     figure = Figure(figsize=(6, 4), layout="constrained")
