@@ -131,7 +131,7 @@ def clusters_of(u0, n_clusters):
         return KMeans(n_clusters, n_init=10, random_state=0).fit_predict(coordinates)
 
 
-def test_cluster(cluster, seed, test_share):
+def chosen_cluster(cluster, seed, test_share):
     """The seed-th cluster among those that are neither tiny nor huge."""
     share = np.bincount(cluster) / len(cluster)
     least, most = test_share
@@ -184,7 +184,7 @@ class Study:
 
     @staticmethod
     def of(settings, seed, folder, data, cluster, device):
-        test = cluster == test_cluster(cluster, seed, settings.test_share)
+        test = cluster == chosen_cluster(cluster, seed, settings.test_share)
 
         def fields(which, rows):
             return torch.from_numpy(which[rows]).to(device).float()

@@ -335,7 +335,7 @@ def test_the_test_cluster_is_kept_from_training_and_folds(modules, tmp_path):
         labels = np.unique(cluster[seen])
         np.testing.assert_array_equal(labels[study.fold], cluster[seen])
     with pytest.raises(SystemExit, match="seed 3, but only 3 of 4 clusters"):
-        run.test_cluster(cluster, 3, settings.test_share)
+        run.chosen_cluster(cluster, 3, settings.test_share)
 
 
 def test_each_network_is_trained_on_what_it_may_see(modules, tmp_path):
