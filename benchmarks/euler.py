@@ -102,21 +102,21 @@ class Euler:
         n, z = w[0].shape[axis], w[5]
         faces = [sides(ghosts(field, axis), axis) for field in w]
         left, right = zip(*faces, strict=True)
-        *flux, velocity = self._flux(left, right)
+        *flux, velocity = self.flux(left, right)
 
         def net(face: Tensor) -> Tensor:
             return (face.narrow(axis, 0, n) - face.narrow(axis, 1, n)) / self.spacing
 
-        *rates, advected = (net(face) for face in flux)
-        return *rates, advected - z * net(velocity)
+        m1, m2, mu, mv, energy, advected = [net(face) for face in flux]
+        return m1, m2, mu, mv, energy, advected - z * net(velocity)
 
-    def _flux(self, left: State, right: State) -> State:
+    def flux(self, left: State, right: State) -> State:
         """HLLC: fluxes of the six variables, and the velocity that transports masses and volume fraction."""
-        slow, fast, contact = self._wave_speeds(left, right)
+        slow, fast, contact = self.wave_speeds(left, right)
         upwind = contact >= 0
-        m1, m2, u, v, p, z = (
+        m1, m2, u, v, p, z = [
             torch.where(upwind, a, b) for a, b in zip(left, right, strict=True)
-        )
+        ]
         # A wave that runs with the flow leaves the flux of the state behind it, which is what speed zero gives here.
         wave = torch.where(upwind, slow.clamp(max=0), fast.clamp(min=0))
         rho, energy = m1 + m2, self._energy((m1, m2, u, v, p, z))
@@ -133,7 +133,7 @@ class Euler:
             velocity,
         )
 
-    def _wave_speeds(self, left: State, right: State) -> tuple[Tensor, Tensor, Tensor]:
+    def wave_speeds(self, left: State, right: State) -> tuple[Tensor, Tensor, Tensor]:
         """Davis's estimates of the outer waves, and the contact between them."""
         rho_l, u_l, p_l = left[0] + left[1], left[2], left[4]
         rho_r, u_r, p_r = right[0] + right[1], right[2], right[4]

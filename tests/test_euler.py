@@ -71,7 +71,7 @@ def sod(riemann):
 
 
 def test_the_exact_solution_of_sod_is_the_published_one(riemann):
-    """Toro 2009, table 4.3, test 1."""
+    """Toro 2009, chapter 4, test 1."""
     pressure, velocity = riemann.contact(*sod(riemann))
     assert pressure == pytest.approx(0.30313, abs=5e-6)
     assert velocity == pytest.approx(0.92745, abs=5e-6)
@@ -140,6 +140,34 @@ def box(n, seed=0, batch=2):
         random(1, 3),
         z,
     )
+
+
+def test_the_flux_is_hllc_as_in_the_textbook(euler):
+    """Toro 2009, section 10.4: F, or F + S (U* - U) of the side the contact leaves; some waves are supersonic."""
+    solver = euler.Euler((1.4, 1.09), 1.0)
+    m1, m2, u, v, p, z = box(24)
+    left, right = ((m1[i], m2[i], 4 * u[i], v[i], p[i], z[i]) for i in (0, 1))
+    slow, fast, contact = solver.wave_speeds(left, right)
+
+    def one_side(w, wave):
+        m1, m2, u, v, p, z = w
+        rho, state = m1 + m2, torch.stack(solver.conserved(w))
+        flux = u * state + p * torch.stack([0 * u, 0 * u, 1 + 0 * u, 0 * u, u, 0 * u])
+        squeezed = (wave - u) / (wave - contact)
+        energy = state[4] + (contact - u) * (rho * contact + p / (wave - u))
+        star = torch.stack([m1, m2, rho * contact, rho * v, energy, z]) * squeezed
+        return flux, flux + wave * (star - state)
+
+    before, behind = one_side(left, slow)
+    after, ahead = one_side(right, fast)
+    subsonic = torch.where(contact >= 0, behind, ahead)
+    expected = torch.where(slow > 0, before, torch.where(fast < 0, after, subsonic))
+    found = torch.stack(solver.flux(left, right)[:6])
+    assert (slow > 0).any()
+    assert (fast < 0).any()
+    assert ((slow < 0) & (contact > 0)).any()
+    assert ((fast > 0) & (contact < 0)).any()
+    assert_close(found, expected)
 
 
 def test_mass_of_each_gas_momentum_and_energy_are_conserved(euler):
