@@ -261,6 +261,11 @@ class Study:
     def cross_fit_distance(self):
         return interface_distance(self.cross_fit)
 
+    def predict(self):
+        """Ask the networks, and find the interfaces in what they predict."""
+        for distance in (self.distance, self.cross_fit_distance):
+            distance.sum().item()  # waits for the device
+
     @cached_property
     def support_distance(self):
         """Mean distance of each test case to its nearest 20 training simulations, in wrong cells of the initial field."""
@@ -423,6 +428,7 @@ def measure(study, method, setting, part):
             "setting": setting.name,
             "seed": study.seed,
             "tolerance": TOLERANCE,
+            "most_steps": study.settings.training.n_steps,
             **score(setting, study, one),
             "seconds": seconds,
         }
@@ -445,26 +451,38 @@ def save_arrays(file, arrays):
         np.savez_compressed(stream, **arrays)
 
 
+def describe(study, path):
+    """The accuracy of the surrogate, and what the pictures need of it."""
+    case = study.median_case
+    common = {
+        "truth": as_bytes(study.y_test[case]),
+        "prediction": as_bytes(study.p[case]),
+        "support_distance": study.support_distance.cpu().numpy(),
+    }
+    whole(study.folder / "case.npz", lambda file: save_arrays(file, common))
+    as_json(path, surrogate_accuracy(study))
+
+
 def run(study, methods):
     """Do what is missing of a seed; yields after each part, so that the results can be written at once."""
     train_networks(study)
     accuracy = study.folder / "surrogate.json"
+    missing = [
+        (method, setting, part)
+        for method in methods
+        for setting in method.settings
+        if not (part := part_of(study.folder, method, setting)).is_file()
+    ]
+    if missing or not accuracy.is_file():
+        # Here, so that no method is charged what all of them share.
+        with stage(f"seed {study.seed} predictions"):
+            study.predict()
     if not accuracy.is_file():
         with stage(f"seed {study.seed} accuracy of the surrogate"):
-            as_json(accuracy, surrogate_accuracy(study))
-            case = study.median_case
-            common = {
-                "truth": as_bytes(study.y_test[case]),
-                "prediction": as_bytes(study.p[case]),
-                "support_distance": study.support_distance.cpu().numpy(),
-            }
-            whole(study.folder / "case.npz", lambda file: save_arrays(file, common))
-    for method in methods:
-        for setting in method.settings:
-            part = part_of(study.folder, method, setting)
-            if not part.is_file():
-                measure(study, method, setting, part)
-                yield
+            describe(study, accuracy)
+    for method, setting, part in missing:
+        measure(study, method, setting, part)
+        yield
 
 
 def collect(work, seeds, path, **facts):
@@ -522,7 +540,17 @@ def check_same(work, facts):
         )
 
 
-def main(arguments=None):
+def settings_of(arguments):
+    settings = SMALL if arguments.small else Settings()
+    operator, training = settings.operator, settings.training
+    return replace(
+        settings,
+        operator=replace(operator, n_epochs=arguments.epochs or operator.n_epochs),
+        training=replace(training, n_steps=arguments.steps or training.n_steps),
+    )
+
+
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="coarse, few and short")
     parser.add_argument(
@@ -539,15 +567,9 @@ def main(arguments=None):
     parser.add_argument("--out", type=Path, help="where to write the results")
     parser.add_argument("--fields", type=Path, help="where to write what pictures need")
     parser.add_argument("--pictures", type=Path, help="a folder to draw into")
-    arguments = parser.parse_args(arguments)
+    arguments = parser.parse_args()
     small = arguments.small
-    settings = SMALL if small else Settings()
-    if arguments.epochs:
-        operator = replace(settings.operator, n_epochs=arguments.epochs)
-        settings = replace(settings, operator=operator)
-    if arguments.steps:
-        training = replace(settings.training, n_steps=arguments.steps)
-        settings = replace(settings, training=training)
+    settings = settings_of(arguments)
     suffix = "-small" if small else ""
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     work = arguments.work or Path(f"build/richtmyer_meshkov{suffix}")
