@@ -66,7 +66,8 @@ class Fields:
 def show(axes, image, title, most=1.0, colours="magma"):
     axes.imshow(image, origin="lower", cmap=colours, vmin=0, vmax=most)
     axes.set_title(title, fontsize=8)
-    axes.set_axis_off()
+    axes.set_xticks([])
+    axes.set_yticks([])
 
 
 def median_case(figure, fields):
