@@ -1,0 +1,429 @@
+"""Bounds of the error of a surrogate that predicts binary fields: the simple ones, the paper's rivals, and GeoQ.
+
+A method takes a study (the data of one seed, its networks, and what they predict) and a setting (which error is meant),
+and answers with a bound in [0, 1] for each cell of the test cases. Those that calibrate on held-out errors share the
+probabilities that the folds' networks gave to the simulations they had not seen (``study.cross_fit``).
+
+For a 0/1 error the bound with the least pinball loss is the indicator of P(error) > 1 - tau, so a quantile in a bin is 0
+or 1, and so is the classifier's bound.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from record import QUANTILE
+from sklearn.model_selection import LeaveOneGroupOut
+from torch import Tensor, nn
+
+from geoq import FieldIncrement, GeoQ, SafeRegion, identity
+from geoq.baselines import MCDropout, QuantileNetwork
+from geoq.baselines.bound import GAUSSIAN_95, spread
+from geoq.baselines.conformal import conformal_quantile
+from geoq.baselines.quantile_network import OnField
+from geoq.coverage import n_needed
+from geoq.fold_surrogates import TrainedFolds
+from geoq.increment import inverse_cdf_quantile, pinball_loss
+from geoq.nets.unet import UNet
+from geoq.surrogate import evaluate
+from geoq.training import train
+
+# Distances to the predicted interface are counted up to this many cells.
+FARTHEST = 16
+# Edges of the bins of min(p, 1 - p): how unsure the surrogate itself is.
+DOUBT_EDGES = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4)
+# A bin with fewer held-out errors takes the level of all cells at that time.
+FEWEST = 100
+# What p (1 - p) may be multiplied by.
+FACTORS = (0.0, *(2 ** (power / 4) for power in range(-8, 57)))
+# Rows per chunk where fields are worked on in full precision.
+CHUNK = 32
+
+
+class Setting(NamedTuple):
+    """Which error is bounded; ``error(y, p)`` takes the truth and the predicted probability."""
+
+    name: str
+    error: Callable[[Tensor, Tensor], Tensor]
+    prediction: Callable[[Tensor], Tensor]
+
+
+def thresholded(p):
+    return (p > 0.5).to(p.dtype)
+
+
+def wrong(y, p):
+    """1 where the thresholded prediction is not the truth."""
+    return ((p > 0.5) != (y > 0.5)).float()
+
+
+def gap(y, p):
+    return (y - p).abs()
+
+
+BINARY = Setting("binary", wrong, thresholded)
+PROBABILITY = Setting("probability", gap, identity)
+
+
+class Answer(NamedTuple):
+    """A bound per cell, the probabilities whose error it bounds, and GeoQ's flag where there is one."""
+
+    bound: Tensor
+    p: Tensor
+    safe: Tensor | None = None
+
+
+def in_chunks(function, fields):
+    """A function of fields, applied to a few rows at a time."""
+    return torch.cat([function(part) for part in fields.split(CHUNK)])
+
+
+def interface_distance(p):
+    """Steps of a king to the nearest cell of the other gas as predicted, at most ``FARTHEST``; y is periodic."""
+
+    def spread_out(field):
+        wrapped = torch.cat([field[..., -1:, :], field, field[..., :1, :]], dim=-2)
+        return nn.functional.max_pool2d(wrapped, 3, stride=1, padding=(0, 1))
+
+    def of_few(p):
+        heavy = thresholded(p).float()
+        light = 1 - heavy
+        distance = torch.ones_like(heavy, dtype=torch.uint8)
+        for _ in range(FARTHEST - 1):
+            heavy, light = spread_out(heavy), spread_out(light)
+            distance += heavy != light
+        return distance
+
+    return in_chunks(of_few, p)
+
+
+def level_of_all(error, quantile=QUANTILE):
+    """The inverse-CDF quantile of all values together; sorting is quicker than selecting where there is one slice."""
+    rank = max(1, math.ceil(error.numel() * quantile - 1e-9))
+    return error.flatten().sort().values[rank - 1]
+
+
+def quantile_by_bin(error, bins, n_bins, quantile=QUANTILE, fewest=FEWEST):
+    """The inverse-CDF quantile of the errors in each bin; errors lie in [0, 1]."""
+    # Bins and errors in one key: half the error, so that an error of 1 stays below the next bin.
+    key = (bins.double() + error.double() / 2).flatten().sort().values
+    count = torch.bincount(bins.flatten(), minlength=n_bins)
+    rank = (count.double() * quantile - 1e-9).ceil().long().clamp(min=1)
+    first = count.cumsum(0) - count
+    number = torch.arange(n_bins, device=error.device)
+    level = 2 * (key[(first + rank - 1).clamp(max=len(key) - 1)] - number)
+    pooled = level_of_all(error, quantile).double()
+    return torch.where(count < fewest, pooled, level).to(error.dtype)
+
+
+def best_factor(error, scale, quantile=QUANTILE):
+    """The factor c, 0 or a quarter power of 2, with the least pinball loss of c times the scale, cut at 1."""
+
+    def loss(factor):
+        bound = (factor * scale).clamp(max=1)
+        return pinball_loss(error, bound, quantile).mean(dtype=torch.float64)
+
+    losses = torch.stack([loss(factor) for factor in FACTORS])
+    return torch.tensor(FACTORS, device=error.device)[losses.argmin()]
+
+
+# Bounds that need no training.
+
+
+def zero_bound(study, setting):
+    del setting
+    return Answer(torch.zeros_like(study.p), study.p)
+
+
+def best_constant(study, setting):
+    """The best one there could be: chosen by the test errors themselves."""
+    error = setting.error(study.y_test, study.p)
+    level = level_of_all(error)
+    return Answer(level.expand_as(study.p).clone(), study.p)
+
+
+def split_conformal(study, setting):
+    """A level per cell and time, from the simulations that the network of the 80 % has not seen."""
+    network, kept = study.networks["split"], study.kept_apart
+    p = evaluate(network, study.x[kept], "surrogate")
+    level = conformal_quantile(setting.error(study.y[kept], p), QUANTILE)
+    test = evaluate(network, study.x_test, "surrogate")
+    return Answer(level.expand_as(test).clone(), test)
+
+
+def n_kept_apart(n_rows, fraction=0.2):
+    return max(round(fraction * n_rows), n_needed(QUANTILE))
+
+
+def mc_dropout(study, setting):
+    del setting
+    baseline = MCDropout(
+        lambda x, y: study.networks["deployed"],  # noqa: ARG005
+        n_passes=study.settings.n_passes,
+        random_state=study.seed,
+    )
+    mean, bound = baseline.fit(study.x[:2], study.y[:2]).predict(study.x_test)
+    return Answer(bound, mean)
+
+
+def deep_ensemble(study, setting, *, seen=identity):
+    """1.96 standard deviations of the members' answers, or of what ``seen`` makes of them."""
+    del setting
+    answers = [
+        evaluate(study.networks[name], study.x_test, "member") for name in study.members
+    ]
+    mean = sum(answers) / len(answers)
+    _, deviation = spread(seen(p) for p in answers)
+    return Answer(GAUSSIAN_95 * deviation, mean)
+
+
+def static(study, setting):
+    """A level per cell and time, from the held-out errors of the folds."""
+    levels = [
+        inverse_cdf_quantile(setting.error(y, p), QUANTILE)
+        for y, p in study.held_out_by_time()
+    ]
+    return Answer(torch.stack(levels).expand_as(study.p).clone(), study.p)
+
+
+def static_column(study, setting):
+    """A level per column and time: y is a direction of symmetry."""
+    levels = [
+        inverse_cdf_quantile(setting.error(y, p).flatten(0, 1), QUANTILE)
+        for y, p in study.held_out_by_time()
+    ]
+    return Answer(torch.stack(levels)[:, None].expand_as(study.p).clone(), study.p)
+
+
+def by_distance(p, distance):
+    del p
+    return distance.int() - 1, FARTHEST
+
+
+def by_doubt(p, distance):
+    del distance
+    edges = torch.tensor(DOUBT_EDGES, device=p.device, dtype=p.dtype)
+    doubt = torch.minimum(p, 1 - p)
+    return torch.bucketize(doubt, edges, out_int32=True), len(DOUBT_EDGES) + 1
+
+
+def by_distance_and_doubt(p, distance):
+    (near, n_near), (doubt, n_doubt) = by_distance(p, distance), by_doubt(p, distance)
+    return near * n_doubt + doubt, n_near * n_doubt
+
+
+def binned(study, setting, *, bins_of):
+    """The level of the held-out errors in each bin, time by time."""
+    bound = torch.empty_like(study.p)
+    for time, (y, p) in enumerate(study.held_out_by_time()):
+        bins, n_bins = bins_of(p, study.cross_fit_distance[:, time])
+        level = quantile_by_bin(setting.error(y, p), bins, n_bins)
+        asked, _ = bins_of(study.p[:, time], study.distance[:, time])
+        bound[:, time] = level[asked.long()]
+    return Answer(bound, study.p)
+
+
+def doubt_times_factor(study, setting):
+    """c_t p (1 - p), with the best factor for each time."""
+
+    factors = [
+        best_factor(setting.error(y, p), p * (1 - p))
+        for y, p in study.held_out_by_time()
+    ]
+    per_time = torch.stack(factors)[:, None, None]
+    return Answer((per_time * study.p * (1 - study.p)).clamp(max=1), study.p)
+
+
+# Networks of the input and of what the surrogate says.
+
+
+def asked(unet, x, p):
+    fields = torch.cat([x[:, None], p.logit(eps=1e-4)], dim=1)
+    return unet(fields, fields.new_zeros(len(x)))
+
+
+def fit_unet(study, setting, loss):
+    """A U-Net of (x, logit p), trained on the held-out errors until their loss stops falling; answers the test cases.
+
+    ``loss(error, output)`` weighs all times alike: the wrong cells of the first are a hundred times rarer.
+    """
+    x, y, p = study.x, study.y, study.cross_fit
+    training, n_times = study.settings.training, p.shape[1]
+    typical = torch.stack(
+        [setting.error(a, b).mean() for a, b in study.held_out_by_time()]
+    )
+    weight = (1 / typical.clamp(min=1e-6))[:, None, None]
+
+    def mean_loss(net, rows):
+        error = setting.error(y[rows], p[rows])
+        return (weight * loss(error, asked(net, x[rows], p[rows]))).mean()
+
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        torch.manual_seed(training.random_state)
+        unet = UNet(1 + n_times, n_times, n_spatial=2, widths=study.settings.widths)
+        unet.to(x.device)
+        train(unet, mean_loss, training, units=torch.arange(len(x), device=x.device))
+    with torch.no_grad():
+        parts = zip(study.x_test.split(CHUNK), study.p.split(CHUNK), strict=True)
+        return torch.cat([asked(unet, *part) for part in parts])
+
+
+def quantile_of_x(study, setting):
+    """The network that uncertainty-quantifying operators train: the error's quantile as a function of the input."""
+    network = QuantileNetwork(
+        calibrated(study, setting),
+        QUANTILE,
+        OnField(widths=study.settings.widths),
+        study.settings.training,
+    )
+    answer = network.fit(study.x, study.y, groups=study.fold).predict(study.x_test)
+    return Answer(answer.error_hat.clamp(max=1), answer.prediction)
+
+
+def quantile_of_x_and_p(study, setting):
+    """The same, but told what the surrogate predicts; the error lies in [0, 1], and so does a sigmoid."""
+    output = fit_unet(
+        study, setting, lambda error, out: pinball_loss(error, out.sigmoid(), QUANTILE)
+    )
+    return Answer(output.sigmoid(), study.p)
+
+
+def classifier(study, setting):
+    """The indicator of P(wrong) > 1 - tau, P by cross-entropy."""
+    cross_entropy = nn.functional.binary_cross_entropy_with_logits
+    output = fit_unet(
+        study,
+        setting,
+        lambda error, out: cross_entropy(out, error, reduction="none"),
+    )
+    return Answer((output.sigmoid() > 1 - QUANTILE).float(), study.p)
+
+
+# GeoQ.
+
+
+def calibrated(study, setting, **form):
+    """GeoQ on the study's folds, not fitted yet."""
+    return GeoQ(
+        study.networks["deployed"],
+        TrainedFolds([study.networks[name] for name in study.fold_names]),
+        error_functional=setting.error,
+        folds=LeaveOneGroupOut(),
+        **form,
+    )
+
+
+@dataclass(frozen=True)
+class GeoQForm:
+    """GeoQ with an increment model made from the settings; ``form`` holds GeoQ's other arguments."""
+
+    increment_model: Callable
+    form: dict
+
+    def __call__(self, study, setting):
+        increment_model = self.increment_model(study.settings)
+        geoq = calibrated(study, setting, increment_model=increment_model, **self.form)
+        a = geoq.fit(study.x, study.y, groups=study.fold).assess(study.x_test)
+        return Answer(a.error_hat.clamp(max=1), a.prediction, a.safe)
+
+
+def film_unet(settings):
+    """The paper's increment model, with the pinball loss of each time in units of its own size."""
+    return FieldIncrement(QUANTILE, widths=settings.widths, training=settings.training)
+
+
+@dataclass
+class BackgroundPenalty:
+    """The paper's loss as we read it: the pinball loss, and the increment itself wherever nearly nothing was wrong.
+
+    The penalty moves the level down, so this is no bound of level ``quantile``.
+    """
+
+    increment_model: FieldIncrement
+    penalty: float = 0.05
+    background: float = 0.01
+
+    @property
+    def quantile(self):
+        return self.increment_model.quantile
+
+    def fit(self, calibration):
+        training = self.increment_model.training
+        # One step, to set the units; the rest is trained with the loss below.
+        first = replace(training, n_steps=1)
+        self.fitted_ = replace(self.increment_model, training=first).fit(calibration)
+        increment = calibration.increment
+        typical = increment.mean(dim=(0, 2, 3), keepdim=True)[0]
+        weight = torch.where(typical > 0, 1 / typical, 0)
+
+        def loss(net, rows):
+            estimate = net(calibration.features[rows])
+            calm = calibration.error[rows] <= self.background
+            each = pinball_loss(increment[rows], estimate, self.quantile)
+            return (weight * (each + self.penalty * calm * estimate)).mean()
+
+        train(self.fitted_.module_, loss, training, units=calibration.unit)
+        return self
+
+    def __call__(self, features):
+        return self.fitted_(features)
+
+
+def penalised_unet(settings):
+    return BackgroundPenalty(film_unet(settings))
+
+
+def paper_form(n_anchors):
+    return {
+        "representation": identity,
+        "n_anchors": n_anchors,
+        "safe_region": SafeRegion,
+    }
+
+
+@dataclass(frozen=True)
+class Method:
+    """A named bound, for the settings it makes sense in; a continuous one of a 0/1 error is scored rounded as well."""
+
+    name: str
+    answer: Callable
+    settings: tuple[Setting, ...] = (BINARY, PROBABILITY)
+    continuous: bool = False
+
+
+METHODS = [
+    Method("Zero bound", zero_bound),
+    Method("Best constant (oracle)", best_constant),
+    Method("Split conformal", split_conformal),
+    Method("MC dropout", mc_dropout),
+    Method("Deep ensemble", deep_ensemble),
+    Method(
+        "Deep ensemble (votes)",
+        partial(deep_ensemble, seen=thresholded),
+        settings=(BINARY,),
+    ),
+    Method("Static per cell", static),
+    Method("Static per column", static_column),
+    Method("Distance bins", partial(binned, bins_of=by_distance)),
+    Method("p bins", partial(binned, bins_of=by_doubt)),
+    Method("Distance x p bins", partial(binned, bins_of=by_distance_and_doubt)),
+    Method("c p (1 - p)", doubt_times_factor, continuous=True),
+    Method("Classifier of wrong cells (x, p)", classifier, settings=(BINARY,)),
+    Method("GeoQ (paper, k_a=5)", GeoQForm(film_unet, paper_form(5)), continuous=True),
+    Method("GeoQ (paper, k_a=1)", GeoQForm(film_unet, paper_form(1)), continuous=True),
+    Method("Quantile network (x, p)", quantile_of_x_and_p, continuous=True),
+    Method("Quantile network (x)", quantile_of_x, continuous=True),
+    Method(
+        "GeoQ (paper, k_a=5, background penalty)",
+        GeoQForm(penalised_unet, paper_form(5)),
+        continuous=True,
+    ),
+    Method(
+        "GeoQ (paper, k_a=1, background penalty)",
+        GeoQForm(penalised_unet, paper_form(1)),
+        continuous=True,
+    ),
+]
