@@ -22,6 +22,7 @@ on where it was cut; to measure a method again, delete its part.
 import argparse
 import json
 import time
+import traceback
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -76,7 +77,9 @@ class Settings:
     # The deployed network has dropout as well, so that MC dropout needs no other.
     operator: OperatorTraining = field(
         default_factory=lambda: OperatorTraining(
-            make_network=partial(FourierOperator, dropout=0.1)
+            make_network=partial(FourierOperator, dropout=0.1),
+            n_epochs=12,
+            batch_size=8,
         )
     )
     widths: tuple[int, ...] = (32, 64, 128)
@@ -481,7 +484,12 @@ def run(study, methods):
         with stage(f"seed {study.seed} accuracy of the surrogate"):
             describe(study, accuracy)
     for method, setting, part in missing:
-        measure(study, method, setting, part)
+        # Hours of other methods are not lost for one that fails; its part stays missing, and the next run tries again.
+        try:
+            measure(study, method, setting, part)
+        except Exception:
+            traceback.print_exc()
+        torch.cuda.empty_cache()
         yield
 
 

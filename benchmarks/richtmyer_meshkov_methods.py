@@ -19,7 +19,17 @@ from record import QUANTILE
 from sklearn.model_selection import LeaveOneGroupOut
 from torch import Tensor, nn
 
-from geoq import FieldIncrement, GeoQ, SafeRegion, identity
+from geoq import (
+    FieldFactor,
+    FieldIncrement,
+    GeoQ,
+    IndicatorIncrement,
+    LowRankScale,
+    PowerLawIncrement,
+    SafeRegion,
+    View,
+    identity,
+)
 from geoq.baselines import MCDropout, QuantileNetwork
 from geoq.baselines.bound import GAUSSIAN_95, spread
 from geoq.baselines.conformal import conformal_quantile
@@ -372,6 +382,73 @@ class BackgroundPenalty:
         return self.fitted_(features)
 
 
+# Our own forms, told what the operator says: as logits, for its probabilities are nearly all 0 or 1.
+
+
+@dataclass(frozen=True)
+class Logits:
+    """An operator that answers logits, cut where its numbers are no longer precise."""
+
+    operator: Callable
+
+    def __call__(self, x):
+        return self.operator(x).logit(eps=1e-4)
+
+
+def doubt(logit):
+    """p (1 - p): how wrong a probability may be by its own account."""
+    p = logit.sigmoid()
+    return p * (1 - p)
+
+
+def field_factor(settings, view):
+    """One network, stopped and judged by a tenth of the tuples."""
+    return FieldFactor(
+        views=(view,),
+        widths=settings.widths,
+        dropout=0.0,
+        n_groups=10,
+        n_networks=1,
+        training=settings.training,
+    )
+
+
+def of_probability(settings, view):
+    """The operator's own doubt as reference, if it is seen, otherwise maps as scale; and a factor on that."""
+    increment = PowerLawIncrement.for_fields(
+        QUANTILE, factor=field_factor(settings, view)
+    )
+    if not view.prediction:
+        return increment
+    return replace(increment, reference=doubt, scale=LowRankScale(rank=0))
+
+
+def of_wrong_cells(settings, view):
+    return IndicatorIncrement(
+        QUANTILE, view=view, widths=settings.widths, training=settings.training
+    )
+
+
+def default(study, setting, *, view):
+    """Our form for the fields of each setting."""
+    make = of_wrong_cells if setting is BINARY else of_probability
+    geoq = GeoQ(
+        Logits(study.networks["deployed"]),
+        TrainedFolds([Logits(study.networks[name]) for name in study.fold_names]),
+        error_functional=lambda y, logit: setting.error(y, logit.sigmoid()),
+        folds=LeaveOneGroupOut(),
+        representation=identity,
+        n_anchors=5,
+        increment_model=make(study.settings, view),
+    )
+    a = geoq.fit(study.x, study.y, groups=study.fold).assess(study.x_test)
+    return Answer(a.error_hat.clamp(max=1), study.p, a.safe)
+
+
+GEOMETRY = View(displacement=True, anchor_error=True)
+GEOMETRY_AND_P = replace(GEOMETRY, prediction=True)
+
+
 def penalised_unet(settings):
     return BackgroundPenalty(film_unet(settings))
 
@@ -412,9 +489,11 @@ METHODS = [
     Method("Distance x p bins", partial(binned, bins_of=by_distance_and_doubt)),
     Method("c p (1 - p)", doubt_times_factor, continuous=True),
     Method("Classifier of wrong cells (x, p)", classifier, settings=(BINARY,)),
+    Method("GeoQ (default)", partial(default, view=GEOMETRY_AND_P)),
     Method("GeoQ (paper, k_a=5)", GeoQForm(film_unet, paper_form(5)), continuous=True),
-    Method("GeoQ (paper, k_a=1)", GeoQForm(film_unet, paper_form(1)), continuous=True),
     Method("Quantile network (x, p)", quantile_of_x_and_p, continuous=True),
+    Method("GeoQ (default, without p)", partial(default, view=GEOMETRY)),
+    Method("GeoQ (paper, k_a=1)", GeoQForm(film_unet, paper_form(1)), continuous=True),
     Method("Quantile network (x)", quantile_of_x, continuous=True),
     Method(
         "GeoQ (paper, k_a=5, background penalty)",

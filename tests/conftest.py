@@ -34,6 +34,7 @@ INSIDE = [
     "scale",
     "factor",
     "field_factor",
+    "indicator",
     "power_law",
     "rollout.features",
     "rollout.saturating",

@@ -29,6 +29,7 @@ READING_ORDER = [
     "scale",
     "factor",
     "field_factor",
+    "indicator",
     "power_law",
     "safe_region",
     "assessment",

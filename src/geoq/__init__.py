@@ -2,7 +2,9 @@
 
 from geoq.assessment import Assessment
 from geoq.climatology import Climatology
+from geoq.coverage import ExpectedShare, WholeField
 from geoq.estimator import GeoQ
+from geoq.field_factor import FieldFactor, View
 from geoq.fold_surrogates import PredictedFolds, TrainedFolds
 from geoq.folds import (
     ClusterFolds,
@@ -14,6 +16,7 @@ from geoq.folds import (
     default_folds,
 )
 from geoq.increment import FieldIncrement, NormScaledIncrement
+from geoq.indicator import IndicatorIncrement
 from geoq.power_law import PowerLawIncrement
 from geoq.representation import identity
 from geoq.rollout import (
@@ -25,6 +28,7 @@ from geoq.rollout import (
     TrainRollout,
 )
 from geoq.safe_region import DistanceRegion, SafeRegion
+from geoq.scale import LowRankScale
 from geoq.surrogate import absolute_error, norm_error, relative_norm_error
 from geoq.training import Training, TrainNetwork
 
@@ -35,9 +39,13 @@ __all__ = [
     "ClusterFolds",
     "CombinedFolds",
     "DistanceRegion",
+    "ExpectedShare",
+    "FieldFactor",
     "FieldIncrement",
     "GeoQ",
     "GroupFolds",
+    "IndicatorIncrement",
+    "LowRankScale",
     "NestedFolds",
     "NormScaledIncrement",
     "PowerLawIncrement",
@@ -53,6 +61,8 @@ __all__ = [
     "TrainRollout",
     "TrainedFolds",
     "Training",
+    "View",
+    "WholeField",
     "absolute_error",
     "default_folds",
     "identity",

@@ -7,6 +7,7 @@ r"""Coverage that is promised: factors on a bound, read off errors that the boun
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -43,6 +44,56 @@ def ratios(
     return torch.where(error == 0, 0, error / bound).reshape(len(error), -1)
 
 
+@runtime_checkable
+class Promise(Protocol):
+    """What a factor on the bound shall ensure for a fresh row, at the level ``quantile``."""
+
+    def n_needed(self, quantile: float, /) -> int:
+        """The fewest rows that can promise it."""
+
+    def factor(self, ratio: Tensor, quantile: float, /) -> float:
+        """The least factor that does, from errors over their bounds; infinite where it cannot be told."""
+
+
+@dataclass(frozen=True)
+class ExpectedShare:
+    """Pointwise: of the values of a fresh row the share ``quantile`` is expected to be within the bound."""
+
+    def n_needed(self, quantile: float) -> int:
+        return n_needed(quantile)
+
+    def factor(
+        self, ratio: Float[Tensor, " n n_coordinates"], quantile: float
+    ) -> float:
+        return conformal_level(ratio, quantile)
+
+
+POINTWISE = ExpectedShare()
+
+
+@dataclass(frozen=True)
+class WholeField:
+    """Field by field: with the probability ``confidence`` a fresh field has at least the share ``quantile`` within it.
+
+    Split conformal prediction of one number per field: the factor that this share of its values needs.
+    """
+
+    confidence: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_quantile(self.confidence, "confidence")
+
+    def n_needed(self, quantile: float) -> int:
+        del quantile
+        return n_needed(self.confidence)
+
+    def factor(
+        self, ratio: Float[Tensor, " n n_coordinates"], quantile: float
+    ) -> float:
+        of_each = inverse_cdf_quantile(ratio.T, quantile)
+        return conformal_level(of_each[:, None], self.confidence)
+
+
 @dataclass(frozen=True)
 class Finish:
     """One factor on the bounds of safe queries and one on those of the others.
@@ -60,11 +111,12 @@ class Finish:
         ratio: Float[Tensor, " n n_coordinates"],
         safe: Bool[Tensor, " n"],
         quantile: float,
+        promise: Promise = POINTWISE,
     ) -> "Finish":
         """Read the factors off pairs that neither the surrogate nor the calibration has seen."""
-        factor = conformal_level(ratio[safe], quantile)
+        factor = promise.factor(ratio[safe], quantile)
         if math.isinf(factor):
-            needed, found = n_needed(quantile), int(safe.sum())
+            needed, found = promise.n_needed(quantile), int(safe.sum())
             what = (
                 f"only {found} of the {len(safe)} pairs are safe, and {needed} are needed"
                 if found < needed
@@ -73,7 +125,7 @@ class Finish:
             raise ValueError(
                 f"at quantile={quantile} no finite factor can be promised: {what}; give more pairs, or a lower quantile."
             )
-        unsafe = conformal_level(ratio[~safe], quantile)
+        unsafe = promise.factor(ratio[~safe], quantile)
         return Finish(factor, unsafe if math.isfinite(unsafe) else 1.0)
 
     def __call__(

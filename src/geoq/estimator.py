@@ -15,7 +15,7 @@ from torch import Tensor
 from geoq import artifact, progress
 from geoq.assessment import Assessment, QueryFeatures
 from geoq.checkpoint import Checkpoint, of_array, of_object, of_rows
-from geoq.coverage import Finish, level_factors, ratios
+from geoq.coverage import POINTWISE, Finish, Promise, level_factors, ratios
 from geoq.crossfit import CalibrationSet, Observations, cross_fit
 from geoq.fold_surrogates import (
     FoldSurrogates,
@@ -33,6 +33,7 @@ from geoq.increment import (
     Storable,
     check_quantile,
 )
+from geoq.indicator import IndicatorIncrement
 from geoq.power_law import PowerLawIncrement
 from geoq.representation import Representation, Standardization
 from geoq.safe_region import DistanceRegion, SafeRegion, SafeRule
@@ -57,10 +58,16 @@ from geoq.surrogate import (
 )
 
 _OWN_MODELS: dict[
-    str | None, type[NormScaledIncrement | FieldIncrement | PowerLawIncrement]
+    str | None,
+    type[NormScaledIncrement | FieldIncrement | PowerLawIncrement | IndicatorIncrement],
 ] = {
     model.__name__: model
-    for model in (NormScaledIncrement, FieldIncrement, PowerLawIncrement)
+    for model in (
+        NormScaledIncrement,
+        FieldIncrement,
+        PowerLawIncrement,
+        IndicatorIncrement,
+    )
 }
 _OWN_REGIONS: dict[str | None, type[SafeRegion | DistanceRegion]] = {
     region.__name__: region for region in (SafeRegion, DistanceRegion)
@@ -305,14 +312,19 @@ class GeoQ:
         if self.finish_ == Finish():
             return increment
         baseline = features.anchor_error
-        return (self.finish_(baseline + increment, safe) - baseline).clamp(min=0)
+        finished = self.finish_(baseline + increment, safe) - baseline
+        # Not below the anchors, unless the model does not rest on them.
+        return torch.maximum(finished, increment.clamp(max=0))
 
-    def conformalize(self, x: Array, y: Array) -> "GeoQ":
+    def conformalize(
+        self, x: Array, y: Array, *, promise: Promise = POINTWISE
+    ) -> "GeoQ":
         """Make the bound hold at its level on pairs set aside, which neither surrogate nor calibration has seen.
 
         One factor for safe queries and one for the others. For queries exchangeable with the pairs, a safe one's error
         is within its bound with at least the probability ``quantile`` of the increment model; of a field, that share of
-        the values is expected to be. A further call starts from the bound without a finish.
+        the values is expected to be. ``WholeField(0.9)`` promises that share for nine fields out of ten instead. A
+        further call starts from the bound without a finish.
 
         Raises:
             ValueError: the pairs are unusable, or too few of them are safe to promise anything.
@@ -328,7 +340,7 @@ class GeoQ:
             for part in (assessment.error_hat, assessment.safe)
         )
         ratio = ratios(error.to(bound), bound)
-        self.finish_ = Finish.fit(ratio, safe.bool(), self._level)
+        self.finish_ = Finish.fit(ratio, safe.bool(), self._level, promise)
         return self
 
     def predict_levels(self, x: Array, levels: Sequence[float]) -> dict[float, Array]:

@@ -51,13 +51,28 @@ class View:
     bound: bool = False
 
     def __call__(
-        self, features: GeometricFeatures, bound: Tensor, grid: tuple[int, ...]
+        self, features: GeometricFeatures, bound: Tensor | None, grid: tuple[int, ...]
     ) -> Float[Tensor, " n n_channels *grid"]:
         parts = [getattr(features, name) for name in self._seen_of_features]
-        if self.bound:
+        if self.bound and bound is not None:
             parts.append(bound.clamp(min=torch.finfo(torch.float32).tiny).log())
         channels = [part.reshape(len(part), -1, *grid).float() for part in parts]
         return torch.cat(channels, dim=1)
+
+    def check_shapes(
+        self, z_shape: tuple[int, ...], field_shape: tuple[int, ...], n_spatial: int
+    ) -> None:
+        """Refuse errors without a grid, and displacements on another one."""
+        if len(field_shape) < n_spatial:
+            raise ValueError(
+                f"n_spatial={n_spatial}, but an error has shape {field_shape}; put the grid last, or use an increment "
+                "model for tables."
+            )
+        if self.displacement and z_shape[-n_spatial:] != field_shape[-n_spatial:]:
+            raise ValueError(
+                f"View(displacement=True), but a row of the representation has shape {z_shape} and an error "
+                f"{field_shape}, which do not end in one grid; choose phi = identity, or another view."
+            )
 
     @property
     def _seen_of_features(self) -> list[str]:
@@ -98,21 +113,22 @@ class FieldFactor:
                 f"n_groups={self.n_groups}, but one group must stop what the others train; choose 2 or more."
             )
 
+    def network(self, n_in: int, n_out: int) -> "FieldNetwork":
+        """A fresh network."""
+        return FieldNetwork(
+            n_in,
+            n_out,
+            n_spatial=self.n_spatial,
+            widths=self.widths,
+            dropout=self.dropout,
+        )
+
     def check_shapes(
         self, z_shape: tuple[int, ...], field_shape: tuple[int, ...]
     ) -> None:
         """Refuse errors without a grid, and displacements on another one."""
-        if len(field_shape) < self.n_spatial:
-            raise ValueError(
-                f"FieldFactor(n_spatial={self.n_spatial}), but an error has shape {field_shape}; put the grid last, or "
-                "use BoostedFactor."
-            )
-        sees_z = any(view.displacement for view in self.views)
-        if sees_z and z_shape[-self.n_spatial :] != field_shape[-self.n_spatial :]:
-            raise ValueError(
-                f"View(displacement=True), but a row of the representation has shape {z_shape} and an error "
-                f"{field_shape}, which do not end in one grid; choose phi = identity, or another view."
-            )
+        for view in self.views:
+            view.check_shapes(z_shape, field_shape, self.n_spatial)
 
     def fit(
         self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float
@@ -199,17 +215,21 @@ class FieldFactor:
         )
 
 
-class _Network(nn.Module):
-    """W, the units of the distance and the U-Net, in one state dict; answers log factors, one row per query."""
+class FieldNetwork(nn.Module):
+    """W, the units of the distance and the U-Net in one state dict; one row of numbers per query, all 0 at first."""
 
-    def __init__(self, n_in: int, n_out: int, settings: FieldFactor) -> None:
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        *,
+        n_spatial: int,
+        widths: tuple[int, ...],
+        dropout: float,
+    ) -> None:
         super().__init__()
         self.unet = UNet(
-            n_in,
-            n_out,
-            n_spatial=settings.n_spatial,
-            widths=settings.widths,
-            dropout=settings.dropout,
+            n_in, n_out, n_spatial=n_spatial, widths=widths, dropout=dropout
         )
         for parameter in self.unet.output.parameters():
             nn.init.zeros_(parameter)
@@ -254,7 +274,7 @@ class _Network(nn.Module):
 class FittedField:
     """Trained networks, what they see, and how much of their answer each channel takes."""
 
-    networks: list[_Network]
+    networks: list[FieldNetwork]
     view: View
     settings: FieldFactor
     field_shape: tuple[int, ...]
@@ -283,7 +303,7 @@ class FittedField:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.training.random_state)
             for _ in range(n_networks):
-                network = _Network(channels.shape[1], n_out, settings)
+                network = settings.network(channels.shape[1], n_out)
                 network.to(some.error.device)
                 network.set_units(channels, some.features.support_distance.float())
                 networks.append(network)
@@ -300,7 +320,7 @@ class FittedField:
     @torch.no_grad()
     def log_factor(
         self,
-        network: _Network,
+        network: FieldNetwork,
         features: GeometricFeatures,
         bound: Float[Tensor, " n n_coordinates"],
     ) -> Float[Tensor, " n n_channels n_cells"]:
@@ -350,7 +370,7 @@ class FittedField:
                 for name, array in arrays.items()
                 if name.startswith(prefix)
             }
-            network = _Network(len(weights["mean"]), len(exponent), how)
+            network = how.network(len(weights["mean"]), len(exponent))
             network.load_state_dict(weights)
             networks.append(network.eval())
         shape = tuple(settings["field_shape"])
