@@ -47,7 +47,7 @@ class GlobeUNet(nn.Module):
 
     def forward(self, field):
         # Half precision inside, where there is hardware for it.
-        with torch.autocast("cuda", torch.bfloat16, enabled=field.is_cuda):
+        with torch.autocast(field.device.type, torch.bfloat16, enabled=field.is_cuda):
             skips = []
             for part in self.down:
                 field = nn.functional.avg_pool2d(field, 2) if skips else field

@@ -19,7 +19,7 @@ from geoq.coverage import conformal_level, ratios
 from geoq.crossfit import CalibrationSet
 from geoq.folds import Dependence
 from geoq.geometry import GeometricFeatures
-from geoq.increment import inverse_cdf_quantile, pinball_loss
+from geoq.increment import IncrementModel, inverse_cdf_quantile, pinball_loss
 from geoq.training import train
 
 ROWS_AT_ONCE = 32
@@ -101,8 +101,8 @@ class Tuples:
 
 def by_lead_and_channel(values):
     """The level of the values at each lead and channel, over forecasts and cells."""
-    pooled = values.permute(0, 3, 4, 1, 2).flatten(0, 2)
-    return inverse_cdf_quantile(pooled.contiguous(), QUANTILE)[..., None, None]
+    pooled = values.permute(1, 2, 0, 3, 4).flatten(2).movedim(2, 0)
+    return inverse_cdf_quantile(pooled, QUANTILE)[..., None, None]
 
 
 def by_cell(values):
@@ -162,19 +162,37 @@ class DistanceNormalised:
 
 
 @dataclass
-class Increment:
-    """An increment model of the library on top of the anchor error; fitted to every so many tuples."""
+class SomeWindows:
+    """An increment model that is fitted to every so many held-out windows: those between share nearly all targets."""
 
-    model: object
-    every: int = 1
+    model: IncrementModel
+    every: int
+
+    @property
+    def quantile(self):
+        return self.model.quantile
+
+    def fit(self, calibration):
+        rows = torch.arange(0, len(calibration), self.every)
+        self.model.fit(calibration[rows.to(calibration.error.device)])
+        return self
+
+    def __call__(self, features):
+        return self.model(features)
+
+
+@dataclass
+class Increment:
+    """An increment model of the library on top of the anchor error."""
+
+    model: IncrementModel
 
     def fit(self, tuples):
-        rows = torch.arange(0, len(tuples.seen), self.every, device=tuples.error.device)
-        self.model_ = self.model.fit(tuples.calibration[rows])
+        self.model.fit(tuples.calibration)
         return self
 
     def bound(self, seen):
-        return seen.features.anchor_error + self.model_(seen.features)
+        return seen.features.anchor_error + self.model(seen.features)
 
 
 # Networks for a quantile of the held-out error.

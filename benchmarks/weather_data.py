@@ -9,6 +9,8 @@ import torch
 HOURS = 6
 DAYS = 160
 WEATHERBENCH = ("geopotential_500", "temperature_850", "2m_temperature")
+# The ERA5 stand-in's two variables: its results are never WeatherBench's.
+STAND_IN = ("msl", "vo850")
 GRID = ("time", "lat", "lon")
 HOW_TO_GET = """\
 give a folder of reanalysis data by --data.
@@ -27,6 +29,12 @@ class Weather:
     time: np.ndarray
     lat: np.ndarray
     lon: np.ndarray
+
+
+def label(names):
+    """What tables and pictures call the data."""
+    listed = ", ".join(names)
+    return f"ERA5 stand-in ({listed})" if tuple(names) == STAND_IN else listed
 
 
 def load(folder, variables=None, *, start=None, days=DAYS):

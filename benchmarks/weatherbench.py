@@ -28,12 +28,13 @@ import numpy as np
 import record
 import torch
 import weather_bounds as bounds
+import weather_information
 from forecast import FORMS, TrainForecast, chosen_steps
 from joblib import Parallel, delayed
 from record import QUANTILE
 from threadpoolctl import threadpool_limits
 from weather_bounds import KnownFolds, Natural, Seen, Tuples
-from weather_data import Split, load, origins, split
+from weather_data import DAYS, STAND_IN, Split, load, origins, split
 from weather_scores import scores, skill, window_correlation
 
 import geoq
@@ -80,9 +81,10 @@ class Settings:
             n_steps=400, batch_size=16, check_every=50, patience=3
         )
     )
-    # Every pair sorts all held-out values, tens of millions: the whole grid of 66 pairs takes minutes.
+    # Every pair of the power law's grid sorts all held-out values, tens of millions: all 66 would take minutes.
     exponents: tuple[float, ...] = (0.0, 1.0)
-    anchor_weights: tuple[float, ...] = (0.0, 0.3)
+    anchor_weights: tuple[float, ...] = (0.0,)
+    every: int = 4
     n_origins: int = 3
 
     @property
@@ -94,13 +96,15 @@ class Settings:
 SMALL = Settings(
     n_leads=8,
     widths=(4, 8, 8, 8),
-    most_steps=6,
-    check_every=3,
+    most_steps=4,
+    n_folds=3,
+    check_every=2,
     n_members=2,
     n_passes=3,
+    every=1,
     n_anchors=(1, 3),
     bound_widths=(4, 8),
-    bound_training=Training(n_steps=6, batch_size=16, check_every=3),
+    bound_training=Training(n_steps=4, batch_size=16, check_every=2),
     n_origins=1,
 )
 
@@ -412,7 +416,7 @@ def field_increment(case, number):
 
 def power_law(case, *, reference):
     settings = case.settings
-    return PowerLawIncrement(
+    law = PowerLawIncrement(
         QUANTILE,
         exponents=settings.exponents,
         anchor_weights=settings.anchor_weights,
@@ -420,6 +424,7 @@ def power_law(case, *, reference):
         if reference
         else None,
     )
+    return bounds.SomeWindows(law, settings.every)
 
 
 @dataclass(frozen=True)
@@ -452,10 +457,7 @@ def static(model, *parts):
 
 
 by_spread = static(bounds.LeadScale, bounds.cell_spread)
-by_default = OnTuples(
-    # Every fourth window: those in between share nearly all their targets with it.
-    lambda case: bounds.Increment(power_law(case, reference=True), every=4)
-)
+by_default = OnTuples(lambda case: bounds.Increment(power_law(case, reference=True)))
 NO_FOLD_METHODS = {
     "MC dropout, 1.96 s": Spread(dropout),
     "Deep ensemble, 1.96 s": Spread(ensemble),
@@ -528,35 +530,45 @@ def make_case(task, weather, settings):
     return Case(task, replace(data, **on_device), latitude, settings)
 
 
+def begin(task, plan):
+    weather = plan.weather()
+    case = make_case(task, weather, plan.settings)
+    print(
+        f"{task.name}: {case.recipe.n_steps} steps, chosen in {case.choosing_seconds:.1f} s, trained in "
+        f"{case.training_seconds:.2f} s",
+        flush=True,
+    )
+    return case, weather
+
+
 def run(task, plan):
-    """The methods of a task that its file does not have yet."""
+    """The methods of a task that its file does not have yet; the file grows by each of them."""
     torch.set_num_threads(1)
     started = time.perf_counter()
     with threadpool_limits(1):
-        weather = plan.weather()
-        case = make_case(task, weather, plan.settings)
+        case, weather = begin(task, plan)
+        missing, rows, shown = plan.missing(task), plan.rows(task), {}
+        head = {"surrogate": describe(case), "leaks": leaks(case)}
         print(
-            f"{task.name}: {case.recipe.n_steps} steps, chosen in {case.choosing_seconds:.1f} s, trained in "
-            f"{case.training_seconds:.2f} s",
-            flush=True,
+            f"{task.name}: folds by {time.perf_counter() - started:.0f} s", flush=True
         )
-        rows, shown = plan.rows(task), {}
-        for kind, method in plan.missing(task):
+        for kind, method in missing:
             line, answer = measure(case, kind, method)
             rows.append(line)
+            plan.write(task, head, rows)
             if kind == "blocks" and method in SHOWN:
                 shown[method] = answer
-        surrogate = describe(case)
-    part = plan.part(task)
-    part.parent.mkdir(parents=True, exist_ok=True)
-    if task.seed == 0 and set(SHOWN) <= shown.keys():
-        np.savez_compressed(part.with_suffix(".npz"), **to_draw(case, weather, shown))
-    part.write_text(
-        record.as_text(
-            {**plan.conditions, "surrogate": surrogate, "leaks": leaks(case)}, rows
-        )
-    )
+        if task.seed == 0 and set(SHOWN) <= shown.keys():
+            file = plan.part(task).with_suffix(".npz")
+            np.savez_compressed(file, **to_draw(case, weather, shown))
     print(f"{task.name}: {time.perf_counter() - started:.0f} s in all", flush=True)
+
+
+def inform(task, plan):
+    """The information study of a task."""
+    torch.set_num_threads(1)
+    with threadpool_limits(1):
+        return weather_information.study(begin(task, plan)[0])
 
 
 def measure(case, kind, name):
@@ -722,7 +734,7 @@ class Plan:
     conditions: dict
     only: str = ""
     start: str | None = None
-    days: int = 160
+    days: int = DAYS
     keep: bool = False
 
     def weather(self):
@@ -739,6 +751,14 @@ class Plan:
         ignored = {"source"} if self.keep else set()
         same = all(part[k] == v for k, v in self.conditions.items() if k not in ignored)
         return part if same else {"rows": []}
+
+    def write(self, task, head, rows):
+        self.parts.mkdir(parents=True, exist_ok=True)
+        text = record.as_text({**self.conditions, **head}, rows)
+        # Never half a file, wherever the run is cut off.
+        whole = self.part(task).with_suffix(".tmp")
+        whole.write_text(text)
+        whole.replace(self.part(task))
 
     def rows(self, task):
         return self.read(task)["rows"]
@@ -781,7 +801,7 @@ def main():
     parser.add_argument("--data", type=Path, help="a folder of netCDF files")
     parser.add_argument("--small", action="store_true", help="short trainings")
     parser.add_argument("--start", help="first day of the data to use")
-    parser.add_argument("--days", type=int, default=160, help="days of data to use")
+    parser.add_argument("--days", type=int, default=DAYS, help="days of data to use")
     parser.add_argument(
         "--form", action="append", choices=FORMS, help="may be repeated"
     )
@@ -790,32 +810,34 @@ def main():
     parser.add_argument("--only", default="", help="methods whose name contains this")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--keep", action="store_true", help="keep rows of older code")
+    parser.add_argument("--information", action="store_true", help="that study instead")
     parser.add_argument("--out", type=Path, help="where to write the results")
     parser.add_argument("--pictures", type=Path, help="a folder to draw into")
     arguments = parser.parse_args()
     settings = SMALL if arguments.small else Settings()
-    path = arguments.out or record.RESULTS / (
-        "weather_era5-small.json" if arguments.small else "weather_era5.json"
-    )
-    conditions = {
-        "source": source(),
-        "small": arguments.small,
-        "settings": json.loads(json.dumps(asdict(settings))),
-    }
+    source_of = partial(load, arguments.data, start=arguments.start)
+    try:
+        weather = source_of(days=arguments.days)
+    except ValueError as refusal:
+        raise SystemExit(str(refusal)) from None
+    problem = "weather_era5" if weather.names == STAND_IN else "weatherbench"
+    ending = "_information" if arguments.information else ""
+    ending += "-small" if arguments.small else ""
+    path = arguments.out or record.RESULTS / f"{problem}{ending}.json"
     plan = Plan(
         arguments.data,
         settings,
         path.with_name(f"{path.stem}-parts"),
-        conditions,
+        {
+            "source": source(),
+            "small": arguments.small,
+            "settings": json.loads(json.dumps(asdict(settings))),
+        },
         arguments.only,
         arguments.start,
         arguments.days,
         arguments.keep,
     )
-    try:
-        weather = plan.weather()
-    except ValueError as refusal:
-        raise SystemExit(str(refusal)) from None
     chosen = origins(len(weather.values), settings.n_leads)
     tasks = [
         Task(form, origin, seed)
@@ -823,17 +845,24 @@ def main():
         for origin in chosen[-(arguments.origins or settings.n_origins) :]
         for form in arguments.form or FORMS
     ]
-    missing = [task for task in tasks if plan.missing(task)]
-    started = time.perf_counter()
     parallel = Parallel(n_jobs=arguments.jobs, return_as="generator_unordered")
-    for number, _ in enumerate(parallel(delayed(run)(t, plan) for t in missing), 1):
-        merge(plan, tasks, path, weather)
-        print(
-            f"{number} of {len(missing)} tasks, {time.perf_counter() - started:.0f} s",
-            flush=True,
-        )
+    started = time.perf_counter()
+    if arguments.information:
+        lines = [
+            line
+            for part in parallel(delayed(inform)(t, plan) for t in tasks)
+            for line in part
+        ]
+        record.write(f"{problem}_information", lines, path, **plan.conditions)
+        print(weather_information.table(lines))
+    else:
+        missing = [task for task in tasks if plan.missing(task)]
+        for n_done, _ in enumerate(parallel(delayed(run)(t, plan) for t in missing), 1):
+            seconds = time.perf_counter() - started
+            print(f"{n_done} of {len(missing)} tasks, {seconds:.0f} s", flush=True)
+            merge(plan, tasks, path, weather)
     if arguments.pictures:
-        import weather_pictures
+        import weather_pictures  # here, because only those who draw need Matplotlib
 
         weather_pictures.draw(path, plan.parts, arguments.pictures)
     print(path)

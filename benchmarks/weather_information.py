@@ -1,0 +1,174 @@
+"""What is known at forecast time that tells a bad day from a good one?
+
+Held-out errors and features are divided by what is usual at their lead, channel and cell; their rank correlation is what
+a feature knows beyond the static map.
+"""
+
+import statistics
+
+import torch
+import weather_bounds as bounds
+from torch.nn.functional import avg_pool2d, pad
+from weather_data import HOURS
+
+LEAD_HOURS = (6, 12, 24, 48, 120, 240)
+# Ranks of more values than this do not change the second digit.
+MOST_VALUES = 400_000
+TOGETHER = "all of them, learned on the other folds"
+
+
+def neighbourhood_mean(fields, size):
+    """Mean over size x size cells; longitude is periodic, and what lies beyond the poles does not count."""
+    half = size // 2
+    around = pad(fields.flatten(0, -3)[:, None], (half, half, 0, 0), mode="circular")
+    beyond = (0, 0, half, half)
+    total, cells = (
+        avg_pool2d(pad(part, beyond), size, stride=1)
+        for part in (around, torch.ones_like(around[:1]))
+    )
+    return (total / cells).view(fields.shape)
+
+
+def neighbourhood_spread(fields, size):
+    """Standard deviation over size x size cells."""
+    mean, square = (neighbourhood_mean(f, size) for f in (fields, fields.square()))
+    return (square - mean.square()).clamp(min=0).sqrt()
+
+
+def features_of(case, kind, lead):
+    """Candidates at one lead, by name: a field per held-out window and channel."""
+    tuples = case.tuples(kind)
+    calibration = tuples.calibration
+    past = case.data.x[calibration.point]
+    last, prediction = past[:, -1], calibration.features.prediction[:, lead]
+    mean = case.data.states.mean(dim=0)
+    tendency, anomaly = (last - past[:, -2]).abs(), (last - mean).abs()
+    distance = calibration.features.support_distance.view(-1, 1, 1, 1)
+    known = {
+        "anomaly of the last state": anomaly,
+        "anomaly, mean of 7 x 7": neighbourhood_mean(anomaly, 7),
+        "tendency over 6 h": tendency,
+        "tendency over 12 h": (last - past[:, -3]).abs(),
+        "tendency over 6 h, mean of 7 x 7": neighbourhood_mean(tendency, 7),
+        "spread of the last state, 3 x 3": neighbourhood_spread(last, 3),
+        "spread of the last state, 7 x 7": neighbourhood_spread(last, 7),
+        "anomaly of the prediction": (prediction - mean).abs(),
+        "prediction - last state": (prediction - last).abs(),
+        "spread of the prediction, 3 x 3": neighbourhood_spread(prediction, 3),
+        "spread of the prediction, 7 x 7": neighbourhood_spread(prediction, 7),
+        "anchor error": calibration.features.anchor_error[:, lead],
+        "climatology around the prediction": tuples.seen.climatology[:, lead],
+        "support distance": distance.expand_as(last),
+    }
+    for name, deviation in deviations(case, kind).items():
+        known[name] = deviation[:, lead]
+        known[f"{name}, mean of 7 x 7"] = neighbourhood_mean(deviation[:, lead], 7)
+    return known
+
+
+def deviations(case, kind):
+    """Spread of dropout passes and of an ensemble at the held-out windows."""
+    from weatherbench import dropout, ensemble  # the benchmark imports this module
+
+    def make():
+        known, surrogates = case.folds(kind)
+        x, y, found = case.data.x, case.data.y, {}
+        for name, method in (
+            ("dropout spread", dropout),
+            ("ensemble spread", ensemble),
+        ):
+            parts = [
+                method(case, surrogate, case.task.seed)
+                .fit(x[seen], y[seen])
+                .predict(x[unseen])
+                .error_hat
+                for (seen, unseen), surrogate in zip(
+                    known.splits, surrogates, strict=True
+                )
+            ]
+            found[name] = torch.cat(parts)
+        return found
+
+    return case.shared(("deviations", kind), make)
+
+
+def ranks(values):
+    """Ranks from 0 to 1."""
+    flat = values.flatten()
+    place = torch.empty(len(flat), dtype=torch.float64, device=flat.device)
+    steps = torch.arange(len(flat), dtype=torch.float64, device=flat.device)
+    place[flat.argsort()] = steps / max(1, len(flat) - 1)
+    return place - 0.5
+
+
+def some(n_values, device):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randperm(n_values, generator=generator)[:MOST_VALUES].to(device)
+
+
+def correlation(first, second):
+    first, second = first - first.mean(), second - second.mean()
+    return float(first @ second / (first.norm() * second.norm()))
+
+
+def together(columns, target, fold):
+    """Rank correlation of a linear fit of the ranks, each fold predicted from the others."""
+    table = torch.stack(columns, dim=1)
+    found = []
+    for number in fold.unique():
+        mine = fold == number
+        weights = torch.linalg.lstsq(table[~mine], target[~mine, None]).solution[:, 0]
+        found.append(correlation(table[mine] @ weights, target[mine]))
+    return statistics.fmean(found)
+
+
+def study(case, kind="blocks"):
+    """Rank correlation of relative error and relative feature, by feature, lead and channel."""
+    error, lines = case.tuples(kind).calibration.error, []
+    fold = case.tuples(kind).calibration.fold
+    usual = bounds.by_cell(error)
+    leads = [h // HOURS - 1 for h in LEAD_HOURS if h // HOURS <= error.shape[1]]
+    for lead in leads:
+        known = features_of(case, kind, lead)
+        for channel in range(error.shape[2]):
+            relative = error[:, lead, channel] / usual[lead, channel]
+            chosen = some(relative.numel(), relative.device)
+            target = ranks(relative.flatten()[chosen])
+            columns = {}
+            for name, values in known.items():
+                mine = values[:, channel].double()
+                mine = mine / mine.mean(dim=0).clamp(min=1e-12)
+                columns[name] = ranks(mine.flatten()[chosen])
+            whose = fold.view(-1, 1, 1).expand_as(relative).flatten()[chosen]
+            found = {n: correlation(c, target) for n, c in columns.items()}
+            found[TOGETHER] = together([*columns.values()], target, whose)
+            lines += [
+                {
+                    **case.task._asdict(),
+                    "folds": kind,
+                    "feature": name,
+                    "channel": channel,
+                    "lead_hours": HOURS * (lead + 1),
+                    "rank_correlation": value,
+                }
+                for name, value in found.items()
+            ]
+    return lines
+
+
+def table(lines):
+    """Features down, leads across; means over channels and tasks."""
+    hours = sorted({line["lead_hours"] for line in lines})
+    shown = ["| known at forecast time | " + " | ".join(f"{h} h" for h in hours) + " |"]
+    shown.append("|---" * (len(hours) + 1) + "|")
+    for name in dict.fromkeys(line["feature"] for line in lines):
+        cells = [
+            statistics.fmean(
+                line["rank_correlation"]
+                for line in lines
+                if (line["feature"], line["lead_hours"]) == (name, h)
+            )
+            for h in hours
+        ]
+        shown.append(f"| {name} | " + " | ".join(f"{c:+.3f}" for c in cells) + " |")
+    return "\n".join(shown)
