@@ -95,7 +95,7 @@ class Settings:
 
 SMALL = Settings(
     n_leads=8,
-    widths=(4, 8, 8, 8),
+    widths=(4, 8, 8),
     most_steps=4,
     n_folds=3,
     check_every=2,
