@@ -84,7 +84,9 @@ class Settings:
     # Every pair of the power law's grid sorts all held-out values, tens of millions: all 66 would take minutes.
     exponents: tuple[float, ...] = (0.0, 1.0)
     anchor_weights: tuple[float, ...] = (0.0,)
+    # And so do five more fits, for whole fields.
     every: int = 4
+    every_whole_field: int = 8
     n_origins: int = 3
 
     @property
@@ -102,6 +104,7 @@ SMALL = Settings(
     n_members=2,
     n_passes=3,
     every=1,
+    every_whole_field=2,
     n_anchors=(1, 3),
     bound_widths=(4, 8),
     bound_training=Training(n_steps=4, batch_size=16, check_every=2),
@@ -167,6 +170,7 @@ class Case:
     latitude: torch.Tensor
     settings: Settings
     shared: Shared = field(default_factory=Shared)
+    started: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self):
         x, y, settings = self.data.x, self.data.y, self.settings
@@ -264,13 +268,17 @@ class OnTuples:
     factor: Callable | None = None
 
     def fit(self, case, kind):
-        tuples, model = case.tuples(kind), self.make(case)
+        tuples = case.tuples(kind)
+
+        def held_out():
+            return bounds.held_out_ratios(self.make(case), tuples)
+
         factor = 1.0
         if self.factor is not None:
             key = "held-out ratios", kind, self.make
-            ratio = case.shared(key, lambda: bounds.held_out_ratios(model, tuples))
-            factor = self.factor(ratio)
-        model.fit(tuples)
+            factor = self.factor(case.shared(key, held_out))
+        key = "on tuples", kind, self.make
+        model = case.shared(key, lambda: self.make(case).fit(tuples))
 
         def answer():
             seen = case.queries(kind)
@@ -414,7 +422,7 @@ def field_increment(case, number):
     }
 
 
-def power_law(case, *, reference):
+def power_law(case, *, reference, every):
     settings = case.settings
     law = PowerLawIncrement(
         QUANTILE,
@@ -424,7 +432,7 @@ def power_law(case, *, reference):
         if reference
         else None,
     )
-    return bounds.SomeWindows(law, settings.every)
+    return bounds.SomeWindows(law, every)
 
 
 @dataclass(frozen=True)
@@ -439,7 +447,7 @@ class AroundForecast:
 
 
 def default_parts(case, *, reference):
-    model = power_law(case, reference=reference)
+    model = power_law(case, reference=reference, every=case.settings.every)
     return {"increment_model": model, "safe_region": DistanceRegion}
 
 
@@ -457,7 +465,14 @@ def static(model, *parts):
 
 
 by_spread = static(bounds.LeadScale, bounds.cell_spread)
-by_default = OnTuples(lambda case: bounds.Increment(power_law(case, reference=True)))
+
+
+def whole_field_default(case):
+    every = case.settings.every_whole_field
+    return bounds.Increment(power_law(case, reference=True, every=every))
+
+
+by_default = OnTuples(whole_field_default)
 NO_FOLD_METHODS = {
     "MC dropout, 1.96 s": Spread(dropout),
     "Deep ensemble, 1.96 s": Spread(ensemble),
@@ -610,7 +625,7 @@ def measure(case, kind, name):
     print(
         f"{task.name} {kind:8s} {name:66s} pinball {1000 * line['pinball']:7.3f}e-3  correlation "
         f"{line['correlation']:.3f}  which day {line['which_day']:+.3f}  coverage {line['coverage']:.3f} ({by_quarter})  "
-        f"{fit_seconds:.1f} s, {asking:.1f} s",
+        f"{fit_seconds:.1f} s, {asking:.1f} s; at {time.perf_counter() - case.started:.0f} s",
         flush=True,
     )
     return line, result
