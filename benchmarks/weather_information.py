@@ -10,6 +10,7 @@ import torch
 import weather_bounds as bounds
 from torch.nn.functional import avg_pool2d, pad
 from weather_data import HOURS
+from weather_methods import dropout, ensemble
 
 LEAD_HOURS = (6, 12, 24, 48, 120, 240)
 # Ranks of more values than this do not change the second digit.
@@ -68,7 +69,6 @@ def features_of(case, kind, lead):
 
 def deviations(case, kind):
     """Spread of dropout passes and of an ensemble at the held-out windows."""
-    from weatherbench import dropout, ensemble  # the benchmark imports this module
 
     def make():
         known, surrogates = case.folds(kind)

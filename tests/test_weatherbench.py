@@ -17,8 +17,10 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 MODULES = (
     "weatherbench",
     "weather_bounds",
+    "weather_case",
     "weather_data",
     "weather_information",
+    "weather_methods",
     "weather_pictures",
     "weather_scores",
     "weather_tables",
