@@ -139,7 +139,7 @@ def summary(record, reference):
     """All tables of a results file."""
     rows, name = record["rows"], label(record["variables"])
     measured = {method(row) for row in rows}
-    reference = next(m for m in (reference, *REFERENCES) if m in measured)
+    reference = next((m for m in (reference, *REFERENCES) if m in measured), None)
     parts = [
         f"**Surrogates on {name}**",
         table(grouped(record["surrogates"], lambda r: r["form"]), SURROGATE, "form"),
