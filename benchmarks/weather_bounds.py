@@ -44,16 +44,17 @@ class KnownFolds:
 
 @dataclass(frozen=True)
 class Natural:
-    """How much each cell varies by itself, by the states known: distance quantile around a value, and deviation."""
+    """How each cell varies by itself, by the states known: distance quantile around a value, mean and deviation."""
 
     climatology: Climatology
-    spread: Tensor  # (channel, lat, lon)
+    mean: Tensor  # (channel, lat, lon)
+    spread: Tensor
 
     @classmethod
     def fit(cls, states):
         # On the CPU: the table is made cell by cell.
         climatology = Climatology.fit(states.flatten(1).cpu(), QUANTILE)
-        return cls(climatology, states.std(dim=0))
+        return cls(climatology, states.mean(dim=0), states.std(dim=0))
 
     def around(self, prediction):
         parts = [
@@ -69,13 +70,15 @@ class Seen:
 
     features: GeometricFeatures
     climatology: Tensor  # (forecast, lead, channel, lat, lon)
-    spread: Tensor  # (forecast, channel, lat, lon)
+    mean: Tensor  # (forecast, channel, lat, lon)
+    spread: Tensor
     latitude: Tensor  # (lat,)
 
     def __getitem__(self, rows):
         return Seen(
             self.features[rows],
             self.climatology[rows],
+            self.mean[rows],
             self.spread[rows],
             self.latitude,
         )

@@ -180,13 +180,13 @@ class Case:
         calibration = self.cross_fitted(kind).calibration
         prediction = calibration.features.prediction
         around = torch.empty_like(prediction)
-        spread = torch.empty_like(prediction[:, 0])
+        mean, spread = (torch.empty_like(prediction[:, 0]) for _ in range(2))
         for number, (seen, _) in enumerate(self.folds(kind)[0].splits):
             natural = Natural.fit(self.data.states[self._states(seen)])
             mine = calibration.fold == number
             around[mine] = natural.around(prediction[mine])
-            spread[mine] = natural.spread
-        seen = Seen(calibration.features, around, spread, self.latitude)
+            mean[mine], spread[mine] = natural.mean, natural.spread
+        seen = Seen(calibration.features, around, mean, spread, self.latitude)
         return Tuples(seen, calibration)
 
     def _states(self, rows):
@@ -200,8 +200,11 @@ class Case:
         def make():
             features = self.cross_fitted(kind).view(self.data.x_test)
             around = self.natural.around(features.prediction)
-            spread = self.natural.spread.expand(len(features), -1, -1, -1)
-            return Seen(features, around, spread, self.latitude)
+            mean, spread = (
+                part.expand(len(features), -1, -1, -1)
+                for part in (self.natural.mean, self.natural.spread)
+            )
+            return Seen(features, around, mean, spread, self.latitude)
 
         return self.shared(("queries", kind), make)
 

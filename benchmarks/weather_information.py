@@ -1,13 +1,13 @@
 """What is known at forecast time that tells a bad day from a good one?
 
-Held-out errors and features are divided by what is usual at their lead, channel and cell; their rank correlation is what
-a feature knows beyond the static map.
+Held-out errors and features are divided by their mean at the lead, channel and cell over the windows of their fold; their
+rank correlation is what a feature knows beyond the static map. Over the windows of one fold, because a fold's climatology
+lacks the fold's own states: where those vary much, it is too small, and seems to know the opposite.
 """
 
 import statistics
 
 import torch
-import weather_bounds as bounds
 from torch.nn.functional import avg_pool2d, pad
 from weather_data import HOURS
 from weather_methods import dropout, ensemble
@@ -42,7 +42,7 @@ def features_of(case, kind, lead):
     calibration = tuples.calibration
     past = case.data.x[calibration.point]
     last, prediction = past[:, -1], calibration.features.prediction[:, lead]
-    mean = case.data.states.mean(dim=0)
+    mean = tuples.seen.mean
     tendency, anomaly = (last - past[:, -2]).abs(), (last - mean).abs()
     distance = calibration.features.support_distance.view(-1, 1, 1, 1)
     known = {
@@ -122,26 +122,37 @@ def together(columns, target, fold):
     return statistics.fmean(found)
 
 
+def relative(values, fold):
+    """Values in units of their mean over the windows of the same fold, cell by cell."""
+    result = values.double()
+    for number in fold.unique():
+        mine = fold == number
+        result[mine] /= result[mine].mean(dim=0).clamp(min=1e-12)
+    return result
+
+
 def study(case, kind="blocks"):
     """Rank correlation of relative error and relative feature, by feature, lead and channel."""
-    error, lines = case.tuples(kind).calibration.error, []
-    fold = case.tuples(kind).calibration.fold
-    usual = bounds.by_cell(error)
+    calibration, lines = case.tuples(kind).calibration, []
+    error, fold = calibration.error, calibration.fold
     leads = [h // HOURS - 1 for h in LEAD_HOURS if h // HOURS <= error.shape[1]]
+    chosen = some(error[:, 0, 0].numel(), error.device)
+    whose = fold.view(-1, 1, 1).expand_as(error[:, 0, 0]).flatten()[chosen]
     for lead in leads:
         known = features_of(case, kind, lead)
         for channel in range(error.shape[2]):
-            relative = error[:, lead, channel] / usual[lead, channel]
-            chosen = some(relative.numel(), relative.device)
-            target = ranks(relative.flatten()[chosen])
-            columns = {}
-            for name, values in known.items():
-                mine = values[:, channel].double()
-                mine = mine / mine.mean(dim=0).clamp(min=1e-12)
-                columns[name] = ranks(mine.flatten()[chosen])
-            whose = fold.view(-1, 1, 1).expand_as(relative).flatten()[chosen]
-            found = {n: correlation(c, target) for n, c in columns.items()}
-            found[TOGETHER] = together([*columns.values()], target, whose)
+            target, *columns = (
+                ranks(relative(values, fold).flatten()[chosen])
+                for values in (
+                    error[:, lead, channel],
+                    *(field[:, channel] for field in known.values()),
+                )
+            )
+            found = {
+                name: correlation(column, target)
+                for name, column in zip(known, columns, strict=True)
+            }
+            found[TOGETHER] = together(columns, target, whose)
             lines += [
                 {
                     **case.task._asdict(),
