@@ -152,6 +152,51 @@ class LeadScale:
 
 
 @dataclass
+class Blend:
+    """Between each cell's own level and the lead's level times the cell's deviation, as held-out folds prefer.
+
+    Few windows make a cell's own level noisy; its deviation is known better, but is the wrong map at short leads.
+    """
+
+    shares: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+    def fit(self, tuples):
+        self.parts_ = PerLeadAndCell(), LeadScale(cell_spread)
+        error, fold = tuples.error, tuples.calibration.fold
+        held_out = torch.empty_like(error), torch.empty_like(error)
+        for mine, others in _by_fold(fold):
+            for part, bound in zip(self.parts_, held_out, strict=True):
+                bound[mine] = part.fit(tuples[others]).bound(tuples.seen[mine])
+        losses = [
+            pinball_loss(error, _between(*held_out, share), QUANTILE).mean(
+                dim=(0, 3, 4)
+            )
+            for share in self.shares
+        ]
+        best = torch.stack(losses).argmin(dim=0)
+        self.share_ = error.new_tensor(self.shares)[best][..., None, None]
+        self.level_ = by_lead_and_channel(error / _between(*held_out, self.share_))
+        for part in self.parts_:
+            part.fit(tuples)
+        return self
+
+    def bound(self, seen):
+        bounds = (part.bound(seen) for part in self.parts_)
+        return self.level_ * _between(*bounds, self.share_)
+
+
+def _between(first, second, share):
+    """Weighted geometric mean."""
+    return first**share * second ** (1 - share)
+
+
+def _by_fold(fold):
+    """Rows of each fold, and of the others."""
+    for number in fold.unique():
+        yield tuple(rows.nonzero()[:, 0] for rows in (fold == number, fold != number))
+
+
+@dataclass
 class DistanceNormalised:
     """One number per lead, channel and cell times the mean distance to the nearest windows."""
 
@@ -269,10 +314,7 @@ class FieldQuantile:
 def held_out_ratios(model, tuples):
     """Errors over the bounds that the other folds' forecasts give: one row per held-out forecast."""
     fold, ratio = tuples.calibration.fold, torch.empty_like(tuples.error).flatten(1)
-    for number in fold.unique():
-        mine, others = (
-            rows.nonzero()[:, 0] for rows in (fold == number, fold != number)
-        )
+    for mine, others in _by_fold(fold):
         fitted = model.fit(tuples[others])
         ratio[mine] = ratios(tuples.error[mine], fitted.bound(tuples.seen[mine]))
     return ratio

@@ -8,7 +8,7 @@ lacks the fold's own states: where those vary much, it is too small, and seems t
 import statistics
 
 import torch
-from torch.nn.functional import avg_pool2d, pad
+from weather_activity import neighbourhood_mean, neighbourhood_spread
 from weather_data import HOURS
 from weather_methods import dropout, ensemble
 
@@ -16,24 +16,6 @@ LEAD_HOURS = (6, 12, 24, 48, 120, 240)
 # Ranks of more values than this do not change the second digit.
 MOST_VALUES = 400_000
 TOGETHER = "all of them, learned on the other folds"
-
-
-def neighbourhood_mean(fields, size):
-    """Mean over size x size cells; longitude is periodic, and what lies beyond the poles does not count."""
-    half = size // 2
-    around = pad(fields.flatten(0, -3)[:, None], (half, half, 0, 0), mode="circular")
-    beyond = (0, 0, half, half)
-    total, cells = (
-        avg_pool2d(pad(part, beyond), size, stride=1)
-        for part in (around, torch.ones_like(around[:1]))
-    )
-    return (total / cells).view(fields.shape)
-
-
-def neighbourhood_spread(fields, size):
-    """Standard deviation over size x size cells."""
-    mean, square = (neighbourhood_mean(f, size) for f in (fields, fields.square()))
-    return (square - mean.square()).clamp(min=0).sqrt()
 
 
 def features_of(case, kind, lead):

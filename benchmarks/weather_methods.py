@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import weather_bounds as bounds
 from record import QUANTILE
+from weather_activity import Activity
 from weather_bounds import Natural
 from weather_case import NO_FOLDS
 
@@ -240,6 +241,10 @@ def static(model, *parts):
     return OnTuples(lambda _: model(*parts))
 
 
+def active(model, *parts):
+    return OnTuples(lambda _: Activity(model(*parts)))
+
+
 by_spread = static(bounds.LeadScale, bounds.cell_spread)
 
 
@@ -271,6 +276,12 @@ FOLD_METHODS = {
     "Lead scale x cell standard deviation": by_spread,
     "One number per lead and cell": static(bounds.PerLeadAndCell),
     "One number per lead and channel": static(bounds.LeadScale, bounds.one),
+    "Cell level blended with deviation": static(bounds.Blend),
+    "One number per lead and cell x activity": active(bounds.PerLeadAndCell),
+    "Lead scale x cell standard deviation x activity": active(
+        bounds.LeadScale, bounds.cell_spread
+    ),
+    "Cell level blended with deviation x activity": active(bounds.Blend),
     "Anchor error alone (k_a = 1)": AnchorAlone(0),
     "Anchor error alone (k_a = 10)": AnchorAlone(1),
     "GeoQ (paper, k_a = 1)": OfGeoQ(partial(field_increment, number=0)),

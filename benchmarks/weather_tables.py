@@ -9,6 +9,7 @@ STATIC = (
     "Lead scale x cell standard deviation",
     "One number per lead and cell",
     "One number per lead and channel",
+    "Cell level blended with deviation",
     "U-Net of latitude and cell spread",
     "Split conformal per cell (last fifth, gap)",
     "Split conformal per cell (random fifth)",

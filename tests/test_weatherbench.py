@@ -16,6 +16,7 @@ pytest.importorskip("h5netcdf")
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 MODULES = (
     "weatherbench",
+    "weather_activity",
     "weather_bounds",
     "weather_case",
     "weather_data",
@@ -39,6 +40,7 @@ def bench(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import forecast
     import tables
+    import weather_activity
     import weather_bounds
     import weather_data
     import weather_information
@@ -46,6 +48,7 @@ def bench(monkeypatch):
     import weatherbench
 
     yield SimpleNamespace(
+        activity=weather_activity,
         bounds=weather_bounds,
         data=weather_data,
         forecast=forecast,
@@ -338,9 +341,55 @@ def test_nine_in_ten_forecasts_get_their_share_under_that_factor(bench):
 def test_a_neighbourhood_goes_round_the_globe_and_ends_at_the_poles(bench):
     field = torch.zeros(1, 3, 4)
     field[0, 0, 0] = 6.0
-    mean = bench.information.neighbourhood_mean(field, 3)
+    mean = bench.activity.neighbourhood_mean(field, 3)
     assert_close(mean[0, 0], torch.tensor([1.0, 1.0, 0.0, 1.0]))
     assert_close(mean[0, 2], torch.zeros(4))
+
+
+def held_out(bench, error_of, n_windows=60, n_leads=2):
+    """Tuples of three folds whose error is a function of (noise, activity of the day)."""
+    from geoq.crossfit import CalibrationSet
+    from geoq.geometry import GeometricFeatures
+
+    inputs = uniform(n_windows, 3, 2, 4, 8, seed=1)
+    inputs *= 0.2 + uniform(n_windows, 1, 1, 1, 1, seed=2)
+    pace = (inputs[:, -1] - inputs[:, -2]).abs().mean(dim=(1, 2, 3))
+    noise = 0.2 + uniform(n_windows, n_leads, 2, 4, 8, seed=3)
+    error = error_of(noise, pace.view(-1, 1, 1, 1, 1))
+    row = torch.zeros(n_windows)
+    features = GeometricFeatures(row[:, None], row, error, error, inputs)
+    rows = torch.arange(n_windows)
+    calibration = CalibrationSet(features, error, rows, rows // 20, 0 * rows)
+    cells = 0.5 + uniform(2, 4, 8, seed=4).expand(n_windows, -1, -1, -1)
+    seen = bench.bounds.Seen(features, error, cells, cells, torch.zeros(4))
+    return bench.bounds.Tuples(seen, calibration)
+
+
+def test_activity_finds_errors_that_grow_with_the_pace_of_the_day(bench):
+    tuples = held_out(bench, lambda noise, pace: noise * pace)
+    static = bench.bounds.PerLeadAndCell()
+    knows = bench.activity.Activity(static).fit(tuples).bound(tuples.seen)
+    assert bench.scores.which_day(tuples.error.double(), knows.double()) > 0.5
+    assert (tuples.error <= knows).double().mean() >= 0.95
+
+
+def test_activity_is_dropped_where_it_knows_nothing(bench):
+    tuples = held_out(bench, lambda noise, _pace: noise)
+    static = bench.bounds.PerLeadAndCell()
+    bound = bench.activity.Activity(static).fit(tuples).bound(tuples.seen)
+    alone = static.fit(tuples).bound(tuples.seen)
+    assert (bound / alone - 1).abs().mean() < 0.05
+
+
+def test_a_blend_trusts_the_deviation_where_errors_follow_it(bench):
+    plain = held_out(bench, lambda noise, _pace: noise)
+    follows = held_out(bench, lambda noise, _pace: noise * plain.seen.spread[:, None])
+    blend = bench.bounds.Blend().fit(follows)
+    assert (blend.share_ <= 0.5).all()
+    bound = blend.bound(follows.seen)
+    assert (follows.error <= bound).double().mean() == pytest.approx(0.95, abs=0.02)
+    unrelated = held_out(bench, lambda noise, _pace: noise / plain.seen.spread[:, None])
+    assert (bench.bounds.Blend().fit(unrelated).share_ >= 0.5).all()
 
 
 # The whole run.
