@@ -12,6 +12,7 @@ from pathlib import Path
 
 import ablation
 import defaults
+import weather_tables
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -69,6 +70,8 @@ NOTES = {
     'does not name. "(background penalty)" is the paper\'s loss, and no bound of level 0.95.'
 }
 
+# Scripts that do not bear the problem's name.
+SCRIPTS = {"weather_era5": "weatherbench"}
 METRICS = ("pinball", "correlation", "coverage", "relative_l2")
 SAFE_METRICS = ("safe_fraction", "safe_pinball", "safe_correlation", "safe_coverage")
 # Of rollouts: where along the horizon, and at what cost beside the surrogate's own.
@@ -96,7 +99,8 @@ HEADINGS |= {
 def load(problem):
     path = RESULTS / f"{problem}.json"
     if not path.is_file():
-        raise SystemExit(f"{path} does not exist; run benchmarks/{problem}.py first.")
+        script = SCRIPTS.get(problem, problem)
+        raise SystemExit(f"{path} does not exist; run benchmarks/{script}.py first.")
     return json.loads(path.read_text())
 
 
@@ -279,11 +283,13 @@ def render(problem, reference="GeoQ", chosen=()):
     rows = record["rows"]
     if problem in (scripts := {"defaults": defaults, "ablation": ablation}):
         parts = [scripts[problem].summary(rows)]
+    elif "surrogates" in record:
+        parts = [weather_tables.summary(record, reference)]
     else:
         parts = []
         for setting in dict.fromkeys(r["setting"] for r in rows):
             parts += of_setting(problem, rows, setting, reference, chosen)
-    script = problem.removesuffix("_ablation")
+    script = SCRIPTS.get(problem, problem.removesuffix("_ablation"))
     source = (
         f"`python benchmarks/{script}.py`, seeds {record['seeds'][0]} to {record['seeds'][-1]}, {record['machine']}, "
         f"commit {record['commit'][:10]}; mean ± standard deviation over seeds."
