@@ -487,7 +487,7 @@ def run(study, methods):
         # Hours of other methods are not lost for one that fails; its part stays missing, and the next run tries again.
         try:
             measure(study, method, setting, part)
-        except Exception:
+        except Exception:  # noqa: BLE001
             traceback.print_exc()
         torch.cuda.empty_cache()
         yield

@@ -404,7 +404,7 @@ def doubt(logit):
 def field_factor(settings, view):
     """One network, stopped and judged by a tenth of the tuples."""
     return FieldFactor(
-        views=(view,),
+        view=view,
         widths=settings.widths,
         dropout=0.0,
         n_groups=10,

@@ -210,26 +210,6 @@ class DistanceNormalised:
 
 
 @dataclass
-class SomeWindows:
-    """An increment model that is fitted to every so many held-out windows: those between share nearly all targets."""
-
-    model: IncrementModel
-    every: int
-
-    @property
-    def quantile(self):
-        return self.model.quantile
-
-    def fit(self, calibration):
-        rows = torch.arange(0, len(calibration), self.every)
-        self.model.fit(calibration[rows.to(calibration.error.device)])
-        return self
-
-    def __call__(self, features):
-        return self.model(features)
-
-
-@dataclass
 class Increment:
     """An increment model of the library on top of the anchor error."""
 

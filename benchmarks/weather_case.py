@@ -39,12 +39,6 @@ class Settings:
             n_steps=400, batch_size=16, check_every=50, patience=3
         )
     )
-    # Every pair of the power law's grid sorts all held-out values, tens of millions: all 66 would take minutes.
-    exponents: tuple[float, ...] = (0.0, 1.0)
-    anchor_weights: tuple[float, ...] = (0.0,)
-    # And so do five more fits, for whole fields.
-    every: int = 4
-    every_whole_field: int = 8
     n_origins: int = 3
 
     @property
@@ -61,8 +55,6 @@ SMALL = Settings(
     check_every=2,
     n_members=2,
     n_passes=3,
-    every=1,
-    every_whole_field=2,
     n_anchors=(1, 3),
     bound_widths=(4, 8),
     bound_training=Training(n_steps=4, batch_size=16, check_every=2),

@@ -17,7 +17,7 @@ STATIC = (
 # The paper's three baselines, each in the forms it was given.
 BASELINES = ("MC dropout", "Deep ensemble", "Split conformal")
 # Whose ratios are shown, where nobody asks for others.
-REFERENCES = ("GeoQ (default)", "GeoQ (power law, climatology)")
+REFERENCES = ("GeoQ (default)",)
 QUARTERS = range(1, 5)
 # Column heading: name in the rows, factor, digits.
 POOLED = {

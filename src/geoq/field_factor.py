@@ -86,7 +86,8 @@ class FieldFactor:
 
     Attributes:
         n_spatial: 1 for fields on a line, 2 for fields in the plane.
-        views: what the networks may see; the best view on held-out tuples stays.
+        view: what the networks see. Not the prediction by default: a fold's surrogate knows less of the climate than the
+            deployed one, and a factor learned from its answers is fooled by that.
         widths: channels per level of a network; one level is two convolutions.
         dropout: share of activations left out in training.
         n_groups: groups that the tuples are dealt to. A network is trained without each, stopped and judged by it, and
@@ -96,7 +97,7 @@ class FieldFactor:
     """
 
     n_spatial: int = 2
-    views: tuple[View, ...] = (View(), View(prediction=True))
+    view: View = field(default_factory=View)
     widths: tuple[int, ...] = (16,)
     dropout: float = 0.1
     n_groups: int = 5
@@ -127,28 +128,24 @@ class FieldFactor:
         self, z_shape: tuple[int, ...], field_shape: tuple[int, ...]
     ) -> None:
         """Refuse errors without a grid, and displacements on another one."""
-        for view in self.views:
-            view.check_shapes(z_shape, field_shape, self.n_spatial)
+        self.view.check_shapes(z_shape, field_shape, self.n_spatial)
 
     def fit(
         self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float
     ) -> Learned:
-        """The networks of the best view, each judged by tuples that it was not trained on."""
+        """Networks that are each judged by tuples that they were not trained on."""
         splits = self._splits(calibration)
         if not splits:
             return Learned.nothing(calibration)
+        fitted = FittedField.fresh(self, calibration, bound_of, len(splits))
+        loss = self._loss(calibration, fitted, bound_of, quantile)
+        for network, rows in zip(fitted.networks, splits, strict=True):
+            train_on(network, loss, self.training, *rows)
         judged = _Judged(calibration, [held_out for _, held_out in splits], bound_of)
-        trained = []
-        for view in self.views:
-            fitted = FittedField.fresh(self, view, calibration, bound_of, len(splits))
-            loss = self._loss(calibration, fitted, bound_of, quantile)
-            for network, rows in zip(fitted.networks, splits, strict=True):
-                train_on(network, loss, self.training, *rows)
-            trained.append((judged.choose(fitted, quantile), fitted))
-        _, best = min(trained, key=lambda pair: pair[0])
-        if not best.exponent.any():
+        judged.choose(fitted, quantile)
+        if not fitted.exponent.any():
             return Learned.nothing(calibration)
-        return Learned(best, judged.tuples, judged.factors(best))
+        return Learned(fitted, judged.tuples, judged.factors(fitted))
 
     def _splits(self, calibration: CalibrationSet) -> list[tuple[Tensor, Tensor]]:
         """Rows to train each network on, and the rows of the group that stops it.
@@ -208,7 +205,7 @@ class FieldFactor:
         return FieldFactor(
             **{
                 **settings,
-                "views": tuple(View(**view) for view in settings["views"]),
+                "view": View(**settings["view"]),
                 "widths": tuple(settings["widths"]),
                 "training": Training(**settings["training"]),
             }
@@ -275,7 +272,6 @@ class FittedField:
     """Trained networks, what they see, and how much of their answer each channel takes."""
 
     networks: list[FieldNetwork]
-    view: View
     settings: FieldFactor
     field_shape: tuple[int, ...]
     exponent: Float[Tensor, " n_channels"]
@@ -283,7 +279,6 @@ class FittedField:
     @staticmethod
     def fresh(
         settings: FieldFactor,
-        view: View,
         calibration: CalibrationSet,
         bound_of: BoundOf,
         n_networks: int,
@@ -294,7 +289,7 @@ class FittedField:
         grid = shape[len(shape) - settings.n_spatial :]
         channels = torch.cat(
             [
-                view(some.features[rows], bound_of(some.features[rows]), grid)
+                settings.view(some.features[rows], bound_of(some.features[rows]), grid)
                 for rows in chunks(len(some), 4 * some.error[0].numel())
             ]
         )
@@ -307,7 +302,7 @@ class FittedField:
                 network.to(some.error.device)
                 network.set_units(channels, some.features.support_distance.float())
                 networks.append(network)
-        return FittedField(networks, view, settings, shape, torch.ones(n_out))
+        return FittedField(networks, settings, shape, torch.ones(n_out))
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -315,7 +310,7 @@ class FittedField:
 
     def seen(self, features: GeometricFeatures, bound: Tensor) -> tuple[Tensor, Tensor]:
         """What the networks are given."""
-        return self.view(features, bound, self.grid), features.support_distance
+        return self.settings.view(features, bound, self.grid), features.support_distance
 
     @torch.no_grad()
     def log_factor(
@@ -343,7 +338,6 @@ class FittedField:
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """For a file."""
         settings = {
-            "view": asdict(self.view),
             "settings": asdict(self.settings),
             "field_shape": self.field_shape,
             "n_networks": len(self.networks),
@@ -374,7 +368,7 @@ class FittedField:
             network.load_state_dict(weights)
             networks.append(network.eval())
         shape = tuple(settings["field_shape"])
-        return FittedField(networks, View(**settings["view"]), how, shape, exponent)
+        return FittedField(networks, how, shape, exponent)
 
 
 @dataclass(frozen=True)
@@ -404,8 +398,8 @@ class _Judged:
                 bound = self.bound_of(features)
                 yield rows[part], bound, fitted.log_factor(network, features, bound)
 
-    def choose(self, fitted: FittedField, quantile: float) -> float:
-        """Set each channel's exponent to the best one; returns the loss over that of no factor, channels alike."""
+    def choose(self, fitted: FittedField, quantile: float) -> None:
+        """Set each channel's exponent to the best one."""
         losses = torch.zeros(len(EXPONENTS), len(fitted.exponent), dtype=torch.float64)
         for rows, bound, log in self._answers(fitted):
             own, error = (
@@ -415,9 +409,7 @@ class _Judged:
             for place, power in enumerate(EXPONENTS):
                 missed = pinball_loss(error, own * (power * log).exp(), quantile)
                 losses[place] += missed.mean(dim=2).sum(dim=0).double().cpu()
-        best = losses.min(dim=0)
-        fitted.exponent = torch.tensor(EXPONENTS)[best.indices]
-        return float(torch.where(losses[0] > 0, best.values / losses[0], 1.0).mean())
+        fitted.exponent = torch.tensor(EXPONENTS)[losses.argmin(dim=0)]
 
     def factors(self, fitted: FittedField) -> Float[Tensor, " n n_coordinates"]:
         """The factor of each of the tuples."""
