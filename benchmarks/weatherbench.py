@@ -247,6 +247,7 @@ class Plan:
     parts: Path
     conditions: dict
     only: str = ""
+    skip: tuple[str, ...] = ()
     start: str | None = None
     days: int = DAYS
     keep: bool = False
@@ -280,7 +281,13 @@ class Plan:
     def missing(self, task):
         done = {(row["folds"], row["method"]) for row in self.rows(task)}
         wanted = [(kind, name) for kind in METHODS for name in METHODS[kind]]
-        return [w for w in wanted if w not in done and self.only in w[1]]
+        return [
+            (kind, name)
+            for kind, name in wanted
+            if (kind, name) not in done
+            and self.only in name
+            and not any(part in name for part in self.skip)
+        ]
 
 
 def source():
@@ -322,6 +329,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
     parser.add_argument("--origins", type=int, help="number of origins, the last ones")
     parser.add_argument("--only", default="", help="methods whose name contains this")
+    parser.add_argument("--skip", action="append", default=[], help="and not this")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--keep", action="store_true", help="keep rows of older code")
     parser.add_argument("--information", action="store_true", help="that study instead")
@@ -347,6 +355,7 @@ def main():
             "settings": json.loads(json.dumps(asdict(settings))),
         },
         arguments.only,
+        tuple(arguments.skip),
         arguments.start,
         arguments.days,
         arguments.keep,

@@ -156,10 +156,15 @@ class PowerLawIncrement:
         reference: Reference | None = None,
         factor: Factor | None = None,
     ) -> "PowerLawIncrement":
-        """What serves fields on a grid: few maps as scale, a convolutional factor, no weight on the anchors."""
+        """What serves fields on a grid: few maps as scale, a convolutional factor, no weight on the anchors.
+
+        And no power of the distance: between fields all distances are nearly alike, and a law fitted to so short a range
+        is chance. The factor sees the distance, and has to prove itself on held-out tuples.
+        """
         return PowerLawIncrement(
             quantile,
             factor or FieldFactor(n_spatial=n_spatial),
+            exponents=(0.0,),
             anchor_weights=(0.0,),
             reference=reference,
             scale=LowRankScale(n_spatial=n_spatial),
