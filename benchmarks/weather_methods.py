@@ -346,7 +346,7 @@ METHODS = {
 }
 # Drawn, and kept for it.
 SHOWN = (
-    "Deep ensemble, scaled per lead and channel",
+    "MC dropout, scaled per lead and channel",
     "Horizon x climatology",
     "Lead scale x cell standard deviation",
     "GeoQ (paper, k_a = 10)",
