@@ -326,6 +326,8 @@ BLOCK_METHODS = {
     "GeoQ (each cell for itself, climatology)": OfGeoQ(
         partial(default_parts, increment_model=law_of_cells)
     ),
+}
+WHOLE_FIELD_METHODS = {
     "Lead scale x cell standard deviation (whole field, expected share)": replace(
         by_spread, factor=bounds.expected_share
     ),
@@ -341,8 +343,8 @@ BLOCK_METHODS = {
 }
 METHODS = {
     NO_FOLDS: NO_FOLD_METHODS,
+    "blocks": BLOCK_METHODS | FOLD_METHODS | WHOLE_FIELD_METHODS,
     "clusters": FOLD_METHODS,
-    "blocks": FOLD_METHODS | BLOCK_METHODS,
 }
 # Drawn, and kept for it.
 SHOWN = (
