@@ -137,10 +137,13 @@ class FieldFactor:
         splits = self._splits(calibration)
         if not splits:
             return Learned.nothing(calibration)
-        fitted = FittedField.fresh(self, calibration, bound_of, len(splits))
-        loss = self._loss(calibration, fitted, bound_of, quantile)
-        for network, rows in zip(fitted.networks, splits, strict=True):
-            train_on(network, loss, self.training, *rows)
+        device = calibration.error.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(self.training.random_state)
+            fitted = FittedField.fresh(self, calibration, bound_of, len(splits))
+            loss = self._loss(calibration, fitted, bound_of, quantile)
+            for network, rows in zip(fitted.networks, splits, strict=True):
+                train_on(network, loss, self.training, *rows)
         judged = _Judged(calibration, [held_out for _, held_out in splits], bound_of)
         judged.choose(fitted, quantile)
         if not fitted.exponent.any():
@@ -295,13 +298,11 @@ class FittedField:
         )
         n_out = math.prod(shape) // math.prod(grid)
         networks = []
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.training.random_state)
-            for _ in range(n_networks):
-                network = settings.network(channels.shape[1], n_out)
-                network.to(some.error.device)
-                network.set_units(channels, some.features.support_distance.float())
-                networks.append(network)
+        for _ in range(n_networks):
+            network = settings.network(channels.shape[1], n_out)
+            network.to(some.error.device)
+            network.set_units(channels, some.features.support_distance.float())
+            networks.append(network)
         return FittedField(networks, settings, shape, torch.ones(n_out))
 
     @property
