@@ -13,7 +13,7 @@ from geoq.surrogate import chunks
 # scale(error, weight, quantile): one number per value of the field, of any common unit.
 Scale = Callable[[Tensor, Tensor, float], Tensor]
 
-# A cell that was never wrong is taken to be this share of its channel's mean.
+# A cell that was never wrong is taken to be this share of its channel's mean, or of the least channel's that was.
 LEAST_SHARE = 1e-3
 # A channel's level is read off so many values at most.
 MOST_OF_CHANNEL = 2**17
@@ -90,7 +90,10 @@ class LowRankScale:
         self, mean: Float[Tensor, " n_channels n_cells"]
     ) -> Float[Tensor, " n_channels n_cells"]:
         channel = mean.double().mean(dim=1, keepdim=True)
-        channel = torch.where(channel > 0, channel, 1.0)
+        wrong = channel[channel > 0]
+        # In the errors' own unit: a channel that was never wrong must not outweigh small errors of the others.
+        least = wrong.min() if len(wrong) else channel.new_tensor(1.0)
+        channel = torch.where(channel > 0, channel, least)
         log = torch.maximum(mean.double(), LEAST_SHARE * channel).log()
         centre = log.mean(dim=1, keepdim=True)
         u, s, v = torch.linalg.svd(log - centre, full_matrices=False)
