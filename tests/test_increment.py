@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from geoq import FieldIncrement, NormScaledIncrement, Training
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
-from geoq.increment import inverse_cdf_quantile, pinball_loss
+from geoq.increment import Shapes, inverse_cdf_quantile, pinball_loss
 
 QUICK = Training(n_steps=400, batch_size=128, learning_rate=3e-3, check_every=50)
 QUICK_FIELD = Training(n_steps=30, batch_size=16, check_every=10)
@@ -218,8 +218,8 @@ def test_fields_on_two_grids_are_refused():
     with pytest.raises(
         ValueError, match=r"shape \(2, 8\) and a row of the error \(2, 9\)"
     ):
-        FieldIncrement(n_spatial=1).check_shapes((2, 8), (2, 9))
+        FieldIncrement(n_spatial=1).check_shapes(Shapes((2, 8), (2, 9), (2, 8), (2, 9)))
     with pytest.raises(ValueError, match="do not end in one grid"):
-        FieldIncrement(n_spatial=2).check_shapes((8,), (8,))
+        FieldIncrement(n_spatial=2).check_shapes(Shapes((8,), (8,), (8,), (8,)))
     with pytest.raises(ValueError, match="choose 1 or 2"):
         FieldIncrement(n_spatial=3)

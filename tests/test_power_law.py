@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from geoq import Climatology, PowerLawIncrement
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
-from geoq.increment import inverse_cdf_quantile, pinball_loss
+from geoq.increment import Shapes, inverse_cdf_quantile, pinball_loss
 from geoq.power_law import (
     ANCHOR_WEIGHTS,
     EXPONENTS,
@@ -289,9 +289,9 @@ def test_a_reference_that_does_not_fit_is_refused():
 
 def test_a_climatology_of_other_outputs_is_refused_before_anything_is_fitted():
     model = PowerLawIncrement(reference=natural(200)[1])
-    model.check_shapes((3,), (2,))
+    model.check_shapes(Shapes(z=(3,), error=(2,), inputs=(3,), outputs=(2,)))
     with pytest.raises(ValueError, match="a Climatology of 2 outputs, but an error"):
-        model.check_shapes((3,), ())
+        model.check_shapes(Shapes(z=(3,), error=(), inputs=(3,), outputs=(2,)))
 
 
 def test_an_output_that_never_varies_needs_no_reference():

@@ -30,6 +30,7 @@ from geoq.increment import (
     FieldIncrement,
     IncrementModel,
     NormScaledIncrement,
+    Shapes,
     Storable,
     check_quantile,
 )
@@ -457,8 +458,9 @@ class GeoQ:
                 "it must return one row per pair."
             )
         if isinstance(self.increment_model, ChecksShapes):
+            parts = (embedding.z, error, embedding.normalized, y)
             self.increment_model.check_shapes(
-                tuple(embedding.z.shape[1:]), tuple(error.shape[1:])
+                Shapes(*(tuple(part.shape[1:]) for part in parts))
             )
 
     def _check_repeats(self, x: Array) -> None:

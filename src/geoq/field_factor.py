@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from geoq.crossfit import CalibrationSet
 from geoq.factor import BoundOf, Learned
 from geoq.geometry import GeometricFeatures
-from geoq.increment import pinball_loss
+from geoq.increment import Shapes, pinball_loss
 from geoq.nets.unet import UNet
 from geoq.surrogate import chunks
 from geoq.training import RowLoss, Training, train_on
@@ -50,6 +50,12 @@ class View:
     anchor_error: bool = False
     bound: bool = False
 
+    def __post_init__(self) -> None:
+        if not (self._seen_of_features or self.bound):
+            raise ValueError(
+                "the View shows nothing; switch on one of its fields, such as anchor_error=True."
+            )
+
     def __call__(
         self, features: GeometricFeatures, bound: Tensor | None, grid: tuple[int, ...]
     ) -> Float[Tensor, " n n_channels *grid"]:
@@ -59,20 +65,24 @@ class View:
         channels = [part.reshape(len(part), -1, *grid).float() for part in parts]
         return torch.cat(channels, dim=1)
 
-    def check_shapes(
-        self, z_shape: tuple[int, ...], field_shape: tuple[int, ...], n_spatial: int
-    ) -> None:
-        """Refuse errors without a grid, and displacements on another one."""
-        if len(field_shape) < n_spatial:
+    def check_shapes(self, shapes: Shapes, n_spatial: int) -> None:
+        """Refuse errors without a grid, and anything to be seen that is on another one."""
+        if len(shapes.error) < n_spatial:
             raise ValueError(
-                f"n_spatial={n_spatial}, but an error has shape {field_shape}; put the grid last, or use an increment "
+                f"n_spatial={n_spatial}, but an error has shape {shapes.error}; put the grid last, or use an increment "
                 "model for tables."
             )
-        if self.displacement and z_shape[-n_spatial:] != field_shape[-n_spatial:]:
-            raise ValueError(
-                f"View(displacement=True), but a row of the representation has shape {z_shape} and an error "
-                f"{field_shape}, which do not end in one grid; choose phi = identity, or another view."
-            )
+        for name, what, shape in (
+            ("inputs", "inputs", shapes.inputs),
+            ("prediction", "outputs", shapes.outputs),
+            ("displacement", "representation", shapes.z),
+        ):
+            # Not only what cannot be reshaped: numbers of another grid may be as many.
+            if getattr(self, name) and shape[-n_spatial:] != shapes.error[-n_spatial:]:
+                raise ValueError(
+                    f"View({name}=True), but a row of the {what} has shape {shape} and an error {shapes.error}, which do "
+                    f"not end in one grid; put the grid last in both, or choose a view with {name}=False."
+                )
 
     @property
     def _seen_of_features(self) -> list[str]:
@@ -124,11 +134,9 @@ class FieldFactor:
             dropout=self.dropout,
         )
 
-    def check_shapes(
-        self, z_shape: tuple[int, ...], field_shape: tuple[int, ...]
-    ) -> None:
-        """Refuse errors without a grid, and displacements on another one."""
-        self.view.check_shapes(z_shape, field_shape, self.n_spatial)
+    def check_shapes(self, shapes: Shapes) -> None:
+        """Refuse errors without a grid, and anything to be seen that is on another one."""
+        self.view.check_shapes(shapes, self.n_spatial)
 
     def fit(
         self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float

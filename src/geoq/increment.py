@@ -6,7 +6,7 @@ r"""Increment models: an upper conditional quantile of what the anchors do not e
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -37,13 +37,32 @@ class Storable(Protocol):
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]: ...
 
 
+class Shapes(NamedTuple):
+    """Of one row each, as far as they are known before the folds are trained."""
+
+    z: tuple[int, ...]
+    error: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @staticmethod
+    def of(calibration: CalibrationSet) -> "Shapes":
+        """Those of the tuples."""
+        features = calibration.features
+        parts = (
+            features.displacement,
+            calibration.error,
+            features.inputs,
+            features.prediction,
+        )
+        return Shapes(*(tuple(part.shape[1:]) for part in parts))
+
+
 @runtime_checkable
 class ChecksShapes(Protocol):
     """An increment model that can refuse the shapes of a problem before the folds are trained."""
 
-    def check_shapes(
-        self, z_shape: tuple[int, ...], field_shape: tuple[int, ...], /
-    ) -> None: ...
+    def check_shapes(self, shapes: Shapes, /) -> None: ...
 
 
 def pinball_loss(
@@ -287,25 +306,20 @@ class FieldIncrement:
                 f"n_spatial={self.n_spatial}, but fields live on a line or in the plane; choose 1 or 2."
             )
 
-    def check_shapes(
-        self, z_shape: tuple[int, ...], field_shape: tuple[int, ...]
-    ) -> None:
+    def check_shapes(self, shapes: Shapes) -> None:
         """Refuse displacements and errors that do not live on one grid."""
-        grids = z_shape[-self.n_spatial :], field_shape[-self.n_spatial :]
+        grids = shapes.z[-self.n_spatial :], shapes.error[-self.n_spatial :]
         if grids[0] != grids[1] or len(grids[0]) < self.n_spatial:
             raise ValueError(
-                f"FieldIncrement(n_spatial={self.n_spatial}), but a row of the representation has shape {z_shape} and "
-                f"a row of the error {field_shape}, which do not end in one grid; put the grid last in both, or use "
+                f"FieldIncrement(n_spatial={self.n_spatial}), but a row of the representation has shape {shapes.z} and "
+                f"a row of the error {shapes.error}, which do not end in one grid; put the grid last in both, or use "
                 "NormScaledIncrement."
             )
 
     def fit(self, calibration: CalibrationSet) -> "FieldIncrement":
-        z_shape, field_shape = (
-            calibration.features.displacement.shape[1:],
-            calibration.error.shape[1:],
-        )
-        self.check_shapes(tuple(z_shape), tuple(field_shape))
-        self._build(tuple(z_shape), tuple(field_shape))
+        shapes = Shapes.of(calibration)
+        self.check_shapes(shapes)
+        self._build(shapes.z, shapes.error)
         _fit_rate(self.module_, calibration, self.quantile, self.training)
         return self
 

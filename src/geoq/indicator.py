@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from geoq.crossfit import CalibrationSet
 from geoq.field_factor import MOST_ROWS, FieldNetwork, View
 from geoq.geometry import GeometricFeatures
-from geoq.increment import check_quantile
+from geoq.increment import Shapes, check_quantile
 from geoq.surrogate import chunks
 from geoq.training import Training, train
 
@@ -50,12 +50,14 @@ class IndicatorIncrement:
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
+        if self.view.bound:
+            raise ValueError(
+                "View(bound=True), but IndicatorIncrement has no bound under its verdict; choose another view."
+            )
 
-    def check_shapes(
-        self, z_shape: tuple[int, ...], field_shape: tuple[int, ...]
-    ) -> None:
-        """Refuse errors without a grid, and displacements on another one."""
-        self.view.check_shapes(z_shape, field_shape, self.n_spatial)
+    def check_shapes(self, shapes: Shapes) -> None:
+        """Refuse errors without a grid, and anything to be seen that is on another one."""
+        self.view.check_shapes(shapes, self.n_spatial)
 
     def fit(self, calibration: CalibrationSet) -> "IndicatorIncrement":
         error = calibration.error

@@ -30,7 +30,7 @@ from geoq.crossfit import CalibrationSet
 from geoq.factor import BoostedFactor, Factor, Learned, Trees
 from geoq.field_factor import FieldFactor, FittedField
 from geoq.geometry import GeometricFeatures
-from geoq.increment import check_quantile, inverse_cdf_quantile, pinball_loss
+from geoq.increment import Shapes, check_quantile, inverse_cdf_quantile, pinball_loss
 from geoq.scale import LowRankScale, Scale, coordinate_scale, weighted_quantile
 from geoq.surrogate import chunks
 
@@ -216,17 +216,17 @@ class PowerLawIncrement:
         needed = [conformal_level(ratio[rows], self.quantile) for rows in telling]
         return max([1.0, *needed])
 
-    def check_shapes(
-        self, z_shape: tuple[int, ...], field_shape: tuple[int, ...]
-    ) -> None:
+    def check_shapes(self, shapes: Shapes) -> None:
         """Refuse a climatology of other outputs than the errors are of, and grids that do not match."""
         if isinstance(self.factor, FieldFactor):
-            self.factor.check_shapes(z_shape, field_shape)
+            self.factor.check_shapes(shapes)
+        if isinstance(self.scale, LowRankScale):
+            self.scale.check_shape(shapes.error)
         if isinstance(self.reference, Climatology) and len(
             self.reference.low
-        ) != math.prod(field_shape):
+        ) != math.prod(shapes.error):
             raise ValueError(
-                f"reference is a Climatology of {len(self.reference.low)} outputs, but an error has {field_shape} values; "
+                f"reference is a Climatology of {len(self.reference.low)} outputs, but an error has {shapes.error} values; "
                 "fit it to the outputs that elementwise errors are of."
             )
 

@@ -66,6 +66,14 @@ class LowRankScale:
     n_spatial: int = 2
     rank: int = 3
 
+    def check_shape(self, field_shape: tuple[int, ...]) -> None:
+        """Refuse errors without a grid."""
+        if len(field_shape) < self.n_spatial:
+            raise ValueError(
+                f"LowRankScale(n_spatial={self.n_spatial}), but an error has shape {field_shape}; put the grid last, or "
+                "use coordinate_scale."
+            )
+
     def __call__(
         self,
         error: Float[Tensor, " n *field"],
