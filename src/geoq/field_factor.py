@@ -373,7 +373,9 @@ class FittedField:
                 for name, array in arrays.items()
                 if name.startswith(prefix)
             }
-            network = how.network(len(weights["mean"]), len(exponent))
+            # Initial weights are drawn and thrown away; the user's random state is not ours.
+            with torch.random.fork_rng(devices=[]):
+                network = how.network(len(weights["mean"]), len(exponent))
             network.load_state_dict(weights)
             networks.append(network.eval())
         shape = tuple(settings["field_shape"])
