@@ -1,0 +1,154 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from geoq import GeoQ, IndicatorIncrement, RandomFolds, Training, View
+from geoq.crossfit import CalibrationSet
+from geoq.geometry import GeometricFeatures
+from geoq.increment import Shapes, pinball_loss
+
+GRID = (6, 8)
+QUICK = IndicatorIncrement(
+    quantile=0.9,
+    widths=(8,),
+    training=Training(n_steps=150, batch_size=16, learning_rate=1e-2, check_every=50),
+)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+
+
+def draw(p, seed):
+    chance = torch.rand(
+        p.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    return (chance < p).double()
+
+
+def probability(field):
+    """Crosses 1 - tau = 0.1 where the field is 0."""
+    return (3 * field + torch.tensor(0.1).logit()).sigmoid()
+
+
+def tuples(n=150, seed=0, grid=GRID):
+    """Channel 0 is wrong by the first input field there, channel 1 by the second; anchors are wrong anywhere."""
+    inputs = normal(n, 2, *grid, seed=seed)
+    error = draw(probability(inputs), seed + 1)
+    anchor = draw(torch.full_like(error, 0.2), seed + 2)
+    features = GeometricFeatures(
+        inputs, inputs.flatten(1).norm(dim=1), anchor, 0 * error, inputs
+    )
+    one = torch.zeros(n, dtype=torch.long)
+    return CalibrationSet(features, error, torch.arange(n), one, one)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return replace(QUICK).fit(tuples())
+
+
+def bound_of(model, features):
+    return features.anchor_error + model(features)
+
+
+def test_the_verdict_is_1_where_errors_are_more_likely_than_1_minus_the_level(fitted):
+    features = tuples(100, seed=100).features
+    clear = features.inputs.abs() > 0.3
+    right = bound_of(fitted, features) == (features.inputs > 0)
+    assert right[clear].double().mean() > 0.95
+
+
+def test_the_bound_is_0_or_1_also_where_anchors_were_wrong(fitted):
+    """There a verdict of 0 needs a negative increment."""
+    features = tuples(100, seed=100).features
+    bound = bound_of(fitted, features)
+    wrong = features.anchor_error == 1
+    assert bound[wrong].unique().tolist() == [0, 1]
+    assert bound[~wrong].unique().tolist() == [0, 1]
+    assert fitted(features).unique().tolist() == [-1, 0, 1]
+
+
+def test_the_verdict_loses_less_than_always_and_never(fitted):
+    queries = tuples(100, seed=100)
+
+    def loss(bound):
+        return pinball_loss(queries.error, bound.expand_as(queries.error), 0.9).mean()
+
+    told = loss(bound_of(fitted, queries.features))
+    assert told < 0.9 * loss(queries.error.new_zeros(1))
+    assert told < 0.9 * loss(queries.error.new_ones(1))
+
+
+def test_a_higher_level_calls_more_cells_wrong(fitted):
+    features = tuples(50, seed=100).features
+    lower = replace(QUICK, quantile=0.6).fit(tuples())
+    assert (bound_of(lower, features) <= bound_of(fitted, features)).all()
+
+
+def test_a_channel_that_was_never_wrong_is_not_called_wrong():
+    data = tuples()
+    data.error[:, 1] = 0
+    bound = bound_of(replace(QUICK).fit(data), data.features)
+    assert bound[:, 0].any()
+    assert not bound[:, 1].any()
+
+
+def test_fields_on_a_line_have_verdicts_too():
+    model = replace(QUICK, n_spatial=1).fit(tuples(grid=(24,)))
+    features = tuples(100, seed=100, grid=(24,)).features
+    clear = features.inputs.abs() > 0.5
+    right = bound_of(model, features) == (features.inputs > 0)
+    assert right[clear].double().mean() > 0.9
+
+
+def test_a_fit_repeats_bit_for_bit(fitted):
+    features = tuples(20, seed=100).features
+    again = replace(QUICK).fit(tuples())
+    assert torch.equal(again._logit(features), fitted._logit(features))
+
+
+def test_the_state_of_a_model_restores_it(fitted):
+    features = tuples(20, seed=100).features
+    again = IndicatorIncrement.from_state(*fitted.state())
+    assert again == fitted
+    assert torch.equal(again._logit(features), fitted._logit(features))
+
+
+@pytest.mark.parametrize("n_anchors", [1, 3, 7])
+def test_the_bound_of_geoq_is_0_or_1_however_many_anchors(n_anchors):
+    x = normal(60, 2, *GRID)
+    geoq = GeoQ(
+        torch.zeros_like,
+        None,
+        folds=RandomFolds(2),
+        increment_model=replace(QUICK, training=Training(n_steps=5)),
+        n_anchors=n_anchors,
+    )
+    geoq.fit(x, draw(probability(x), 1))
+    assert set(geoq.predict(x).unique().tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("wrong", [0.5, -1.0, 2.0])
+def test_errors_that_are_not_0_or_1_are_refused(wrong):
+    data = tuples(20)
+    data.error[3, 1, 2, 2] = wrong
+    with pytest.raises(ValueError, match="bounds errors of 0 and 1, but errors reach"):
+        replace(QUICK).fit(data)
+
+
+def test_fields_on_two_grids_are_refused():
+    shapes = Shapes(z=(96,), error=(2, 6, 8), inputs=(2, 6, 8), outputs=(2, 6, 8))
+    replace(QUICK, view=View()).check_shapes(shapes)
+    with pytest.raises(ValueError, match=r"View\(displacement=True\), but a row"):
+        QUICK.check_shapes(shapes)
+
+
+def test_impossible_settings_are_refused():
+    with pytest.raises(ValueError, match="strictly between 0 and 1"):
+        IndicatorIncrement(quantile=1.0)
+    with pytest.raises(ValueError, match="no bound under its verdict"):
+        IndicatorIncrement(view=View(bound=True))
