@@ -9,12 +9,18 @@ from safetensors.torch import save_file
 from torch import nn
 
 from geoq import (
+    FieldFactor,
     FieldIncrement,
     GeoQ,
+    IndicatorIncrement,
+    LowRankScale,
     NormScaledIncrement,
+    PowerLawIncrement,
     RandomFolds,
     TemporalFolds,
     Training,
+    View,
+    WholeField,
     artifact,
 )
 
@@ -109,6 +115,46 @@ def test_fields_survive_too(tmp_path):
     assert_same(
         geoq, GeoQ.load(tmp_path / "a.geoq", surrogate=lambda x: x), x[:5] + 0.1
     )
+
+
+SHORT = Training(n_steps=20, check_every=10, batch_size=8, learning_rate=1e-2)
+OF_FIELDS = [
+    PowerLawIncrement.for_fields(
+        factor=FieldFactor(
+            widths=(4,), n_groups=2, view=View(bound=True), training=SHORT
+        )
+    ),
+    PowerLawIncrement(factor=None, scale=LowRankScale(rank=1), anchor_weights=(0.0,)),
+    IndicatorIncrement(quantile=0.8, widths=(4, 8), training=SHORT),
+]
+
+
+@pytest.mark.parametrize("model", OF_FIELDS, ids=["factor", "scale", "indicator"])
+def test_our_forms_for_fields_answer_bit_for_bit(tmp_path, model):
+    """Whether a cell is wrong is in the first input field, so that there is something to learn and to store."""
+    x = torch.randn(60, 2, 6, 5, generator=torch.Generator().manual_seed(0))
+    y = (x[:, :1] > 1).float() if isinstance(model, IndicatorIncrement) else x.exp()
+    y = y.expand(-1, 2, -1, -1)
+    geoq = GeoQ(torch.zeros_like, None, folds=RandomFolds(2), increment_model=model)
+    geoq.fit(x[:40], y[:40]).save(tmp_path / "a.geoq")
+    loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=torch.zeros_like)
+    assert_same(geoq, loaded, x[40:])
+    assert loaded.increment_model == model
+    assert (geoq.assess(x[40:]).increment < 0).any()
+
+
+def test_a_learned_factor_and_a_promise_are_in_the_file(tmp_path):
+    x = torch.randn(120, 2, 6, 5, generator=torch.Generator().manual_seed(0))
+    model = OF_FIELDS[0]
+    geoq = GeoQ(torch.zeros_like, None, folds=RandomFolds(2), increment_model=model)
+    geoq.fit(x[:60], x[:60].exp())
+    plain = geoq.predict(x)
+    geoq.conformalize(x[60:], x[60:].exp(), promise=WholeField(0.8))
+    geoq.save(tmp_path / "a.geoq")
+    loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=torch.zeros_like)
+    assert loaded.increment_model_.factor_ is not None
+    assert torch.equal(loaded.predict(x), geoq.predict(x))
+    assert not torch.equal(loaded.predict(x), plain)
 
 
 def test_a_loaded_estimator_can_be_saved_again(saved, problem, tmp_path):

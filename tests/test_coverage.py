@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from geoq.coverage import (
+    ExpectedShare,
     Finish,
+    Promise,
+    WholeField,
     conformal_level,
     level_factors,
     n_needed,
@@ -102,3 +105,61 @@ def test_bounds_of_zero_tell_nothing_of_other_levels():
 def test_a_level_outside_0_and_1_is_refused():
     with pytest.raises(ValueError, match=r"levels=1.5"):
         level_factors(uniform(40, 1), EVERY, [0.5, 1.5], 0.95)
+
+
+@pytest.mark.parametrize("promise", [ExpectedShare(), WholeField(0.8)])
+def test_promises_need_so_many_rows_and_no_more(promise):
+    assert isinstance(promise, Promise)
+    needed = promise.n_needed(0.9)
+    assert math.isfinite(promise.factor(uniform(needed, 5), 0.9))
+    assert math.isinf(promise.factor(uniform(needed - 1, 5), 0.9))
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.9])
+def test_the_expected_share_is_the_conformal_level(quantile):
+    ratio = uniform(20, 5)
+    assert ExpectedShare().factor(ratio, quantile) == conformal_level(ratio, quantile)
+
+
+def test_a_whole_field_by_hand():
+    """Three of four values are within 3, 1 and 7 times the bound; of three fresh fields two are promised, or three."""
+    ratio = torch.tensor(
+        [[1.0, 2.0, 3.0, 4.0], [10.0, 1.0, 1.0, 1.0], [5.0, 6.0, 8.0, 7.0]]
+    )
+    assert WholeField(0.5).factor(ratio, 0.75) == 3.0
+    assert WholeField(0.75).factor(ratio, 0.75) == 7.0
+
+
+def test_for_one_number_per_row_a_whole_field_is_split_conformal_at_its_confidence():
+    ratio = torch.arange(1.0, 40.0)[:, None]
+    assert WholeField(0.9).factor(ratio, 0.5) == conformal_level(ratio, 0.9) == 36.0
+
+
+def test_nine_fields_of_ten_have_their_share_where_it_is_promised_field_by_field():
+    """One field in five is four times as loud: that 95 % of all values are covered leaves it below its share."""
+    promises = WholeField(0.9), ExpectedShare()
+    kept = torch.zeros(500, 2, dtype=torch.float64)
+    for seed in range(500):
+        loud = 1 + 3 * (uniform(40, 1, seed=seed) > 0.8)
+        ratio = loud * uniform(40, 50, seed=seed + 999)
+        for number, promise in enumerate(promises):
+            within = ratio[-1] <= promise.factor(ratio[:-1], 0.95)
+            kept[seed, number] = within.double().mean() >= 0.95
+    of_fields, pointwise = kept.mean(dim=0).tolist()
+    assert of_fields >= 0.9 - 3 * math.sqrt(0.9 * 0.1 / 500)
+    assert pointwise < 0.85
+
+
+def test_too_few_fields_are_refused_with_the_number_that_is_needed():
+    with pytest.raises(
+        ValueError, match="only 8 of the 8 pairs are safe, and 9 are needed"
+    ):
+        Finish.fit(uniform(8, 5), EVERY[:8], 0.95, WholeField(0.9))
+    enough = Finish.fit(uniform(9, 5), EVERY[:9], 0.95, WholeField(0.9))
+    assert math.isfinite(enough.safe)
+    assert enough.unsafe == 1.0
+
+
+def test_a_confidence_outside_0_and_1_is_refused():
+    with pytest.raises(ValueError, match=r"confidence=1.0"):
+        WholeField(1.0)

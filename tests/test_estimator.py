@@ -19,10 +19,12 @@ from geoq import (
     GroupFolds,
     NestedFolds,
     NormScaledIncrement,
+    PowerLawIncrement,
     RandomFolds,
     SafeRegion,
     TemporalFolds,
     Training,
+    WholeField,
     identity,
     norm_error,
 )
@@ -509,6 +511,54 @@ def test_pairs_set_aside_make_the_bound_hold_at_its_level(device, tmp_path):
     geoq.conformalize(*noisy(400, device, 1))  # from the plain bound, not from itself
     assert torch.equal(loaded.predict(new), geoq.predict(new))
     assert (geoq.fit(x, (first(x) + y) / 2).predict(x) == before.error_hat).all()
+
+
+def fields(n, device, seed):
+    """Fields that are zero but for noise, each with a factor of its own; nothing tells which are loud."""
+    generator = torch.Generator().manual_seed(seed)
+    x, noise = (
+        torch.randn(n, 2, 6, 8, generator=generator, dtype=torch.float64)
+        for _ in range(2)
+    )
+    loud = torch.rand(n, 1, 1, 1, generator=generator, dtype=torch.float64).exp()
+    return x.to(device), (loud * noise).to(device)
+
+
+def of_fields(device):
+    model = PowerLawIncrement.for_fields()
+    model.factor = None
+    geoq = GeoQ(torch.zeros_like, None, folds=RandomFolds(5), increment_model=model)
+    return geoq.fit(*fields(100, device, 0))
+
+
+def test_whole_fields_are_covered_where_that_is_promised(device):
+    """Nine of ten fresh fields have 95 % of their values within the bound; pointwise many do not."""
+    new, truth = fields(400, device, 2)
+
+    def share(**promise):
+        geoq = of_fields(device).conformalize(*fields(200, device, 1), **promise)
+        assessment = geoq.assess(new)
+        within = (truth.abs() <= assessment.error_hat).double().mean(dim=(1, 2, 3))
+        return (within[assessment.safe] >= 0.95).double().mean()
+
+    assert share(promise=WholeField(0.9)) > 0.85
+    assert share() < 0.75
+
+
+@pytest.mark.parametrize("size", [0.5, 2.0])
+def test_a_finish_scales_bounds_that_do_not_rest_on_the_anchors(device, size):
+    """Smaller errors than calibrated take from it, not further than to the anchors; larger ones add to all of it."""
+    geoq = of_fields(device)
+    x, y = fields(100, device, 1)
+    plain = geoq.assess(x)
+    geoq.conformalize(x, size * y)
+    finished = geoq.assess(x)
+    factor = torch.where(plain.safe, geoq.finish_.safe, geoq.finish_.unsafe)
+    scaled = factor[:, None, None, None] * plain.error_hat
+    least = torch.minimum(plain.error_hat, plain.anchor_error)
+    assert (plain.increment < 0).any()
+    assert (geoq.finish_.safe > 1) == (size > 1)
+    assert_close(finished.error_hat, torch.maximum(scaled, least))
 
 
 def test_too_few_safe_pairs_promise_nothing(device):

@@ -7,17 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from geoq import Climatology, PowerLawIncrement
+from geoq import Climatology, FieldFactor, LowRankScale, PowerLawIncrement
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.increment import Shapes, inverse_cdf_quantile, pinball_loss
 from geoq.power_law import (
     ANCHOR_WEIGHTS,
     EXPONENTS,
+    MOST_VALUES,
     PowerLaw,
+    _coordinates,
     fit_power_law,
 )
-from geoq.scale import weighted_quantile
+from geoq.scale import coordinate_scale, weighted_quantile
 
 
 def uniform(*shape, seed=0):
@@ -78,6 +80,34 @@ def test_some_cells_of_a_large_field_tell_exponent_and_level_of_all():
     assert float((data.error <= bound).double().mean()) == pytest.approx(
         0.95, abs=0.005
     )
+
+
+@pytest.mark.parametrize("n_wanted", [0, 100, 500, 999])
+def test_some_coordinates_are_distinct_in_order_and_no_fewer_than_100(n_wanted):
+    some = _coordinates(1000, n_wanted)
+    assert len(some) == max(100, n_wanted)
+    assert (some.diff() > 0).all()
+    assert some[0] >= 0
+    assert some[-1] < 1000
+    assert torch.equal(some, _coordinates(1000, n_wanted))
+
+
+def test_few_coordinates_are_all_taken():
+    assert _coordinates(100, 0) == _coordinates(1000, 1000) == slice(None)
+
+
+def test_a_large_field_has_the_law_of_every_tenth_of_its_cells():
+    """A million values, of which a fifth is looked at, and a tenth of them, all looked at."""
+    scale = torch.linspace(1, 9, 25_000, dtype=torch.float64)
+    distance = 0.5 + 2 * uniform(40)
+    error = distance[:, None] * scale * uniform(40, 25_000, seed=1)
+    assert error[:, ::10].numel() < MOST_VALUES < error.numel()
+    large, small = (
+        fit_power_law(calibration(part, distance), 0.95, [(0.5, 0.0), (1.0, 0.0)])
+        for part in (error, error[:, ::10])
+    )
+    assert large.exponent == small.exponent == 1
+    assert large.level == pytest.approx(small.level, rel=0.02)
 
 
 def test_the_bound_is_the_conditional_quantile():
@@ -331,3 +361,78 @@ def test_points_without_any_distance_are_survived():
 def test_impossible_quantiles_are_refused():
     with pytest.raises(ValueError, match="strictly between 0 and 1"):
         PowerLawIncrement(quantile=math.inf)
+
+
+FIELD = (2, 6, 8)
+
+
+def fields(n=60, seed=0, unit=1.0):
+    """Errors of a field with a map that both channels share, and anchors wrong by as much at random."""
+    scale = unit * (2 * uniform(6, 8, seed=99)).exp()
+    error, anchor = (-scale * uniform(n, *FIELD, seed=seed + k).log() for k in (1, 2))
+    return calibration(error, 1 + uniform(n, seed=seed), anchor, inputs=0 * error)
+
+
+UNANCHORED = replace(PowerLawIncrement.for_fields(), factor=None)
+
+
+def test_the_form_for_fields_shares_its_scale_and_leaves_anchors_and_distance_out():
+    factor, reference = FieldFactor(n_spatial=1, n_groups=2), torch.ones_like
+    model = PowerLawIncrement.for_fields(
+        0.9, n_spatial=1, reference=reference, factor=factor
+    )
+    assert model == PowerLawIncrement(
+        0.9, factor, (0.0,), (0.0,), reference, LowRankScale(n_spatial=1)
+    )
+    assert PowerLawIncrement.for_fields(n_spatial=1).factor == FieldFactor(n_spatial=1)
+
+
+def test_a_bound_without_weight_on_the_anchors_does_not_depend_on_their_errors():
+    data, other = fields(), fields(seed=10).features.anchor_error
+    model = UNANCHORED.fit(data)
+    with_others = replace(data.features, anchor_error=other)
+    assert_close(
+        data.features.anchor_error + model(data.features), other + model(with_others)
+    )
+
+
+def test_such_a_bound_may_lie_below_the_anchors_but_never_below_zero():
+    data = fields()
+    features = replace(data.features, anchor_error=3 * data.features.anchor_error)
+    increment = UNANCHORED.fit(data)(features)
+    assert (increment < 0).any()
+    assert (features.anchor_error + increment >= 0).all()
+
+
+def test_anchors_are_kept_where_any_weight_on_them_may_be_chosen():
+    data = fields()
+    features = replace(data.features, anchor_error=3 * data.features.anchor_error)
+    model = replace(UNANCHORED, anchor_weights=(0.0, 0.1)).fit(data)
+    assert (model(features) >= 0).all()
+
+
+@pytest.mark.parametrize("scale", [coordinate_scale, LowRankScale(rank=1)])
+def test_the_law_has_the_scale_that_was_asked_for(scale):
+    data = fields()
+    law = replace(UNANCHORED, scale=scale).fit(data).law_
+    expected = scale(data.error, data.weight, 0.95).flatten()
+    assert_close(law.scale, expected / expected.mean())
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
+def test_a_channel_that_was_never_wrong_does_not_spoil_the_bound_of_the_others(unit):
+    data = fields(unit=unit)
+    data.error[:, 1] = 0
+    bound = data.features.anchor_error + UNANCHORED.fit(data)(data.features)
+    covered = (data.error <= bound)[:, 0].double().mean()
+    assert 0.94 < covered < 0.98
+    assert (bound[:, 1].mean(dim=0) < 0.01 * bound[:, 0].mean(dim=0)).all()
+
+
+def test_a_scale_of_the_users_own_works_but_stays_out_of_files():
+    data = fields()
+    model = replace(UNANCHORED, scale=lambda e, w, q: e.mean(dim=0)).fit(data)
+    bound = data.features.anchor_error + model(data.features)
+    assert (data.error <= bound).double().mean() >= 0.95
+    with pytest.raises(ValueError, match="is the user's own and cannot be saved; use"):
+        model.state()

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from geoq import Training, TrainNetwork
 from geoq.nets.mlp import MLP
-from geoq.training import train
+from geoq.training import train, train_on
 
 QUICK = Training(n_steps=300, batch_size=16, learning_rate=1e-2, check_every=20)
 
@@ -121,3 +121,29 @@ def test_a_single_unit_trains_and_stops_on_itself():
 def test_impossible_settings_are_refused(setting, message):
     with pytest.raises(ValueError, match=message):
         Training(**setting)
+
+
+def test_rows_of_the_callers_choice_train_as_those_of_hold_out_do():
+    x, y = line()
+    units = torch.arange(64) // 2
+
+    def squares(net, rows):
+        return (net(x[rows]) - y[rows]).square().mean()
+
+    whole, split = fresh(nn.Linear, 1, 1), fresh(nn.Linear, 1, 1)
+    train(whole, squares, QUICK, units)
+    train_on(split, squares, QUICK, *QUICK.hold_out(units))
+    assert torch.equal(whole.weight, split.weight)
+    assert not split.training
+
+
+def test_rows_that_are_neither_trained_on_nor_stopped_by_are_never_seen():
+    seen = set()
+    network = fresh(nn.Linear, 1, 1)
+
+    def squares(net, rows):
+        seen.update(rows.tolist())
+        return net(rows[:, None].float()).square().mean()
+
+    train_on(network, squares, QUICK, torch.arange(0, 10), torch.arange(20, 24))
+    assert seen == {*range(10), *range(20, 24)}
