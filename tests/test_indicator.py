@@ -79,8 +79,8 @@ def test_the_verdict_loses_less_than_always_and_never(fitted):
         return pinball_loss(queries.error, bound.expand_as(queries.error), 0.9).mean()
 
     told = loss(bound_of(fitted, queries.features))
-    assert told < 0.9 * loss(queries.error.new_zeros(1))
-    assert told < 0.9 * loss(queries.error.new_ones(1))
+    assert told < 0.5 * loss(queries.error.new_zeros(1))
+    assert told < 0.7 * loss(queries.error.new_ones(1))
 
 
 def test_a_higher_level_calls_more_cells_wrong(fitted):
