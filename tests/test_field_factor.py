@@ -7,6 +7,7 @@ from torch.testing import assert_close
 
 from geoq import FieldFactor, GeoQ, PowerLawIncrement, RandomFolds, Training, View
 from geoq.crossfit import CalibrationSet
+from geoq.field_factor import _Judged
 from geoq.geometry import GeometricFeatures
 from geoq.increment import Shapes, pinball_loss
 
@@ -40,10 +41,11 @@ def tuples(inputs, error, position=None, reach=0):
     return CalibrationSet(features, error, number, one, one, position, reach)
 
 
-def driven(n=120, seed=0, grid=GRID, **settings):
+def driven(n=120, seed=0, grid=GRID, strength=1.0, **settings):
     """In channel 0 the error is as large as exp of the first input field there; in channel 1 nothing can be known."""
     inputs = normal(n, 2, *grid, seed=seed)
-    size = torch.stack([inputs[:, 0].exp(), torch.ones_like(inputs[:, 0])], dim=1)
+    drive = (strength * inputs[:, 0]).exp()
+    size = torch.stack([drive, torch.ones_like(drive)], dim=1)
     return tuples(inputs, size * normal(n, 2, *grid, seed=seed + 1).abs(), **settings)
 
 
@@ -149,6 +151,18 @@ def test_beyond_the_distances_it_has_seen_the_factor_stays(fitted):
         for distance in (10.0, 1000.0)
     )
     assert torch.equal(far, farther)
+
+
+@pytest.mark.parametrize(("strength", "exponents"), [(-1, [0.0]), (1, [0.75, 1.0])])
+def test_held_out_tuples_choose_how_much_of_the_answer_a_channel_takes(
+    fitted, strength, exponents
+):
+    """All of it where they are as those trained on; nothing where they are the other way round."""
+    held_out = driven(90, seed=100, strength=strength)
+    groups = list(torch.arange(90).split(30))
+    chosen = replace(fitted.factor_, exponent=torch.ones(2))
+    _Judged(held_out, groups, fitted._inside).choose(chosen, 0.95)
+    assert chosen.exponent[0] in exponents
 
 
 @pytest.mark.parametrize("n_networks", [1, 2, None])
