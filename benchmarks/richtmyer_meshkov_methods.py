@@ -26,6 +26,7 @@ from geoq import (
     IndicatorIncrement,
     LowRankScale,
     PowerLawIncrement,
+    PredictionLevels,
     SafeRegion,
     View,
     identity,
@@ -294,11 +295,24 @@ def quantile_of_x(study, setting):
 
 
 def quantile_of_x_and_p(study, setting):
-    """The same, but told what the surrogate predicts; the error lies in [0, 1], and so does a sigmoid."""
-    output = fit_unet(
-        study, setting, lambda error, out: pinball_loss(error, out.sigmoid(), QUANTILE)
+    """The same, but told what the surrogate predicts; starts at each cell's own level, as the one of x does."""
+    errors = [setting.error(y, p) for y, p in study.held_out_by_time()]
+    level = torch.stack(
+        [
+            torch.maximum(inverse_cdf_quantile(one, QUANTILE), one.mean(dim=0))
+            for one in errors
+        ]
     )
-    return Answer(output.sigmoid(), study.p)
+    least = 0.01 * level.mean(dim=(1, 2), keepdim=True)
+    unit = torch.maximum(level, least) / math.log(2)
+
+    def bound(output):
+        return unit * nn.functional.softplus(output)
+
+    output = fit_unet(
+        study, setting, lambda error, out: pinball_loss(error, bound(out), QUANTILE)
+    )
+    return Answer(bound(output).clamp(max=1), study.p)
 
 
 def classifier(study, setting):
@@ -395,12 +409,6 @@ class Logits:
         return self.operator(x).logit(eps=1e-4)
 
 
-def doubt(logit):
-    """p (1 - p): how wrong a probability may be by its own account."""
-    p = logit.sigmoid()
-    return p * (1 - p)
-
-
 def field_factor(settings, view):
     """One network, stopped and judged by a tenth of the tuples."""
     return FieldFactor(
@@ -414,13 +422,14 @@ def field_factor(settings, view):
 
 
 def of_probability(settings, view):
-    """The operator's own doubt as reference, if it is seen, otherwise maps as scale; and a factor on that."""
+    """Levels by what the operator says, if that is seen, otherwise maps as scale; and a factor on that."""
     increment = PowerLawIncrement.for_fields(
         QUANTILE, factor=field_factor(settings, view)
     )
     if not view.prediction:
         return increment
-    return replace(increment, reference=doubt, scale=LowRankScale(rank=0))
+    levels = PredictionLevels()
+    return replace(increment, reference=levels)
 
 
 def of_wrong_cells(settings, view):

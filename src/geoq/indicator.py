@@ -17,6 +17,7 @@ from geoq.crossfit import CalibrationSet
 from geoq.field_factor import MOST_ROWS, FieldNetwork, View
 from geoq.geometry import GeometricFeatures
 from geoq.increment import check_quantile
+from geoq.scale import LowRankScale
 from geoq.surrogate import chunks
 from geoq.training import Training, train
 
@@ -70,10 +71,11 @@ class IndicatorIncrement:
         n_out = math.prod(shape[: len(shape) - self.n_spatial])
         self._build(channels.shape[1], n_out, error.device)
         self.network_.set_units(channels, some.support_distance.float())
-        # A fresh network knows how often each channel is wrong, and nothing else.
-        rate = error.mean(dim=0).reshape(n_out, -1).mean(dim=1).float()
-        self.offset_ = rate.clamp(1e-6, 1 - 1e-6).logit()
-        weight = (1 / rate.clamp(min=1e-6))[:, None]
+        # A fresh network knows how often each cell is wrong, and nothing else.
+        share = error.mean(dim=0).reshape(n_out, -1).float()
+        maps = LowRankScale(self.n_spatial).maps(share).float()
+        self.offset_ = maps.clamp(1e-6, 0.5).logit()
+        weight = 1 / share.mean(dim=1, keepdim=True).clamp(min=1e-6)
 
         def loss(network: nn.Module, rows: Tensor) -> Tensor:
             del network
@@ -100,7 +102,7 @@ class IndicatorIncrement:
         shape = tuple(features.anchor_error.shape[1:])
         seen = self.view(features, None, self._grid(shape))
         answer: Tensor = self.network_((seen, features.support_distance))
-        return answer.view(len(features), len(self.offset_), -1) + self.offset_[:, None]
+        return answer.view(-1, *self.offset_.shape) + self.offset_
 
     @torch.no_grad()
     def __call__(self, features: GeometricFeatures) -> Tensor:
