@@ -440,7 +440,7 @@ def test_the_run_draws_every_picture(results):
 def test_the_tables_name_the_stand_in(bench, results, monkeypatch):
     monkeypatch.setattr(bench.tables, "RESULTS", results[0])
     page = bench.tables.render("weather_era5")
-    assert "**ERA5 stand-in (msl, vo850), direct, clusters**" in page
+    assert "**Clusters and blocks: ERA5 stand-in (msl, vo850), direct**" in page
     assert "| Horizon x climatology |" in page
     assert "the paper |" not in page
     assert "WeatherBench" not in page
