@@ -174,6 +174,23 @@ def by_origin(groups, columns, repeated):
     return as_table(["method", *columns, *days], lines)
 
 
+def ratios_by_origin(groups, reference):
+    """Pinball of the reference over each method's, origin by origin."""
+    origins = sorted({row["origin"] for rows in groups.values() for row in rows})
+    heading = [f"{reference} over"]
+    heading += [f"after {origin * HOURS / 24:g} days" for origin in origins]
+    lines = [
+        [name]
+        + [
+            compared([r for r in groups[reference] if r["origin"] == origin], rows)[0]
+            for origin in origins
+        ]
+        for name, rows in groups.items()
+        if name != reference
+    ]
+    return as_table(heading, lines)
+
+
 def leaking(blocks, clusters):
     """What the same method makes of both kinds of folds."""
     heading = ["method", "pinball x 1000, clusters", "blocks", "clusters over blocks"]
@@ -224,9 +241,9 @@ def tables_of(rows, name, reference, chosen):
         kept = {m: g for m, g in pointwise.items() if m in (reference, *chosen)}
         return [f"**{name}, blocks**", main_table(kept, reference)]
     clusters = grouped([r for r in rows if r["folds"] == "clusters"], method)
-    leads = {m: g for m, g in pointwise.items() if m in MAIN}
+    main = {m: g for m, g in pointwise.items() if m in MAIN}
     stated = {m: g for m, g in pointwise.items() if any(m in other for other in whole)}
-    stated |= {REFERENCE: pointwise[REFERENCE]} if REFERENCE in pointwise else {}
+    stated[REFERENCE] = pointwise[REFERENCE]
     flagging = {m: g for m, g in pointwise.items() if g[0]["safe_fraction"] is not None}
     baseline = next(m for m in pointwise if m.startswith(BASELINES))
     return [
@@ -234,7 +251,9 @@ def tables_of(rows, name, reference, chosen):
         main_table(pointwise, reference),
         f"Best of the paper's three baselines, each in its best form: {baseline}.",
         f"**By lead time: {name}, blocks**",
-        table(leads, BY_LEAD, "method"),
+        table(main, BY_LEAD, "method"),
+        f"**By origin: {name}, blocks**",
+        ratios_by_origin(main, REFERENCE),
         f"**Whole fields: {name}, blocks**",
         by_origin(stated | whole, FIELDS | PINBALL, "forecasts with 95 %"),
         f"**Clusters and blocks: {name}**",
