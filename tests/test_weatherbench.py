@@ -447,6 +447,16 @@ def test_the_tables_name_the_stand_in(bench, results, monkeypatch):
     assert "python benchmarks/weatherbench.py" in page
 
 
+def test_ratios_compare_the_same_origin_and_seed(bench):
+    def rows(*losses):
+        return [
+            {"origin": n, "seed": 0, "pinball": loss} for n, loss in enumerate(losses)
+        ]
+
+    compared = bench.tables.weather_tables.compared
+    assert compared(rows(1, 4), rows(2, 2, 5)) == ["1.000 (0.50 to 2.00)", "1 of 2"]
+
+
 def test_the_information_study_reads_held_out_errors(bench):
     values = autoregression(N_STEPS, 2, N_LAT, N_LON)
     weather = bench.data.Weather(
