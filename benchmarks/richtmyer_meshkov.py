@@ -184,6 +184,7 @@ class Study:
     x_test: torch.Tensor
     y_test: torch.Tensor
     fold: np.ndarray
+    known: dict = field(default_factory=dict)
 
     @staticmethod
     def of(settings, seed, folder, data, cluster, device):
@@ -202,6 +203,12 @@ class Study:
             fields(data.u, test),
             np.unique(cluster[~test], return_inverse=True)[1],
         )
+
+    def fitted(self, key, fit):
+        """What several methods need the same of is fitted once; the first of them is charged."""
+        if key not in self.known:
+            self.known[key] = fit()
+        return self.known[key]
 
     @property
     def fold_names(self):

@@ -20,12 +20,9 @@ from sklearn.model_selection import LeaveOneGroupOut
 from torch import Tensor, nn
 
 from geoq import (
-    FieldFactor,
     FieldIncrement,
     GeoQ,
     IndicatorIncrement,
-    LowRankScale,
-    PowerLawIncrement,
     SafeRegion,
     View,
     identity,
@@ -33,10 +30,12 @@ from geoq import (
 from geoq.baselines import MCDropout, QuantileNetwork
 from geoq.baselines.bound import GAUSSIAN_95, spread
 from geoq.baselines.conformal import conformal_quantile
+from geoq.baselines.cross_fitted import CrossFitted
 from geoq.baselines.quantile_network import OnField
 from geoq.coverage import n_needed
 from geoq.fold_surrogates import TrainedFolds
 from geoq.increment import inverse_cdf_quantile, pinball_loss
+from geoq.indicator import of_logit, zero_or_one
 from geoq.nets.unet import UNet
 from geoq.surrogate import evaluate
 from geoq.training import train
@@ -294,11 +293,24 @@ def quantile_of_x(study, setting):
 
 
 def quantile_of_x_and_p(study, setting):
-    """The same, but told what the surrogate predicts; the error lies in [0, 1], and so does a sigmoid."""
-    output = fit_unet(
-        study, setting, lambda error, out: pinball_loss(error, out.sigmoid(), QUANTILE)
+    """The same, but told what the surrogate predicts; starts at each cell's own level, as the one of x does."""
+    errors = [setting.error(y, p) for y, p in study.held_out_by_time()]
+    level = torch.stack(
+        [
+            torch.maximum(inverse_cdf_quantile(one, QUANTILE), one.mean(dim=0))
+            for one in errors
+        ]
     )
-    return Answer(output.sigmoid(), study.p)
+    least = 0.01 * level.mean(dim=(1, 2), keepdim=True)
+    unit = torch.maximum(level, least) / math.log(2)
+
+    def bound(output):
+        return unit * nn.functional.softplus(output)
+
+    output = fit_unet(
+        study, setting, lambda error, out: pinball_loss(error, bound(out), QUANTILE)
+    )
+    return Answer(bound(output).clamp(max=1), study.p)
 
 
 def classifier(study, setting):
@@ -395,54 +407,38 @@ class Logits:
         return self.operator(x).logit(eps=1e-4)
 
 
-def doubt(logit):
-    """p (1 - p): how wrong a probability may be by its own account."""
-    p = logit.sigmoid()
-    return p * (1 - p)
-
-
-def field_factor(settings, view):
-    """One network, stopped and judged by a tenth of the tuples."""
-    return FieldFactor(
+def told(study, setting, view):
+    """GeoQ around the logits; either error takes one of two values, so that the increment is a verdict."""
+    settings = study.settings
+    increment_model = IndicatorIncrement(
+        QUANTILE,
+        values=zero_or_one if setting is BINARY else of_logit,
         view=view,
         widths=settings.widths,
-        dropout=0.0,
-        n_groups=10,
-        n_networks=1,
         training=settings.training,
     )
-
-
-def of_probability(settings, view):
-    """The operator's own doubt as reference, if it is seen, otherwise maps as scale; and a factor on that."""
-    increment = PowerLawIncrement.for_fields(
-        QUANTILE, factor=field_factor(settings, view)
-    )
-    if not view.prediction:
-        return increment
-    return replace(increment, reference=doubt, scale=LowRankScale(rank=0))
-
-
-def of_wrong_cells(settings, view):
-    return IndicatorIncrement(
-        QUANTILE, view=view, widths=settings.widths, training=settings.training
-    )
-
-
-def default(study, setting, *, view):
-    """Our form for the fields of each setting."""
-    make = of_wrong_cells if setting is BINARY else of_probability
-    geoq = GeoQ(
+    return GeoQ(
         Logits(study.networks["deployed"]),
         TrainedFolds([Logits(study.networks[name]) for name in study.fold_names]),
         error_functional=lambda y, logit: setting.error(y, logit.sigmoid()),
         folds=LeaveOneGroupOut(),
         representation=identity,
         n_anchors=5,
-        increment_model=make(study.settings, view),
-    )
-    a = geoq.fit(study.x, study.y, groups=study.fold).assess(study.x_test)
+        increment_model=increment_model,
+    ).fit(study.x, study.y, groups=study.fold)
+
+
+def default(study, setting, *, view):
+    geoq = study.fitted((setting, view), lambda: told(study, setting, view))
+    a = geoq.assess(study.x_test)
     return Answer(a.error_hat.clamp(max=1), study.p, a.safe)
+
+
+def expected_error(study, setting, *, view):
+    """The map that the verdicts are read off; no bound."""
+    geoq = study.fitted((setting, view), lambda: told(study, setting, view))
+    features = CrossFitted(geoq).view(study.x_test)
+    return Answer(geoq.increment_model_.expected(features), study.p)
 
 
 GEOMETRY = View(displacement=True, anchor_error=True)
@@ -493,6 +489,9 @@ METHODS = [
     Method("GeoQ (paper, k_a=5)", GeoQForm(film_unet, paper_form(5)), continuous=True),
     Method("Quantile network (x, p)", quantile_of_x_and_p, continuous=True),
     Method("GeoQ (default, without p)", partial(default, view=GEOMETRY)),
+    Method(
+        "GeoQ (default), expected error", partial(expected_error, view=GEOMETRY_AND_P)
+    ),
     Method("GeoQ (paper, k_a=1)", GeoQForm(film_unet, paper_form(1)), continuous=True),
     Method("Quantile network (x)", quantile_of_x, continuous=True),
     Method(

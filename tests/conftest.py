@@ -32,6 +32,7 @@ INSIDE = [
     "coverage",
     "climatology",
     "scale",
+    "levels",
     "factor",
     "field_factor",
     "indicator",

@@ -136,7 +136,7 @@ def test_the_bound_of_geoq_is_0_or_1_however_many_anchors(n_anchors):
 def test_errors_that_are_not_0_or_1_are_refused(wrong):
     data = tuples(20)
     data.error[3, 1, 2, 2] = wrong
-    with pytest.raises(ValueError, match="bounds errors of 0 and 1, but errors reach"):
+    with pytest.raises(ValueError, match=r"errors are up to \S+ away from both; give the"):
         replace(QUICK).fit(data)
 
 

@@ -27,6 +27,7 @@ READING_ORDER = [
     "coverage",
     "climatology",
     "scale",
+    "levels",
     "factor",
     "field_factor",
     "indicator",

@@ -120,6 +120,8 @@ def test_the_tables_show_the_interface_beside_the_paper(results, modules, monkey
     page = modules[2].render("richtmyer_meshkov", "GeoQ (paper, k_a=5)")
     assert "**Near the interface (probability)**" in page
     assert "| wrong cells found | area flagged |" in page
+    assert "| method | pinball x 1000 | correlation |" in page
+    assert "seed 0 alone" in page
     assert "0.001 / 0.501 / 1.000 / 0.083" in page
     assert "not public" in page
 

@@ -440,11 +440,21 @@ def test_the_run_draws_every_picture(results):
 def test_the_tables_name_the_stand_in(bench, results, monkeypatch):
     monkeypatch.setattr(bench.tables, "RESULTS", results[0])
     page = bench.tables.render("weather_era5")
-    assert "**ERA5 stand-in (msl, vo850), direct, clusters**" in page
+    assert "**Clusters and blocks: ERA5 stand-in (msl, vo850), direct**" in page
     assert "| Horizon x climatology |" in page
     assert "the paper |" not in page
     assert "WeatherBench" not in page
     assert "python benchmarks/weatherbench.py" in page
+
+
+def test_ratios_compare_the_same_origin_and_seed(bench):
+    def rows(*losses):
+        return [
+            {"origin": n, "seed": 0, "pinball": loss} for n, loss in enumerate(losses)
+        ]
+
+    compared = bench.tables.weather_tables.compared
+    assert compared(rows(1, 4), rows(2, 2, 5)) == ["1.000 (0.50 to 2.00)", "1 of 2"]
 
 
 def test_the_information_study_reads_held_out_errors(bench):

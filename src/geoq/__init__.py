@@ -17,6 +17,7 @@ from geoq.folds import (
 )
 from geoq.increment import FieldIncrement, NormScaledIncrement
 from geoq.indicator import IndicatorIncrement
+from geoq.levels import PredictionLevels
 from geoq.power_law import PowerLawIncrement
 from geoq.representation import identity
 from geoq.rollout import (
@@ -50,6 +51,7 @@ __all__ = [
     "NormScaledIncrement",
     "PowerLawIncrement",
     "PredictedFolds",
+    "PredictionLevels",
     "RandomFolds",
     "RolloutAssessment",
     "RolloutGeoQ",

@@ -1,35 +1,68 @@
-r"""Errors that are 0 or 1: their quantile is a verdict, and a verdict is learned as a probability.
+r"""Errors that take one of two known values: their quantile is a verdict, and a verdict is learned as a probability.
 
-.. math:: \widehat E_{cj}(x) = \mathbb 1\{P_{cj}(x) > 1 - \tau\}
+.. math:: \widehat E_{cj}(x) = \begin{cases} e^+_{cj} & P_{cj}(x) > 1 - \tau \\ e^-_{cj} & \text{otherwise} \end{cases}
 
-The upper quantile of a 0/1 error is 1 where it is 1 with more than the probability 1 - tau. The pinball loss of a smooth
-bound finds that slowly, for nearly all cells are right; the cross-entropy of P does not.
+A thresholded field is right or wrong, 0 or 1. The probability p of something that is or is not has the error min(p, 1 - p)
+or max(p, 1 - p). The upper quantile of such an error is the greater value where that has more than the probability
+1 - tau. The pinball loss of a smooth bound finds this slowly, for nearly all cells are right; the cross-entropy of P does
+not.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from geoq.crossfit import CalibrationSet
 from geoq.field_factor import MOST_ROWS, FieldNetwork, View
 from geoq.geometry import GeometricFeatures
 from geoq.increment import Shapes, check_quantile
+from geoq.scale import LowRankScale
 from geoq.surrogate import chunks
 from geoq.training import Training, train
+
+# From predictions to the two values that the error there can take, the lesser first.
+TwoValues = Callable[[Tensor], tuple[Tensor, Tensor]]
+# Errors this near to one of their values, in units of the greater one, are taken for it: predictions may be rounded.
+TOLERANCE = 1e-3
+
+
+def zero_or_one(prediction: Tensor) -> tuple[Tensor, Tensor]:
+    """Right or wrong."""
+    return torch.zeros_like(prediction), torch.ones_like(prediction)
+
+
+def of_probability(prediction: Tensor) -> tuple[Tensor, Tensor]:
+    """The error of a probability, where the truth is 0 or 1."""
+    return torch.minimum(prediction, 1 - prediction), torch.maximum(
+        prediction, 1 - prediction
+    )
+
+
+def of_logit(prediction: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for a surrogate that answers the logarithm of the odds."""
+    greater = prediction.abs().sigmoid()
+    return 1 - greater, greater
+
+
+OWN_VALUES: dict[str, TwoValues] = {
+    values.__name__: values for values in (zero_or_one, of_probability, of_logit)
+}
 
 
 @dataclass
 class IndicatorIncrement:
-    """An increment for fields of 0/1 errors, such as wrong cells of a thresholded prediction.
+    """An increment for fields of errors with two values, such as wrong cells of a thresholded prediction.
 
-    The bound is 0 or 1 and does not rest on the anchors: where they were wrong and the verdict is 0, the increment is
-    negative.
+    The bound does not rest on the anchors: where they were wrong and the verdict is not, the increment is negative.
 
     Attributes:
         quantile: tau.
+        values: the two values, from the predictions; ``zero_or_one``, ``of_probability``, ``of_logit`` or yours.
         n_spatial: 1 for fields on a line, 2 for fields in the plane.
         view: what the network sees.
         widths: channels per level of the U-Net.
@@ -37,6 +70,7 @@ class IndicatorIncrement:
     """
 
     quantile: float = 0.95
+    values: TwoValues = zero_or_one
     n_spatial: int = 2
     view: View = field(
         default_factory=lambda: View(
@@ -60,22 +94,18 @@ class IndicatorIncrement:
         self.view.check_shapes(shapes, self.n_spatial)
 
     def fit(self, calibration: CalibrationSet) -> "IndicatorIncrement":
-        error = calibration.error
-        if not ((error == 0) | (error == 1)).all():
-            raise ValueError(
-                f"IndicatorIncrement bounds errors of 0 and 1, but errors reach from {float(error.min()):.3g} to "
-                f"{float(error.max()):.3g}; threshold them in error_functional, or use PowerLawIncrement.for_fields()."
-            )
+        error = self._is_greater(calibration)
         shape = tuple(error.shape[1:])
         some = calibration.some(MOST_ROWS).features
         channels = self.view(some, None, self._grid(shape))
         n_out = math.prod(shape[: len(shape) - self.n_spatial])
         self._build(channels.shape[1], n_out, error.device)
         self.network_.set_units(channels, some.support_distance.float())
-        # A fresh network knows how often each channel is wrong, and nothing else.
-        rate = error.mean(dim=0).reshape(n_out, -1).mean(dim=1).float()
-        self.offset_ = rate.clamp(1e-6, 1 - 1e-6).logit()
-        weight = (1 / rate.clamp(min=1e-6))[:, None]
+        # A fresh network knows how often each cell is wrong, and nothing else.
+        share = error.float().mean(dim=0).reshape(n_out, -1)
+        maps = LowRankScale(self.n_spatial).maps(share).float()
+        self.offset_ = maps.clamp(1e-6, 0.5).logit()
+        weight = 1 / share.mean(dim=1, keepdim=True).clamp(min=1e-6)
 
         def loss(network: nn.Module, rows: Tensor) -> Tensor:
             del network
@@ -85,6 +115,29 @@ class IndicatorIncrement:
 
         train(self.network_, loss, self.training, units=calibration.unit)
         return self
+
+    def _is_greater(self, calibration: CalibrationSet) -> Bool[Tensor, " n *field"]:
+        """Which errors took the greater of their values."""
+        result = torch.empty_like(calibration.error, dtype=torch.bool)
+        for rows in chunks(len(result), 8 * result[0].numel()):
+            error = calibration.error[rows]
+            less, greater = self._both(calibration.features[rows])
+            away = torch.minimum((error - less).abs(), (error - greater).abs())
+            if (away > TOLERANCE * greater.abs()).any():
+                raise ValueError(
+                    f"IndicatorIncrement(values={self.values!r}) bounds errors that take one of two values, but errors are "
+                    f"up to {float(away.max()):.3g} away from both; give the values that they take, threshold them in "
+                    "error_functional, or use PowerLawIncrement.for_fields()."
+                )
+            result[rows] = error >= (less + greater) / 2
+        return result
+
+    def _both(self, features: GeometricFeatures) -> tuple[Tensor, Tensor]:
+        shape = features.anchor_error.shape
+        less, greater = self.values(features.prediction)
+        return less.reshape(shape).to(features.anchor_error), greater.reshape(shape).to(
+            features.anchor_error
+        )
 
     def _grid(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape[len(shape) - self.n_spatial :]
@@ -102,23 +155,39 @@ class IndicatorIncrement:
         shape = tuple(features.anchor_error.shape[1:])
         seen = self.view(features, None, self._grid(shape))
         answer: Tensor = self.network_((seen, features.support_distance))
-        return answer.view(len(features), len(self.offset_), -1) + self.offset_[:, None]
+        return answer.view(-1, *self.offset_.shape) + self.offset_
 
     @torch.no_grad()
-    def __call__(self, features: GeometricFeatures) -> Tensor:
-        anchor = features.anchor_error
-        device = anchor.device
+    def probability(self, features: GeometricFeatures) -> Tensor:
+        """P: how likely each error takes the greater of its values."""
+        device = features.anchor_error.device
         self.network_.to(device)
         self.offset_ = self.offset_.to(device)
-        verdicts = [
-            self._logit(features[rows]).sigmoid() > 1 - self.quantile
-            for rows in chunks(len(features), 8 * anchor[0].numel())
+        parts = [
+            self._logit(features[rows]).sigmoid()
+            for rows in chunks(len(features), 8 * features.anchor_error[0].numel())
         ]
-        return torch.cat(verdicts).reshape(anchor.shape).to(anchor) - anchor
+        return torch.cat(parts).reshape(features.anchor_error.shape)
+
+    def expected(self, features: GeometricFeatures) -> Tensor:
+        """The expected error: no bound, but the sharper map of where errors are."""
+        less, greater = self._both(features)
+        return less + self.probability(features).to(less) * (greater - less)
+
+    def __call__(self, features: GeometricFeatures) -> Tensor:
+        less, greater = self._both(features)
+        verdict = self.probability(features) > 1 - self.quantile
+        return torch.where(verdict, greater, less) - features.anchor_error
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Settings and weights, for a file."""
-        return asdict(self), {"offset": self.offset_, **self.network_.state_dict()}
+        name = getattr(self.values, "__name__", "")
+        if OWN_VALUES.get(name) is not self.values:
+            raise ValueError(
+                f"values of the user's own ({self.values!r}) cannot be saved; use one of {', '.join(OWN_VALUES)}."
+            )
+        settings = {**asdict(self), "values": name}
+        return settings, {"offset": self.offset_, **self.network_.state_dict()}
 
     @staticmethod
     def from_state(
@@ -127,6 +196,7 @@ class IndicatorIncrement:
         """The fitted model that ``state`` described."""
         model = IndicatorIncrement(
             settings["quantile"],
+            OWN_VALUES[settings["values"]],
             settings["n_spatial"],
             View(**settings["view"]),
             tuple(settings["widths"]),

@@ -31,6 +31,7 @@ from geoq.factor import BoostedFactor, Factor, Learned, Trees
 from geoq.field_factor import FieldFactor, FittedField
 from geoq.geometry import GeometricFeatures
 from geoq.increment import Shapes, check_quantile, inverse_cdf_quantile, pinball_loss
+from geoq.levels import FittedLevels, PredictionLevels
 from geoq.scale import LowRankScale, Scale, coordinate_scale, weighted_quantile
 from geoq.surrogate import chunks
 
@@ -134,7 +135,8 @@ class PowerLawIncrement:
             With 0 alone the bound does not rest on the anchors: it may lie below their error, and the increment be
             negative there, a departure from the paper for fields whose anchors say nothing about where they are wrong.
         reference: r, from flattened predictions to how far each output may naturally be off there; the scale becomes
-            s_j r_j(F(x)). ``Climatology.fit(y, 0.95)``, or a function of yours. None leaves it out.
+            s_j r_j(F(x)). ``Climatology.fit(y, 0.95)``, ``PredictionLevels()``, or a function of yours. None leaves it
+            out.
         scale: how s is found; ``LowRankScale`` shares it between the cells and channels of a field.
     """
 
@@ -142,7 +144,7 @@ class PowerLawIncrement:
     factor: Factor | None = field(default_factory=BoostedFactor)
     exponents: tuple[float, ...] = EXPONENTS
     anchor_weights: tuple[float, ...] = ANCHOR_WEIGHTS
-    reference: Reference | None = None
+    reference: Reference | PredictionLevels | None = None
     scale: Scale = coordinate_scale
 
     def __post_init__(self) -> None:
@@ -153,7 +155,7 @@ class PowerLawIncrement:
         quantile: float = 0.95,
         *,
         n_spatial: int = 2,
-        reference: Reference | None = None,
+        reference: Reference | PredictionLevels | None = None,
         factor: Factor | None = None,
     ) -> "PowerLawIncrement":
         """What serves fields on a grid: few maps as scale, a convolutional factor, no weight on the anchors.
@@ -171,6 +173,11 @@ class PowerLawIncrement:
         )
 
     def fit(self, calibration: CalibrationSet) -> "PowerLawIncrement":
+        self.reference_ = (
+            self.reference.fit(calibration, self.quantile)
+            if isinstance(self.reference, PredictionLevels)
+            else self.reference
+        )
         lift = self._fit(calibration, self.exponents)
         if math.isinf(lift):
             # Errors at distance zero, as of repeated noisy inputs: only a law that does not vanish there bounds them.
@@ -182,7 +189,7 @@ class PowerLawIncrement:
         """Law and factor; returns the lift that they need."""
         grid = [(alpha, kappa) for alpha in exponents for kappa in self.anchor_weights]
         self.law_ = fit_power_law(
-            calibration, self.quantile, grid, self.reference, self.scale
+            calibration, self.quantile, grid, self.reference_, self.scale
         )
         learned = (
             Learned.nothing(calibration)
@@ -222,6 +229,8 @@ class PowerLawIncrement:
             self.factor.check_shapes(shapes)
         if isinstance(self.scale, LowRankScale):
             self.scale.check_shape(shapes.error)
+        if isinstance(self.reference, PredictionLevels):
+            self.reference.check_shapes(shapes)
         if isinstance(self.reference, Climatology) and len(
             self.reference.low
         ) != math.prod(shapes.error):
@@ -244,7 +253,7 @@ class PowerLawIncrement:
         return any(self.anchor_weights)
 
     def _known(self, features: GeometricFeatures) -> "_Known":
-        known = _known(features, self.reference)
+        known = _known(features, self.reference_)
         if self._rests_on_anchors:
             return known
         return known._replace(anchor=torch.zeros_like(known.anchor))
@@ -288,13 +297,17 @@ class PowerLawIncrement:
             "lift": self.lift_,
             "scale": _named(self.scale, LowRankScale),
             "factor": _named(self.factor, BoostedFactor, FieldFactor),
+            "levels": None,
         }
         arrays = {"scale": self.law_.scale, "slope": self.law_.slope}
-        if isinstance(self.reference, Climatology):
-            arrays |= {f"reference.{k}": v for k, v in vars(self.reference).items()}
-        elif self.reference is not None:
+        if isinstance(self.reference, PredictionLevels):
+            settings["levels"] = asdict(self.reference)
+        if isinstance(self.reference_, Climatology | FittedLevels):
+            arrays |= {f"reference.{k}": v for k, v in vars(self.reference_).items()}
+        elif self.reference_ is not None:
             raise ValueError(
-                f"a reference of the user's own ({self.reference!r}) cannot be saved; use a Climatology."
+                f"a reference of the user's own ({self.reference!r}) cannot be saved; use a Climatology or "
+                "PredictionLevels."
             )
         if self.factor_ is not None:
             settings["learned"], learned = self.factor_.state()
@@ -315,12 +328,14 @@ class PowerLawIncrement:
             }
             for prefix in ("reference.", "learned.")
         )
+        levels = settings["levels"]
+        climatology = Climatology(**reference) if reference and not levels else None
         model = PowerLawIncrement(
             settings["quantile"],
             _factor(settings["factor"]),
             tuple(settings["exponents"]),
             tuple(settings["anchor_weights"]),
-            Climatology(**reference) if reference else None,
+            PredictionLevels(**levels) if levels else climatology,
             LowRankScale(**settings["scale"]["settings"])
             if settings["scale"]
             else coordinate_scale,
@@ -328,6 +343,7 @@ class PowerLawIncrement:
         model.law_ = PowerLaw(
             **settings["law"], scale=arrays["scale"], slope=arrays["slope"]
         )
+        model.reference_ = FittedLevels(**reference) if levels else climatology
         model.lift_ = settings["lift"]
         model.factor_ = None
         if learned:

@@ -82,7 +82,7 @@ class LowRankScale:
     ) -> Float[Tensor, " *field"]:
         n_cells = math.prod(error.shape[error.ndim - self.n_spatial :])
         fields = error.reshape(len(error), -1, n_cells)
-        maps = self._maps(torch.tensordot((weight / weight.sum()).to(error), fields, 1))
+        maps = self.maps(torch.tensordot((weight / weight.sum()).to(error), fields, 1))
         some = torch.randperm(n_cells, generator=torch.Generator().manual_seed(0))
         some = some[: max(100, MOST_OF_CHANNEL // len(error))].to(error.device)
         level = torch.stack(
@@ -94,9 +94,10 @@ class LowRankScale:
         scale: Tensor = level[:, None] * maps
         return scale.reshape(error.shape[1:])
 
-    def _maps(
+    def maps(
         self, mean: Float[Tensor, " n_channels n_cells"]
     ) -> Float[Tensor, " n_channels n_cells"]:
+        """Mean errors without their noise."""
         channel = mean.double().mean(dim=1, keepdim=True)
         wrong = channel[channel > 0]
         # In the errors' own unit: a channel that was never wrong must not outweigh small errors of the others.
