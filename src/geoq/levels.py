@@ -62,7 +62,11 @@ class PredictionLevels:
         for number in range(len(errors)):
             bins = _bins(predictions[number], low[number], high[number], self.n_bins)
             table.append(_levels(errors[number], bins, self.n_bins, quantile))
-        return FittedLevels(low, high, torch.stack(table))
+        levels = torch.stack(table)
+        # A channel that was never wrong takes the least level of all, for a factor on zero could not change that.
+        wrong = levels[levels > 0]
+        least = wrong.min() if len(wrong) else levels.new_tensor(1.0)
+        return FittedLevels(low, high, torch.where(levels > 0, levels, least))
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def _bins(
 def _levels(
     error: Float[Tensor, " n"], bins: Int[Tensor, " n"], n_bins: int, quantile: float
 ) -> Float[Tensor, " n_bins"]:
-    """The inverse-CDF quantile of the errors in each bin; never zero, for a factor on it could not change that."""
+    """The inverse-CDF quantile of the errors in each bin; not below a share of their mean."""
     by_error = error.argsort()
     order = by_error[bins[by_error].argsort(stable=True)]
     count = torch.bincount(bins, minlength=n_bins)
@@ -103,5 +107,4 @@ def _levels(
     place = (count.cumsum(0) - count + rank).clamp(max=len(error) - 1)
     pooled = error[by_error[max(0, math.ceil(len(error) * quantile - 1e-9) - 1)]]
     level = torch.where(count < FEWEST, pooled, error[order][place])
-    least = LEAST_SHARE * error.mean()
-    return torch.maximum(level, least if least > 0 else torch.ones_like(least))
+    return torch.maximum(level, LEAST_SHARE * error.mean())
