@@ -2,11 +2,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from geoq import GeoQ, IndicatorIncrement, RandomFolds, Training, View
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.increment import Shapes, pinball_loss
+from geoq.indicator import of_logit, of_probability
 
 GRID = (6, 8)
 QUICK = IndicatorIncrement(
@@ -118,6 +120,60 @@ def test_the_state_of_a_model_restores_it(fitted):
     assert torch.equal(again._logit(features), fitted._logit(features))
 
 
+def of_logits(n=150, seed=0):
+    """A surrogate that is less sure than it could be: its logit is a third of the right one."""
+    x = 3 * normal(n, 1, *GRID, seed=seed)
+    truth, prediction = draw(x.sigmoid(), seed + 1), x / 3
+    error = (truth - prediction.sigmoid()).abs()
+    features = GeometricFeatures(x, x.flatten(1).norm(dim=1), 0 * error, prediction, x)
+    one = torch.zeros(n, dtype=torch.long)
+    return CalibrationSet(features, error, torch.arange(n), one, one)
+
+
+def test_probabilities_and_their_logits_have_the_same_bound():
+    data = of_logits()
+    as_p = replace(
+        data,
+        features=replace(data.features, prediction=data.features.prediction.sigmoid()),
+    )
+    view = View()
+    one = replace(QUICK, values=of_logit, view=view).fit(data)
+    other = replace(QUICK, values=of_probability, view=view).fit(as_p)
+    assert_close(one(data.features), other(as_p.features))
+
+
+def test_the_bound_of_a_probability_is_one_of_the_two_errors_it_can_have():
+    """The greater one where p is unsure, the lesser one where the truth is clear."""
+    model = replace(QUICK, values=of_logit).fit(of_logits())
+    queries = of_logits(100, seed=100)
+    x, p = queries.features.inputs, queries.features.prediction.sigmoid()
+    bound = bound_of(model, queries.features)
+    less, greater = torch.minimum(p, 1 - p), torch.maximum(p, 1 - p)
+    assert (
+        torch.isclose(bound[x.abs() < 1], greater[x.abs() < 1]).double().mean() > 0.95
+    )
+    assert torch.isclose(bound[x.abs() > 4], less[x.abs() > 4]).double().mean() > 0.95
+
+
+def test_the_expected_error_lies_between_the_two_and_is_right_on_average():
+    model = replace(QUICK, values=of_logit).fit(of_logits())
+    queries = of_logits(100, seed=100)
+    expected = model.expected(queries.features)
+    less, greater = of_logit(queries.features.prediction)
+    assert ((less <= expected) & (expected <= greater)).all()
+    assert expected.mean().item() == pytest.approx(queries.error.mean().item(), rel=0.1)
+
+
+def test_values_of_the_users_own_work_but_stay_out_of_files():
+    """Wrong by 0 or by 5."""
+    data = tuples()
+    data = replace(data, error=5 * data.error)
+    own = replace(QUICK, values=lambda p: (0 * p, 0 * p + 5)).fit(data)
+    assert bound_of(own, data.features).unique().tolist() == [0, 5]
+    with pytest.raises(ValueError, match=r"cannot be saved; use one of zero_or_one"):
+        own.state()
+
+
 @pytest.mark.parametrize("n_anchors", [1, 3, 7])
 def test_the_bound_of_geoq_is_0_or_1_however_many_anchors(n_anchors):
     x = normal(60, 2, *GRID)
@@ -136,7 +192,9 @@ def test_the_bound_of_geoq_is_0_or_1_however_many_anchors(n_anchors):
 def test_errors_that_are_not_0_or_1_are_refused(wrong):
     data = tuples(20)
     data.error[3, 1, 2, 2] = wrong
-    with pytest.raises(ValueError, match=r"errors are up to \S+ away from both; give the"):
+    with pytest.raises(
+        ValueError, match=r"errors are up to \S+ away from both; give the"
+    ):
         replace(QUICK).fit(data)
 
 
