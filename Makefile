@@ -9,11 +9,11 @@ export OMP_WAIT_POLICY := passive
 demo: setup  ## Calibrate GeoQ around a small neural surrogate of the Forrester function
 	$(BIN)/geoq demo
 
-test: setup  ## Lint, types, tests, doctests
+test: setup  ## Lint, types, tests and doctests, the latter in two processes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 lint: setup  ## Lint and types alone
 	$(BIN)/ruff format --check .
