@@ -33,10 +33,10 @@ from geoq.baselines.conformal import conformal_quantile
 from geoq.baselines.cross_fitted import CrossFitted
 from geoq.baselines.quantile_network import OnField
 from geoq.coverage import n_needed
+from geoq.field_factor import FieldNetwork
 from geoq.fold_surrogates import TrainedFolds
 from geoq.increment import inverse_cdf_quantile, pinball_loss
 from geoq.indicator import of_logit, zero_or_one
-from geoq.nets.unet import UNet
 from geoq.surrogate import evaluate
 from geoq.training import train
 
@@ -249,15 +249,18 @@ def doubt_times_factor(study, setting):
 # Networks of the input and of what the surrogate says.
 
 
-def asked(unet, x, p):
-    fields = torch.cat([x[:, None], p.logit(eps=1e-4)], dim=1)
-    return unet(fields, fields.new_zeros(len(x)))
+def channels_of(x, p):
+    return torch.cat([x[:, None], p.logit(eps=1e-4)], dim=1)
+
+
+def asked(network, x, p):
+    return network((channels_of(x, p), x.new_ones(len(x)))).view_as(p)
 
 
 def fit_unet(study, setting, loss):
     """A U-Net of (x, logit p), trained on the held-out errors until their loss stops falling; answers the test cases.
 
-    ``loss(error, output)`` weighs all times alike: the wrong cells of the first are a hundred times rarer.
+    Its inputs are in their units and it starts at 0, as GeoQ's own network does. ``loss(error, output, p)`` weighs all times alike: the wrong cells of the first are a hundred times rarer.
     """
     x, y, p = study.x, study.y, study.cross_fit
     training, n_times = study.settings.training, p.shape[1]
@@ -268,16 +271,18 @@ def fit_unet(study, setting, loss):
 
     def mean_loss(net, rows):
         error = setting.error(y[rows], p[rows])
-        return (weight * loss(error, asked(net, x[rows], p[rows]))).mean()
+        return (weight * loss(error, asked(net, x[rows], p[rows]), p[rows])).mean()
 
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         torch.manual_seed(training.random_state)
-        unet = UNet(1 + n_times, n_times, n_spatial=2, widths=study.settings.widths)
-        unet.to(x.device)
-        train(unet, mean_loss, training, units=torch.arange(len(x), device=x.device))
+        network = FieldNetwork(
+            1 + n_times, n_times, n_spatial=2, widths=study.settings.widths, dropout=0.0
+        ).to(x.device)
+        network.set_units(channels_of(x[:CHUNK], p[:CHUNK]), 1, x.new_ones(CHUNK))
+        train(network, mean_loss, training, units=torch.arange(len(x), device=x.device))
     with torch.no_grad():
         parts = zip(study.x_test.split(CHUNK), study.p.split(CHUNK), strict=True)
-        return torch.cat([asked(unet, *part) for part in parts])
+        return torch.cat([asked(network, *part) for part in parts])
 
 
 def quantile_of_x(study, setting):
@@ -307,21 +312,44 @@ def quantile_of_x_and_p(study, setting):
     def bound(output):
         return unit * nn.functional.softplus(output)
 
-    output = fit_unet(
-        study, setting, lambda error, out: pinball_loss(error, bound(out), QUANTILE)
-    )
-    return Answer(bound(output).clamp(max=1), study.p)
+    def loss(error, output, p):
+        del p
+        return pinball_loss(error, bound(output), QUANTILE)
+
+    return Answer(bound(fit_unet(study, setting, loss)).clamp(max=1), study.p)
+
+
+def doubt_times_network(study, setting):
+    """c_t p (1 - p) times what a network of x and p makes of it, cut at 1 in the loss as well."""
+    factors = [
+        best_factor(setting.error(y, p), p * (1 - p))
+        for y, p in study.held_out_by_time()
+    ]
+    per_time = torch.stack(factors)[:, None, None].clamp(min=FACTORS[1])
+
+    def bound(output, p):
+        scale = per_time * (p * (1 - p)).clamp(min=1e-4)
+        return (scale * output.clamp(-8, 8).exp()).clamp(max=1)
+
+    def loss(error, output, p):
+        return pinball_loss(error, bound(output, p), QUANTILE)
+
+    return Answer(bound(fit_unet(study, setting, loss), study.p), study.p)
 
 
 def classifier(study, setting):
-    """The indicator of P(wrong) > 1 - tau, P by cross-entropy."""
-    cross_entropy = nn.functional.binary_cross_entropy_with_logits
-    output = fit_unet(
-        study,
-        setting,
-        lambda error, out: cross_entropy(out, error, reduction="none"),
-    )
-    return Answer((output.sigmoid() > 1 - QUANTILE).float(), study.p)
+    """The indicator of P(wrong) > 1 - tau, P by cross-entropy; starts at the share of wrong cells at each time."""
+    rates = [setting.error(y, p).mean() for y, p in study.held_out_by_time()]
+    start = torch.stack(rates).clamp(min=1e-6).logit()[:, None, None]
+
+    def loss(error, output, p):
+        del p
+        return nn.functional.binary_cross_entropy_with_logits(
+            output + start, error, reduction="none"
+        )
+
+    probability = (fit_unet(study, setting, loss) + start).sigmoid()
+    return Answer((probability > 1 - QUANTILE).float(), study.p)
 
 
 # GeoQ.
@@ -488,7 +516,13 @@ METHODS = [
     Method("GeoQ (default)", partial(default, view=GEOMETRY_AND_P)),
     Method("GeoQ (paper, k_a=5)", GeoQForm(film_unet, paper_form(5)), continuous=True),
     Method("Quantile network (x, p)", quantile_of_x_and_p, continuous=True),
+    Method(
+        "c p (1 - p) x network (x, p)", doubt_times_network, settings=(PROBABILITY,)
+    ),
     Method("GeoQ (default, without p)", partial(default, view=GEOMETRY)),
+    Method(
+        "GeoQ (default, without geometry)", partial(default, view=View(prediction=True))
+    ),
     Method(
         "GeoQ (default), expected error", partial(expected_error, view=GEOMETRY_AND_P)
     ),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import avg_pool2d, pad
-from weather_bounds import Seen, Tuples
+from weather_bounds import Seen, Tuples, by_fold
 
 RIDGE = 1e-3
 # Keeps logarithms of errors and activities finite, in units of their means.
@@ -63,7 +63,7 @@ class Activity:
         error = tuples.error / tuples.error.mean(dim=0).clamp(min=1e-12)
         y = (error + FLOOR).log()
         self.weights_ = self._weights(x, y)
-        self.weights_ *= self._shrinkage(x, y, tuples.calibration.fold)
+        self.weights_ *= self._shrinkage(x, y, tuples.calibration)
         error = tuples.error / self._factor(x)
         rest = Tuples(tuples.seen, replace(tuples.calibration, error=error))
         self.static.fit(rest)
@@ -91,12 +91,11 @@ class Activity:
         solved = torch.linalg.solve(square + RIDGE * size * one, product.mT)
         return solved.permute(2, 0, 1).to(x.dtype)
 
-    def _shrinkage(self, x, y, fold):
+    def _shrinkage(self, x, y, calibration):
         """Slope of the log errors on what the other folds' weights predict, between 0 and 1."""
         product = square = 0.0
-        for number in fold.unique():
-            mine = fold == number
-            weights = self._weights(x[~mine], y[~mine])
+        for mine, others in by_fold(calibration):
+            weights = self._weights(x[others], y[others])
             guess = torch.einsum("nchwk,lck->nlchw", x[mine], weights)
             guess = guess - guess.mean(dim=(0, 3, 4), keepdim=True)
             product = product + (guess * y[mine]).sum(dim=(0, 3, 4))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from geoq import Climatology, Training
 from geoq.baselines.conformal import conformal_factor, conformal_quantile
-from geoq.coverage import conformal_level, ratios
+from geoq.coverage import ratios
 from geoq.crossfit import CalibrationSet
 from geoq.folds import Dependence
 from geoq.geometry import GeometricFeatures
@@ -162,9 +162,9 @@ class Blend:
 
     def fit(self, tuples):
         self.parts_ = PerLeadAndCell(), LeadScale(cell_spread)
-        error, fold = tuples.error, tuples.calibration.fold
+        error = tuples.error
         held_out = torch.empty_like(error), torch.empty_like(error)
-        for mine, others in _by_fold(fold):
+        for mine, others in by_fold(tuples.calibration):
             for part, bound in zip(self.parts_, held_out, strict=True):
                 bound[mine] = part.fit(tuples[others]).bound(tuples.seen[mine])
         losses = [
@@ -190,10 +190,17 @@ def _between(first, second, share):
     return first**share * second ** (1 - share)
 
 
-def _by_fold(fold):
-    """Rows of each fold, and of the others."""
-    for number in fold.unique():
-        yield tuple(rows.nonzero()[:, 0] for rows in (fold == number, fold != number))
+def by_fold(calibration):
+    """Rows of each fold, and of the others that share no state with them, as far as the folds know."""
+    for number in calibration.fold.unique():
+        mine = calibration.fold == number
+        others = ~mine
+        if calibration.position is not None:
+            position, held_out = calibration.position, calibration.position[mine]
+            others &= (position < held_out.min() - calibration.reach) | (
+                position > held_out.max() + calibration.reach
+            )
+        yield mine.nonzero()[:, 0], others.nonzero()[:, 0]
 
 
 @dataclass
@@ -293,19 +300,8 @@ class FieldQuantile:
 
 def held_out_ratios(model, tuples):
     """Errors over the bounds that the other folds' forecasts give: one row per held-out forecast."""
-    fold, ratio = tuples.calibration.fold, torch.empty_like(tuples.error).flatten(1)
-    for mine, others in _by_fold(fold):
+    ratio = torch.empty_like(tuples.error).flatten(1)
+    for mine, others in by_fold(tuples.calibration):
         fitted = model.fit(tuples[others])
         ratio[mine] = ratios(tuples.error[mine], fitted.bound(tuples.seen[mine]))
     return ratio
-
-
-def expected_share(ratio):
-    """Factor under which 95 % of a fresh forecast's values are expected to be covered."""
-    return conformal_level(ratio, QUANTILE)
-
-
-def nine_in_ten(ratio):
-    """Factor under which nine of ten fresh forecasts have at least 95 % of their values covered."""
-    each = inverse_cdf_quantile(ratio.T.contiguous(), QUANTILE)
-    return float(conformal_quantile(each, 0.9))

@@ -22,11 +22,13 @@ from geoq import (
     FieldIncrement,
     PowerLawIncrement,
     SafeRegion,
+    WholeField,
     identity,
 )
 from geoq.baselines import DeepEnsemble, MCDropout
 from geoq.baselines.conformal import conformal_quantile
 from geoq.baselines.cross_fitted import NoIncrement
+from geoq.coverage import POINTWISE
 
 
 class Answer(NamedTuple):
@@ -54,7 +56,7 @@ class OnTuples:
         factor = 1.0
         if self.factor is not None:
             key = "held-out ratios", kind, self.make
-            factor = self.factor(case.shared(key, held_out))
+            factor = self.factor(case.shared(key, held_out), QUANTILE)
         key = "on tuples", kind, self.make
         model = case.shared(key, lambda: self.make(case).fit(tuples))
 
@@ -329,16 +331,16 @@ BLOCK_METHODS = {
 }
 WHOLE_FIELD_METHODS = {
     "Lead scale x cell standard deviation (whole field, expected share)": replace(
-        by_spread, factor=bounds.expected_share
+        by_spread, factor=POINTWISE.factor
     ),
     "Lead scale x cell standard deviation (whole field, 9 in 10)": replace(
-        by_spread, factor=bounds.nine_in_ten
+        by_spread, factor=WholeField(0.9).factor
     ),
     "GeoQ (default, two networks; whole field, expected share)": replace(
-        by_default, factor=bounds.expected_share
+        by_default, factor=POINTWISE.factor
     ),
     "GeoQ (default, two networks; whole field, 9 in 10)": replace(
-        by_default, factor=bounds.nine_in_ten
+        by_default, factor=WholeField(0.9).factor
     ),
 }
 METHODS = {

@@ -66,9 +66,10 @@ def test_safe_queries_and_others_have_their_own_factors():
     assert bound[-1].tolist() == [5.0] * 3
 
 
-def test_too_few_others_leave_their_bound_alone():
-    ratio = torch.full((40, 1), 2.0)
-    assert Finish.fit(ratio, torch.arange(40) < 38, 0.95).unsafe == 1.0
+def test_too_few_others_get_no_less_than_the_safe_ones():
+    safe = torch.arange(40) < 38
+    assert Finish.fit(torch.full((40, 1), 2.0), safe, 0.95).unsafe == 2.0
+    assert Finish.fit(torch.full((40, 1), 0.5), safe, 0.95).unsafe == 1.0
 
 
 @pytest.mark.parametrize(

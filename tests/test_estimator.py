@@ -547,7 +547,6 @@ def test_whole_fields_are_covered_where_that_is_promised(device):
 
 @pytest.mark.parametrize("size", [0.5, 2.0])
 def test_a_finish_scales_bounds_that_do_not_rest_on_the_anchors(device, size):
-    """Smaller errors than calibrated take from it, not further than to the anchors; larger ones add to all of it."""
     geoq = of_fields(device)
     x, y = fields(100, device, 1)
     plain = geoq.assess(x)
@@ -555,10 +554,9 @@ def test_a_finish_scales_bounds_that_do_not_rest_on_the_anchors(device, size):
     finished = geoq.assess(x)
     factor = torch.where(plain.safe, geoq.finish_.safe, geoq.finish_.unsafe)
     scaled = factor[:, None, None, None] * plain.error_hat
-    least = torch.minimum(plain.error_hat, plain.anchor_error)
     assert (plain.increment < 0).any()
     assert (geoq.finish_.safe > 1) == (size > 1)
-    assert_close(finished.error_hat, torch.maximum(scaled, least))
+    assert_close(finished.error_hat, scaled)
 
 
 def test_too_few_safe_pairs_promise_nothing(device):

@@ -137,7 +137,7 @@ def test_the_factor_is_the_geometric_mean_of_the_networks_answers(fitted):
     logs = [learned.log_factor(net, features, bound) for net in learned.networks]
     expected = (learned.exponent[:, None] * sum(logs) / 3).exp().flatten(1)
     assert len(logs) == 3
-    assert_close(learned.factor(features, bound), expected.double())
+    assert_close(learned.factor(features, bound).float(), expected)
 
 
 def test_beyond_the_distances_it_has_seen_the_factor_stays(fitted):
@@ -287,3 +287,23 @@ def test_a_low_rank_scale_without_a_grid_is_refused_too():
     model = replace(PowerLawIncrement.for_fields(), factor=None)
     with pytest.raises(ValueError, match="put the grid last, or use coordinate_scale"):
         model.check_shapes(Shapes(z=(3,), error=(3,), inputs=(3,), outputs=(3,)))
+
+
+def test_the_networks_see_every_channel_in_its_own_unit_and_the_inputs_uncorrelated():
+    first = normal(40, 1, *GRID, seed=0)
+    later = first + 0.1 * normal(40, 1, *GRID, seed=1)
+    other = 1e5 * normal(40, 1, *GRID, seed=2) + 3e5
+    channels = torch.cat([first, later, other], dim=1).float()
+    with torch.random.fork_rng():
+        network = FieldFactor().network(3, 1)
+    network.set_units(channels, 2, torch.ones(40))
+    centred = channels - network.mean.view(-1, 1, 1)
+    seen = torch.einsum("cd,nchw->dnhw", network.whitening, centred).flatten(1)
+    assert_close(torch.cov(seen[:2]), torch.eye(2), atol=1e-3, rtol=0)
+    assert_close(seen[2].std(), torch.tensor(1.0), atol=1e-3, rtol=0)
+
+
+def test_too_few_judges_leave_the_law_alone():
+    """The lift that a factor needs could not be told."""
+    few = driven(18)
+    assert fit(few).factor_ is None

@@ -210,3 +210,34 @@ def test_impossible_settings_are_refused():
         IndicatorIncrement(quantile=1.0)
     with pytest.raises(ValueError, match="no bound under its verdict"):
         IndicatorIncrement(view=View(bound=True))
+
+
+def verdicts_of_geoq():
+    x = normal(60, 2, *GRID)
+    y = draw(probability(x), 1)
+
+    def never(x):
+        return torch.zeros_like(x)
+
+    geoq = GeoQ(
+        never,
+        None,
+        folds=RandomFolds(3),
+        increment_model=replace(QUICK, view=View()),
+    )
+    return geoq.fit(x, y), x, y
+
+
+def test_levels_of_verdicts_are_judged_anew_and_never_cross():
+    geoq, x, _ = verdicts_of_geoq()
+    low, own, high = geoq.predict_levels(x[:9], (0.5, 0.9, 0.999)).values()
+    assert torch.equal(own, geoq.predict(x[:9]))
+    assert (low <= own).all()
+    assert (own <= high).all()
+    assert low.sum() < own.sum() < high.sum()
+
+
+def test_no_factor_makes_a_verdict_hold():
+    geoq, x, y = verdicts_of_geoq()
+    with pytest.raises(TypeError, match="IndicatorIncrement gives verdicts"):
+        geoq.conformalize(x, y)

@@ -331,11 +331,14 @@ def test_the_level_by_lead_and_channel_covers_its_share_in_each(bench):
     assert_close(covered, torch.full((3, 2), 0.95, dtype=torch.float64))
 
 
-def test_nine_in_ten_forecasts_get_their_share_under_that_factor(bench):
-    ratio = uniform(99, 200) * uniform(99, 1, seed=1)
-    factor = bench.bounds.nine_in_ten(ratio)
-    met = (ratio <= factor).double().mean(dim=1) >= 0.95
-    assert met.sum() == 90
+def test_what_a_bound_is_judged_by_shares_no_state_with_what_it_learned_from(bench):
+    position = torch.arange(40)
+    calibration = SimpleNamespace(fold=position // 10, position=position, reach=6)
+    for mine, others in bench.bounds.by_fold(calibration):
+        assert (mine[:, None] - others).abs().min() == 7
+    calibration.position = None
+    for mine, others in bench.bounds.by_fold(calibration):
+        assert len(mine) + len(others) == 40
 
 
 def test_a_neighbourhood_goes_round_the_globe_and_ends_at_the_poles(bench):

@@ -100,7 +100,7 @@ class Finish:
 
     Attributes:
         safe: factor of safe queries.
-        unsafe: factor of the others; 1 where there were too few of them to tell.
+        unsafe: factor of the others; where there were too few of them to tell, that of the safe ones, but 1 at least.
     """
 
     safe: float = 1.0
@@ -123,10 +123,10 @@ class Finish:
                 else f"more than the share {1 - quantile:g} of the safe errors is positive where the bound is zero"
             )
             raise ValueError(
-                f"at quantile={quantile} no finite factor can be promised: {what}; give more pairs, or a lower quantile."
+                f"at quantile={quantile} no finite factor can be promised: {what}; give more pairs, or promise less."
             )
         unsafe = promise.factor(ratio[~safe], quantile)
-        return Finish(factor, unsafe if math.isfinite(unsafe) else 1.0)
+        return Finish(factor, unsafe if math.isfinite(unsafe) else max(1.0, factor))
 
     def __call__(
         self, bound: Float[Tensor, " n *field"], safe: Bool[Tensor, " n"]

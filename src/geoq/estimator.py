@@ -28,6 +28,7 @@ from geoq.geometry import Embedding, GeometricFeatures, Geometry, anchor_error
 from geoq.increment import (
     ChecksShapes,
     FieldIncrement,
+    HasLevels,
     IncrementModel,
     NormScaledIncrement,
     Shapes,
@@ -314,8 +315,8 @@ class GeoQ:
             return increment
         baseline = features.anchor_error
         finished = self.finish_(baseline + increment, safe) - baseline
-        # Not below the anchors, unless the model does not rest on them.
-        return torch.maximum(finished, increment.clamp(max=0))
+        rests_on_anchors = getattr(self.increment_model_, "rests_on_anchors", True)
+        return finished.clamp(min=0) if rests_on_anchors else finished
 
     def conformalize(
         self, x: Array, y: Array, *, promise: Promise = POINTWISE
@@ -329,9 +330,15 @@ class GeoQ:
 
         Raises:
             ValueError: the pairs are unusable, or too few of them are safe to promise anything.
+            TypeError: the increment model gives verdicts.
         """
         check_fitted(self, "probes_")
         check_pairs(x, y)
+        if isinstance(self.increment_model_, HasLevels):
+            raise TypeError(
+                f"{type(self.increment_model_).__name__} gives verdicts, which no factor makes hold more often; choose a "
+                "higher quantile for it, or look at several by predict_levels."
+            )
         plain = copy.copy(self)
         plain.finish_ = Finish()
         assessment = plain.assess(x)
@@ -348,11 +355,13 @@ class GeoQ:
         """Bounds of several levels at once, by level; they never cross.
 
         The bound itself, scaled by how the errors of the calibration spread around it; apart for safe queries and the
-        others.
+        others. Verdicts are judged anew at each level.
         """
         check_fitted(self, "probes_")
         if not isinstance(levels, Sequence):
             raise TypeError(f"levels={levels!r}; pass several, for example (0.5, 0.9).")
+        if isinstance(self.increment_model_, HasLevels):
+            return {level: self._at_level(level).predict(x) for level in levels}
         features, error = self.calibration_.features, self.calibration_.error
         safe = self.safe_region_.contains(self.safe_region_.support_score(features))
         bound = features.anchor_error + self.increment_model_(features)
@@ -366,6 +375,12 @@ class GeoQ:
             level: restore(bound, x)
             for level, bound in zip(levels, bounds, strict=True)
         }
+
+    def _at_level(self, level: float) -> "GeoQ":
+        assert isinstance(self.increment_model_, HasLevels)
+        other = copy.copy(self)
+        other.increment_model_ = self.increment_model_.at_level(level)
+        return other
 
     @property
     def _level(self) -> float:

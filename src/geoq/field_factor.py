@@ -17,19 +17,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from geoq.coverage import n_needed
 from geoq.crossfit import CalibrationSet
 from geoq.factor import BoundOf, Learned
 from geoq.geometry import GeometricFeatures
-from geoq.increment import Shapes, pinball_loss
+from geoq.increment import Shapes, check_spatial, pinball_loss
 from geoq.nets.unet import UNet
 from geoq.surrogate import chunks
 from geoq.training import RowLoss, Training, train_on
 
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-# Rows that the channels are whitened by, and that judge the factor.
+# Rows that units are found by, and that judge the factor: this many, or fewer of large fields.
 MOST_ROWS = 256
+MOST_VALUES = 2**27
 # Directions in which the channels vary less than this share of the most are not blown up.
 LEAST_VARIANCE = 1e-3
+
+
+def most_rows(field_shape: tuple[int, ...]) -> int:
+    """Rows that hold no more than ``MOST_VALUES`` values, but enough to judge a bound."""
+    return min(MOST_ROWS, max(32, MOST_VALUES // math.prod(field_shape)))
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,13 @@ class View:
         channels = [part.reshape(len(part), -1, *grid).float() for part in parts]
         return torch.cat(channels, dim=1)
 
+    def n_inputs(self, features: GeometricFeatures, grid: tuple[int, ...]) -> int:
+        """How many of the channels, the first ones, are nu(x)."""
+        return features.inputs[0].numel() // math.prod(grid) if self.inputs else 0
+
     def check_shapes(self, shapes: Shapes, n_spatial: int) -> None:
         """Refuse errors without a grid, and anything to be seen that is on another one."""
+        check_spatial(n_spatial)
         if len(shapes.error) < n_spatial:
             raise ValueError(
                 f"n_spatial={n_spatial}, but an error has shape {shapes.error}; put the grid last, or use an increment "
@@ -154,7 +166,8 @@ class FieldFactor:
                 train_on(network, loss, self.training, *rows)
         judged = _Judged(calibration, [held_out for _, held_out in splits], bound_of)
         judged.choose(fitted, quantile)
-        if not fitted.exponent.any():
+        # What too few tuples judge cannot be lifted to its level.
+        if not fitted.exponent.any() or len(judged.tuples) < n_needed(quantile):
             return Learned.nothing(calibration)
         return Learned(fitted, judged.tuples, judged.factors(fitted))
 
@@ -248,15 +261,24 @@ class FieldNetwork(nn.Module):
         self.whitening: Tensor
         self.distances: Tensor
 
-    def set_units(self, channels: Tensor, distance: Float[Tensor, " n"]) -> None:
-        """Channels become uncorrelated: of states at successive times, the changes are as loud as the states."""
+    def set_units(
+        self, channels: Tensor, n_inputs: int, distance: Float[Tensor, " n"]
+    ) -> None:
+        """Each channel in its own unit, and the inputs, which come first, uncorrelated.
+
+        Of states at successive times the changes are then as loud as the states.
+        """
         flat = channels.transpose(0, 1).reshape(channels.shape[1], -1).double()
         self.mean.copy_(flat.mean(dim=1))
-        variances, directions = torch.linalg.eigh(
-            torch.cov(flat).reshape(len(flat), -1)
-        )
-        least = (LEAST_VARIANCE * variances.max()).clamp(min=1e-30)
-        self.whitening.copy_(directions / variances.clamp(min=least).sqrt())
+        unit = flat.std(dim=1, correction=0)
+        unit = torch.where(unit > 0, unit, 1.0)
+        self.whitening.copy_(torch.diag(1 / unit))
+        if n_inputs > 1:
+            inputs = flat[:n_inputs] / unit[:n_inputs, None]
+            variances, directions = torch.linalg.eigh(torch.cov(inputs))
+            least = (LEAST_VARIANCE * variances.max()).clamp(min=1e-30)
+            uncorrelated = directions / variances.clamp(min=least).sqrt()
+            self.whitening[:n_inputs, :n_inputs] = uncorrelated / unit[:n_inputs, None]
         log = distance.clamp(min=1e-30).log()
         spread = log.std(correction=0)
         self.distances.copy_(
@@ -295,8 +317,8 @@ class FittedField:
         n_networks: int,
     ) -> "FittedField":
         """Untrained networks in the units of the tuples."""
-        some = calibration.some(MOST_ROWS)
-        shape = tuple(some.error.shape[1:])
+        shape = tuple(calibration.error.shape[1:])
+        some = calibration.some(most_rows(shape))
         grid = shape[len(shape) - settings.n_spatial :]
         channels = torch.cat(
             [
@@ -309,7 +331,11 @@ class FittedField:
         for _ in range(n_networks):
             network = settings.network(channels.shape[1], n_out)
             network.to(some.error.device)
-            network.set_units(channels, some.features.support_distance.float())
+            network.set_units(
+                channels,
+                settings.view.n_inputs(some.features, grid),
+                some.features.support_distance.float(),
+            )
             networks.append(network)
         return FittedField(networks, settings, shape, torch.ones(n_out))
 
@@ -392,8 +418,8 @@ class _Judged:
 
     @cached_property
     def rows(self) -> list[Tensor]:
-        """At most ``MOST_ROWS`` rows in all, evenly from each group."""
-        most = max(1, MOST_ROWS // len(self.groups))
+        """Some rows in all, evenly from each group."""
+        most = max(1, most_rows(self.calibration.error.shape[1:]) // len(self.groups))
         return [rows[:: math.ceil(len(rows) / most)] for rows in self.groups]
 
     @property

@@ -37,6 +37,13 @@ class Storable(Protocol):
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]: ...
 
 
+@runtime_checkable
+class HasLevels(Protocol):
+    """A fitted increment model whose bound at another level is no multiple of its own."""
+
+    def at_level(self, quantile: float, /) -> IncrementModel: ...
+
+
 class Shapes(NamedTuple):
     """Of one row each, as far as they are known before the folds are trained."""
 
@@ -95,6 +102,14 @@ def check_quantile(quantile: float, name: str) -> None:
     if not 0 < quantile < 1:
         raise ValueError(
             f"{name}={quantile}, but a quantile level lies strictly between 0 and 1; 0.95 is usual."
+        )
+
+
+def check_spatial(n_spatial: int) -> None:
+    """Refuse grids that no network here has convolutions for."""
+    if n_spatial not in (1, 2):
+        raise ValueError(
+            f"n_spatial={n_spatial}, but fields live on a line or in the plane; choose 1 or 2."
         )
 
 
@@ -301,10 +316,7 @@ class FieldIncrement:
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
-        if self.n_spatial not in (1, 2):
-            raise ValueError(
-                f"n_spatial={self.n_spatial}, but fields live on a line or in the plane; choose 1 or 2."
-            )
+        check_spatial(self.n_spatial)
 
     def check_shapes(self, shapes: Shapes) -> None:
         """Refuse displacements and errors that do not live on one grid."""

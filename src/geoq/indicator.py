@@ -8,17 +8,18 @@ or max(p, 1 - p). The upper quantile of such an error is the greater value where
 not.
 """
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
 from geoq.crossfit import CalibrationSet
-from geoq.field_factor import MOST_ROWS, FieldNetwork, View
+from geoq.field_factor import FieldNetwork, View, most_rows
 from geoq.geometry import GeometricFeatures
 from geoq.increment import Shapes, check_quantile
 from geoq.scale import LowRankScale
@@ -81,6 +82,7 @@ class IndicatorIncrement:
     training: Training = field(
         default_factory=lambda: Training(n_steps=2000, batch_size=8, check_every=100)
     )
+    rests_on_anchors: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
@@ -96,11 +98,15 @@ class IndicatorIncrement:
     def fit(self, calibration: CalibrationSet) -> "IndicatorIncrement":
         error = self._is_greater(calibration)
         shape = tuple(error.shape[1:])
-        some = calibration.some(MOST_ROWS).features
+        some = calibration.some(most_rows(shape)).features
         channels = self.view(some, None, self._grid(shape))
         n_out = math.prod(shape[: len(shape) - self.n_spatial])
         self._build(channels.shape[1], n_out, error.device)
-        self.network_.set_units(channels, some.support_distance.float())
+        self.network_.set_units(
+            channels,
+            self.view.n_inputs(some, self._grid(shape)),
+            some.support_distance.float(),
+        )
         # A fresh network knows how often each cell is wrong, and nothing else.
         share = error.float().mean(dim=0).reshape(n_out, -1)
         maps = LowRankScale(self.n_spatial).maps(share).float()
@@ -178,6 +184,13 @@ class IndicatorIncrement:
         less, greater = self._both(features)
         verdict = self.probability(features) > 1 - self.quantile
         return torch.where(verdict, greater, less) - features.anchor_error
+
+    def at_level(self, quantile: float) -> "IndicatorIncrement":
+        """The same probabilities, judged at another level."""
+        check_quantile(quantile, "levels")
+        other = copy.copy(self)
+        other.quantile = quantile
+        return other
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Settings and weights, for a file."""

@@ -179,7 +179,7 @@ class PowerLawIncrement:
             else self.reference
         )
         lift = self._fit(calibration, self.exponents)
-        if math.isinf(lift):
+        if math.isinf(lift) and any(self.exponents):
             # Errors at distance zero, as of repeated noisy inputs: only a law that does not vanish there bounds them.
             lift = self._fit(calibration, (0.0,))
         self.lift_ = lift if math.isfinite(lift) else 1.0
@@ -188,9 +188,10 @@ class PowerLawIncrement:
     def _fit(self, calibration: CalibrationSet, exponents: tuple[float, ...]) -> float:
         """Law and factor; returns the lift that they need."""
         grid = [(alpha, kappa) for alpha in exponents for kappa in self.anchor_weights]
-        self.law_ = fit_power_law(
+        law = fit_power_law(
             calibration, self.quantile, grid, self.reference_, self.scale
         )
+        self.law_ = law.on(calibration.error.device)
         learned = (
             Learned.nothing(calibration)
             if self.factor is None
@@ -206,13 +207,14 @@ class PowerLawIncrement:
         their points. Nobody knows which family of folds the queries will resemble: the bound is lifted until it holds in
         each that has enough tuples to tell.
         """
-        judges, held_out = learned.judges, learned.held_out.cpu()
+        judges, held_out = learned.judges, learned.held_out
         some = _coordinates(held_out.shape[1], MOST_RATIOS // len(judges))
         parts = []
         for rows in chunks(len(judges), 8 * held_out.shape[1]):
             bound = self._inside(judges.features[rows]).cpu()[:, some]
             error = judges.error[rows].reshape(len(bound), -1).cpu()[:, some]
-            parts.append(ratios(error.to(bound), bound * held_out[rows][:, some]))
+            factor = held_out[rows][:, some].cpu()
+            parts.append(ratios(error.to(bound), bound * factor))
         ratio, family = torch.cat(parts), judges.family.cpu()
         near = judges.features.support_distance.cpu().double() <= self.law_.edge
         telling = [
@@ -249,12 +251,13 @@ class PowerLawIncrement:
         return torch.cat(parts).reshape(shape).to(features.support_distance)
 
     @property
-    def _rests_on_anchors(self) -> bool:
+    def rests_on_anchors(self) -> bool:
+        """Whether the bound is at least the anchor error."""
         return any(self.anchor_weights)
 
     def _known(self, features: GeometricFeatures) -> "_Known":
         known = _known(features, self.reference_)
-        if self._rests_on_anchors:
+        if self.rests_on_anchors:
             return known
         return known._replace(anchor=torch.zeros_like(known.anchor))
 
@@ -272,7 +275,7 @@ class PowerLawIncrement:
             factor = self.factor_.factor(features, law.inside(*known))
         bound = law(*known, factor=factor, lift=self.lift_)
         increment = bound - features.anchor_error.reshape(bound.shape)
-        return increment.clamp(min=0) if self._rests_on_anchors else increment
+        return increment.clamp(min=0) if self.rests_on_anchors else increment
 
     def describe(self) -> str:
         """The law in a sentence."""
