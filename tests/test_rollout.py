@@ -395,7 +395,9 @@ def test_the_law_is_told_in_words(fitted):
 
 
 @pytest.mark.parametrize(
-    "scheme", [SaturatingGrowth(0.9), AdditiveRecursion(training=QUICK)], ids=repr
+    "scheme",
+    [SaturatingGrowth(0.9), AdditiveRecursion(training=QUICK)],
+    ids=lambda scheme: type(scheme).__name__,
 )
 def test_a_loaded_estimator_answers_as_the_saved_one(tmp_path, scheme):
     surrogate = analogue([STATES[:300]])
