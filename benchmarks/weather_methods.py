@@ -193,7 +193,12 @@ def field_increment(case, number):
     """The paper's form, with so many anchors."""
     settings = case.settings
     training = replace(settings.bound_training, random_state=case.task.seed)
-    model = FieldIncrement(QUANTILE, widths=settings.bound_widths, training=training)
+    model = FieldIncrement(
+        QUANTILE,
+        widths=settings.bound_widths,
+        training=training,
+        weights=tuple(torch.linspace(1, 2, settings.n_leads).tolist()),
+    )
     return {
         "representation": identity,
         "increment_model": model,

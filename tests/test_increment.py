@@ -223,3 +223,30 @@ def test_fields_on_two_grids_are_refused():
         FieldIncrement(n_spatial=2).check_shapes(Shapes((8,), (8,), (8,), (8,)))
     with pytest.raises(ValueError, match="choose 1 or 2"):
         FieldIncrement(n_spatial=3)
+
+
+def test_weights_of_leads_that_do_not_fit_are_refused():
+    shapes = Shapes(z=(3, 8, 8), error=(4, 8, 8), inputs=(3, 8, 8), outputs=(4, 8, 8))
+    FieldIncrement(weights=(1.0, 1.0, 1.0, 2.0)).check_shapes(shapes)
+    with pytest.raises(ValueError, match=r"got 2 weights, but .* shape \(4, 8, 8\)"):
+        FieldIncrement(weights=(1.0, 2.0)).check_shapes(shapes)
+
+
+def last_layer(weights, n_steps):
+    error = torch.rand(
+        40, 2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    training = Training(n_steps=n_steps, batch_size=16, learning_rate=1e-2)
+    model = FieldIncrement(widths=(4,), training=training, weights=weights)
+    fitted = model.fit(calibration(error, error[:, :1] - 0.5))
+    return fitted.module_.network.unet.output.weight
+
+
+def test_a_lead_that_weighs_nothing_is_not_learned():
+    short, long = (last_layer((1.0, 0.0), n_steps) for n_steps in (5, 10))
+    assert torch.equal(short[1], long[1])
+    assert not torch.equal(short[0], long[0])
+
+
+def test_equal_weights_are_none():
+    assert torch.equal(last_layer((1.0, 1.0), 5), last_layer((), 5))

@@ -173,12 +173,15 @@ def _fit_rate(
     calibration: CalibrationSet,
     quantile: float,
     training: Training,
+    weights: tuple[float, ...] = (),
 ) -> None:
     increment = calibration.increment.float()
     # Outputs in other units weigh alike: the minimiser of each coordinate's pinball loss does not depend on its weight,
     # but what a shared network learns in finite time does.
     typical = module._by_channel(increment.mean(dim=0))
     weight = torch.where(typical > 0, 1 / typical, 0)
+    if weights:
+        weight = weight * weight.new_tensor(weights).view(-1, *(1,) * (weight.ndim - 1))
 
     def loss(net: nn.Module, rows: Tensor) -> Tensor:
         return (
@@ -305,6 +308,8 @@ class FieldIncrement:
         n_spatial: 1 for fields on a line, 2 for fields in the plane.
         widths: channels per level of the U-Net.
         training: how h is trained.
+        weights: of the first dimension of the error in the loss, for example growing with lead time as in the paper;
+            none means alike.
     """
 
     quantile: float = 0.95
@@ -313,6 +318,7 @@ class FieldIncrement:
     training: Training = field(
         default_factory=lambda: Training(n_steps=2000, batch_size=16, check_every=50)
     )
+    weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
@@ -327,12 +333,17 @@ class FieldIncrement:
                 f"a row of the error {shapes.error}, which do not end in one grid; put the grid last in both, or use "
                 "NormScaledIncrement."
             )
+        if self.weights and len(self.weights) != shapes.error[0]:
+            raise ValueError(
+                f"FieldIncrement got {len(self.weights)} weights, but a row of the error has shape {shapes.error}; give one "
+                "for each place along its first dimension."
+            )
 
     def fit(self, calibration: CalibrationSet) -> "FieldIncrement":
         shapes = Shapes.of(calibration)
         self.check_shapes(shapes)
         self._build(shapes.z, shapes.error)
-        _fit_rate(self.module_, calibration, self.quantile, self.training)
+        _fit_rate(self.module_, calibration, self.quantile, self.training, self.weights)
         return self
 
     def __call__(self, features: GeometricFeatures) -> Tensor:
@@ -349,7 +360,11 @@ class FieldIncrement:
         """The fitted model that ``state`` described."""
         widths, training = tuple(settings["widths"]), Training(**settings["training"])
         model = FieldIncrement(
-            settings["quantile"], settings["n_spatial"], widths, training
+            settings["quantile"],
+            settings["n_spatial"],
+            widths,
+            training,
+            tuple(settings["weights"]),
         )
         model._build(tuple(settings["z_shape"]), tuple(weights["unit"].shape))
         _load(model.module_, weights)
