@@ -10,11 +10,7 @@ import numpy as np
 
 from geoq import artifact
 from geoq.estimator import GeoQ
-from geoq.increment import IncrementModel
-from geoq.representation import Representation
 from geoq.surrogate import (
-    ErrorFunctional,
-    Surrogate,
     absolute_error,
     check_fitted,
     norm_error,
@@ -165,28 +161,14 @@ class XarrayGeoQ:
         artifact.write(path, numbers | {"xarray": told}, arrays)
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        *,
-        surrogate: Surrogate,
-        representation: Representation | None = None,
-        increment_model: IncrementModel | None = None,
-        error_functional: ErrorFunctional | None = None,
-    ) -> "XarrayGeoQ":
-        """Read a calibrated estimator; the arguments are those of ``GeoQ.load``."""
+    def load(cls, path: str | Path, **callables: Any) -> "XarrayGeoQ":
+        """Read a calibrated estimator; the callables are those of ``GeoQ.load``, such as ``surrogate=model``."""
         numbers, _ = artifact.read(path)
         if "xarray" not in numbers:
             raise ValueError(
                 f"{path} holds no coordinates; load it with the class that saved it."
             )
-        geoq = GeoQ.load(
-            path,
-            surrogate=surrogate,
-            representation=representation,
-            increment_model=increment_model,
-            error_functional=error_functional,
-        )
+        geoq = GeoQ.load(path, **callables)
         told = numbers["xarray"]
         estimator = cls(geoq, told["sample_dim"])
         estimator.x_, estimator.y_ = _template(told["x"]), _template(told["y"])
