@@ -17,6 +17,7 @@ from geoq import (
     norm_error,
     relative_norm_error,
 )
+from geoq.coverage import Finish
 from geoq.xarray import XarrayGeoQ
 
 QUICK = NormScaledIncrement(training=Training(n_steps=50, check_every=25, patience=1))
@@ -222,6 +223,20 @@ def test_a_chunked_answer_streams_into_a_file(fitted, answer, queries, tmp_path)
     assert surrogate.n_rows == [4, 4, 4]
     with xr.open_dataset(tmp_path / "a.nc", engine="h5netcdf") as read:
         xr.testing.assert_allclose(read, answer)
+
+
+def test_pairs_set_aside_finish_the_bound_as_they_do_for_plain_arrays(x, y):
+    """Dimensions in any order; a later grid is refused."""
+    fit, aside = slice(30), slice(30, None)
+    x1, x2, y1, y2 = (part.isel(time=s) for part in (x, y) for s in (fit, aside))
+    estimator = XarrayGeoQ(geoq(x1.values, y1.values), "time").fit(x1, y1)
+    estimator.conformalize(x2, y2.transpose("lat", ...))
+    plain = geoq(x1.values, y1.values).fit(x1.values, y1.values)
+    plain.conformalize(x2.values, y2.values)
+    assert estimator.geoq.finish_ == plain.finish_
+    assert plain.finish_ != Finish()
+    with pytest.raises(ValueError, match="y has another grid along 'lead'"):
+        estimator.conformalize(x2, y2.assign_coords(lead=[24, 72]))
 
 
 def test_chunked_data_to_fit_are_refused(x, y):

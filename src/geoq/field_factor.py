@@ -24,7 +24,7 @@ from geoq.geometry import GeometricFeatures
 from geoq.increment import Shapes, check_spatial, pinball_loss
 from geoq.nets.unet import UNet
 from geoq.surrogate import chunks
-from geoq.training import RowLoss, Training, train_on
+from geoq.training import RowLoss, Training, seeded, train_on
 
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 # Rows that units are found by, and that judge the factor: this many, or fewer of large fields.
@@ -157,9 +157,7 @@ class FieldFactor:
         splits = self._splits(calibration)
         if not splits:
             return Learned.nothing(calibration)
-        device = calibration.error.device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(self.training.random_state)
+        with seeded(self.training.random_state):
             fitted = FittedField.fresh(self, calibration, bound_of, len(splits))
             loss = self._loss(calibration, fitted, bound_of, quantile)
             for network, rows in zip(fitted.networks, splits, strict=True):
@@ -399,8 +397,7 @@ class FittedField:
                 for name, array in arrays.items()
                 if name.startswith(prefix)
             }
-            # Initial weights are drawn and thrown away; the user's random state is not ours.
-            with torch.random.fork_rng(devices=[]):
+            with seeded(how.training.random_state):
                 network = how.network(len(weights["mean"]), len(exponent))
             network.load_state_dict(weights)
             networks.append(network.eval())

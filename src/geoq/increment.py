@@ -18,7 +18,7 @@ from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
 from geoq.representation import Standardization
 from geoq.surrogate import chunks
-from geoq.training import Training, train
+from geoq.training import Training, seeded, train
 
 
 @runtime_checkable
@@ -383,8 +383,7 @@ class FieldIncrement:
 
 
 def _fresh(make_network: Callable[[], nn.Module], random_state: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(random_state)
+    with seeded(random_state):
         return make_network()
 
 

@@ -24,7 +24,7 @@ from geoq.geometry import GeometricFeatures
 from geoq.increment import Shapes, check_quantile
 from geoq.scale import LowRankScale
 from geoq.surrogate import chunks
-from geoq.training import Training, train
+from geoq.training import Training, seeded, train
 
 # From predictions to the two values that the error there can take, the lesser first.
 TwoValues = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -149,8 +149,7 @@ class IndicatorIncrement:
         return shape[len(shape) - self.n_spatial :]
 
     def _build(self, n_in: int, n_out: int, device: torch.device) -> None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.training.random_state)
+        with seeded(self.training.random_state):
             network = FieldNetwork(
                 n_in, n_out, n_spatial=self.n_spatial, widths=self.widths, dropout=0.0
             )

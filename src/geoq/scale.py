@@ -56,7 +56,8 @@ class LowRankScale:
     .. math:: s_{cj} = q_c \exp \sum_{p \le r} a_{cp} m_{pj}
 
     The maps are the best approximation of the logarithm of the mean errors: a mean of tens of dependent tuples is a noisy
-    number, and maps that all channels (lead times, variables) share are not. Each channel then has its own level.
+    number, and maps that all channels (lead times, variables) share are not. Each channel then has its own level. A field
+    of no more channels than maps keeps the mean of each cell.
 
     Attributes:
         n_spatial: last dimensions of the error that are the grid; all before them are channels.

@@ -3,8 +3,8 @@
 import copy
 import logging
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -30,6 +30,15 @@ RowLoss = Callable[[nn.Module, Tensor], Tensor]
 # their weights fewer than the second. Larger ones gain nothing, and would need memory for all of them at once.
 STACK_NUMBERS = 2**18
 STACK_WEIGHTS = 2**24
+
+
+@contextmanager
+def seeded(random_state: int) -> Iterator[None]:
+    """Random numbers from this seed; afterwards the user's own go on as if nothing had been drawn, on GPUs too."""
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=gpus):
+        torch.manual_seed(random_state)
+        yield
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,9 +245,7 @@ class TrainNetwork:
 
     def __call__(self, x: Array, y: Array) -> TrainedNetwork:
         inputs, targets = to_tensor(x, "x").float(), to_tensor(y, "y").float()
-        devices = [inputs.device] if inputs.is_cuda else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(self.training.random_state)
+        with seeded(self.training.random_state):
             network = self.make_network().to(inputs.device)
             _check_output(network, inputs[:1], targets[:1])
             train(
@@ -298,8 +305,7 @@ class TrainNetwork:
         )
 
     def _fresh(self) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.training.random_state)
+        with seeded(self.training.random_state):
             return self.make_network()
 
     def with_seed(self, random_state: int) -> "TrainNetwork":

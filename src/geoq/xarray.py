@@ -9,6 +9,7 @@ from uuid import uuid4
 import numpy as np
 
 from geoq import artifact
+from geoq.coverage import POINTWISE, Promise
 from geoq.estimator import GeoQ
 from geoq.surrogate import (
     absolute_error,
@@ -77,6 +78,27 @@ class XarrayGeoQ:
         Raises:
             ValueError: the samples do not match, or anything that GeoQ refuses; said before any training starts.
         """
+        x, y = self._pairs(x, y)
+        self.geoq.fit(
+            x.values,
+            y.values,
+            groups=None if groups is None else list(np.asarray(groups)),
+            checkpoint=checkpoint,
+        )
+        self.x_, self.y_ = self._empty(x), self._empty(y)
+        self.labels_ = x[self.sample_dim].values
+        return self
+
+    def conformalize(
+        self, x: Labelled, y: Labelled, *, promise: Promise = POINTWISE
+    ) -> "XarrayGeoQ":
+        """``GeoQ.conformalize`` on pairs set aside, which must be in memory and on the grids of ``fit``."""
+        x, y = self._pairs(self._queries(x), self._on_grid(y, self.y_, "y"))
+        self.geoq.conformalize(x.values, y.values, promise=promise)
+        return self
+
+    def _pairs(self, x: Labelled, y: Labelled) -> tuple[xr.DataArray, xr.DataArray]:
+        """Both with their samples first, if these match and are in memory."""
         x, y = self._samples_first(x, "x"), self._samples_first(y, "y")
         for name, array in (("x", x), ("y", y)):
             if array.chunks is not None:
@@ -90,14 +112,7 @@ class XarrayGeoQ:
                 f"x and y differ along {dim!r}: {_span(x, dim)} and {_span(y, dim)}; "
                 f"bring them to the same samples first, for example by y.sel({dim}=x.{dim})."
             )
-        self.geoq.fit(
-            x.values,
-            y.values,
-            groups=None if groups is None else list(np.asarray(groups)),
-            checkpoint=checkpoint,
-        )
-        self.x_, self.y_, self.labels_ = self._empty(x), self._empty(y), x[dim].values
-        return self
+        return x, y
 
     def assess(self, x: Labelled) -> xr.Dataset:
         """Prediction, error bound, safe flag and their parts at each sample.
@@ -202,18 +217,21 @@ class XarrayGeoQ:
     def _queries(self, x: Labelled) -> xr.DataArray:
         """Queries in the order of dimensions that the surrogate knows, refused unless they lie on its grid."""
         check_fitted(self, "x_")
-        x = self._samples_first(x, "x")
-        if set(x.dims) != set(self.x_.dims):
+        return self._on_grid(x, self.x_, "x")
+
+    def _on_grid(self, array: Labelled, known: xr.DataArray, name: str) -> xr.DataArray:
+        array = self._samples_first(array, name)
+        if set(array.dims) != set(known.dims):
             raise ValueError(
-                f"x has dimensions {x.dims}, but those of fit were {self.x_.dims}; pass queries with the same ones."
+                f"{name} has dimensions {array.dims}, but those of fit were {known.dims}; pass {name} with the same ones."
             )
-        for dim in self.x_.dims[1:]:
-            if not x.get_index(dim).equals(self.x_.get_index(dim)):
+        for dim in known.dims[1:]:
+            if not array.get_index(dim).equals(known.get_index(dim)):
                 raise ValueError(
-                    f"x has another grid along {dim!r} than the data of fit: {_span(x, dim)} instead of "
-                    f"{_span(self.x_, dim)}; sort, select or interpolate it to that grid first."
+                    f"{name} has another grid along {dim!r} than the data of fit: {_span(array, dim)} instead of "
+                    f"{_span(known, dim)}; sort, select or interpolate it to that grid first."
                 )
-        return x.transpose(*self.x_.dims)
+        return array.transpose(*known.dims)
 
     def _parts(self) -> dict[str, tuple[np.dtype[Any], dict[Hashable, int]]]:
         """Type and dimensions besides the samples of each variable of an answer."""

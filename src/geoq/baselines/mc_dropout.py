@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import torch
 from torch import nn
 
 from geoq.baselines.bound import GAUSSIAN_95, Bound, spread
@@ -18,6 +17,7 @@ from geoq.surrogate import (
     forget,
     restore,
 )
+from geoq.training import seeded
 
 DROPOUT = (
     nn.Dropout,
@@ -80,12 +80,7 @@ class MCDropout:
 
     def predict(self, x: Array) -> Bound:
         check_fitted(self, "surrogate_")
-        devices = {p.device for p in self.surrogate_.network.parameters() if p.is_cuda}
-        with (
-            torch.random.fork_rng(devices=list(devices)),
-            _dropout_on(self.surrogate_.network),
-        ):
-            torch.manual_seed(self.random_state)
+        with seeded(self.random_state), _dropout_on(self.surrogate_.network):
             mean, deviation = spread(
                 evaluate(self.surrogate_, x, "surrogate") for _ in range(self.n_passes)
             )

@@ -15,7 +15,7 @@ from geoq.increment import check_quantile, inverse_cdf_quantile, pinball_loss
 from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
 from geoq.surrogate import Array, check_fitted, chunks, forget
-from geoq.training import Training, train
+from geoq.training import Training, seeded, train
 
 Shape = tuple[int, ...]
 
@@ -114,8 +114,7 @@ class QuantileNetwork:
         inputs, point = self.cross_fitted_.normalized(x).float(), calibration.point
         error = calibration.error.float()
         mean = float(error.mean()) or 1.0
-        with torch.random.fork_rng(devices=[error.device] if error.is_cuda else []):
-            torch.manual_seed(self.training.random_state)
+        with seeded(self.training.random_state):
             network = self.make_network(tuple(inputs.shape[1:]), tuple(error.shape[1:]))
             self.module_ = _Quantile(network, _unit(error, self.quantile)).to(
                 error.device

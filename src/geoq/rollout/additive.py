@@ -14,7 +14,7 @@ from geoq.nets.mlp import MLP
 from geoq.representation import Standardization
 from geoq.rollout.features import RolloutCalibration, RolloutFeatures
 from geoq.surrogate import chunks
-from geoq.training import Training, train
+from geoq.training import Training, seeded, train
 
 
 def signed_displacement(
@@ -114,8 +114,7 @@ class AdditiveRecursion:
         return scheme
 
     def _build(self, n_features: int, n_outputs: int) -> None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.training.random_state)
+        with seeded(self.training.random_state):
             network = MLP(n_features, n_outputs, hidden=self.hidden)
         self.module_ = _Sum(network, n_features, n_outputs)
 

@@ -12,6 +12,7 @@ from geoq.training import (
     Training,
     TrainNetwork,
     mean_squared_error,
+    seeded,
     train,
 )
 
@@ -62,9 +63,7 @@ class TrainRollout:
             return total / self.n_rollout
 
         fine_tuning = replace(self.fine_tuning, random_state=self.training.random_state)
-        devices = [states.device] if states.is_cuda else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(self.training.random_state)
+        with seeded(self.training.random_state):
             units = torch.arange(len(windows), device=states.device)
             train(network, loss, fine_tuning, units)
         return TrainedNetwork(network)
