@@ -469,8 +469,9 @@ def expected_error(study, setting, *, view):
     return Answer(geoq.increment_model_.expected(features), study.p)
 
 
-GEOMETRY = View(displacement=True, anchor_error=True)
-GEOMETRY_AND_P = replace(GEOMETRY, prediction=True)
+# Beside the support distance, which every view has.
+X_AND_P = View(prediction=True)
+ANCHORS = View(displacement=True, anchor_error=True)
 
 
 def penalised_unet(settings):
@@ -513,19 +514,18 @@ METHODS = [
     Method("Distance x p bins", partial(binned, bins_of=by_distance_and_doubt)),
     Method("c p (1 - p)", doubt_times_factor, continuous=True),
     Method("Classifier of wrong cells (x, p)", classifier, settings=(BINARY,)),
-    Method("GeoQ (default)", partial(default, view=GEOMETRY_AND_P)),
+    Method("GeoQ (default)", partial(default, view=X_AND_P)),
     Method("GeoQ (paper, k_a=5)", GeoQForm(film_unet, paper_form(5)), continuous=True),
     Method("Quantile network (x, p)", quantile_of_x_and_p, continuous=True),
     Method(
         "c p (1 - p) x network (x, p)", doubt_times_network, settings=(PROBABILITY,)
     ),
-    Method("GeoQ (default, without p)", partial(default, view=GEOMETRY)),
+    Method("GeoQ (default, without p)", partial(default, view=ANCHORS)),
     Method(
-        "GeoQ (default, without geometry)", partial(default, view=View(prediction=True))
+        "GeoQ (default, and anchors)",
+        partial(default, view=replace(ANCHORS, prediction=True)),
     ),
-    Method(
-        "GeoQ (default), expected error", partial(expected_error, view=GEOMETRY_AND_P)
-    ),
+    Method("GeoQ (default), expected error", partial(expected_error, view=X_AND_P)),
     Method("GeoQ (paper, k_a=1)", GeoQForm(film_unet, paper_form(1)), continuous=True),
     Method("Quantile network (x)", quantile_of_x, continuous=True),
     Method(

@@ -202,7 +202,7 @@ def test_fields_on_two_grids_are_refused():
     shapes = Shapes(z=(96,), error=(2, 6, 8), inputs=(2, 6, 8), outputs=(2, 6, 8))
     replace(QUICK, view=View()).check_shapes(shapes)
     with pytest.raises(ValueError, match=r"View\(displacement=True\), but a row"):
-        QUICK.check_shapes(shapes)
+        replace(QUICK, view=View(displacement=True)).check_shapes(shapes)
 
 
 def test_impossible_settings_are_refused():

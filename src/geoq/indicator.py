@@ -65,7 +65,7 @@ class IndicatorIncrement:
         quantile: tau.
         values: the two values, from the predictions; ``zero_or_one``, ``of_probability``, ``of_logit`` or yours.
         n_spatial: 1 for fields on a line, 2 for fields in the plane.
-        view: what the network sees.
+        view: what the network sees, beside the support distance.
         widths: channels per level of the U-Net.
         training: how it is trained.
     """
@@ -73,11 +73,7 @@ class IndicatorIncrement:
     quantile: float = 0.95
     values: TwoValues = zero_or_one
     n_spatial: int = 2
-    view: View = field(
-        default_factory=lambda: View(
-            prediction=True, displacement=True, anchor_error=True
-        )
-    )
+    view: View = field(default_factory=lambda: View(prediction=True))
     widths: tuple[int, ...] = (32, 64, 128)
     training: Training = field(
         default_factory=lambda: Training(n_steps=2000, batch_size=8, check_every=100)
