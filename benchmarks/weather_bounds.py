@@ -194,13 +194,7 @@ def by_fold(calibration):
     """Rows of each fold, and of the others that share no state with them, as far as the folds know."""
     for number in calibration.fold.unique():
         mine = calibration.fold == number
-        others = ~mine
-        if calibration.position is not None:
-            position, held_out = calibration.position, calibration.position[mine]
-            others &= (position < held_out.min() - calibration.reach) | (
-                position > held_out.max() + calibration.reach
-            )
-        yield mine.nonzero()[:, 0], others.nonzero()[:, 0]
+        yield mine.nonzero()[:, 0], calibration.apart_from(mine).nonzero()[:, 0]
 
 
 @dataclass

@@ -2,6 +2,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
+
+from geoq.crossfit import CalibrationSet
+from geoq.geometry import GeometricFeatures
 
 xarray = pytest.importorskip("xarray")
 pytest.importorskip("h5netcdf")
@@ -332,13 +336,14 @@ def test_the_level_by_lead_and_channel_covers_its_share_in_each(bench):
 
 
 def test_what_a_bound_is_judged_by_shares_no_state_with_what_it_learned_from(bench):
-    position = torch.arange(40)
-    calibration = SimpleNamespace(fold=position // 10, position=position, reach=6)
-    for mine, others in bench.bounds.by_fold(calibration):
-        assert (mine[:, None] - others).abs().min() == 7
-    calibration.position = None
+    row, none = torch.arange(40), torch.zeros(40, 1)
+    features = GeometricFeatures(none, none[:, 0], none, none, none)
+    calibration = CalibrationSet(features, none, row, row // 10, 0 * row)
     for mine, others in bench.bounds.by_fold(calibration):
         assert len(mine) + len(others) == 40
+    in_time = replace(calibration, position=row, reach=6)
+    for mine, others in bench.bounds.by_fold(in_time):
+        assert (mine[:, None] - others).abs().min() == 7
 
 
 def test_a_neighbourhood_goes_round_the_globe_and_ends_at_the_poles(bench):
@@ -351,9 +356,6 @@ def test_a_neighbourhood_goes_round_the_globe_and_ends_at_the_poles(bench):
 
 def held_out(bench, error_of, n_windows=60, n_leads=2):
     """Tuples of three folds whose error is a function of (noise, activity of the day)."""
-    from geoq.crossfit import CalibrationSet
-    from geoq.geometry import GeometricFeatures
-
     inputs = uniform(n_windows, 3, 2, 4, 8, seed=1)
     inputs *= 0.2 + uniform(n_windows, 1, 1, 1, 1, seed=2)
     pace = (inputs[:, -1] - inputs[:, -2]).abs().mean(dim=(1, 2, 3))

@@ -105,6 +105,15 @@ class CalibrationSet:
             self.point if self.position is None else self.position // (self.reach + 1)
         )
 
+    def apart_from(self, held_out: Bool[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """Tuples that are neither held out nor, along time, within reach of the stretch that is."""
+        apart = ~held_out
+        if self.position is not None:
+            mine = self.position[held_out]
+            before = self.position < mine.min() - self.reach
+            apart &= before | (self.position > mine.max() + self.reach)
+        return apart
+
     @cached_property
     def typical_distance(self) -> float:
         """Median length of the displacements."""

@@ -185,12 +185,7 @@ class FieldFactor:
         splits = []
         for number in range(min(n_groups, self.n_networks or n_groups)):
             held_out = group == number
-            apart = ~held_out
-            if calibration.position is not None:
-                mine = calibration.position[held_out]
-                apart &= (calibration.position < mine.min() - calibration.reach) | (
-                    calibration.position > mine.max() + calibration.reach
-                )
+            apart = calibration.apart_from(held_out)
             if apart.any():
                 splits.append((apart.nonzero()[:, 0], held_out.nonzero()[:, 0]))
         return splits
@@ -285,6 +280,11 @@ class FieldNetwork(nn.Module):
             )
         )
 
+    def take_units(self, network: "FieldNetwork") -> None:
+        """The units of another network, which need not be found twice."""
+        for own, other in zip(self.buffers(), network.buffers(), strict=True):
+            own.copy_(other)
+
     def forward(self, seen: tuple[Tensor, Tensor]) -> Tensor:
         channels, distance = seen
         centred = channels - self.mean.view(-1, *(1,) * (channels.ndim - 2))
@@ -325,16 +325,17 @@ class FittedField:
             ]
         )
         n_out = math.prod(shape) // math.prod(grid)
-        networks = []
-        for _ in range(n_networks):
-            network = settings.network(channels.shape[1], n_out)
-            network.to(some.error.device)
-            network.set_units(
-                channels,
-                settings.view.n_inputs(some.features, grid),
-                some.features.support_distance.float(),
-            )
-            networks.append(network)
+        networks = [
+            settings.network(channels.shape[1], n_out).to(some.error.device)
+            for _ in range(n_networks)
+        ]
+        networks[0].set_units(
+            channels,
+            settings.view.n_inputs(some.features, grid),
+            some.features.support_distance.float(),
+        )
+        for network in networks[1:]:
+            network.take_units(networks[0])
         return FittedField(networks, settings, shape, torch.ones(n_out))
 
     @property
@@ -419,7 +420,7 @@ class _Judged:
         most = max(1, most_rows(self.calibration.error.shape[1:]) // len(self.groups))
         return [rows[:: math.ceil(len(rows) / most)] for rows in self.groups]
 
-    @property
+    @cached_property
     def tuples(self) -> CalibrationSet:
         """The tuples, group by group."""
         return self.calibration[torch.cat(self.rows)]
