@@ -20,6 +20,7 @@ INSIDE = [
     "geometry",
     "folds",
     "progress",
+    "recorded",
     "stacked",
     "training",
     "nets",

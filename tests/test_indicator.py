@@ -241,3 +241,20 @@ def test_no_factor_makes_a_verdict_hold():
     geoq, x, y = verdicts_of_geoq()
     with pytest.raises(TypeError, match="IndicatorIncrement gives verdicts"):
         geoq.conformalize(x, y)
+
+
+def test_geoq_answers_the_expected_error_beside_the_verdict():
+    """Where the verdict is right at 0.9, no more than a tenth is expected; where it is wrong, more."""
+    geoq, x, _ = verdicts_of_geoq()
+    expected, verdict = geoq.predict_expected(x), geoq.predict(x)
+    assert expected.shape == verdict.shape
+    assert (expected[verdict == 0] <= 0.1).all()
+    assert (expected[verdict == 1] > 0.1).all()
+
+
+def test_a_model_that_knows_only_a_quantile_answers_no_expected_error():
+    geoq = GeoQ(torch.zeros_like, None, folds=RandomFolds(2))
+    x = normal(40, 1)
+    geoq.fit(x, x)
+    with pytest.raises(TypeError, match="PowerLawIncrement knows an upper quantile"):
+        geoq.predict_expected(x)

@@ -15,6 +15,7 @@ READING_ORDER = [
     "geometry",
     "folds",
     "progress",
+    "recorded",
     "stacked",
     "training",
     "nets",

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from geoq import Training, TrainNetwork
 from geoq.nets.mlp import MLP
+from geoq.recorded import recorded
 from geoq.training import train, train_on
 
 QUICK = Training(n_steps=300, batch_size=16, learning_rate=1e-2, check_every=20)
@@ -147,3 +148,26 @@ def test_rows_that_are_neither_trained_on_nor_stopped_by_are_never_seen():
 
     train_on(network, squares, QUICK, torch.arange(0, 10), torch.arange(20, 24))
     assert seen == {*range(10), *range(20, 24)}
+
+
+def test_steps_that_a_gpu_replays_end_where_launched_steps_do(device):
+    x, y = (part.to(device) for part in line())
+    ends = []
+    for repeatable in (False, True):
+        network = fresh(MLP, 1, 1, hidden=(16,)).to(device)
+        train(
+            network,
+            lambda net, rows: nn.functional.mse_loss(net(x[rows]), y[rows]),
+            QUICK,
+            torch.arange(len(x), device=device),
+            repeatable=repeatable,
+        )
+        ends.append(network(x))
+    assert_close(*ends, rtol=1e-3, atol=1e-4)
+
+
+def test_steps_on_a_cpu_stay_as_they_are():
+    def step(rows):
+        del rows
+
+    assert recorded(step, torch.arange(3), dict) is step

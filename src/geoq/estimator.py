@@ -24,10 +24,17 @@ from geoq.fold_surrogates import (
     TrainedFolds,
 )
 from geoq.folds import FoldPlan, Folds, default_folds
-from geoq.geometry import Embedding, GeometricFeatures, Geometry, anchor_error
+from geoq.geometry import (
+    Embedding,
+    GeometricFeatures,
+    Geometry,
+    Relation,
+    anchor_error,
+)
 from geoq.increment import (
     ChecksShapes,
     FieldIncrement,
+    HasExpected,
     HasLevels,
     IncrementModel,
     NormScaledIncrement,
@@ -272,8 +279,44 @@ class GeoQ:
         """``assess(x).error_hat``, without keeping the rest in memory."""
         return restore(torch.cat([part["error_hat"] for part in self._answers(x)]), x)
 
+    def predict_expected(self, x: Array) -> Array:
+        """The expected error at each query: no bound, but the sharper map of where a field is wrong.
+
+        Raises:
+            TypeError: the increment model knows nothing but a quantile.
+        """
+        check_fitted(self, "probes_")
+        model = self.increment_model_
+        if not isinstance(model, HasExpected):
+            raise TypeError(
+                f"{type(model).__name__} knows an upper quantile of the error and not its mean; for errors that take one of "
+                "two values use IndicatorIncrement, for others look at predict_levels(x, (0.5,))."
+            )
+        parts = [model.expected(features) for _, features in self._views(x)]
+        return restore(torch.cat(parts), x)
+
     def _answers(self, x: Array) -> Iterator[dict[str, Tensor]]:
         """Answers to chunks of queries, as tensors by the names of ``Assessment`` and of psi."""
+        for relation, features in self._views(x):
+            score = self.safe_region_.support_score(features)
+            safe = self.safe_region_.contains(score)
+            increment = self._increment(features, safe)
+            yield {
+                "prediction": features.prediction,
+                "error_hat": features.anchor_error + increment,
+                "safe": safe,
+                "support_score": score,
+                "anchor_error": features.anchor_error,
+                "increment": increment,
+                "anchors": relation.anchors,
+                "anchor_distance": relation.anchor_distance,
+                "observed_error": self.error_size_[relation.anchors],
+                "displacement": relation.displacement,
+                "support_distance": relation.support_distance,
+            }
+
+    def _views(self, x: Array) -> Iterator[tuple[Relation, GeometricFeatures]]:
+        """Chunks of queries, their anchors, and all that is known of them (line 14)."""
         self._check_queries(x)
         row_numbers = max(
             x[:1].size if isinstance(x, np.ndarray) else x[:1].numel(),
@@ -282,31 +325,17 @@ class GeoQ:
         for rows in chunks(len(x), row_numbers):
             queries = self._embed(x[rows])
             relation = self.geometry_.relate(queries)
-            baseline = anchor_error(relation.anchors, self.error_)
             prediction = evaluate(self.surrogate_, x[rows], "surrogate").to(queries.z)
-            features = GeometricFeatures(
-                relation.displacement,
-                relation.support_distance,
-                baseline,
-                prediction,
-                inputs=queries.normalized,
+            yield (
+                relation,
+                GeometricFeatures(
+                    relation.displacement,
+                    relation.support_distance,
+                    anchor_error(relation.anchors, self.error_),
+                    prediction,
+                    inputs=queries.normalized,
+                ),
             )
-            score = self.safe_region_.support_score(features)
-            safe = self.safe_region_.contains(score)
-            increment = self._increment(features, safe)
-            yield {
-                "prediction": prediction,
-                "error_hat": baseline + increment,
-                "safe": safe,
-                "support_score": score,
-                "anchor_error": baseline,
-                "increment": increment,
-                "anchors": relation.anchors,
-                "anchor_distance": relation.anchor_distance,
-                "observed_error": self.error_size_[relation.anchors],
-                "displacement": relation.displacement,
-                "support_distance": relation.support_distance,
-            }
 
     def _increment(self, features: GeometricFeatures, safe: Tensor) -> Tensor:
         """g, and what the finish adds to it or takes from it."""

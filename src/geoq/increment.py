@@ -44,6 +44,13 @@ class HasLevels(Protocol):
     def at_level(self, quantile: float, /) -> IncrementModel: ...
 
 
+@runtime_checkable
+class HasExpected(Protocol):
+    """A fitted increment model that knows the mean of the error as well as its quantile."""
+
+    def expected(self, features: GeometricFeatures, /) -> Tensor: ...
+
+
 class Shapes(NamedTuple):
     """Of one row each, as far as they are known before the folds are trained."""
 
@@ -192,7 +199,7 @@ def _fit_rate(
     module.to(increment.device)
     module.set_units(calibration, quantile)
     # Tuples of one point, or of points that depend on each other, must not sit on both sides of the early stopping.
-    train(module, loss, training, units=calibration.unit)
+    train(module, loss, training, units=calibration.unit, repeatable=True)
     apart = calibration.features.norm > 0  # where psi is zero, so is g by construction
     if not apart.any():
         return

@@ -115,7 +115,8 @@ class IndicatorIncrement:
             target = error[rows].reshape(logit.shape).float()
             return nn.functional.binary_cross_entropy_with_logits(logit, target, weight)
 
-        train(self.network_, loss, self.training, units=calibration.unit)
+        units = calibration.unit
+        train(self.network_, loss, self.training, units, repeatable=True)
         return self
 
     def _is_greater(self, calibration: CalibrationSet) -> Bool[Tensor, " n *field"]:

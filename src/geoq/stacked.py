@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from geoq import progress
+from geoq.recorded import Step, recorded
 
 logger = logging.getLogger(__name__)
 
@@ -211,13 +212,13 @@ class _Stack:
         self.buffers = {n: b for n, b in stacked.items() if n not in learned}
         self.optimizer = self._adam()
         self._vmapped_loss = vmap(pairs.loss)
-        self._replay: Callable[[Tensor], None] | None = None
+        self._replay: Step | None = None
 
     def descend(self, rows: Int[Tensor, " n_steps n_members batch_size"]) -> None:
         """One step for the batches in each row."""
         self.template.train()
         if self._replay is None:
-            self._replay = self._recorded(rows[0]) if rows.is_cuda else self._step
+            self._replay = recorded(self._step, rows[0], self._numbers)
         for batches in rows:
             self._replay(batches)
 
@@ -235,46 +236,13 @@ class _Stack:
         self.losses(rows).sum().backward()
         self.optimizer.step()
 
-    def _recorded(
-        self, rows: Int[Tensor, " n_members batch_size"]
-    ) -> Callable[[Tensor], None]:
-        """The step as a CUDA graph: replayed as a whole, it does not wait for each of its small kernels to be launched."""
-        batches, before = rows.clone(), self._numbers(torch.clone)
-        replay: Callable[[Tensor], None] = self._step
-        try:
-            with torch.cuda.device(rows.device):
-                # Recording needs steps taken before on another stream; what they changed is put back below.
-                side, current = torch.cuda.Stream(), torch.cuda.current_stream()
-                side.wait_stream(current)
-                with torch.cuda.stream(side):
-                    for _ in range(3):
-                        self._step(batches)
-                current.wait_stream(side)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    self._step(batches)
-        except RuntimeError as exc:
-            logger.info("steps are launched one by one, not recorded: %s", exc)
-        else:
-
-            def replay(rows: Tensor) -> None:
-                batches.copy_(rows)
-                graph.replay()
-
-        for name, value in self._numbers(lambda value: value).items():
-            # Adam keeps nothing before its first step.
-            value.copy_(before[name]) if name in before else value.zero_()
-        return replay
-
-    def _numbers(
-        self, take: Callable[[Tensor], Tensor]
-    ) -> dict[tuple[str, str], Tensor]:
+    def _numbers(self) -> dict[tuple[str, str], Tensor]:
         """All that a step changes: weights, buffers and what Adam remembers."""
         held = {("weights", n): w.detach() for n, w in self.weights.items()}
         held |= {("buffers", n): b for n, b in self.buffers.items()}
         for name, weight in self.weights.items():
             held |= {(k, name): v for k, v in self.optimizer.state[weight].items()}
-        return {name: take(value) for name, value in held.items()}
+        return held
 
     @torch.no_grad()
     def validation_losses(self, parts: Sequence[tuple[Tensor, ...]]) -> list[float]:

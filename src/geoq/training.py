@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from geoq import progress
+from geoq.recorded import recorded
 from geoq.stacked import (
     Member,
     Pairs,
@@ -102,7 +104,12 @@ class Training:
 
 
 def train(
-    network: nn.Module, loss: RowLoss, training: Training, units: Int[Tensor, " n_rows"]
+    network: nn.Module,
+    loss: RowLoss,
+    training: Training,
+    units: Int[Tensor, " n_rows"],
+    *,
+    repeatable: bool = False,
 ) -> None:
     """Train the network in place; ends in eval mode with the best weights seen, the initial ones included.
 
@@ -111,8 +118,11 @@ def train(
         loss: mean loss of the network over the rows it is given.
         training: how to train.
         units: one number per row of the data; rows with equal numbers are never split between training and stopping.
+        repeatable: whether network and loss do the same operations at every step, so that a GPU may record one and
+            replay it. Ours do; a user's network may count or draw in Python.
     """
-    train_on(network, loss, training, *training.hold_out(units))
+    rows = training.hold_out(units)
+    train_on(network, loss, training, *rows, repeatable=repeatable)
 
 
 def train_on(
@@ -121,18 +131,20 @@ def train_on(
     training: Training,
     training_rows: Int[Tensor, " n_train"],
     validation_rows: Int[Tensor, " n_validation"],
+    *,
+    repeatable: bool = False,
 ) -> None:
     """``train`` on rows of the caller's choice, stopped by rows of the caller's choice."""
+    descend = _Descend(network, loss, training, repeatable=repeatable)
     with _threads_for(network):
-        best_loss, best_step = _descend(
-            network, loss, training, training_rows, validation_rows
-        )
+        best_loss, best_step, last_step = descend(training_rows, validation_rows)
     network.eval()
     logger.info(
-        "trained %s: best loss %.4g at step %d",
+        "trained %s: best loss %.4g at step %d of %d",
         type(network).__name__,
         best_loss,
         best_step,
+        last_step,
     )
 
 
@@ -144,56 +156,78 @@ def _threads_for(network: nn.Module) -> AbstractContextManager[None]:
     return few_threads(n_numbers) if on_cpu else nullcontext()
 
 
-def _descend(
-    network: nn.Module,
-    loss: RowLoss,
-    training: Training,
-    training_rows: Tensor,
-    validation_rows: Tensor,
-) -> tuple[float, int]:
-    """Steps until patience runs out; the loss and step of the weights that are kept."""
-    passes = epochs(training_rows, training.batch_size, training.random_state)
-    batches = (batch for one_pass in passes for batch in one_pass)
-    optimizer = torch.optim.Adam(
-        network.parameters(), lr=training.learning_rate, fused=True
-    )
-    best_loss, best_step = (
-        _mean_loss(network, loss, validation_rows, training.batch_size),
-        0,
-    )
-    best_weights = copy.deepcopy(network.state_dict())
-    for step in range(1, training.n_steps + 1):
-        network.train()
-        optimizer.zero_grad()
-        loss(network, next(batches)).backward()
-        optimizer.step()
-        if step % training.check_every and step < training.n_steps:
-            continue
-        progress.reached(step / training.n_steps)
-        validation_loss = _mean_loss(
-            network, loss, validation_rows, training.batch_size
+class _Descend:
+    """A network, its loss and its Adam."""
+
+    def __init__(
+        self, network: nn.Module, loss: RowLoss, training: Training, *, repeatable: bool
+    ) -> None:
+        self.network, self.loss, self.training = network, loss, training
+        weights = list(network.parameters())
+        self.recordable = repeatable and all(weight.is_cuda for weight in weights)
+        self.optimizer = torch.optim.Adam(
+            weights,
+            lr=training.learning_rate,
+            fused=True,
+            # A step that is recorded has to keep its count on the GPU.
+            capturable=self.recordable,
         )
-        if not math.isfinite(validation_loss):
-            raise FloatingPointError(
-                f"the training loss became {validation_loss} by step {step} of {training.n_steps}; "
-                f"lower learning_rate={training.learning_rate:g} or scale the data."
-            )
-        if validation_loss < best_loss:
-            best_loss, best_step = validation_loss, step
-            best_weights = copy.deepcopy(network.state_dict())
-        elif step - best_step >= training.patience * training.check_every:
-            break
-    network.load_state_dict(best_weights)
-    return best_loss, best_step
 
+    def __call__(
+        self, training_rows: Tensor, validation_rows: Tensor
+    ) -> tuple[float, int, int]:
+        """Steps until patience runs out; the loss and step of the weights that are kept, and the last step."""
+        training, network = self.training, self.network
+        passes = epochs(training_rows, training.batch_size, training.random_state)
+        batches = (batch for one_pass in passes for batch in one_pass)
+        best_loss, best_step = self._mean_loss(validation_rows), 0
+        best_weights = copy.deepcopy(network.state_dict())
+        network.train()
+        first = next(batches)
+        take_step = (
+            recorded(self._step, first, self._numbers)
+            if self.recordable
+            else self._step
+        )
+        for step, batch in enumerate(chain([first], batches), 1):
+            network.train()
+            take_step(batch)
+            if step % training.check_every and step < training.n_steps:
+                continue
+            progress.reached(step / training.n_steps)
+            validation_loss = self._mean_loss(validation_rows)
+            if not math.isfinite(validation_loss):
+                raise FloatingPointError(
+                    f"the training loss became {validation_loss} by step {step} of {training.n_steps}; "
+                    f"lower learning_rate={training.learning_rate:g} or scale the data."
+                )
+            if validation_loss < best_loss:
+                best_loss, best_step = validation_loss, step
+                best_weights = copy.deepcopy(network.state_dict())
+            patient = step - best_step < training.patience * training.check_every
+            if not patient or step == training.n_steps:
+                break
+        network.load_state_dict(best_weights)
+        return best_loss, best_step, step
 
-@torch.no_grad()
-def _mean_loss(
-    network: nn.Module, loss: RowLoss, rows: Tensor, batch_size: int
-) -> float:
-    network.eval()
-    parts = validation_parts(rows, batch_size)
-    return float(sum(loss(network, part) * len(part) for part in parts) / len(rows))
+    def _step(self, rows: Tensor) -> None:
+        self.optimizer.zero_grad()
+        self.loss(self.network, rows).backward()
+        self.optimizer.step()
+
+    def _numbers(self) -> dict[tuple[str, str], Tensor]:
+        """All that a step changes: weights, buffers and what Adam remembers."""
+        held = {("network", n): v for n, v in self.network.state_dict().items()}
+        for name, weight in self.network.named_parameters():
+            held |= {(k, name): v for k, v in self.optimizer.state[weight].items()}
+        return held
+
+    @torch.no_grad()
+    def _mean_loss(self, rows: Tensor) -> float:
+        self.network.eval()
+        parts = validation_parts(rows, self.training.batch_size)
+        total = sum(self.loss(self.network, part) * len(part) for part in parts)
+        return float(total / len(rows))
 
 
 def mean_squared_error(y: Tensor, y_hat: Tensor) -> Tensor:

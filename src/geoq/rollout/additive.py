@@ -77,7 +77,8 @@ class AdditiveRecursion:
 
         # Rollouts of one fold share its surrogate and its hole in the data; on both sides of the early stopping they
         # would let h learn the folds by heart (pinball loss on fresh rollouts 0.146 instead of 0.060).
-        train(self.module_, loss, self.training, units=calibration.fold[lasting])
+        units = calibration.fold[lasting]
+        train(self.module_, loss, self.training, units, repeatable=True)
         return self
 
     @torch.no_grad()
