@@ -11,9 +11,9 @@ all seeds; seed s takes the s-th cluster among those with 5 to 15 % of the simul
 Two errors are bounded, in rows of their own: that of the thresholded prediction (setting "binary", 0 or 1) and that of the
 probability ("probability"). A cell is covered where error <= bound (1 + 1e-6) + 1e-6. The zero bound covers nearly
 everything, so coverage says little; the rows also give coverage and correlation in the band of cells up to 4 from the
-predicted interface, the share of wrong cells that a bound finds, and the area it flags for that. "(rounded)" is a
-continuous bound of the 0/1 error, as 1 where it is at least a half and as 0 elsewhere. "(background penalty)" is no bound
-of level 0.95: the penalty lowers the level.
+predicted interface, the share of wrong cells where a bound is at least a half, and the area where it is. "(rounded)" is a
+continuous bound of the 0/1 error, as 1 where it is at least a half and as 0 elsewhere. "expected error" is the map that
+verdicts are read off, and no bound. "(background penalty)" is no bound of level 0.95: the penalty lowers the level.
 
 Each trained network and each method's rows are kept in the work folder as soon as they are done, so the same command goes
 on where it was cut; to measure a method again, delete its part.
@@ -21,6 +21,7 @@ on where it was cut; to measure a method again, delete its part.
 
 import argparse
 import json
+import logging
 import time
 import traceback
 from collections.abc import Mapping
@@ -45,6 +46,7 @@ from richtmyer_meshkov_methods import (
     BINARY,
     METHODS,
     PROBABILITY,
+    compile_unets,
     interface_distance,
     n_kept_apart,
     wrong,
@@ -82,10 +84,11 @@ class Settings:
             batch_size=8,
         )
     )
-    widths: tuple[int, ...] = (32, 64, 128)
+    # Five levels: a cell sees 90 cells around it, about as far as the interface gets.
+    widths: tuple[int, ...] = (32, 64, 128, 128, 128)
     training: Training = field(
         default_factory=lambda: Training(
-            n_steps=3000, batch_size=4, check_every=250, patience=3
+            n_steps=8000, batch_size=4, check_every=250, patience=4
         )
     )
 
@@ -204,10 +207,10 @@ class Study:
             np.unique(cluster[~test], return_inverse=True)[1],
         )
 
-    def fitted(self, key, fit):
-        """What several methods need the same of is fitted once; the first of them is charged."""
+    def remembered(self, key, answer):
+        """What answers for both errors is asked once; the first setting is charged."""
         if key not in self.known:
-            self.known[key] = fit()
+            self.known[key] = answer()
         return self.known[key]
 
     @property
@@ -299,8 +302,7 @@ def score(setting, study, answer):
     error = setting.error(y, answer.p)
     allowed = bound * (1 + TOLERANCE) + TOLERANCE
     band, misses = study.distance <= BAND, wrong(y, answer.p) > 0
-    found = bound >= FLAG if setting is BINARY else error <= allowed
-    by_time = pinball_loss(error, bound, QUANTILE).double().mean(dim=(0, 2, 3))
+    lost = pinball_loss(error, bound, QUANTILE).double()
     nothing = dict.fromkeys(
         ("safe_fraction", "safe_pinball", "safe_correlation", "safe_coverage")
     )
@@ -312,12 +314,13 @@ def score(setting, study, answer):
         "relative_l2": relative_l2(y, setting.prediction(answer.p)),
         "band_coverage": coverage(error, allowed, band),
         "band_correlation": correlation(error, bound, band),
-        "recall": float(found[misses].double().mean()),
+        "recall": float((bound >= FLAG)[misses].double().mean()),
         "flagged": float((bound >= FLAG).double().mean()),
         "mean_bound": float(bound.double().mean()),
         "case_correlation": correlation(case_means(error), case_means(bound)),
         "wrong_cells": float(misses.double().mean()),
-        "pinball_by_time": by_time.tolist(),
+        "pinball_by_time": lost.mean(dim=(0, 2, 3)).tolist(),
+        "pinball_by_case": lost.mean(dim=(1, 2, 3)).tolist(),
     }
 
 
@@ -362,19 +365,35 @@ def surrogate_accuracy(study):
 
 
 def fields_of(setting, study, method, answer):
-    """What the pictures need of a bound: two times of the median case, means of all cases, and what each level finds."""
+    """What the pictures need of a bound: two times of the median case, means of all cases, and which cells it finds."""
     times = [time - 1 for time in SHOWN_TIMES]
     shown = slice(None) if method.name == SHOWN[0] else times
     bound, error = answer.bound, setting.error(study.y_test, answer.p)
-    missed = bound[wrong(study.y_test, answer.p) > 0]
-    levels = torch.linspace(0.02, 0.98, 49).tolist()
+    misses = wrong(study.y_test, answer.p) > 0
+    # A verdict has one level; what it was read off has all.
+    score = bound if answer.expected is None else answer.expected
+    maps = {"bound": bound}
+    if answer.expected is not None:
+        maps["expected"] = answer.expected
     return {
-        "bound": as_bytes(bound[study.median_case, shown]),
+        **{name: as_bytes(m[study.median_case, shown]) for name, m in maps.items()},
         "case_bound": case_means(bound).cpu().numpy(),
         "case_error": case_means(error).cpu().numpy(),
-        "recall": np.array([float((missed >= v).double().mean()) for v in levels]),
-        "flagged": np.array([float((bound >= v).double().mean()) for v in levels]),
+        "flagged_and_recall": flagged_and_recall(score, misses),
+        "at_one_half": np.array([shares(bound >= FLAG, misses)]),
     }
+
+
+def flagged_and_recall(score, misses):
+    """Cells by falling score: which share of all has been flagged, and which share of the wrong ones found."""
+    ordered = score.flatten().sort(descending=True).values
+    places = np.geomspace(1e-3, 0.3, 60) * (len(ordered) - 1)
+    levels = ordered[torch.as_tensor(places).long().to(ordered.device)]
+    return np.array([shares(score >= level, misses) for level in levels])
+
+
+def shares(flagged, misses):
+    return [float(flagged.double().mean()), float(flagged[misses].double().mean())]
 
 
 def as_bytes(field):
@@ -424,14 +443,22 @@ def part_of(folder, method, setting):
 
 def measure(study, method, setting, part):
     """Rows of a method in a setting, as a part of its own."""
+    on_gpu = study.x.is_cuda
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
-    answer = method.answer(study, setting)
+    with last_training() as ended:
+        answer = method.answer(study, setting)
     answer.bound.sum().item()  # waits for the device
     seconds = time.perf_counter() - started
     answers = {method.name: answer}
     if method.continuous and setting is BINARY:
         rounded = answer._replace(bound=(answer.bound >= FLAG).float())
         answers[f"{method.name} (rounded)"] = rounded
+    if answer.expected is not None:
+        # A map of where errors are, and no bound.
+        shown = answer._replace(bound=answer.expected, safe=None)
+        answers[f"{method.name}, expected error"] = shown
     rows = [
         {
             "method": name,
@@ -439,8 +466,12 @@ def measure(study, method, setting, part):
             "seed": study.seed,
             "tolerance": TOLERANCE,
             "most_steps": study.settings.training.n_steps,
+            **ended,
             **score(setting, study, one),
             "seconds": seconds,
+            "peak_gpu_gib": torch.cuda.max_memory_allocated() / 2**30
+            if on_gpu
+            else None,
         }
         for name, one in answers.items()
     ]
@@ -451,9 +482,29 @@ def measure(study, method, setting, part):
         print(
             f"seed {study.seed} {setting.name:11s} {row['method']:50s} pinball {1000 * row['pinball']:7.3f}e-3  "
             f"correlation {row['correlation']:.3f}  coverage {row['coverage']:.4f} (band {row['band_coverage']:.3f})  "
-            f"recall {row['recall']:.3f} at {row['flagged']:.4f}  {seconds:.1f} s",
+            f"recall {row['recall']:.3f} at {row['flagged']:.4f}  {seconds:.1f} s, step {ended['best_step']} of "
+            f"{ended['last_step']}",
             flush=True,
         )
+
+
+@contextmanager
+def last_training():
+    """How the last network that was trained meanwhile ended; None for each if there was none."""
+    ended = dict.fromkeys(("held_out_loss", "best_step", "last_step"))
+
+    class Remember(logging.Handler):
+        def emit(self, record):
+            if record.msg.startswith("trained"):
+                _, *numbers = record.args
+                ended.update(zip(ended, numbers, strict=True))
+
+    logger, handler = logging.getLogger("geoq.training"), Remember()
+    logger.addHandler(handler)
+    try:
+        yield ended
+    finally:
+        logger.removeHandler(handler)
 
 
 def save_arrays(file, arrays):
@@ -500,11 +551,10 @@ def run(study, methods):
         yield
 
 
-def collect(work, seeds, path, **facts):
+def collect(work, path, **facts):
     """The results file, from all parts that are there."""
     rows, surrogates = [], []
-    folders = [work / f"seed-{seed}" for seed in seeds]
-    for folder in folders:
+    for folder in sorted(work.glob("seed-*")):
         if not (folder / "surrogate.json").is_file():
             continue
         parts = [
@@ -583,6 +633,8 @@ def main():
     parser.add_argument("--fields", type=Path, help="where to write what pictures need")
     parser.add_argument("--pictures", type=Path, help="a folder to draw into")
     arguments = parser.parse_args()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("geoq").setLevel(logging.INFO)
     small = arguments.small
     settings = settings_of(arguments)
     suffix = "-small" if small else ""
@@ -603,18 +655,20 @@ def main():
         }
     with stage("clusters"):
         cluster = clusters_of(torch.from_numpy(data.u0).to(device), settings.n_clusters)
+    if torch.device(device).type == "cuda":
+        compile_unets()
     out = arguments.out or record.RESULTS / f"richtmyer_meshkov{suffix}.json"
     fields = arguments.fields or work / "fields.npz"
     for seed in seeds:
         study = Study.of(settings, seed, work / f"seed-{seed}", data, cluster, device)
         with stage(f"seed {seed}"):
             for _ in run(study, methods):
-                collect(work, seeds, out, **facts)
+                collect(work, out, **facts)
         del study  # its fields fill the device
         collect_fields(work, seeds[0], fields)
-    print(collect(work, seeds, out, **facts))
+    print(collect(work, out, **facts))
     if arguments.pictures:
-        draw(fields, arguments.pictures, [method.name for method in METHODS])
+        draw(fields, arguments.pictures)
 
 
 if __name__ == "__main__":

@@ -27,16 +27,16 @@ from geoq import (
     View,
     identity,
 )
-from geoq.baselines import MCDropout, QuantileNetwork
+from geoq.baselines import MCDropout
 from geoq.baselines.bound import GAUSSIAN_95, spread
 from geoq.baselines.conformal import conformal_quantile
-from geoq.baselines.cross_fitted import CrossFitted
-from geoq.baselines.quantile_network import OnField
 from geoq.coverage import n_needed
 from geoq.field_factor import FieldNetwork
 from geoq.fold_surrogates import TrainedFolds
 from geoq.increment import inverse_cdf_quantile, pinball_loss
-from geoq.indicator import of_logit, zero_or_one
+from geoq.indicator import of_probability, zero_or_one
+from geoq.nets.unet import UNet
+from geoq.scale import LowRankScale
 from geoq.surrogate import evaluate
 from geoq.training import train
 
@@ -48,6 +48,8 @@ DOUBT_EDGES = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4)
 FEWEST = 100
 # What p (1 - p) may be multiplied by.
 FACTORS = (0.0, *(2 ** (power / 4) for power in range(-8, 57)))
+# Where a bound in (0, 1) that is learned may start.
+LEAST_START, MOST_START = 1e-5, 0.98
 # Rows per chunk where fields are worked on in full precision.
 CHUNK = 32
 
@@ -78,11 +80,12 @@ PROBABILITY = Setting("probability", gap, identity)
 
 
 class Answer(NamedTuple):
-    """A bound per cell, the probabilities whose error it bounds, and GeoQ's flag where there is one."""
+    """A bound per cell, the probabilities whose error it bounds, and GeoQ's flag and expected error where it has them."""
 
     bound: Tensor
     p: Tensor
     safe: Tensor | None = None
+    expected: Tensor | None = None
 
 
 def in_chunks(function, fields):
@@ -235,32 +238,88 @@ def binned(study, setting, *, bins_of):
     return Answer(bound, study.p)
 
 
-def doubt_times_factor(study, setting):
-    """c_t p (1 - p), with the best factor for each time."""
-
+def best_factors(study, setting):
+    """One for each time."""
     factors = [
         best_factor(setting.error(y, p), p * (1 - p))
         for y, p in study.held_out_by_time()
     ]
-    per_time = torch.stack(factors)[:, None, None]
+    return torch.stack(factors)[:, None, None]
+
+
+def doubt_times_factor(study, setting):
+    """c_t p (1 - p), with the best factor for each time."""
+    per_time = best_factors(study, setting)
     return Answer((per_time * study.p * (1 - study.p)).clamp(max=1), study.p)
+
+
+# Verdicts: an error of a probability takes the greater of its two values exactly where the thresholded prediction is
+# wrong, so that how likely a cell is wrong decides the bounds of both errors.
+
+
+def verdict(study, setting, chance, safe=None):
+    """The greater value where the cell is wrong with more than the probability 1 - tau, and the expected error."""
+    values = zero_or_one if setting is BINARY else of_probability
+    less, greater = values(study.p)
+    bound = torch.where(chance > 1 - QUANTILE, greater, less)
+    return Answer(bound, study.p, safe, less + chance * (greater - less))
+
+
+def binned_verdict(study, setting, *, bins_of):
+    """The share of wrong cells among the held-out ones in each bin, time by time, as their chance."""
+
+    def chance():
+        result = torch.empty_like(study.p)
+        for time, (y, p) in enumerate(study.held_out_by_time()):
+            bins, n_bins = bins_of(p, study.cross_fit_distance[:, time])
+            asked, _ = bins_of(study.p[:, time], study.distance[:, time])
+            result[:, time] = share_by_bin(wrong(y, p), bins, n_bins)[asked.long()]
+        return result
+
+    return verdict(study, setting, study.remembered(bins_of, chance))
+
+
+def share_by_bin(is_wrong, bins, n_bins, fewest=FEWEST):
+    """The mean in each bin; of all cells where a bin has few."""
+    bins = bins.flatten()
+    count = torch.bincount(bins, minlength=n_bins)
+    total = torch.bincount(bins, is_wrong.flatten().double(), minlength=n_bins)
+    share = torch.where(
+        count < fewest, is_wrong.mean(dtype=torch.float64), total / count
+    )
+    return share.to(is_wrong.dtype)
 
 
 # Networks of the input and of what the surrogate says.
 
 
-def channels_of(x, p):
+def compile_unets():
+    """Steps of all U-Nets by torch.compile: a compilation takes as long as it saves in one training, but 20 share it."""
+    plain = UNet._forward
+    compiled = torch.compile(plain, dynamic=False)
+
+    def forward(self, field, number):
+        # Answers come in batches of many sizes, each of which would be compiled anew.
+        steps = torch.is_grad_enabled()
+        return (compiled if steps else plain)(self, field, number)
+
+    UNet._forward = forward
+
+
+def of_x(x, p):
+    del p
+    return x[:, None]
+
+
+def of_x_and_p(x, p):
     return torch.cat([x[:, None], p.logit(eps=1e-4)], dim=1)
 
 
-def asked(network, x, p):
-    return network((channels_of(x, p), x.new_ones(len(x)))).view_as(p)
+def fit_unet(study, setting, loss, sees=of_x_and_p):
+    """A U-Net trained on the held-out errors until their loss stops falling; answers the test cases.
 
-
-def fit_unet(study, setting, loss):
-    """A U-Net of (x, logit p), trained on the held-out errors until their loss stops falling; answers the test cases.
-
-    Its inputs are in their units and it starts at 0, as GeoQ's own network does. ``loss(error, output, p)`` weighs all times alike: the wrong cells of the first are a hundred times rarer.
+    Its inputs are in their units and it starts at 0, as GeoQ's own network does. ``loss(error, output, p)`` weighs all
+    times alike: the wrong cells of the first are a hundred times rarer.
     """
     x, y, p = study.x, study.y, study.cross_fit
     training, n_times = study.settings.training, p.shape[1]
@@ -269,78 +328,67 @@ def fit_unet(study, setting, loss):
     )
     weight = (1 / typical.clamp(min=1e-6))[:, None, None]
 
+    def asked(net, x, p):
+        return net((sees(x, p), x.new_ones(len(x)))).view_as(p)
+
     def mean_loss(net, rows):
         error = setting.error(y[rows], p[rows])
         return (weight * loss(error, asked(net, x[rows], p[rows]), p[rows])).mean()
 
+    some = sees(x[:CHUNK], p[:CHUNK])
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         torch.manual_seed(training.random_state)
         network = FieldNetwork(
-            1 + n_times, n_times, n_spatial=2, widths=study.settings.widths, dropout=0.0
+            some.shape[1],
+            n_times,
+            n_spatial=2,
+            widths=study.settings.widths,
+            dropout=0.0,
         ).to(x.device)
-        network.set_units(channels_of(x[:CHUNK], p[:CHUNK]), 1, x.new_ones(CHUNK))
-        train(network, mean_loss, training, units=torch.arange(len(x), device=x.device))
+        network.set_units(some, 1, x.new_ones(len(some)))
+        units = torch.arange(len(x), device=x.device)
+        train(network, mean_loss, training, units, repeatable=True)
     with torch.no_grad():
         parts = zip(study.x_test.split(CHUNK), study.p.split(CHUNK), strict=True)
         return torch.cat([asked(network, *part) for part in parts])
 
 
-def quantile_of_x(study, setting):
-    """The network that uncertainty-quantifying operators train: the error's quantile as a function of the input."""
-    network = QuantileNetwork(
-        calibrated(study, setting),
-        QUANTILE,
-        OnField(widths=study.settings.widths),
-        study.settings.training,
-    )
-    answer = network.fit(study.x, study.y, groups=study.fold).predict(study.x_test)
-    return Answer(answer.error_hat.clamp(max=1), answer.prediction)
+def fit_quantile(study, setting, start, sees=of_x_and_p):
+    """A bound in (0, 1) by the pinball loss: sigmoid(logit(start) + network), where ``start(p)`` is a bound already."""
+
+    def bound(output, p):
+        return (output + start(p).clamp(LEAST_START, MOST_START).logit()).sigmoid()
+
+    def loss(error, output, p):
+        return pinball_loss(error, bound(output, p), QUANTILE)
+
+    return Answer(bound(fit_unet(study, setting, loss, sees), study.p), study.p)
 
 
-def quantile_of_x_and_p(study, setting):
-    """The same, but told what the surrogate predicts; starts at each cell's own level, as the one of x does."""
+def quantile_network(study, setting, *, sees):
+    """The network that uncertainty-quantifying operators train: the error's quantile, as a function of what it sees."""
     errors = [setting.error(y, p) for y, p in study.held_out_by_time()]
+    # Where most errors are 0 so is their quantile, and nothing could be learned from there.
     level = torch.stack(
         [
             torch.maximum(inverse_cdf_quantile(one, QUANTILE), one.mean(dim=0))
             for one in errors
         ]
     )
-    least = 0.01 * level.mean(dim=(1, 2), keepdim=True)
-    unit = torch.maximum(level, least) / math.log(2)
-
-    def bound(output):
-        return unit * nn.functional.softplus(output)
-
-    def loss(error, output, p):
-        del p
-        return pinball_loss(error, bound(output), QUANTILE)
-
-    return Answer(bound(fit_unet(study, setting, loss)).clamp(max=1), study.p)
+    return fit_quantile(study, setting, lambda p: level.expand_as(p), sees)
 
 
 def doubt_times_network(study, setting):
-    """c_t p (1 - p) times what a network of x and p makes of it, cut at 1 in the loss as well."""
-    factors = [
-        best_factor(setting.error(y, p), p * (1 - p))
-        for y, p in study.held_out_by_time()
-    ]
-    per_time = torch.stack(factors)[:, None, None].clamp(min=FACTORS[1])
-
-    def bound(output, p):
-        scale = per_time * (p * (1 - p)).clamp(min=1e-4)
-        return (scale * output.clamp(-8, 8).exp()).clamp(max=1)
-
-    def loss(error, output, p):
-        return pinball_loss(error, bound(output, p), QUANTILE)
-
-    return Answer(bound(fit_unet(study, setting, loss), study.p), study.p)
+    """c_t p (1 - p), moved by a network of x and p."""
+    per_time = best_factors(study, setting)
+    return fit_quantile(study, setting, lambda p: per_time * p * (1 - p))
 
 
 def classifier(study, setting):
-    """The indicator of P(wrong) > 1 - tau, P by cross-entropy; starts at the share of wrong cells at each time."""
-    rates = [setting.error(y, p).mean() for y, p in study.held_out_by_time()]
-    start = torch.stack(rates).clamp(min=1e-6).logit()[:, None, None]
+    """P(wrong) by cross-entropy; starts at the share of wrong cells in each cell and time, smoothed as GeoQ's."""
+    share = torch.stack([wrong(y, p).mean(dim=0) for y, p in study.held_out_by_time()])
+    maps = LowRankScale(n_spatial=2).maps(share.flatten(1)).float()
+    start = maps.clamp(1e-6, 0.5).logit().view_as(share)
 
     def loss(error, output, p):
         del p
@@ -348,8 +396,10 @@ def classifier(study, setting):
             output + start, error, reduction="none"
         )
 
-    probability = (fit_unet(study, setting, loss) + start).sigmoid()
-    return Answer((probability > 1 - QUANTILE).float(), study.p)
+    def chance():
+        return (fit_unet(study, BINARY, loss) + start).sigmoid()
+
+    return verdict(study, setting, study.remembered("classifier", chance))
 
 
 # GeoQ.
@@ -415,7 +465,8 @@ class BackgroundPenalty:
             each = pinball_loss(increment[rows], estimate, self.quantile)
             return (weight * (each + self.penalty * calm * estimate)).mean()
 
-        train(self.fitted_.module_, loss, training, units=calibration.unit)
+        units = calibration.unit
+        train(self.fitted_.module_, loss, training, units, repeatable=True)
         return self
 
     def __call__(self, features):
@@ -435,38 +486,27 @@ class Logits:
         return self.operator(x).logit(eps=1e-4)
 
 
-def told(study, setting, view):
-    """GeoQ around the logits; either error takes one of two values, so that the increment is a verdict."""
-    settings = study.settings
-    increment_model = IndicatorIncrement(
-        QUANTILE,
-        values=zero_or_one if setting is BINARY else of_logit,
-        view=view,
-        widths=settings.widths,
-        training=settings.training,
-    )
-    return GeoQ(
-        Logits(study.networks["deployed"]),
-        TrainedFolds([Logits(study.networks[name]) for name in study.fold_names]),
-        error_functional=lambda y, logit: setting.error(y, logit.sigmoid()),
-        folds=LeaveOneGroupOut(),
-        representation=identity,
-        n_anchors=5,
-        increment_model=increment_model,
-    ).fit(study.x, study.y, groups=study.fold)
-
-
 def default(study, setting, *, view):
-    geoq = study.fitted((setting, view), lambda: told(study, setting, view))
-    a = geoq.assess(study.x_test)
-    return Answer(a.error_hat.clamp(max=1), study.p, a.safe)
+    """GeoQ around the logits; bounds errors of 0 and 1, and what it expects of those is the chance of a wrong cell."""
 
+    def ask():
+        geoq = GeoQ(
+            Logits(study.networks["deployed"]),
+            TrainedFolds([Logits(study.networks[name]) for name in study.fold_names]),
+            error_functional=lambda y, logit: wrong(y, logit.sigmoid()),
+            folds=LeaveOneGroupOut(),
+            representation=identity,
+            n_anchors=5,
+            increment_model=IndicatorIncrement(
+                QUANTILE,
+                view=view,
+                widths=study.settings.widths,
+                training=study.settings.training,
+            ),
+        ).fit(study.x, study.y, groups=study.fold)
+        return geoq.predict_expected(study.x_test), geoq.assess(study.x_test).safe
 
-def expected_error(study, setting, *, view):
-    """The map that the verdicts are read off; no bound."""
-    geoq = study.fitted((setting, view), lambda: told(study, setting, view))
-    features = CrossFitted(geoq).view(study.x_test)
-    return Answer(geoq.increment_model_.expected(features), study.p)
+    return verdict(study, setting, *study.remembered(view, ask))
 
 
 # Beside the support distance, which every view has.
@@ -512,22 +552,29 @@ METHODS = [
     Method("Distance bins", partial(binned, bins_of=by_distance)),
     Method("p bins", partial(binned, bins_of=by_doubt)),
     Method("Distance x p bins", partial(binned, bins_of=by_distance_and_doubt)),
+    Method(
+        "Distance x p bins, verdicts",
+        partial(binned_verdict, bins_of=by_distance_and_doubt),
+    ),
     Method("c p (1 - p)", doubt_times_factor, continuous=True),
-    Method("Classifier of wrong cells (x, p)", classifier, settings=(BINARY,)),
+    Method("Classifier of wrong cells (x, p)", classifier),
     Method("GeoQ (default)", partial(default, view=X_AND_P)),
     Method("GeoQ (paper, k_a=5)", GeoQForm(film_unet, paper_form(5)), continuous=True),
-    Method("Quantile network (x, p)", quantile_of_x_and_p, continuous=True),
     Method(
-        "c p (1 - p) x network (x, p)", doubt_times_network, settings=(PROBABILITY,)
+        "Quantile network (x, p)",
+        partial(quantile_network, sees=of_x_and_p),
+        continuous=True,
     ),
+    Method("c p (1 - p) and a network (x, p)", doubt_times_network, continuous=True),
     Method("GeoQ (default, without p)", partial(default, view=ANCHORS)),
     Method(
         "GeoQ (default, and anchors)",
         partial(default, view=replace(ANCHORS, prediction=True)),
     ),
-    Method("GeoQ (default), expected error", partial(expected_error, view=X_AND_P)),
+    Method(
+        "Quantile network (x)", partial(quantile_network, sees=of_x), continuous=True
+    ),
     Method("GeoQ (paper, k_a=1)", GeoQForm(film_unet, paper_form(1)), continuous=True),
-    Method("Quantile network (x)", quantile_of_x, continuous=True),
     Method(
         "GeoQ (paper, k_a=5, background penalty)",
         GeoQForm(penalised_unet, paper_form(5)),

@@ -12,11 +12,20 @@ import numpy as np
 
 SHOWN_TIMES = (6, 12)
 # The bounds of the figure; the first one is kept at all times, for the animation.
-SHOWN = ("GeoQ (paper, k_a=5)", "Deep ensemble", "Distance x p bins")
-
-
-# Where nearly nothing is flagged, nothing is found: left out of the picture.
-LEAST_FLAGGED = 1e-4
+SHOWN = (
+    "GeoQ (default)",
+    "GeoQ (paper, k_a=5)",
+    "Distance x p bins, verdicts",
+    "Deep ensemble",
+)
+# The curves of what is found for the area flagged.
+COMPARED = (
+    *SHOWN,
+    "Classifier of wrong cells (x, p)",
+    "c p (1 - p)",
+    "MC dropout",
+    "Static per column",
+)
 
 
 def slug(name):
@@ -50,10 +59,11 @@ class Fields:
         margin = len(mixed) // 12
         return slice(max(0, first - margin), last + margin)
 
-    def bound(self, method, time):
-        bound = self[f"{slug(method)}-binary/bound"][..., self.window] / 255
-        at_all_times = len(bound) == len(self.truth)
-        return bound[time - 1 if at_all_times else SHOWN_TIMES.index(time)]
+    def at(self, time, method, name="bound"):
+        """A bound or an expected error at a time."""
+        maps = self[f"{slug(method)}-binary/{name}"][..., self.window] / 255
+        at_all_times = len(maps) == len(self.truth)
+        return maps[time - 1 if at_all_times else SHOWN_TIMES.index(time)]
 
     def numbers(self, method, name):
         return self[f"{slug(method)}-binary/{name}"]
@@ -71,18 +81,18 @@ def show(axes, image, title, most=1.0, colours="magma"):
 
 
 def median_case(figure, fields):
-    """The paper's figure: truth, prediction, error, and what three bounds say of it, at two times."""
+    """The paper's figure: truth, prediction, error, and what is said of it, at two times."""
     shown = fields.measured(SHOWN)
-    panels = figure.subplots(len(SHOWN_TIMES), 3 + len(SHOWN))
-    for row, time in zip(panels, SHOWN_TIMES, strict=True):
+    for row, time in zip(
+        figure.subplots(len(SHOWN_TIMES), 4 + len(shown)), SHOWN_TIMES, strict=True
+    ):
         truth, prediction = fields.truth[time - 1], fields.prediction[time - 1]
         show(row[0], truth, f"truth, t = {time}", colours="Greys")
-        show(row[1], prediction, f"prediction, t = {time}", colours="Greys")
-        show(row[2], truth != prediction, f"true error, t = {time}")
-        for axes, method in zip(row[3:], shown, strict=False):
-            show(axes, fields.bound(method, time), f"{method}, t = {time}")
-        for axes in row[3 + len(shown) :]:
-            axes.set_axis_off()
+        show(row[1], prediction, "prediction", colours="Greys")
+        show(row[2], truth != prediction, "true error")
+        show(row[3], fields.at(time, SHOWN[0], "expected"), "GeoQ, expected error")
+        for axes, method in zip(row[4:], shown, strict=True):
+            show(axes, fields.at(time, method), method)
 
 
 def against_distance(axes, fields, method):
@@ -98,33 +108,25 @@ def against_distance(axes, fields, method):
 
 
 def finds(axes, fields, methods):
-    """The share of wrong cells that a bound finds, against the area it flags for that; marked at the level one half."""
+    """The share of wrong cells that is found, against the area flagged for that; a dot is the bound at one half."""
     for number, method in enumerate(methods):
-        flagged, recall = (fields.numbers(method, n) for n in ("flagged", "recall"))
-        seen = flagged > LEAST_FLAGGED
-        half = len(flagged) // 2
-        axes.plot(
-            flagged[seen],
-            recall[seen],
-            color=f"C{number % 10}",
-            marker="os^"[number // 10],
-            markevery=[half] if seen[half] else [],
-            lw=0.8,
-            label=method,
-        )
+        flagged, recall = fields.numbers(method, "flagged_and_recall").T
+        axes.plot(flagged, recall, color=f"C{number}", lw=1, label=method)
+        axes.plot(*fields.numbers(method, "at_one_half").T, "o", color=f"C{number}")
     axes.set_xscale("log")
-    axes.set_xlabel("share of all cells with a bound of at least the level")
+    axes.set_xlim(1e-3, 0.3)
+    axes.set_xlabel("share of all cells that is flagged, likeliest first")
     axes.set_ylabel("share of the wrong cells among them")
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.legend(fontsize=8)
 
 
 def animate(path, fields, method):
-    """Prediction, true error and bound of the median case, time by time."""
+    """Prediction, true error, expected error and bound of the median case, time by time."""
     from matplotlib.animation import FuncAnimation, PillowWriter
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 2.5), layout="constrained")
-    panels = figure.subplots(1, 3)
+    figure = Figure(figsize=(8, 2.7), layout="constrained")
+    panels = figure.subplots(1, 4)
 
     def frame(time):
         truth, prediction = fields.truth[time - 1], fields.prediction[time - 1]
@@ -132,46 +134,44 @@ def animate(path, fields, method):
             axes.clear()
         show(panels[0], prediction, f"prediction, t = {time}", colours="Greys")
         show(panels[1], truth != prediction, "true error")
-        show(panels[2], fields.bound(method, time), f"bound: {method}")
+        show(panels[2], fields.at(time, method, "expected"), "expected error")
+        show(panels[3], fields.at(time, method), f"bound: {method}")
 
     frames = range(1, len(fields.truth) + 1)
     animation = FuncAnimation(figure, frame, frames=frames)
     animation.save(path, writer=PillowWriter(fps=2), dpi=70)
 
 
-def draw(path, folder, methods):
+def draw(path, folder):
     """All pictures of the arrays in a file."""
     from matplotlib.figure import Figure
 
-    fields = Fields(path)
+    fields, ours = Fields(path), SHOWN[0]
+    if not fields.measured([ours]):
+        raise SystemExit(f"{path} holds nothing of {ours}, which the pictures are of.")
     folder.mkdir(parents=True, exist_ok=True)
-    methods, ours = fields.measured(methods), SHOWN[0]
 
     def save(figure, name):
         figure.savefig(folder / f"richtmyer-meshkov-{name}.png", dpi=110)
 
-    figure = Figure(figsize=(13, 5), layout="constrained")
+    figure = Figure(figsize=(15, 5), layout="constrained")
     median_case(figure, fields)
     save(figure, "median")
     figure = Figure(figsize=(6, 4), layout="constrained")
     against_distance(figure.subplots(), fields, ours)
     save(figure, "distance")
-    # Flat bounds flag everything or nothing.
-    flat = ("Zero bound", "Best constant (oracle)")
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    finds(figure.subplots(), fields, [m for m in methods if m not in flat])
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    finds(figure.subplots(), fields, fields.measured(COMPARED))
     save(figure, "recall")
     animate(folder / "richtmyer-meshkov.gif", fields, ours)
 
 
 def main():
-    from richtmyer_meshkov_methods import METHODS
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("fields", type=Path, help="what the run kept for pictures")
     parser.add_argument("folder", type=Path, help="where to draw")
     arguments = parser.parse_args()
-    draw(arguments.fields, arguments.folder, [method.name for method in METHODS])
+    draw(arguments.fields, arguments.folder)
 
 
 if __name__ == "__main__":

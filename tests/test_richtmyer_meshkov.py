@@ -51,6 +51,9 @@ def test_a_small_run_scores_every_method_in_its_settings(results, modules):
         expected |= {(method.name, setting.name) for setting in method.settings}
         if method.continuous:
             expected.add((f"{method.name} (rounded)", "binary"))
+        if any(n in method.name for n in ("GeoQ (default", "Classifier", "verdicts")):
+            maps = f"{method.name}, expected error"
+            expected |= {(maps, setting.name) for setting in method.settings}
     rows = rows_of(results)
     measured = [(row["method"], row["setting"]) for row in rows]
     assert len(measured) == len(set(measured))
@@ -215,6 +218,39 @@ def test_binned_bounds_look_up_the_level_of_a_cells_own_bin(modules):
     assert n_checked > 2
 
 
+def test_the_chance_of_a_bin_is_its_share_of_wrong_cells(modules):
+    """One of four in bin 0, three of three in bin 1, which is too few unless three are enough; of all, four of seven."""
+    is_wrong = torch.tensor([1.0, 0, 0, 0, 1, 1, 1])
+    bins = torch.tensor([0, 0, 0, 0, 1, 1, 1])
+    share = modules[1].share_by_bin
+    assert_close(share(is_wrong, bins, 2, fewest=3), torch.tensor([0.25, 1.0]))
+    assert_close(share(is_wrong, bins, 2, fewest=4), torch.tensor([0.25, 4 / 7]))
+
+
+def test_one_chance_of_a_wrong_cell_bounds_both_errors(modules):
+    """A verdict covers the error of a cell in one setting exactly where it covers it in the other."""
+    methods, study = modules[1], toy_study()
+    chance = (
+        torch.from_numpy(np.random.default_rng(3).random(study.p.shape)).float() / 9
+    )
+    covered = []
+    for setting in (methods.BINARY, methods.PROBABILITY):
+        bound = methods.verdict(study, setting, chance).bound
+        covered.append(setting.error(study.y_test, study.p) <= bound + 1e-6)
+    assert torch.equal(*covered)
+    assert 0.5 < covered[0].double().mean() < 1
+
+
+def test_verdicts_of_bins_are_their_quantiles_for_wrong_cells(modules):
+    methods, study = modules[1], with_distances(toy_study(), modules[1])
+    study.remembered = lambda key, answer: answer()
+    one, other = (
+        answer(study, methods.BINARY, bins_of=methods.by_distance_and_doubt).bound
+        for answer in (methods.binned, methods.binned_verdict)
+    )
+    assert_close(one, other)
+
+
 def test_no_constant_beats_the_best_constant(modules):
     methods, study = modules[1], toy_study()
     for setting in (methods.BINARY, methods.PROBABILITY):
@@ -291,10 +327,10 @@ def test_scores_are_those_of_the_library(modules):
     assert row["relative_l2"] == metrics.relative_l2(study.y_test, study.p)
     missed = error > 0.5
     assert row["wrong_cells"] == pytest.approx(missed.mean())
-    assert row["recall"] == pytest.approx((error <= bound)[missed].mean(), abs=1e-3)
-    binary = run.score(methods.BINARY, study, answer)
-    assert binary["recall"] == pytest.approx((bound >= 0.5)[missed].mean())
-    assert binary["flagged"] == pytest.approx((bound >= 0.5).mean())
+    assert row["recall"] == pytest.approx((bound >= 0.5)[missed].mean())
+    assert row["flagged"] == pytest.approx((bound >= 0.5).mean())
+    by_case = [metrics.pinball(*both, 0.95) for both in zip(error, bound, strict=True)]
+    assert row["pinball_by_case"] == pytest.approx(by_case, rel=1e-5)
 
 
 def test_a_bound_may_fall_short_by_the_tolerance_alone(modules):
