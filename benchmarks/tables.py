@@ -139,7 +139,7 @@ def ranked(rows, methods, setting, metric):
             m: statistics.fmean(v)
             for m in methods
             if (v := values(rows, m, setting, metric))
-            and (metric in LARGER_IS_BETTER or not any(n in m for n in NO_BOUNDS))
+            and (metric in LARGER_IS_BETTER or is_bound(m))
         }
         order = sorted(means, key=means.get, reverse=metric in LARGER_IS_BETTER)
         for method, (before, after) in zip(
@@ -147,6 +147,10 @@ def ranked(rows, methods, setting, metric):
         ):
             cells[method] = before + cells[method] + after
     return cells
+
+
+def is_bound(method):
+    return not any(name in method for name in NO_BOUNDS)
 
 
 def table(rows, methods, setting, metrics, paper):
@@ -179,7 +183,7 @@ def ratios(rows, methods, setting, reference):
         f"| pinball of {reference} over that of | mean | least | most | ahead on |",
         "|---|---|---|---|---|",
     ]
-    for method in methods:
+    for method in filter(is_bound, methods):
         pairs = [
             by_seed[reference][seed] / by_seed[method][seed]
             for seed in by_seed[reference]
@@ -385,7 +389,8 @@ def near_the_interface(rows, methods, setting, title):
         r | {f"t = {t}": 1000 * r["pinball_by_time"][t - 1] for t in TIMES_SHOWN}
         for r in rows
     ]
-    over_time = table(by_time, methods, setting, [f"t = {t}" for t in TIMES_SHOWN], {})
+    bounds = list(filter(is_bound, methods))
+    over_time = table(by_time, bounds, setting, [f"t = {t}" for t in TIMES_SHOWN], {})
     return [
         f"**Near the interface{title}**",
         cells.replace(" | the paper |", " | |"),

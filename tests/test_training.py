@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -171,3 +172,37 @@ def test_steps_on_a_cpu_stay_as_they_are():
         del rows
 
     assert recorded(step, torch.arange(3), dict) is step
+
+
+def test_a_lower_rate_gets_closer_where_patience_ran_out():
+    """At a rate that is too high the steps jump about the best line; with two cuts they settle on it."""
+    x, y = line()
+    restless = Training(
+        n_steps=2000, batch_size=8, learning_rate=0.3, check_every=20, patience=3
+    )
+    errors = []
+    for n_decays in (0, 2):
+        network = fresh(nn.Linear, 1, 1)
+        train(
+            network,
+            lambda net, rows: nn.functional.l1_loss(net(x[rows]), y[rows]),
+            replace(restless, n_decays=n_decays),
+            torch.arange(len(x)),
+        )
+        errors.append(float((network(x) - y).abs().mean().detach()))
+    assert errors[1] < 0.3 * errors[0]
+
+
+def test_training_goes_on_from_the_best_weights_when_the_rate_is_cut(caplog):
+    """A loss that only grows cannot improve: patience runs out once for each cut and once more."""
+    network = fresh(nn.Linear, 1, 1)
+    calls = iter(range(10**6))
+
+    def growing(net, rows):
+        return net.weight.sum() * 0 + next(calls) * (1 + 0 * rows.sum())
+
+    training = Training(n_steps=1000, check_every=10, patience=2, n_decays=3)
+    with caplog.at_level("INFO"):
+        train(network, growing, training, torch.arange(8))
+    _, _, best_step, last_step = caplog.records[-1].args
+    assert (best_step, last_step) == (0, 80)

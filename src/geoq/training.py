@@ -32,6 +32,8 @@ RowLoss = Callable[[nn.Module, Tensor], Tensor]
 # their weights fewer than the second. Larger ones gain nothing, and would need memory for all of them at once.
 STACK_NUMBERS = 2**18
 STACK_WEIGHTS = 2**24
+# What is left of the learning rate when it is cut.
+DECAY = 0.2
 
 
 @contextmanager
@@ -54,6 +56,8 @@ class Training:
         validation_fraction: share of the rows held out to stop by.
         check_every: steps between two looks at the held-out rows.
         patience: looks without improvement after which training stops; the best network seen is kept.
+        n_decays: how often the patience may run out before that: the rate is cut to a fifth, and training goes on from the
+            best network seen. Steps of one rate end in a noise that the held-out rows cannot tell from progress.
         random_state: seed of initial weights, held-out rows, order of the batches and dropout.
     """
 
@@ -63,6 +67,7 @@ class Training:
     validation_fraction: float = 0.1
     check_every: int = 100
     patience: int = 10
+    n_decays: int = 0
     random_state: int = 0
 
     def __post_init__(self) -> None:
@@ -71,6 +76,10 @@ class Training:
                 raise ValueError(
                     f"Training({name}={getattr(self, name)}), but it counts something; choose 1 or more."
                 )
+        if self.n_decays < 0:
+            raise ValueError(
+                f"Training(n_decays={self.n_decays}), but it counts something; choose 0 or more."
+            )
         if not self.learning_rate > 0:
             raise ValueError(
                 f"Training(learning_rate={self.learning_rate}), but steps must go down; choose above 0."
@@ -165,12 +174,12 @@ class _Descend:
         self.network, self.loss, self.training = network, loss, training
         weights = list(network.parameters())
         self.recordable = repeatable and all(weight.is_cuda for weight in weights)
+        rate: float | Tensor = training.learning_rate
+        if self.recordable:
+            # A step that is recorded has to keep its count and its rate on the GPU.
+            rate = torch.tensor(rate, device=weights[0].device)
         self.optimizer = torch.optim.Adam(
-            weights,
-            lr=training.learning_rate,
-            fused=True,
-            # A step that is recorded has to keep its count on the GPU.
-            capturable=self.recordable,
+            weights, lr=rate, fused=True, capturable=self.recordable
         )
 
     def __call__(
@@ -182,6 +191,7 @@ class _Descend:
         batches = (batch for one_pass in passes for batch in one_pass)
         best_loss, best_step = self._mean_loss(validation_rows), 0
         best_weights = copy.deepcopy(network.state_dict())
+        cuts_left, last_cut = training.n_decays, 0
         network.train()
         first = next(batches)
         take_step = (
@@ -204,8 +214,14 @@ class _Descend:
             if validation_loss < best_loss:
                 best_loss, best_step = validation_loss, step
                 best_weights = copy.deepcopy(network.state_dict())
-            patient = step - best_step < training.patience * training.check_every
-            if not patient or step == training.n_steps:
+            since = step - max(best_step, last_cut)
+            if since >= training.patience * training.check_every:
+                if not cuts_left:
+                    break
+                network.load_state_dict(best_weights)
+                self._cut_rate()
+                cuts_left, last_cut = cuts_left - 1, step
+            if step == training.n_steps:
                 break
         network.load_state_dict(best_weights)
         return best_loss, best_step, step
@@ -214,6 +230,11 @@ class _Descend:
         self.optimizer.zero_grad()
         self.loss(self.network, rows).backward()
         self.optimizer.step()
+
+    def _cut_rate(self) -> None:
+        for group in self.optimizer.param_groups:
+            # In place, where it is a tensor: a recorded step reads that one.
+            group["lr"] *= DECAY
 
     def _numbers(self) -> dict[tuple[str, str], Tensor]:
         """All that a step changes: weights, buffers and what Adam remembers."""
@@ -291,7 +312,12 @@ class TrainNetwork:
         return TrainedNetwork(network)
 
     def n_together(self, x: Array, y: Array) -> int:
-        """How many networks are trained as one: as many as keep the memory of a step within bounds."""
+        """How many networks are trained as one: as many as keep the memory of a step within bounds.
+
+        Rates are cut at different steps, so that networks whose rates are cut are trained one by one.
+        """
+        if self.training.n_decays:
+            return 1
         row = to_tensor(x[:1], "x").numel() + to_tensor(y[:1], "y").numel()
         weights = sum(weight.numel() for weight in self._fresh().parameters())
         n_batches = STACK_NUMBERS // max(1, row * self.training.batch_size)
@@ -318,7 +344,8 @@ class TrainNetwork:
             members.append(recipe._member(torch.as_tensor(rows).to(inputs.device)))
             members[-1].network.to(inputs.device)
             _check_output(members[-1].network, inputs[:1], targets[:1])
-        if len(members) < 2 or not can_stack(members[0].network, pairs):
+        alone = len(members) < 2 or self.training.n_decays
+        if alone or not can_stack(members[0].network, pairs):
             return [
                 recipe(take(x, rows), take(y, rows))
                 for recipe, rows in zip(
