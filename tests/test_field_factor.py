@@ -153,6 +153,19 @@ def test_beyond_the_distances_it_has_seen_the_factor_stays(fitted):
     assert torch.equal(far, farther)
 
 
+@pytest.mark.parametrize("far", [10.0, 1e3, 1e6])
+def test_factors_of_queries_far_away_stay_in_the_range_of_held_out_tuples(fitted, far):
+    """Inputs a million times those of the data would have a factor of exp(1e6)."""
+    learned, features = fitted.factor_, driven(5, seed=100).features
+    one = torch.ones(120, 96, dtype=torch.float64)
+    factor = learned.factor(replace(features, inputs=far * features.inputs), one[:5])
+    near = learned.factor(driven().features, one)
+    # By channel; the range is that of each network, and the mean of all three has less.
+    factor, near = factor.view(5, 2, 48), near.view(120, 2, 48)
+    assert (factor.amax(dim=(0, 2)) < 3 * near.amax(dim=(0, 2))).all()
+    assert (factor.amin(dim=(0, 2)) > near.amin(dim=(0, 2)) / 3).all()
+
+
 @pytest.mark.parametrize(("strength", "exponents"), [(-1, [0.0]), (1, [0.75, 1.0])])
 def test_held_out_tuples_choose_how_much_of_the_answer_a_channel_takes(
     fitted, strength, exponents

@@ -300,12 +300,17 @@ class FieldNetwork(nn.Module):
 
 @dataclass
 class FittedField:
-    """Trained networks, what they see, and how much of their answer each channel takes."""
+    """Trained networks, what they see, how much of their answer each channel takes, and the range that it is believed in.
+
+    The range is that of the held-out tuples: far from the data a network says anything, and exp makes it a bound of 1e11.
+    """
 
     networks: list[FieldNetwork]
     settings: FieldFactor
     field_shape: tuple[int, ...]
     exponent: Float[Tensor, " n_channels"]
+    least: Float[Tensor, " n_channels"]
+    most: Float[Tensor, " n_channels"]
 
     @staticmethod
     def fresh(
@@ -336,7 +341,8 @@ class FittedField:
         )
         for network in networks[1:]:
             network.take_units(networks[0])
-        return FittedField(networks, settings, shape, torch.ones(n_out))
+        free = torch.full((n_out,), math.inf)
+        return FittedField(networks, settings, shape, torch.ones(n_out), -free, free)
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -361,9 +367,14 @@ class FittedField:
         self, features: GeometricFeatures, bound: Float[Tensor, " n n_coordinates"]
     ) -> Float[Tensor, " n n_coordinates"]:
         """The factor of each value of the bound: the geometric mean of the networks'."""
-        total = sum(self.log_factor(net, features, bound) for net in self.networks)
-        power = self.exponent.to(bound.device)[:, None] / len(self.networks)
-        return (power * total).exp().reshape(bound.shape).to(bound)
+        answers = [self.log_factor(net, features, bound) for net in self.networks]
+        mean = torch.stack(answers).mean(dim=0)
+        power, least, most = (
+            part.to(bound.device)[:, None]
+            for part in (self.exponent, self.least, self.most)
+        )
+        believed = power * mean.clamp(least, most)
+        return believed.exp().reshape(bound.shape).to(bound)
 
     def __str__(self) -> str:
         used = int((self.exponent > 0).sum())
@@ -381,7 +392,10 @@ class FittedField:
             for number, network in enumerate(self.networks)
             for name, array in network.state_dict().items()
         }
-        return settings, {"exponent": self.exponent, **weights}
+        of_channels = {
+            name: getattr(self, name) for name in ("exponent", "least", "most")
+        }
+        return settings, {**of_channels, **weights}
 
     @staticmethod
     def from_state(
@@ -403,7 +417,9 @@ class FittedField:
             network.load_state_dict(weights)
             networks.append(network.eval())
         shape = tuple(settings["field_shape"])
-        return FittedField(networks, how, shape, exponent)
+        return FittedField(
+            networks, how, shape, exponent, arrays["least"], arrays["most"]
+        )
 
 
 @dataclass(frozen=True)
@@ -434,9 +450,11 @@ class _Judged:
                 yield rows[part], bound, fitted.log_factor(network, features, bound)
 
     def choose(self, fitted: FittedField, quantile: float) -> None:
-        """Set each channel's exponent to the best one."""
+        """Set each channel's exponent to the best one, and the range of its factors to what is seen here."""
         losses = torch.zeros(len(EXPONENTS), len(fitted.exponent), dtype=torch.float64)
+        seen = []
         for rows, bound, log in self._answers(fitted):
+            seen.append(torch.stack([log.amin(dim=(0, 2)), log.amax(dim=(0, 2))]).cpu())
             own, error = (
                 part.reshape(log.shape).float()
                 for part in (bound, self.calibration.error[rows])
@@ -445,6 +463,8 @@ class _Judged:
                 missed = pinball_loss(error, own * (power * log).exp(), quantile)
                 losses[place] += missed.mean(dim=2).sum(dim=0).double().cpu()
         fitted.exponent = torch.tensor(EXPONENTS)[losses.argmin(dim=0)]
+        least, most = torch.stack(seen, dim=1)
+        fitted.least, fitted.most = least.amin(dim=0), most.amax(dim=0)
 
     def factors(self, fitted: FittedField) -> Float[Tensor, " n n_coordinates"]:
         """The factor of each of the tuples."""
