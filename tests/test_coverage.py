@@ -75,7 +75,11 @@ def test_too_few_others_get_no_less_than_the_safe_ones():
 @pytest.mark.parametrize(
     ("ratio", "safe", "message"),
     [
-        (torch.ones(40, 1), torch.arange(40) < 10, "only 10 of the 40 pairs are safe"),
+        (
+            torch.ones(40, 1),
+            torch.arange(40) < 10,
+            "19 safe pairs, and there are 10 among the 40 given;",
+        ),
         (torch.full((40, 1), math.inf), EVERY, "positive where the bound is zero"),
     ],
 )
@@ -153,7 +157,7 @@ def test_nine_fields_of_ten_have_their_share_where_it_is_promised_field_by_field
 
 def test_too_few_fields_are_refused_with_the_number_that_is_needed():
     with pytest.raises(
-        ValueError, match="only 8 of the 8 pairs are safe, and 9 are needed"
+        ValueError, match="it takes 9 safe pairs, and there are 8; give more"
     ):
         Finish.fit(uniform(8, 5), EVERY[:8], 0.95, WholeField(0.9))
     enough = Finish.fit(uniform(9, 5), EVERY[:9], 0.95, WholeField(0.9))

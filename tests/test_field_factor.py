@@ -1,3 +1,4 @@
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -5,7 +6,16 @@ import torch
 from conftest import fresh
 from torch.testing import assert_close
 
-from geoq import FieldFactor, GeoQ, PowerLawIncrement, RandomFolds, Training, View
+from geoq import (
+    FieldFactor,
+    FieldIncrement,
+    GeoQ,
+    IndicatorIncrement,
+    PowerLawIncrement,
+    RandomFolds,
+    Training,
+    View,
+)
 from geoq.crossfit import CalibrationSet
 from geoq.field_factor import _Judged
 from geoq.geometry import GeometricFeatures
@@ -218,6 +228,7 @@ def test_where_all_times_depend_on_each_other_nothing_is_learned():
     model = fit(driven(position=torch.arange(120), reach=200))
     assert model.factor_ is None
     assert "no factor" in model.describe()
+    assert "distance plays no part in the law" in model.describe()
 
 
 def test_the_state_of_a_model_restores_it(fitted):
@@ -320,3 +331,33 @@ def test_too_few_judges_leave_the_law_alone():
     """The lift that a factor needs could not be told."""
     few = driven(18)
     assert fit(few).factor_ is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "n_spatial", "channels_last"),
+    [
+        ((24, 32, 3), 2, True),
+        ((5, 24, 32, 1), 2, True),
+        ((100, 3), 1, True),
+        ((3, 24, 32), 2, False),
+        ((24, 3), 2, False),  # a thin grid without channels
+        ((2, 100, 4), 2, False),  # a thin grid with two channels
+        ((3, 16), 1, False),
+        ((24, 32, 5), 2, False),
+    ],
+)
+@pytest.mark.parametrize(
+    "model", [FieldFactor, FieldIncrement, IndicatorIncrement], ids=lambda m: m.__name__
+)
+def test_what_looks_like_channels_last_is_warned_of(
+    model, shape, n_spatial, channels_last
+):
+    shapes = Shapes(shape, shape, shape, shape)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(n_spatial=n_spatial).check_shapes(shapes)
+    assert len(caught) == channels_last
+    if channels_last:
+        order = (0, len(shape), *range(1, len(shape)))
+        assert f"x.permute{order}" in str(caught[0].message)
+        assert str(shape) in str(caught[0].message)

@@ -154,6 +154,29 @@ def test_impossible_fold_counts_are_refused(scheme, message):
         list(scheme.split(points, None, groups))
 
 
+def test_too_few_points_name_the_argument_that_helps():
+    with pytest.raises(ValueError, match=r"as in folds=RandomFolds\(n_folds=3\)"):
+        list(RandomFolds(5).split(np.zeros((3, 1))))
+
+
+@pytest.mark.parametrize("combine", [lambda scheme: scheme, CombinedFolds])
+def test_a_class_is_no_scheme(combine):
+    with pytest.raises(
+        TypeError, match=r"folds is the class RandomFolds.*pass RandomFolds\(5\)"
+    ):
+        FoldPlan.draw(combine(RandomFolds), np.zeros((9, 1)), None)
+
+
+def test_units_are_points_or_groups_or_stretches_of_time():
+    points, groups = np.arange(12.0)[:, None], np.repeat([0, 1, 2], 4)
+    for scheme, n_units in (
+        (RandomFolds(2), 12),
+        (GroupFolds(), 3),
+        (TemporalFolds(2, gap=1), 6),
+    ):
+        assert FoldPlan.draw(scheme, points, groups).n_units == n_units
+
+
 def test_equal_points_cannot_be_clustered():
     with pytest.raises(ValueError, match="there are 1 distinct points to divide"):
         list(ClusterFolds(2).split(np.zeros((5, 1))))

@@ -43,6 +43,7 @@ READING_ORDER = [
     "sklearn",
     "xarray",
     "cli",
+    "__main__",
 ]
 
 

@@ -1,5 +1,6 @@
 import math
 
+import pytest
 import torch
 from torch.testing import assert_close
 
@@ -85,3 +86,9 @@ def test_the_distance_region_is_set_by_the_family_that_interpolates():
     score = region.support_score(features)
     assert torch.equal(score, distance)
     assert region.contains(score).sum() == 19
+
+
+@pytest.mark.parametrize("region", [SafeRegion, DistanceRegion])
+def test_a_region_called_without_anything_says_that_the_class_is_wanted(region):
+    with pytest.raises(TypeError, match="wants the class: pass safe_region=SafeRegion"):
+        region()

@@ -30,6 +30,13 @@ def test_error_functionals_by_hand(kind):
         assert functional(y, y_hat).tolist() == expected
 
 
+@pytest.mark.parametrize("functional", [absolute_error, norm_error])
+def test_masks_are_subtracted_as_numpy_does(functional):
+    y, y_hat = np.array([[True, False], [True, True]]), np.array([[0.5, 0.25], [1, 0]])
+    error = functional(torch.from_numpy(y), torch.from_numpy(y_hat))
+    np.testing.assert_allclose(error, functional(y, y_hat))
+
+
 def test_small_integers_do_not_overflow_in_a_norm():
     y = np.array([[20], [16]], dtype=np.uint8)
     error = relative_norm_error(y, np.array([[19.0], [15.0]]))
@@ -97,6 +104,19 @@ def test_the_first_bad_value_is_named_and_all_are_counted():
 
 
 @pytest.mark.parametrize(
+    ("masked", "message"),
+    [(4, "same places in all samples.* fill them with 0 in x and y"), (3, "remove or")],
+)
+def test_values_missing_at_the_same_places_of_all_samples_are_to_be_masked(
+    masked, message
+):
+    x = torch.zeros(4, 1, 3, 3)
+    x[:masked, :, 1, 1:] = torch.nan
+    with pytest.raises(ValueError, match=message):
+        check_finite(x, "x")
+
+
+@pytest.mark.parametrize(
     ("n_rows", "row_numbers"), [(10, 1), (7, 2**22), (5, 2**30), (1, 0)]
 )
 def test_chunks_cover_all_rows_once(n_rows, row_numbers):
@@ -140,8 +160,39 @@ def test_functions_that_do_not_answer_row_by_row_are_refused(function, message):
 
 
 def test_a_module_on_numpy_arrays_is_refused_with_the_way_out():
-    with pytest.raises(TypeError, match=r"f is a torch module, but x is a NumPy array"):
-        evaluate(fresh(nn.Linear, 2, 1), np.zeros((3, 2)), "f")
+    for module, cast in ((nn.Linear, "float"), (double_linear, "double")):
+        with pytest.raises(
+            TypeError,
+            match=rf"f is a torch module, but x is a NumPy .*from_numpy\(x\)\.{cast}\(\)",
+        ):
+            evaluate(fresh(module, 2, 1), np.zeros((3, 2)), "f")
+
+
+def double_linear(*sizes):
+    return nn.Linear(*sizes).double()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.long, torch.bool])
+def test_numbers_of_another_dtype_than_the_weights_are_named(dtype):
+    x = torch.zeros(3, 2, dtype=dtype)
+    with pytest.raises(
+        TypeError,
+        match=rf"f has weights of torch.float32 and failed on x of {dtype} .*x\.float\(\)",
+    ):
+        evaluate(fresh(nn.Linear, 2, 1), x, "f")
+
+
+def test_a_module_may_take_numbers_of_another_dtype_than_its_weights():
+    class Casting(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.float())
+
+    assert len(evaluate(fresh(Casting, 2, 1), torch.zeros(3, 2).double(), "f")) == 3
+
+
+def test_other_failures_of_a_module_stay_what_they_are():
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        evaluate(fresh(nn.Linear, 2, 1), torch.zeros(3, 5), "f")
 
 
 def test_a_prediction_of_another_shape_than_y_is_refused():
@@ -167,10 +218,57 @@ def test_a_network_in_training_mode_is_refused():
         check_callable(fresh(nn.Linear, 1, 1).train(), "surrogate")
 
 
-def test_a_model_with_predict_gets_the_hint():
-    class Ridge:
-        def predict(self, x):
-            return x
+class Ridge:
+    def fit(self, x, y):
+        return self
 
-    with pytest.raises(TypeError, match=r"got Ridge; pass surrogate=model.predict"):
-        check_callable(Ridge(), "surrogate")
+    def predict(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "message"),
+    [
+        (
+            "surrogate",
+            Ridge(),
+            r"as surrogate\(x\), got Ridge; pass surrogate=model.pred",
+        ),
+        ("surrogate", Ridge, "got the class Ridge; pass surrogate=model.predict"),
+        ("surrogate", nn.Linear, "got the class Linear; pass a trained object"),
+        ("representation", nn.Linear, "got the class Linear; pass a trained object"),
+        (
+            "train_surrogate",
+            Ridge,
+            r"got the class Ridge; pass lambda x, y: Ridge\(\).fit\(x, y\).predict",
+        ),
+        ("train_surrogate", nn.Linear, "got the class Linear; pass a function that"),
+        (
+            border.TRAINED,
+            Ridge(),
+            r"as surrogate\(x\), got Ridge; return model.predict from train_surrogate",
+        ),
+        (border.TRAINED, None, "NoneType; return a function from train_surrogate"),
+        (
+            "error_functional",
+            "mse",
+            r"as error_functional\(y, y_hat\), got str; .* geoq.absolute_error",
+        ),
+    ],
+)
+def test_what_cannot_be_called_gets_the_hint(name, function, message):
+    with pytest.raises(TypeError, match=message):
+        check_callable(function, name)
+
+
+def test_a_class_whose_objects_answer_is_a_recipe():
+    class Trained(Ridge):
+        def __call__(self, x):
+            return self.predict(x)
+
+    check_callable(Trained, "train_surrogate")
+
+
+def test_a_recipe_that_returns_a_network_in_training_mode_gets_the_hint():
+    with pytest.raises(ValueError, match=r"; return model.eval\(\) from train_surr"):
+        check_callable(fresh(nn.Linear, 1, 1).train(), border.TRAINED)

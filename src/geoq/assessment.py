@@ -61,6 +61,10 @@ class Assessment:
 
     def reason(self, query: int) -> str:
         """Why this bound and this flag, in words and numbers, for one query."""
+        if not -len(self) <= query < len(self):
+            raise IndexError(
+                f"query={query}, but {len(self)} were assessed; choose 0 to {len(self) - 1}."
+            )
         bound, baseline, increment = (
             float(part[query].mean())
             for part in (self.error_hat, self.anchor_error, self.increment)

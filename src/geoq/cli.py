@@ -114,7 +114,3 @@ def main() -> None:
         help="where to write the picture",
     )
     demo(parser.parse_args().picture)
-
-
-if __name__ == "__main__":
-    main()

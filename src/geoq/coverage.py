@@ -117,8 +117,9 @@ class Finish:
         factor = promise.factor(ratio[safe], quantile)
         if math.isinf(factor):
             needed, found = promise.n_needed(quantile), int(safe.sum())
+            given = "" if found == len(safe) else f" among the {len(safe)} given"
             what = (
-                f"only {found} of the {len(safe)} pairs are safe, and {needed} are needed"
+                f"it takes {needed} safe pairs, and there are {found}{given}"
                 if found < needed
                 else f"more than the share {1 - quantile:g} of the safe errors is positive where the bound is zero"
             )

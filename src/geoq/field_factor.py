@@ -21,7 +21,12 @@ from geoq.coverage import n_needed
 from geoq.crossfit import CalibrationSet
 from geoq.factor import BoundOf, Learned
 from geoq.geometry import GeometricFeatures
-from geoq.increment import Shapes, check_spatial, pinball_loss
+from geoq.increment import (
+    Shapes,
+    check_spatial,
+    pinball_loss,
+    warn_of_channels_last,
+)
 from geoq.nets.unet import UNet
 from geoq.surrogate import chunks
 from geoq.training import RowLoss, Training, seeded, train_on
@@ -84,6 +89,7 @@ class View:
                 f"n_spatial={n_spatial}, but an error has shape {shapes.error}; put the grid last, or use an increment "
                 "model for tables."
             )
+        warn_of_channels_last(shapes.error, n_spatial)
         for name, what, shape in (
             ("inputs", "inputs", shapes.inputs),
             ("prediction", "outputs", shapes.outputs),

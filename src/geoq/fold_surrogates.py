@@ -16,6 +16,7 @@ from torch import Tensor
 from geoq import progress
 from geoq.checkpoint import Checkpoint
 from geoq.surrogate import (
+    TRAINED,
     Array,
     Surrogate,
     TrainSurrogate,
@@ -140,7 +141,7 @@ class FreshFolds:
                 self.train_surrogate, x, y, [fold.seen for fold in folds]
             )
             for surrogate in surrogates:
-                check_callable(surrogate, "the trained surrogate")
+                check_callable(surrogate, TRAINED)
         except Exception as exc:
             whose = (
                 f" of {folds[0]}"

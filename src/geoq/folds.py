@@ -55,12 +55,23 @@ def _complements(held_out: Iterable[np.ndarray], n_points: int) -> Iterator[Spli
 def _check_fold_count(scheme: str, n_folds: int, n_things: int, things: str) -> None:
     if not 2 <= n_folds <= n_things:
         way_out = (
-            f"choose n_folds between 2 and {n_things}"
+            f"choose n_folds between 2 and {n_things}, as in folds={scheme}(n_folds={n_things})"
             if n_things > 1
             else "give more data"
         )
         raise ValueError(
             f"{scheme}(n_folds={n_folds}), but there are {n_things} {things} to divide; {way_out}."
+        )
+
+
+def _check_scheme(scheme: object) -> None:
+    if isinstance(scheme, type):
+        raise TypeError(
+            f"folds is the class {scheme.__name__}, but a scheme is an object; pass {scheme.__name__}(5), for example."
+        )
+    if not isinstance(scheme, Folds):
+        raise TypeError(
+            f"folds={scheme!r}, but a fold scheme has a method split; pass RandomFolds(5), for example."
         )
 
 
@@ -236,6 +247,8 @@ class CombinedFolds:
             raise ValueError(
                 "CombinedFolds() got no scheme; pass at least one, for example RandomFolds(5)."
             )
+        for scheme in schemes:
+            _check_scheme(scheme)
         self.schemes = schemes
 
     def __repr__(self) -> str:
@@ -282,6 +295,25 @@ def default_folds(interpolating: Folds | None = None) -> CombinedFolds:
 
 
 @dataclass(frozen=True)
+class ForgottenFolds:
+    """Stands in an estimator from a file for the scheme that it was calibrated with, of which only the name is known."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def split(
+        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
+    ) -> Iterable[Split]:
+        del points, y, groups
+        raise ValueError(
+            f"folds={self.name}, but of an estimator from a file only the name of its folds is known; calibrate a new "
+            "GeoQ, or give this one folds and a train_surrogate by set_params."
+        )
+
+
+@dataclass(frozen=True)
 class FoldPlan:
     """Folds as drawn for one set of points: the rows of each, and what is known about them.
 
@@ -309,10 +341,7 @@ class FoldPlan:
                     f"folds were drawn for {folds.n_points} points, but there are {len(points)}; draw them anew."
                 )
             return folds
-        if not isinstance(folds, Folds):
-            raise TypeError(
-                f"folds={folds!r}, but a fold scheme has a method split; pass RandomFolds(5), for example."
-            )
+        _check_scheme(folds)
         schemes = folds.schemes if isinstance(folds, CombinedFolds) else (folds,)
         drawn = [
             (family, (np.asarray(train), np.asarray(held_out)))
@@ -365,6 +394,14 @@ class FoldPlan:
         near = np.searchsorted(position, position + reach, side="right")
         near -= np.searchsorted(position, position - reach, side="left")
         return len(position) - int(near.max())
+
+    @property
+    def n_units(self) -> int:
+        """Points, groups or stretches of time that are independent of each other."""
+        if self.dependence is None:
+            return self.n_points
+        stretch = self.dependence.position // (self.dependence.reach + 1)
+        return len(np.unique(stretch))
 
     def check(self, *, n_anchors: int, n_support: int, n_safe: int) -> None:
         """Refuse more neighbours than the folds leave, before anything is trained on them."""

@@ -4,6 +4,7 @@ r"""Increment models: an upper conditional quantile of what the anchors do not e
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -19,6 +20,9 @@ from geoq.nets.unet import UNet
 from geoq.representation import Standardization
 from geoq.surrogate import chunks
 from geoq.training import Training, seeded, train
+
+# A last dimension of so few places, after dimensions of so many, looks like channels after a grid.
+FEW_CHANNELS, SHORT_GRID = 4, 8
 
 
 @runtime_checkable
@@ -79,6 +83,13 @@ class ChecksShapes(Protocol):
     def check_shapes(self, shapes: Shapes, /) -> None: ...
 
 
+@runtime_checkable
+class ChecksErrors(Protocol):
+    """An increment model that can refuse the deployed surrogate's errors before the folds are trained."""
+
+    def check_errors(self, prediction: Tensor, error: Tensor, /) -> None: ...
+
+
 def pinball_loss(
     value: Float[Tensor, " *shape"], estimate: Float[Tensor, " *shape"], quantile: float
 ) -> Float[Tensor, " *shape"]:
@@ -118,6 +129,21 @@ def check_spatial(n_spatial: int) -> None:
         raise ValueError(
             f"n_spatial={n_spatial}, but fields live on a line or in the plane; choose 1 or 2."
         )
+
+
+def warn_of_channels_last(shape: tuple[int, ...], n_spatial: int) -> None:
+    """Warn of an error whose last dimension is so short, after so long ones, that it may hold channels."""
+    if len(shape) <= n_spatial or shape[-1] > FEW_CHANNELS:
+        return
+    if min(shape[-1 - n_spatial : -1]) < SHORT_GRID:
+        return
+    order = (0, len(shape), *range(1, len(shape)))
+    warnings.warn(
+        f"an error has shape {shape}, of which the last n_spatial={n_spatial} dimensions, {shape[-n_spatial:]}, are taken "
+        "for the grid; if the last one holds channels, put them first in x and y and let the surrogate work so: "
+        f"x.permute{order}, or numpy.moveaxis(x, -1, 1).",
+        stacklevel=2,
+    )
 
 
 class _ScaledRate(nn.Module):
@@ -340,6 +366,7 @@ class FieldIncrement:
                 f"a row of the error {shapes.error}, which do not end in one grid; put the grid last in both, or use "
                 "NormScaledIncrement."
             )
+        warn_of_channels_last(shapes.error, self.n_spatial)
         if self.weights and len(self.weights) != shapes.error[0]:
             raise ValueError(
                 f"FieldIncrement got {len(self.weights)} weights, but a row of the error has shape {shapes.error}; give one "

@@ -280,8 +280,13 @@ class PowerLawIncrement:
     def describe(self) -> str:
         """The law in a sentence."""
         factor = "no factor" if self.factor_ is None else str(self.factor_)
+        growth = (
+            f"error grows like distance to the power {self.law_.exponent:g}"
+            if self.law_.exponent
+            else "distance plays no part in the law"
+        )
         return (
-            f"error grows like distance to the power {self.law_.exponent:g}, anchor weight "
+            f"{growth}, anchor weight "
             f"{self.law_.level * self.law_.anchor_weight:.2g}, {factor}, lifted by {self.lift_:.2f}"
         )
 

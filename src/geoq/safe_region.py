@@ -1,8 +1,8 @@
 """The safe region: is this query's geometry one that the calibration has seen? (lines 15-16)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -43,6 +43,13 @@ class SafeRule(Protocol):
     ) -> FittedRegion: ...
 
 
+def _wanted_as_class() -> Any:
+    raise TypeError(
+        "a safe region was made without its threshold, which fit finds; the argument safe_region wants the class: pass "
+        "safe_region=SafeRegion or safe_region=DistanceRegion, without parentheses."
+    )
+
+
 @dataclass(frozen=True)
 class DistanceRegion:
     r"""Queries no farther from the data than held-out points were when they interpolated.
@@ -53,7 +60,7 @@ class DistanceRegion:
     far away, though nothing tells that the error there grows alike in another direction.
     """
 
-    threshold: float
+    threshold: float = field(default_factory=_wanted_as_class)
     meaning = (
         "no farther from the data than held-out points were when they interpolated",
         "farther from the data than held-out points were when they interpolated, so take the bound as a guess",
@@ -103,10 +110,10 @@ class SafeRegion:
     ``cloud`` holds the standardised calibration features T(psi).
     """
 
-    standardization: Standardization
-    cloud: Float[Tensor, " n n_features"]
-    n_safe: int
-    threshold: float
+    standardization: Standardization = field(default_factory=_wanted_as_class)
+    cloud: Float[Tensor, " n n_features"] = field(default_factory=_wanted_as_class)
+    n_safe: int = field(default_factory=_wanted_as_class)
+    threshold: float = field(default_factory=_wanted_as_class)
     meaning = (
         "the calibration holds queries like this one",
         "the calibration holds too few queries like this one, so take the bound as a guess",

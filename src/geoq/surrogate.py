@@ -70,7 +70,7 @@ def absolute_error(y: Array, y_hat: Array) -> Array:
 
     .. math:: E(x) = |F(x) - \widehat F(x)|  (eq:pointwise_error)
     """
-    error: Array = abs(y - y_hat)  # type: ignore[assignment]  # NumPy's stubs call it object
+    error: Array = abs(_difference(y, y_hat))  # type: ignore[assignment]  # NumPy's stubs call it object
     return error
 
 
@@ -79,7 +79,7 @@ def norm_error(y: Array, y_hat: Array) -> Array:
 
     .. math:: E(x) = \|F(x) - \widehat F(x)\|_2
     """
-    return ((y - y_hat).reshape(len(y), -1) ** 2).sum(1) ** 0.5
+    return (_difference(y, y_hat).reshape(len(y), -1) ** 2).sum(1) ** 0.5
 
 
 def relative_norm_error(y: Array, y_hat: Array) -> Array:
@@ -88,6 +88,13 @@ def relative_norm_error(y: Array, y_hat: Array) -> Array:
     .. math:: E(x) = \|F(x) - \widehat F(x)\|_2 / \|F(x)\|_2
     """
     return norm_error(y, y_hat) / norm_error(y, 0 * y_hat)
+
+
+def _difference(y: Array, y_hat: Array) -> Array:
+    if isinstance(y, Tensor) and y.dtype == torch.bool:
+        # torch subtracts no masks, where NumPy takes them for 0 and 1.
+        y = y.to(torch.uint8)
+    return y - y_hat
 
 
 def to_tensor(array: Array, name: str) -> Tensor:
@@ -144,14 +151,20 @@ def take(array: Array, rows: Int[Tensor, " n_rows"]) -> Array:
     )
 
 
-def check_finite(
-    tensor: Tensor, name: str, way_out: str = "remove or impute these samples first"
-) -> None:
+def check_finite(tensor: Tensor, name: str, way_out: str | None = None) -> None:
     """Refuse NaN and infinity, saying where the first one is and how many there are."""
-    if tensor.isfinite().all():
+    finite = tensor.isfinite()
+    if finite.all():
         return
-    bad = (~tensor.isfinite()).nonzero()
+    bad = (~finite).nonzero()
     where = ", ".join(str(int(i)) for i in bad[0])
+    if way_out is None:
+        way_out = (
+            "these are the same places in all samples, as of land or an obstacle: fill them with 0 in x and y, and let "
+            "error_functional return 0 there"
+            if len(finite) > 1 and (finite == finite[0]).all()
+            else "remove or impute these samples first"
+        )
     raise ValueError(
         f"{name}[{where}] is {tensor[tuple(bad[0])].item()} ({len(bad)} of {tensor.numel()} values are not finite); "
         f"{way_out}."
@@ -220,34 +233,106 @@ def few_threads(n_numbers: int) -> Iterator[None]:
         torch.set_num_threads(n_threads)
 
 
+# What recipes return goes by this name; the others go by that of their argument.
+TRAINED = "the trained surrogate"
+_CALLS = {
+    "train_surrogate": "train_surrogate(x, y)",
+    "error_functional": "error_functional(y, y_hat)",
+    TRAINED: "surrogate(x)",
+}
+
+
 def check_callable(function: object, name: str) -> None:
     """Refuse what cannot be called on a batch, and networks whose answers would be random."""
     if isinstance(function, nn.Module) and function.training:
-        raise ValueError(
-            f"{name} is in training mode, so dropout would make its errors random; call {name}.eval() first."
+        way_out = (
+            "return model.eval() from train_surrogate"
+            if name == TRAINED
+            else f"call {name}.eval() first"
         )
-    if callable(function):
+        raise ValueError(
+            f"{name} is in training mode, so dropout would make its errors random; {way_out}."
+        )
+    if callable(function) and not _is_mistaken(function, name):
         return
-    call, hint = f"{name}(x)", f"pass {name}=model.predict"
-    if name == "train_surrogate":
-        call, hint = f"{name}(x, y)", "pass lambda x, y: clone(model).fit(x, y).predict"
-    way_out = (
-        hint if callable(getattr(function, "predict", None)) else "pass a function"
-    )
+    got = type(function).__name__
+    if isinstance(function, type):
+        got = f"the class {function.__name__}"
     raise TypeError(
-        f"{name} must be callable as {call}, got {type(function).__name__}; {way_out}."
+        f"{name} must be callable as {_CALLS.get(name, f'{name}(x)')}, got {got}; {_instead(function, name)}."
     )
+
+
+def _is_mistaken(function: object, name: str) -> bool:
+    """Whether it is a class where an object is wanted; a class whose objects can be called may well be a recipe."""
+    if not isinstance(function, type):
+        return False
+    is_recipe = issubclass(function, Callable) and not issubclass(function, nn.Module)  # type: ignore[arg-type]
+    return name != "train_surrogate" or not is_recipe
+
+
+def _instead(function: object, name: str) -> str:
+    """What to pass in place of something that cannot be called."""
+    if name == "error_functional":
+        return "pass a function of both, such as geoq.absolute_error"
+    named = f"{function.__name__}()" if isinstance(function, type) else ""
+    has_predict = callable(getattr(function, "predict", None))
+    if name == "train_surrogate" and has_predict:
+        return f"pass lambda x, y: {named or 'clone(model)'}.fit(x, y).predict"
+    if name == "train_surrogate":
+        return "pass a function that returns a trained model, or a TrainNetwork"
+    what = "a trained object" if named else "a function"
+    if name == TRAINED:
+        return f"return {'model.predict' if has_predict else what} from train_surrogate"
+    return f"pass {name}=model.predict" if has_predict else f"pass {what}"
 
 
 @torch.no_grad()
 def evaluate(function: Callable[[Array], Array], x: Array, name: str) -> Tensor:
     """A user's function on all rows of x, in chunks, one row of answer per row of input."""
-    if isinstance(function, nn.Module) and isinstance(x, np.ndarray):
-        raise TypeError(
-            f"{name} is a torch module, but x is a NumPy array; pass x and y as tensors (torch.from_numpy)."
-        )
+    if isinstance(function, nn.Module):
+        check_kind(function, x, name, "x")
     rows = [x[rows] for rows in chunks(len(x), int(np.prod(x.shape[1:])))]
-    return torch.cat([_one_row_each(function(part), len(part), name) for part in rows])
+    return torch.cat(
+        [_one_row_each(_call(function, part, name), len(part), name) for part in rows]
+    )
+
+
+def check_kind(module: nn.Module, array: Array, name: str, array_name: str) -> None:
+    """Refuse NumPy arrays for torch modules."""
+    if isinstance(array, np.ndarray):
+        raise TypeError(
+            f"{name} is a torch module, but {array_name} is a NumPy array; pass x and y as tensors of its dtype, "
+            f"{array_name}=torch.from_numpy({array_name}){_to_dtype(module)}."
+        )
+
+
+def _call(function: Callable[[Array], Array], x: Array, name: str) -> Array:
+    try:
+        return function(x)
+    except RuntimeError as exc:
+        # Not before the call: a module may well take other numbers than it is made of.
+        if not isinstance(function, nn.Module) or _dtype(function) in (None, x.dtype):
+            raise
+        raise TypeError(
+            f"{name} has weights of {_dtype(function)} and failed on x of {x.dtype} ({exc}); pass x and y in the dtype of its weights, "
+            f"x{_to_dtype(function)}."
+        ) from exc
+
+
+def _dtype(module: nn.Module) -> torch.dtype | None:
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
+
+
+def _to_dtype(module: nn.Module) -> str:
+    """What makes a tensor fit the module's weights."""
+    dtype = _dtype(module) or torch.float32
+    short = {
+        torch.float32: "float()",
+        torch.float64: "double()",
+        torch.float16: "half()",
+    }
+    return f".{short.get(dtype, f'to({dtype})')}"
 
 
 @torch.no_grad()
