@@ -1,6 +1,7 @@
 import copy
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch.testing import assert_close
 from geoq import (
     ClusterFolds,
     CombinedFolds,
+    DistanceRegion,
     FieldIncrement,
     GeoQ,
     GroupFolds,
@@ -196,6 +198,7 @@ def test_scalar_inputs_and_outputs_need_no_second_dimension():
     assert geoq.predict(np.array([0.5, 2.0])).shape == (2,)
 
 
+@pytest.mark.filterwarnings("ignore:n=")  # few independent points on purpose
 def test_groups_reach_the_folds_and_the_threshold(problem):
     groups = np.repeat(np.arange(6), 20)
     geoq = GeoQ(
@@ -205,6 +208,7 @@ def test_groups_reach_the_folds_and_the_threshold(problem):
     assert calibration.position.tolist() == groups[calibration.point.cpu()].tolist()
 
 
+@pytest.mark.filterwarnings("ignore:n=")  # few independent points on purpose
 def test_overlapping_windows_are_safe_with_a_gap_and_not_without(device):
     """Windows one step apart are near twins; without a gap they set a threshold that nothing new can meet."""
     time = torch.arange(300, dtype=torch.float64, device=device) * 0.05
@@ -394,6 +398,67 @@ def test_a_surrogate_that_changes_its_mind_is_refused(problem):
         )
 
 
+def linear(problem):
+    return fresh(nn.Linear, 2, 1).to(problem.x)
+
+
+def test_numpy_references_for_a_torch_module_are_refused_before_training(problem):
+    def never(x, y):
+        pytest.fail("training started")
+
+    with pytest.raises(
+        TypeError, match=r"but y is a NumPy array; .* y=torch.from_numpy\(y\)\."
+    ):
+        GeoQ(linear(problem), never).fit(problem.x, problem.y.cpu().numpy())
+
+
+def test_a_module_of_another_dtype_is_refused_before_training(problem):
+    def never(x, y):
+        pytest.fail("training started")
+
+    with pytest.raises(TypeError, match=r"surrogate has weights of torch.float16"):
+        GeoQ(linear(problem).half(), never).fit(problem.x, problem.y)
+
+
+@pytest.mark.parametrize("name", ["surrogate", "representation"])
+def test_a_module_switched_to_training_after_the_fit_is_refused(
+    problem, name, tmp_path
+):
+    module = linear(problem)
+    surrogate = module if name == "surrogate" else problem.train(problem.x, problem.y)
+    representation = module if name == "representation" else None
+    geoq = GeoQ(
+        surrogate,
+        None,
+        representation=representation,
+        folds=RandomFolds(3),
+        increment_model=QUICK,
+    )
+    geoq.fit(problem.x, problem.y)
+    module.train()
+    for ask in (
+        lambda: geoq.assess(problem.queries),
+        lambda: geoq.predict(problem.queries),
+        lambda: geoq.conformalize(problem.x, problem.y),
+        lambda: geoq.save(tmp_path / "random.geoq"),
+    ):
+        with pytest.raises(ValueError, match=rf"{name} is in training mode"):
+            ask()
+    module.eval()
+    geoq.predict(problem.queries)
+
+
+def test_masks_are_references_like_their_numbers(problem):
+    mask = problem.y > 0
+    bounds = [
+        GeoQ(lambda x: x[:, :1], None, folds=RandomFolds(3), increment_model=QUICK)
+        .fit(problem.x, y)
+        .predict(problem.queries)
+        for y in (mask, mask.to(problem.x))
+    ]
+    assert_close(*bounds)
+
+
 def test_numpy_data_for_a_torch_module_are_refused():
     with pytest.raises(
         TypeError, match="surrogate is a torch module, but x is a NumPy array"
@@ -426,12 +491,24 @@ def test_bad_queries_are_refused(problem, spoil, message):
     [
         (
             {"increment_model": NormScaledIncrement},
-            "increment_model=.* cannot be fitted",
+            r"increment_model=NormScaledIncrement cannot be fitted; call it, inc.*NormScaledIncrement\(\)",
         ),
+        (
+            {"increment_model": PowerLawIncrement.for_fields},
+            r"call it, increment_model=PowerLawIncrement.for_fields\(\)",
+        ),
+        ({"increment_model": 3}, "increment_model=3 cannot be fitted; pass an object"),
         ({"safe_region": "distance"}, "safe_region='distance' cannot be fitted"),
+        (
+            {"safe_region": DistanceRegion(0.5)},
+            "a DistanceRegion that has its threshold already.* safe_region=DistanceReg",
+        ),
         ({"error_functional": "mae"}, "error_functional must be callable"),
+        ({"folds": RandomFolds}, "folds is the class RandomFolds"),
+        ({"representation": nn.Flatten}, "representation must be .* the class Flatten"),
+        ({"surrogate": nn.Linear}, "surrogate must be .* the class Linear"),
     ],
-    ids=["class", "string", "name"],
+    ids=str,
 )
 def test_parts_of_another_kind_are_refused_before_anything_is_trained(
     problem, settings, message
@@ -439,8 +516,22 @@ def test_parts_of_another_kind_are_refused_before_anything_is_trained(
     def never(x, y):
         pytest.fail("training started")
 
+    settings = {"surrogate": None, "train_surrogate": never} | settings
     with pytest.raises(TypeError, match=message):
-        GeoQ(None, never, **settings).fit(problem.x, problem.y)
+        GeoQ(**settings).fit(problem.x, problem.y)
+
+
+def test_the_absence_of_a_recipe_names_the_choice(problem):
+    with pytest.raises(
+        TypeError,
+        match=r"pass a function train_surrogate\(x, y\).*, or None if the surr",
+    ):
+        GeoQ(problem.train(problem.x, problem.y))
+
+
+def test_a_class_promises_nothing(problem):
+    with pytest.raises(TypeError, match=r"pass an object such as promise=WholeField\("):
+        calibrate(problem).conformalize(problem.x, problem.y, promise=WholeField)
 
 
 def test_a_model_in_place_of_its_training_gets_the_hint(problem):
@@ -562,7 +653,7 @@ def test_a_finish_scales_bounds_that_do_not_rest_on_the_anchors(device, size):
 def test_too_few_safe_pairs_promise_nothing(device):
     x, y = noisy(200, device, 0)
     geoq = GeoQ(first, None, folds=RandomFolds(5)).fit(x, y)
-    with pytest.raises(ValueError, match=r"only \d+ of the 12 pairs are safe, and 19"):
+    with pytest.raises(ValueError, match=r"it takes 19 safe pairs, and there are \d+"):
         geoq.conformalize(x[:12], y[:12])
 
 
@@ -577,6 +668,14 @@ def test_bounds_of_several_levels_cover_their_shares_and_never_cross(device):
     safe = geoq.assess(new).safe
     for level, bound in bounds.items():
         assert abs((error <= bound)[safe].double().mean() - level) < 0.06
+
+
+def test_levels_may_come_in_an_array(problem):
+    geoq = calibrate(problem)
+    expected = geoq.predict_levels(problem.queries, (0.5, 0.75))
+    for levels in (np.linspace(0.5, 0.75, 2), torch.linspace(0.5, 0.75, 2)):
+        bounds = geoq.predict_levels(problem.queries, levels)
+        assert_close(bounds, expected)
 
 
 def test_one_level_alone_gets_the_hint(problem):
@@ -648,3 +747,79 @@ def test_importing_geoq_needs_no_extra():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert result.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("n", "quantile", "few"), [(18, 0.95, True), (19, 0.95, False), (18, 0.9, False)]
+)
+def test_fewer_points_than_the_level_needs_are_warned_of(problem, n, quantile, few):
+    geoq = GeoQ(
+        None,
+        problem.train,
+        folds=RandomFolds(3),
+        increment_model=PowerLawIncrement(quantile, factor=None),
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        geoq.fit(problem.x[:n], problem.y[:n])
+    told = [
+        str(warning.message) for warning in caught if "level" in str(warning.message)
+    ]
+    assert len(told) == few
+    if few:
+        assert "n=18 independent points" in told[0]
+        assert "quantile=0.95" in told[0]
+
+
+def test_the_repr_is_short_and_names_what_was_chosen(problem):
+    wide = nn.Sequential(*(nn.ReLU() for _ in range(50))).eval()
+    geoq = GeoQ(wide, problem.train, folds=RandomFolds(3), n_anchors=2)
+    assert repr(geoq) == (
+        "GeoQ(surrogate=Sequential, train_surrogate=Problem.train, "
+        "folds=RandomFolds(n_folds=3, random_state=0), n_anchors=2), not fitted"
+    )
+    geoq = GeoQ(None, problem.train, increment_model=PowerLawIncrement.for_fields())
+    assert "increment_model=PowerLawIncrement(...)" in repr(geoq)
+    assert repr(calibrate(problem)).endswith("), fitted")
+
+
+def test_a_loaded_estimator_shows_the_folds_it_was_calibrated_with(problem, tmp_path):
+    geoq = calibrate(problem)
+    geoq.save(tmp_path / "a.geoq")
+    loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=geoq.surrogate_)
+    loaded.save(tmp_path / "b.geoq")
+    again = GeoQ.load(tmp_path / "b.geoq", surrogate=geoq.surrogate_)
+    for estimator in (loaded, again):
+        assert repr(estimator.folds) == repr(geoq.folds)
+        assert f"folds={geoq.folds!r}" in repr(estimator)
+    with pytest.raises(ValueError, match="only the name of its folds is known"):
+        loaded.fit(problem.x, problem.y)
+
+
+def test_what_load_is_given_must_be_callable(problem, tmp_path):
+    class Ridge:
+        def predict(self, x):
+            return x
+
+    calibrate(problem).save(tmp_path / "a.geoq")
+    with pytest.raises(TypeError, match=r"got Ridge; pass surrogate=model.predict"):
+        GeoQ.load(tmp_path / "a.geoq", surrogate=Ridge())
+    with pytest.raises(TypeError, match=r"as error_functional\(y, y_hat\), got str"):
+        GeoQ.load(tmp_path / "a.geoq", surrogate=first, error_functional="mse")
+
+
+def test_a_reason_for_a_query_that_was_not_asked_names_the_range(problem):
+    assessment = calibrate(problem).assess(problem.queries[:3])
+    for query in (3, -4):
+        with pytest.raises(IndexError, match=rf"query={query}, but 3 .* choose 0 to 2"):
+            assessment.reason(query)
+    assert (
+        assessment.reason(-1).splitlines()[1:] == assessment.reason(2).splitlines()[1:]
+    )
+
+
+def test_the_command_runs_as_a_module():
+    command = [sys.executable, "-m", "geoq", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "usage: geoq" in result.stdout
+    assert "demo" in result.stdout

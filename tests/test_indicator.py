@@ -4,11 +4,19 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from geoq import GeoQ, IndicatorIncrement, RandomFolds, Training, View
+from geoq import (
+    GeoQ,
+    IndicatorIncrement,
+    RandomFolds,
+    Training,
+    View,
+    of_logit,
+    of_probability,
+    zero_or_one,
+)
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.increment import Shapes, pinball_loss
-from geoq.indicator import of_logit, of_probability
 
 GRID = (6, 8)
 QUICK = IndicatorIncrement(
@@ -198,6 +206,49 @@ def test_errors_that_are_not_0_or_1_are_refused(wrong):
         replace(QUICK).fit(data)
 
 
+@pytest.mark.parametrize(
+    ("predict", "error", "values", "way_out"),
+    [
+        (torch.sigmoid, None, zero_or_one, "those of values=of_probability: from geoq"),
+        (
+            lambda x: x,
+            torch.sigmoid,
+            zero_or_one,
+            "those of values=of_logit: from geoq",
+        ),
+        (lambda x: (x > 0) + 0.0, None, of_logit, "those of values=zero_or_one: from"),
+        (lambda x: x, None, zero_or_one, "give the values that they take"),
+    ],
+    ids=["probabilities", "logits", "verdicts", "numbers"],
+)
+def test_errors_of_other_values_are_refused_before_the_folds_are_trained(
+    predict, error, values, way_out
+):
+    def never(x, y):
+        pytest.fail("training started")
+
+    x = normal(30, 1, *GRID)
+    settings = {}
+    if error is not None:
+        settings["error_functional"] = lambda y, y_hat: (y - error(y_hat)).abs()
+    geoq = GeoQ(
+        predict,
+        never,
+        folds=RandomFolds(2),
+        increment_model=replace(QUICK, values=values),
+        **settings,
+    )
+    with pytest.raises(ValueError, match=f"away from both; .*{way_out}"):
+        geoq.fit(x, draw(x.sigmoid(), 1))
+
+
+def test_the_verdict_is_described_in_a_sentence(fitted):
+    assert fitted.describe() == (
+        "the error takes one of two values (zero_or_one), and the bound is the greater one where that has more than the "
+        "probability 0.1, judged from inputs, prediction and the distance to the data"
+    )
+
+
 def test_fields_on_two_grids_are_refused():
     shapes = Shapes(z=(96,), error=(2, 6, 8), inputs=(2, 6, 8), outputs=(2, 6, 8))
     replace(QUICK, view=View()).check_shapes(shapes)
@@ -210,6 +261,13 @@ def test_impossible_settings_are_refused():
         IndicatorIncrement(quantile=1.0)
     with pytest.raises(ValueError, match="no bound under its verdict"):
         IndicatorIncrement(view=View(bound=True))
+    # Set afterwards, because types are checked before anything else while testing.
+    model = IndicatorIncrement()
+    model.values = "of_probability"
+    with pytest.raises(
+        TypeError, match=r"values='of_probability', but it is called as"
+    ):
+        model.__post_init__()
 
 
 def verdicts_of_geoq():

@@ -52,6 +52,7 @@ def usual(data):
 
 # Ten points with targets 0, 1 and 2: three trees are exact on most folds, and the other folds look like failures.
 @pytest.mark.filterwarnings("ignore:mean errors out of family")
+@pytest.mark.filterwarnings("ignore:n=")  # few independent points on purpose
 @parametrize_with_checks([regressor(FOREST), regressor(SVR())])
 def test_it_passes_the_checks_of_scikit_learn(estimator, check):
     state = np.random.get_state()  # noqa: NPY002 (one of the checks draws from the global generator)
@@ -236,6 +237,7 @@ def test_cross_validation_scores_the_predictions(data):
     assert_array_equal(ours, plain)
 
 
+@pytest.mark.filterwarnings("ignore:n=")  # few independent points on purpose
 def test_cross_validation_gives_each_fit_the_groups_of_its_rows(data):
     X, y, _, _ = data
     groups = np.arange(len(X)) % 10
@@ -259,6 +261,7 @@ def test_a_grid_search_finds_the_setting_of_the_regressor(data):
     assert search.best_estimator_.estimator_["polynomialfeatures"].degree == 3
 
 
+@pytest.mark.filterwarnings("ignore:n=")  # few independent points on purpose
 def test_groups_are_held_out_together(data):
     X, y, _, _ = data
     groups = np.repeat(["a", "b", "c"], 40)
@@ -286,6 +289,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:n=")  # few independent points on purpose
 @pytest.mark.parametrize(("folds", "groups", "n_support", "n_safe"), SMALL)
 def test_on_few_points_the_counts_are_the_largest_that_the_folds_allow(
     folds, groups, n_support, n_safe, data

@@ -334,6 +334,7 @@ def test_the_reason_is_that_of_one_sample(fitted, queries):
         fitted.reason(queries, "2021-03-05")
 
 
+@pytest.mark.filterwarnings("ignore:n=")  # few independent points on purpose
 def test_groups_are_held_out_together(x, y):
     plain = GeoQ(LeastSquares(x.values, y.values), LeastSquares, folds=GroupFolds())
     calibration = XarrayGeoQ(plain, "time").fit(x, y, groups=x.month).geoq.calibration_

@@ -16,7 +16,7 @@ from geoq.folds import (
     default_folds,
 )
 from geoq.increment import FieldIncrement, NormScaledIncrement
-from geoq.indicator import IndicatorIncrement
+from geoq.indicator import IndicatorIncrement, of_logit, of_probability, zero_or_one
 from geoq.levels import PredictionLevels
 from geoq.power_law import PowerLawIncrement
 from geoq.representation import identity
@@ -69,5 +69,8 @@ __all__ = [
     "default_folds",
     "identity",
     "norm_error",
+    "of_logit",
+    "of_probability",
     "relative_norm_error",
+    "zero_or_one",
 ]

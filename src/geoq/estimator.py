@@ -1,6 +1,7 @@
 """GeoQ: Algorithm 1 from end to end, and what it answers."""
 
 import copy
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from numbers import Integral, Real
@@ -10,12 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from geoq import artifact, progress
 from geoq.assessment import Assessment, QueryFeatures
 from geoq.checkpoint import Checkpoint, of_array, of_object, of_rows
-from geoq.coverage import POINTWISE, Finish, Promise, level_factors, ratios
+from geoq.coverage import (
+    POINTWISE,
+    Finish,
+    Promise,
+    level_factors,
+    n_needed,
+    ratios,
+)
 from geoq.crossfit import CalibrationSet, Observations, cross_fit
 from geoq.fold_surrogates import (
     FoldSurrogates,
@@ -23,7 +31,7 @@ from geoq.fold_surrogates import (
     PredictedFolds,
     TrainedFolds,
 )
-from geoq.folds import FoldPlan, Folds, default_folds
+from geoq.folds import FoldPlan, Folds, ForgottenFolds, default_folds
 from geoq.geometry import (
     Embedding,
     GeometricFeatures,
@@ -32,6 +40,7 @@ from geoq.geometry import (
     anchor_error,
 )
 from geoq.increment import (
+    ChecksErrors,
     ChecksShapes,
     FieldIncrement,
     HasExpected,
@@ -47,6 +56,7 @@ from geoq.power_law import PowerLawIncrement
 from geoq.representation import Representation, Standardization
 from geoq.safe_region import DistanceRegion, SafeRegion, SafeRule
 from geoq.surrogate import (
+    TRAINED,
     Array,
     ErrorFunctional,
     Surrogate,
@@ -55,6 +65,7 @@ from geoq.surrogate import (
     check_callable,
     check_finite,
     check_fitted,
+    check_kind,
     check_pairs,
     chunks,
     evaluate,
@@ -85,12 +96,22 @@ _OWN_ERRORS: dict[str | None, ErrorFunctional] = {
     error.__name__: error for error in (absolute_error, norm_error, relative_norm_error)
 }
 _COUNTS = ("n_anchors", "n_support", "n_safe", "safe_quantile")
+_MODELS = ("surrogate", "train_surrogate")
 _FEATURES = ("displacement", "support_distance", "anchor_error", "prediction", "inputs")
 
 # What n_support=None and n_safe=None mean wherever the folds leave so many points: the paper's k.
 USUAL_COUNT = 20
 # Rows kept to recognise the user's callables by: they must answer the same when asked twice, and after loading.
 N_PROBES = 8
+# Settings are shown in full up to so many characters, and by their type beyond.
+LONGEST_SETTING = 100
+
+
+def _no_recipe() -> Any:
+    raise TypeError(
+        "GeoQ got no train_surrogate, the recipe for the surrogates of the folds; pass a function train_surrogate(x, y) that "
+        "returns a trained model, or None if the surrogate has never seen the data that fit will get."
+    )
 
 
 @dataclass(eq=False)
@@ -123,7 +144,9 @@ class GeoQ:
     """
 
     surrogate: Surrogate | None
-    train_surrogate: TrainSurrogate | FoldSurrogates | None
+    train_surrogate: TrainSurrogate | FoldSurrogates | None = field(
+        default_factory=_no_recipe  # refused, not defaulted: None is a claim about the data
+    )
     _: KW_ONLY
     representation: Representation | None = None
     error_functional: ErrorFunctional = absolute_error
@@ -181,6 +204,7 @@ class GeoQ:
             n_support=self.n_support_,
             n_safe=self.safe_region.n_others(self.n_safe_),
         )
+        self._warn_if_few(plan.n_units)
         self._check_shapes(y, embedding)
         kept = self._open(checkpoint, x, y, embedding, plan)
         if self.surrogate is not None:
@@ -200,8 +224,12 @@ class GeoQ:
             if self.surrogate is None
             else self.surrogate
         )
-        _, error = observe(self.surrogate_, self.error_functional, data.x, data.y)
+        prediction, error = observe(
+            self.surrogate_, self.error_functional, data.x, data.y
+        )
         self.error_ = error.to(data.embedding.z)
+        if isinstance(self.increment_model, ChecksErrors):
+            self.increment_model.check_errors(prediction.to(self.error_), self.error_)
         self.error_size_ = _size(self.error_)
         self.geometry_ = Geometry(
             data.embedding, n_anchors=self.n_anchors, n_support=self.n_support_
@@ -276,7 +304,11 @@ class GeoQ:
         )
 
     def predict(self, x: Array) -> Array:
-        """``assess(x).error_hat``, without keeping the rest in memory."""
+        """The error bound of each query, not the surrogate's prediction.
+
+        It is ``assess(x).error_hat``, without keeping the rest in memory; what the surrogate itself answers is
+        ``assess(x).prediction``.
+        """
         return restore(torch.cat([part["error_hat"] for part in self._answers(x)]), x)
 
     def predict_expected(self, x: Array) -> Array:
@@ -359,9 +391,13 @@ class GeoQ:
 
         Raises:
             ValueError: the pairs are unusable, or too few of them are safe to promise anything.
-            TypeError: the increment model gives verdicts.
+            TypeError: the increment model gives verdicts, or the promise is none.
         """
         check_fitted(self, "probes_")
+        if isinstance(promise, type) or not isinstance(promise, Promise):
+            raise TypeError(
+                f"promise={promise!r} promises nothing; pass an object such as promise=WholeField(0.9)."
+            )
         check_pairs(x, y)
         if isinstance(self.increment_model_, HasLevels):
             raise TypeError(
@@ -380,15 +416,18 @@ class GeoQ:
         self.finish_ = Finish.fit(ratio, safe.bool(), self._level, promise)
         return self
 
-    def predict_levels(self, x: Array, levels: Sequence[float]) -> dict[float, Array]:
+    def predict_levels(
+        self, x: Array, levels: Sequence[float] | Array
+    ) -> dict[float, Array]:
         """Bounds of several levels at once, by level; they never cross.
 
         The bound itself, scaled by how the errors of the calibration spread around it; apart for safe queries and the
         others. Verdicts are judged anew at each level.
         """
         check_fitted(self, "probes_")
-        if not isinstance(levels, Sequence):
+        if np.ndim(levels) != 1:
             raise TypeError(f"levels={levels!r}; pass several, for example (0.5, 0.9).")
+        levels = [float(level) for level in levels]
         if isinstance(self.increment_model_, HasLevels):
             return {level: self._at_level(level).predict(x) for level in levels}
         features, error = self.calibration_.features, self.calibration_.error
@@ -437,7 +476,7 @@ class GeoQ:
         try:
             with progress.stage("deployed surrogate"):
                 surrogate: Surrogate = self.train_surrogate(x, y)
-            check_callable(surrogate, "the trained surrogate")
+            check_callable(surrogate, TRAINED)
         except Exception as exc:
             exc.add_note("while training the deployed surrogate on all data")
             raise
@@ -454,17 +493,7 @@ class GeoQ:
                 raise ValueError(
                     f"{name}={count!r}, but it counts neighbours; choose a whole number, 1 or more."
                 )
-        for name, kind, example in (
-            ("increment_model", IncrementModel, "PowerLawIncrement(quantile=0.9)"),
-            ("safe_region", SafeRule, "DistanceRegion"),
-        ):
-            part = getattr(self, name)
-            if not isinstance(part, kind) or (
-                name == "increment_model" and isinstance(part, type)
-            ):
-                raise TypeError(
-                    f"{name}={part!r} cannot be fitted; pass an object such as {name}={example}."
-                )
+        self._check_parts()
         if self.surrogate is None and self.train_surrogate is None:
             raise ValueError(
                 "surrogate=None and train_surrogate=None, so there is no model whose error could be estimated; "
@@ -487,7 +516,43 @@ class GeoQ:
             ):
                 check_callable(getattr(self, name), name)
         inputs, outputs = check_pairs(x, y)
+        if isinstance(self.surrogate, nn.Module):
+            check_kind(self.surrogate, x, "surrogate", "x")
+            check_kind(self.surrogate, y, "surrogate", "y")
         return inputs.to(torch.promote_types(inputs.dtype, outputs.dtype))
+
+    def _check_parts(self) -> None:
+        """Refuse an increment model or a safe region that is none, or a class where an object is wanted and vice versa."""
+        model, region = self.increment_model, self.safe_region
+        if isinstance(model, type) or not isinstance(model, IncrementModel):
+            uncalled = getattr(model, "__qualname__", None)
+            raise TypeError(
+                f"increment_model={uncalled or repr(model)} cannot be fitted; "
+                + (f"call it, increment_model={uncalled}(), or " if uncalled else "")
+                + "pass an object such as increment_model=PowerLawIncrement(quantile=0.9)."
+            )
+        if isinstance(region, SafeRegion | DistanceRegion):
+            raise TypeError(
+                f"safe_region is a {type(region).__name__} that has its threshold already, but fit finds that; pass the "
+                f"class, safe_region={type(region).__name__}."
+            )
+        if not isinstance(region, SafeRule):
+            raise TypeError(
+                f"safe_region={region!r} cannot be fitted; pass a class such as safe_region=DistanceRegion."
+            )
+
+    def _warn_if_few(self, n_units: int) -> None:
+        quantile = getattr(self.increment_model, "quantile", None)
+        if not isinstance(quantile, Real) or not 0 < float(quantile) < 1:
+            return  # a model of the user's own need not know its level
+        needed = n_needed(float(quantile))
+        if n_units < needed:
+            warnings.warn(
+                f"n={n_units} independent points (or groups, or stretches of time), but at quantile={quantile} fewer than "
+                f"{needed} cannot show the level; take the bounds as guesses, give more data, or choose a lower quantile for "
+                "the increment model.",
+                stacklevel=4,
+            )
 
     def _check_shapes(self, y: Array, embedding: Embedding) -> None:
         """Let the error functional and the increment model refuse the shapes before the folds are trained."""
@@ -520,8 +585,15 @@ class GeoQ:
                 "random; switch dropout and sampling off, or fix their seed."
             )
 
+    def _check_callables(self) -> None:
+        """At each call, since a module may have been switched back to training mode."""
+        check_callable(self.surrogate_, "surrogate")
+        if self.representation is not None:
+            check_callable(self.representation, "representation")
+
     def _check_queries(self, x: Array) -> None:
         check_fitted(self, "probes_")
+        self._check_callables()
         queries, shape = to_tensor(x, "x"), tuple(self.normalization_.mean.shape)
         if queries.ndim == 0 or tuple(queries.shape[1:]) != shape or not len(queries):
             single = (
@@ -623,12 +695,15 @@ class GeoQ:
                 f"{path} holds a {numbers['estimator']}; load it with {numbers['estimator']}.load."
             )
         arrays = artifact.placed(numbers, stored)
+        if error_functional is not None:
+            check_callable(error_functional, "error_functional")
         geoq = cls(
             surrogate,
             None,
             representation=representation,
             error_functional=error_functional
             or _OWN_ERRORS.get(numbers["error_functional"], _lost_error_functional),
+            folds=ForgottenFolds(numbers["folds"]),
             **{name: numbers[name] for name in _COUNTS},
         )
         geoq._restore(numbers, arrays, increment_model)
@@ -697,6 +772,7 @@ class GeoQ:
 
     def _fingerprint(self) -> dict[str, Tensor]:
         """Stored inputs, and what the callables answer on them."""
+        self._check_callables()
         answers = {
             "x": _raw(self.probes_),
             "surrogate": evaluate(self.surrogate_, self.probes_, "surrogate"),
@@ -710,6 +786,16 @@ class GeoQ:
                 self.calibration_.features[:N_PROBES]
             )
         return answers
+
+    def __repr__(self) -> str:
+        usual = GeoQ(None, None).get_params()
+        parts = [
+            f"{name}={_name(value)}" if name in _MODELS else f"{name}={_short(value)}"
+            for name, value in self.get_params().items()
+            if name in _MODELS or repr(value) != repr(usual[name])
+        ]
+        state = "fitted" if hasattr(self, "probes_") else "not fitted"
+        return f"GeoQ({', '.join(parts)}), {state}"
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 (scikit-learn's signature)
         """The constructor's arguments, as scikit-learn's ``clone`` asks for them."""
@@ -727,6 +813,19 @@ class GeoQ:
                 )
             setattr(self, name, value)
         return self
+
+
+def _name(part: object) -> str:
+    """A function or class by its name, an object by that of its type."""
+    if part is None:
+        return "None"
+    return str(getattr(part, "__qualname__", type(part).__name__))
+
+
+def _short(value: object) -> str:
+    text = _name(value) if hasattr(value, "__qualname__") else repr(value)
+    flat = len(text) <= LONGEST_SETTING and "\n" not in text
+    return text if flat else f"{_name(value)}(...)"
 
 
 def _lost_error_functional(_y: Array, _prediction: Array) -> Array:

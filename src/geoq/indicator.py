@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from geoq.crossfit import CalibrationSet
@@ -86,10 +86,36 @@ class IndicatorIncrement:
             raise ValueError(
                 "View(bound=True), but IndicatorIncrement has no bound under its verdict; choose another view."
             )
+        if not callable(self.values):
+            raise TypeError(
+                f"values={self.values!r}, but it is called as values(prediction); pass a function, such as "
+                "values=of_probability (from geoq import of_probability)."
+            )
 
     def check_shapes(self, shapes: Shapes) -> None:
         """Refuse errors without a grid, and anything to be seen that is on another one."""
         self.view.check_shapes(shapes, self.n_spatial)
+
+    def check_errors(
+        self, prediction: Float[Tensor, " n *output"], error: Float[Tensor, " n *field"]
+    ) -> None:
+        """Refuse errors that take other values than those expected, and name the ones they take, if we know them."""
+        away, fits = _away(self.values, prediction, error)
+        if fits:
+            return
+        fitting = [
+            f"they are those of values={name}: from geoq import {name}"
+            for name, values in OWN_VALUES.items()
+            if _away(values, prediction, error)[1]
+        ]
+        otherwise = (
+            "give the values that they take, threshold them in error_functional, or use "
+            "PowerLawIncrement.for_fields()"
+        )
+        raise ValueError(
+            f"IndicatorIncrement(values={_name(self.values)}) bounds errors that take one of two values, but errors are up "
+            f"to {away:.3g} away from both; {[*fitting, otherwise][0]}."
+        )
 
     def fit(self, calibration: CalibrationSet) -> "IndicatorIncrement":
         error = self._is_greater(calibration)
@@ -121,26 +147,15 @@ class IndicatorIncrement:
 
     def _is_greater(self, calibration: CalibrationSet) -> Bool[Tensor, " n *field"]:
         """Which errors took the greater of their values."""
+        self.check_errors(calibration.features.prediction, calibration.error)
         result = torch.empty_like(calibration.error, dtype=torch.bool)
         for rows in chunks(len(result), 8 * result[0].numel()):
-            error = calibration.error[rows]
             less, greater = self._both(calibration.features[rows])
-            away = torch.minimum((error - less).abs(), (error - greater).abs())
-            if (away > TOLERANCE * greater.abs()).any():
-                raise ValueError(
-                    f"IndicatorIncrement(values={self.values!r}) bounds errors that take one of two values, but errors are "
-                    f"up to {float(away.max()):.3g} away from both; give the values that they take, threshold them in "
-                    "error_functional, or use PowerLawIncrement.for_fields()."
-                )
-            result[rows] = error >= (less + greater) / 2
+            result[rows] = calibration.error[rows] >= (less + greater) / 2
         return result
 
     def _both(self, features: GeometricFeatures) -> tuple[Tensor, Tensor]:
-        shape = features.anchor_error.shape
-        less, greater = self.values(features.prediction)
-        return less.reshape(shape).to(features.anchor_error), greater.reshape(shape).to(
-            features.anchor_error
-        )
+        return _two(self.values, features.prediction, features.anchor_error)
 
     def _grid(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape[len(shape) - self.n_spatial :]
@@ -181,6 +196,16 @@ class IndicatorIncrement:
         verdict = self.probability(features) > 1 - self.quantile
         return torch.where(verdict, greater, less) - features.anchor_error
 
+    def describe(self) -> str:
+        """The verdict in a sentence."""
+        shown = [
+            name.replace("_", " ") for name, seen in asdict(self.view).items() if seen
+        ]
+        return (
+            f"the error takes one of two values ({_name(self.values)}), and the bound is the greater one where that has more "
+            f"than the probability {1 - self.quantile:.3g}, judged from {', '.join(shown)} and the distance to the data"
+        )
+
     def at_level(self, quantile: float) -> "IndicatorIncrement":
         """The same probabilities, judged at another level."""
         check_quantile(quantile, "levels")
@@ -190,7 +215,7 @@ class IndicatorIncrement:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Settings and weights, for a file."""
-        name = getattr(self.values, "__name__", "")
+        name = _name(self.values)
         if OWN_VALUES.get(name) is not self.values:
             raise ValueError(
                 f"values of the user's own ({self.values!r}) cannot be saved; use one of {', '.join(OWN_VALUES)}."
@@ -219,3 +244,24 @@ class IndicatorIncrement:
         model.network_.eval()
         model.offset_ = offset
         return model
+
+
+def _name(values: TwoValues) -> str:
+    return getattr(values, "__name__", repr(values))
+
+
+def _two(values: TwoValues, prediction: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The two values, of the shape and kind of the errors."""
+    less, greater = values(prediction)
+    return less.reshape(like.shape).to(like), greater.reshape(like.shape).to(like)
+
+
+def _away(values: TwoValues, prediction: Tensor, error: Tensor) -> tuple[float, bool]:
+    """How far errors are at most from the nearer of their values, and whether all are near enough."""
+    largest, near = 0.0, True
+    for rows in chunks(len(error), 8 * error[0].numel()):
+        less, greater = _two(values, prediction[rows], error[rows])
+        away = torch.minimum((error[rows] - less).abs(), (error[rows] - greater).abs())
+        largest = max(largest, float(away.max()))
+        near = near and bool((away <= TOLERANCE * greater.abs()).all())
+    return largest, near
