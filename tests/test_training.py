@@ -206,3 +206,8 @@ def test_training_goes_on_from_the_best_weights_when_the_rate_is_cut(caplog):
         train(network, growing, training, torch.arange(8))
     _, _, best_step, last_step = caplog.records[-1].args
     assert (best_step, last_step) == (0, 80)
+
+
+def test_a_network_in_place_of_what_makes_it_is_refused():
+    with pytest.raises(TypeError, match="make_network is a Linear, but every training"):
+        TrainNetwork(fresh(nn.Linear, 1, 1))

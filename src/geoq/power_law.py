@@ -14,6 +14,7 @@ law goes on, or the error follows a straight line of four times the steepest slo
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
@@ -30,7 +31,13 @@ from geoq.crossfit import CalibrationSet
 from geoq.factor import BoostedFactor, Factor, Learned, Trees
 from geoq.field_factor import FieldFactor, FittedField
 from geoq.geometry import GeometricFeatures
-from geoq.increment import Shapes, check_quantile, inverse_cdf_quantile, pinball_loss
+from geoq.increment import (
+    SHORT_GRID,
+    Shapes,
+    check_quantile,
+    inverse_cdf_quantile,
+    pinball_loss,
+)
 from geoq.levels import FittedLevels, PredictionLevels
 from geoq.scale import LowRankScale, Scale, coordinate_scale, weighted_quantile
 from geoq.surrogate import chunks
@@ -119,6 +126,17 @@ class PowerLaw:
         )
         line = (distance - self.edge).clamp(min=0)[:, None] * self.slope * STEEPNESS
         return lift * at_edge + (law - at_edge + line) / 2
+
+
+def _warn_of_fields(shape: tuple[int, ...]) -> None:
+    """Warn of an error that ends in a grid, whose cells the law would take for unrelated outputs."""
+    if len(shape) >= 2 and min(shape[-2:]) >= SHORT_GRID:
+        warnings.warn(
+            f"an error has shape {shape}, which looks like a field on a grid; PowerLawIncrement() takes its values for "
+            f"{math.prod(shape)} outputs that have nothing to do with each other. For fields pass "
+            "increment_model=PowerLawIncrement.for_fields().",
+            stacklevel=2,
+        )
 
 
 @dataclass
@@ -231,6 +249,8 @@ class PowerLawIncrement:
             self.factor.check_shapes(shapes)
         if isinstance(self.scale, LowRankScale):
             self.scale.check_shape(shapes.error)
+        else:
+            _warn_of_fields(shapes.error)
         if isinstance(self.reference, PredictionLevels):
             self.reference.check_shapes(shapes)
         if isinstance(self.reference, Climatology) and len(

@@ -298,6 +298,14 @@ class TrainNetwork:
     loss: Callable[[Tensor, Tensor], Tensor] = mean_squared_error
     training: Training = field(default_factory=Training)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.make_network, nn.Module):
+            kind = type(self.make_network).__name__
+            raise TypeError(
+                f"make_network is a {kind}, but every training needs a fresh one; pass what makes it, such as {kind} itself "
+                f"or lambda: {kind}(...)."
+            )
+
     def __call__(self, x: Array, y: Array) -> TrainedNetwork:
         inputs, targets = to_tensor(x, "x").float(), to_tensor(y, "y").float()
         with seeded(self.training.random_state):
