@@ -57,6 +57,26 @@ def test_coverage_is_sane_in_every_quarter_and_past_the_calibration_horizon(fore
     assert (abs(quarters - 0.95) < 0.04).all()
 
 
+@pytest.mark.parametrize("tolerance", [3.0, 6.0])
+def test_few_trusted_horizons_are_broken_and_many_of_the_bound_alone(
+    forecast, tolerance
+):
+    """A bound that holds value by value is exceeded somewhere among 40 variables and several steps."""
+    geoq, _, _ = forecast
+    fresh, n_steps = lorenz96(1100, seed=1), 40
+    starts = 5 * np.arange(200)
+    a = geoq.assess(fresh[starts], n_steps, tolerance)
+    truth = fresh[starts[:, None] + np.arange(1, n_steps + 1)]
+    kept = (abs(truth - a.prediction) <= tolerance).all(axis=2)
+    small = a.safe & (a.error_hat <= tolerance).all(axis=2)
+    held, alone = (part.cumprod(axis=1).sum(axis=1) for part in (kept, small))
+    assert (held < alone).mean() > 0.3
+    # One calibration of 200 rollouts and 200 fresh ones: a standard deviation of 0.02 about the promised 0.05.
+    assert (held < a.trusted_horizon).mean() < 0.1
+    assert a.trust.broken == pytest.approx(0.05)
+    assert a.trusted_horizon.mean() > 0.4 * held.mean()
+
+
 def test_the_bound_grows_with_the_error_and_saturates_with_it(forecast):
     _, a, error = forecast
     bound, true = a.error_hat.mean(axis=(0, 2)), error.mean(axis=(0, 2))

@@ -21,11 +21,13 @@ from geoq import (
     TemporalFolds,
     Training,
     TrainRollout,
+    artifact,
 )
 from geoq.climatology import Climatology
 from geoq.coverage import conformal_level
 from geoq.metrics import coverage_by_lead
 from geoq.nets.mlp import MLP
+from geoq.rollout.horizon import HeldOutRollouts, count_apart, over_tolerance
 from geoq.rollout.trajectories import Trajectories, roll_out
 
 QUICK = Training(n_steps=30, check_every=10)
@@ -189,7 +191,8 @@ def test_a_rollout_of_truth_never_crosses_into_another_trajectory():
 def test_tensors_come_back_as_tensors_and_say_the_same(fitted, device):
     states = torch.from_numpy(STATES).to(device)
     geoq = small(None, analogue).fit(states[:700])
-    ours, theirs = geoq.assess(states[700:710], 50), fitted.assess(STATES[700:710], 50)
+    ours = geoq.assess(states[700:710], 50, 0.5)
+    theirs = fitted.assess(STATES[700:710], 50, 0.5)
     assert ours.error_hat.device == states.device
     np.testing.assert_allclose(ours.error_hat.cpu(), theirs.error_hat)
     np.testing.assert_array_equal(ours.trusted_horizon.cpu(), theirs.trusted_horizon)
@@ -217,23 +220,173 @@ def test_chunks_do_not_change_the_answer(fitted, monkeypatch):
     np.testing.assert_array_equal(parts.safe, whole.safe)
 
 
+# The trusted horizon.
+
+
+def held_for(error, tolerance):
+    """Steps for which the largest error of each rollout stayed within the tolerance."""
+    exceeds = (np.asarray(error) > tolerance).any(axis=2)
+    return np.where(exceeds.any(axis=1), exceeds.argmax(axis=1), exceeds.shape[1])
+
+
 def test_the_trusted_horizon_ends_before_the_first_step_that_is_unsafe_or_too_wide(
     fitted,
 ):
     x0 = np.concatenate([STATES[700:720], [[40.0, 40.0]]])
-    a = fitted.assess(x0, 60, tolerance=0.5)
-    trusted = a.safe & (a.error_hat <= 0.5).all(axis=2)
-    expected = [np.flatnonzero(~row)[0] if not row.all() else 60 for row in trusted]
+    a = fitted.assess(x0, 40, tolerance=0.5)
+    ratio = (a.error_hat / 0.5).max(axis=2)
+    np.testing.assert_allclose(a.bound_over_tolerance, ratio)
+    trusted = a.safe & (ratio <= 1) & (ratio < a.trust.limit)
+    expected = [np.flatnonzero(~row)[0] if not row.all() else 40 for row in trusted]
     np.testing.assert_array_equal(a.trusted_horizon, expected)
     assert a.trusted_horizon[-1] == 0
     assert "not trusted" in a.reason(20)
     assert "NOT safe" in a.reason(20)
-    assert "exceeds the tolerance" in a.reason(0)
-    per_coordinate = fitted.assess(x0, 60, tolerance=np.array([0.5, 0.5]))
+    per_coordinate = fitted.assess(x0, 40, tolerance=np.array([0.5, 0.5]))
     np.testing.assert_array_equal(per_coordinate.trusted_horizon, a.trusted_horizon)
-    generous = fitted.assess(x0, 60)
-    assert (generous.trusted_horizon >= a.trusted_horizon).all()
-    assert "calibration horizon" in generous.reason(0)
+
+
+def test_the_reason_says_what_the_bound_is_compared_with(fitted):
+    a = fitted.assess(STATES[700:720], 40, tolerance=1.2)
+    assert a.trust.limit < 1
+    ends = [a.reason(i).splitlines()[1] for i in range(20)]
+    over, under = (
+        [
+            end
+            for end, row, at in zip(
+                ends, a.bound_over_tolerance, a.trusted_horizon, strict=True
+            )
+            if (row[at] > 1) == is_over
+        ]
+        for is_over in (True, False)
+    )
+    assert over
+    assert under
+    assert all("exceeds the tolerance" in end for end in over)
+    assert all(f"trusted above {a.trust.limit:.3g} of it" in end for end in under)
+    assert str(a.trust) in a.reason(0)
+
+
+def test_trust_ends_at_the_calibration_horizon(fitted):
+    """No error was measured past it, however large the tolerance."""
+    a = fitted.assess(STATES[700:720], 60, tolerance=1e6)
+    lasting = a.supported_horizon >= 40
+    assert lasting.any()
+    assert (a.trusted_horizon[lasting] == 40).all()
+    told = a.reason(int(np.flatnonzero(lasting)[0]))
+    assert "step 41: past the calibration horizon" in told
+
+
+def test_without_a_tolerance_nothing_is_called_trusted(fitted):
+    a = fitted.assess(np.concatenate([STATES[700:720], [[40.0, 40.0]]]), 60)
+    assert a.trusted_horizon is None
+    assert a.trust is None
+    assert a.bound_over_tolerance is None
+    safe = a.safe.cumprod(axis=1).sum(axis=1)
+    np.testing.assert_array_equal(a.supported_horizon, safe)
+    for told in (repr(a), a.reason(0), a.reason(20)):
+        assert "trust" not in told
+        assert "no tolerance was given, so only the support was judged" in told
+    assert "not supported" in a.reason(20)
+    assert "calibration horizon" in a.reason(0)
+
+
+def drawn(generator, n, n_steps=30, spacing=1000):
+    """Held-out rollouts whose errors grow at rates of their own, with bounds that do not know these; starts far apart."""
+    size = torch.randn(n, 1, 1, generator=generator).mul(0.5).exp()
+    noise = torch.rand(n, n_steps, 2, generator=generator)
+    step = torch.arange(1, n_steps + 1)[:, None] / n_steps
+    bound = step * torch.rand(n, 1, 1, generator=generator).add(1).expand_as(noise)
+    return HeldOutRollouts(
+        bound=bound,
+        error=size * noise * step,
+        supported=torch.randint(5, n_steps + 1, (n,), generator=generator),
+        start=spacing * torch.arange(n),
+        quantile=0.9,
+    )
+
+
+def trusted_steps(rollouts, trust, tolerance):
+    within = trust.within(over_tolerance(rollouts.bound, tolerance))
+    return torch.minimum(within.long().cumprod(dim=1).sum(dim=1), rollouts.supported)
+
+
+def test_the_promise_holds_for_exchangeable_rollouts_whatever_the_bound():
+    """Split conformal prediction: the mean over draws lies within 1 / (n + 1) below the promised share."""
+    generator, shares = torch.Generator().manual_seed(0), []
+    tolerance = torch.tensor(0.6)
+    for _ in range(300):
+        calibration, fresh = drawn(generator, 59), drawn(generator, 50)
+        trust = calibration.trust(tolerance)
+        assert trust.n_apart == 59
+        steps = trusted_steps(fresh, trust, tolerance)
+        shares.append(float((held_for(fresh.error, 0.6) < steps.numpy()).mean()))
+    assert 0.08 < np.mean(shares) < 0.105
+
+
+@pytest.mark.parametrize("spacing", [1, 3, 1000])
+def test_a_larger_tolerance_never_has_a_shorter_horizon(spacing):
+    """Though longer horizons overlap more, so that fewer held-out rollouts count."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(20):
+        rollouts = drawn(generator, 60, spacing=spacing)
+        before = torch.zeros(60)
+        for tolerance in torch.logspace(-1.5, 0.7, 40):
+            steps = trusted_steps(rollouts, rollouts.trust(tolerance), tolerance)
+            assert (steps >= before).all()
+            before = steps
+
+
+def test_the_horizons_of_an_estimator_grow_with_the_tolerance(fitted):
+    horizons = [
+        fitted.assess(STATES[700:740], 40, float(tolerance)).trusted_horizon
+        for tolerance in np.geomspace(0.01, 10, 30)
+    ]
+    assert all((a <= b).all() for a, b in pairwise(horizons))
+    assert horizons[0].max() < horizons[-1].max()
+
+
+def test_the_limit_is_the_largest_that_breaks_few_enough():
+    """Nineteen rollouts of two steps at level 0.9: of the largest bounds up to the first excess one may lie below."""
+    critical = torch.arange(1.0, 20.0) / 20
+    rollouts = HeldOutRollouts(
+        bound=torch.stack([critical / 2, critical], dim=1)[..., None],
+        error=torch.tensor([0.0, 2.0]).expand(19, 2)[..., None],
+        supported=torch.full((19,), 2),
+        start=10 * torch.arange(19),
+        quantile=0.9,
+    )
+    trust = rollouts.trust(torch.tensor(1.0))
+    assert trust.limit == pytest.approx(critical[1])
+    assert int((trusted_steps(rollouts, trust, torch.tensor(1.0)) == 2).sum()) == 1
+    # An unsafe step ends the trust before the tolerance is exceeded: these two are broken by no limit.
+    some_unsafe = replace(rollouts, supported=torch.tensor([1, 1, *[2] * 17]))
+    assert some_unsafe.trust(torch.tensor(1.0)).limit == pytest.approx(critical[3])
+    never = rollouts.trust(torch.tensor(3.0))
+    assert never.limit == np.inf
+
+
+def test_rollouts_that_overlap_while_trusted_count_once():
+    assert count_apart(torch.tensor([0, 4, 5, 9, 11, 30]), 5) == 4
+    assert count_apart(torch.arange(7), 1) == 7
+    rollouts = drawn(torch.Generator().manual_seed(2), 60)
+    overlapping = replace(rollouts, start=torch.arange(60))
+    tolerance = torch.tensor(3.0)
+    apart, together = (r.trust(tolerance) for r in (rollouts, overlapping))
+    assert together.limit <= apart.limit
+    steps = trusted_steps(overlapping, together, tolerance)
+    assert (held_for(overlapping.error, 3.0) >= steps.numpy()).all()
+    assert together.n_apart == count_apart(overlapping.start, int(steps.max()))
+    assert together.broken == pytest.approx(1 / (together.n_apart + 1))
+    assert f"only {together.n_apart} of them do not overlap" in str(together)
+    assert "9 are needed" in str(together)
+    assert "overlap" not in str(apart)
+
+
+def test_an_infinite_bound_is_within_no_tolerance():
+    bound = torch.tensor([[[1.0, 2.0], [torch.inf, 1.0]]])
+    ratio = over_tolerance(bound, torch.tensor([2.0, torch.inf]))
+    assert_close(ratio, torch.tensor([[0.5, torch.inf]]))
 
 
 def explodes_from(threshold):
@@ -248,7 +401,7 @@ def explodes_from(threshold):
 
 def test_a_surrogate_that_diverges_is_bounded_by_infinity_from_that_step_on():
     step = explodes_from(1.27)
-    a = small(step, None).fit(STATES[:700]).assess(STATES[700:760], 80)
+    a = small(step, None).fit(STATES[:700]).assess(STATES[700:760], 80, 1e3)
     lost = ~np.isfinite(a.prediction).all(axis=2)
     assert lost.any()
     assert not lost.all()
@@ -279,10 +432,10 @@ def test_a_trajectory_that_repeats_itself_has_finite_bounds():
 
 def test_a_surrogate_that_always_diverges_crashes_nothing():
     geoq = small(lambda x: 100 * x + 1, None).fit(STATES[:700])
-    a = geoq.assess(STATES[700:703], 50)
+    a = geoq.assess(STATES[700:703], 50, 1e9)
     assert (a.diverged_at > 0).all()
     assert np.isinf(a.error_hat[:, -1]).all()
-    assert (a.trusted_horizon < 50).all()
+    assert (a.trusted_horizon < a.diverged_at).all()
 
 
 def test_a_diverged_state_is_not_passed_to_the_surrogate():
@@ -410,6 +563,11 @@ def test_a_loaded_estimator_answers_as_the_saved_one(tmp_path, scheme):
     np.testing.assert_array_equal(ours.error_hat, theirs.error_hat)
     np.testing.assert_array_equal(ours.trusted_horizon, theirs.trusted_horizon)
     assert ours.reason(0) == theirs.reason(0)
+    assert ours.trust == theirs.trust
+    each = np.array([0.2, 0.7])
+    ours, theirs = (g.assess(STATES[800:820], 50, each) for g in (geoq, loaded))
+    np.testing.assert_array_equal(ours.trusted_horizon, theirs.trusted_horizon)
+    assert ours.trust == theirs.trust
     with pytest.raises(ValueError, match="surrogate is not the one"):
         RolloutGeoQ.load(
             tmp_path / "rollout.geoq",
@@ -420,6 +578,36 @@ def test_a_loaded_estimator_answers_as_the_saved_one(tmp_path, scheme):
         RolloutGeoQ.load(tmp_path / "rollout.geoq", surrogate=surrogate)
     with pytest.raises(ValueError, match=r"load it with RolloutGeoQ\.load"):
         GeoQ.load(tmp_path / "rollout.geoq", surrogate=surrogate)
+
+
+def test_files_of_large_states_keep_what_one_tolerance_for_all_needs(
+    tmp_path, monkeypatch
+):
+    surrogate = analogue([STATES[:300]])
+    geoq = small(surrogate, None).fit(STATES[300:800])
+    monkeypatch.setattr("geoq.rollout.horizon.MOST_STORED", 100)
+    geoq.save(tmp_path / "large.geoq")
+    loaded = RolloutGeoQ.load(tmp_path / "large.geoq", surrogate=surrogate)
+    assert loaded.held_out_.bound.shape == (100, 40, 1)
+    for tolerance in (0.1, 0.5, 1.0):
+        ours, theirs = (
+            g.assess(STATES[800:820], 50, tolerance) for g in (geoq, loaded)
+        )
+        assert ours.trust == theirs.trust
+        np.testing.assert_array_equal(ours.trusted_horizon, theirs.trusted_horizon)
+    geoq.assess(STATES[800:820], 50, np.array([0.2, 0.7]))
+    with pytest.raises(ValueError, match=r"shape \(2,\).*largest error.*pass a number"):
+        loaded.assess(STATES[800:820], 50, np.array([0.2, 0.7]))
+
+
+def test_files_without_held_out_rollouts_are_refused(tmp_path):
+    surrogate = analogue([STATES[:300]])
+    small(surrogate, None).fit(STATES[300:800]).save(tmp_path / "new.geoq")
+    numbers, arrays = artifact.read(tmp_path / "new.geoq")
+    kept = {n: a for n, a in arrays.items() if not n.startswith("held_out")}
+    artifact.write(tmp_path / "old.geoq", numbers, kept)
+    with pytest.raises(ValueError, match="holds no held-out rollouts"):
+        RolloutGeoQ.load(tmp_path / "old.geoq", surrogate=surrogate)
 
 
 def test_files_of_other_estimators_and_schemes_of_the_users_own_are_refused(tmp_path):

@@ -4,7 +4,12 @@ from dataclasses import dataclass
 
 from jaxtyping import Bool, Float, Int
 
+from geoq.rollout.horizon import Trust
 from geoq.surrogate import Array
+
+ONLY_SUPPORT = (
+    "no tolerance was given, so only the support was judged, not the size of the error"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -16,62 +21,91 @@ class RolloutAssessment:
         error_hat: upper estimate of their errors; infinite from that step on.
         safe: whether the calibration supports the bound of this step; ``meaning`` says in which sense.
         support_score: how far the state that the step starts from is from that support; safe means at most ``threshold``.
-        trusted_horizon: last step up to which every step was safe and, if a tolerance was given, every coordinate's
-            bound within it; 0 if the first step already was not.
+        supported_horizon: last step up to which every step was safe; 0 if the first step already was not.
         diverged_at: step at which a rollout diverged, 0 if it did not.
         threshold: largest support score that counts as safe.
         meaning: what it means to be safe, and not to be.
         n_calibrated: the calibration horizon; past it the bound rests on the last step calibrated.
         tolerance: what the bounds were compared with, as it was given.
+        trust: what the trusted horizons rest on. None, like the next two, if no tolerance was given.
+        trusted_horizon: last step up to which every step was safe and every coordinate's bound small enough for the
+            tolerance, within the calibration horizon; at most the share ``trust.broken`` of such rollouts exceeds the
+            tolerance before.
+        bound_over_tolerance: the largest bound of each step in units of the tolerance; small enough means below
+            ``trust.limit`` and not above 1.
     """
 
     prediction: Float[Array, " n n_steps *state"]
     error_hat: Float[Array, " n n_steps *state"]
     safe: Bool[Array, " n n_steps"]
     support_score: Float[Array, " n n_steps"]
-    trusted_horizon: Int[Array, " n"]
+    supported_horizon: Int[Array, " n"]
     diverged_at: Int[Array, " n"]
     threshold: float
     meaning: tuple[str, str]
     n_calibrated: int
-    tolerance: float | Array | None
+    tolerance: float | Array | None = None
+    trust: Trust | None = None
+    trusted_horizon: Int[Array, " n"] | None = None
+    bound_over_tolerance: Float[Array, " n n_steps"] | None = None
 
     def __len__(self) -> int:
         return len(self.safe)
 
     def __repr__(self) -> str:
         n_steps = self.safe.shape[1]
+        horizon, what = self._judged
+        note = "" if self.trust else f" ({ONLY_SUPPORT})"
         return (
             f"RolloutAssessment of {len(self)} rollouts of {n_steps} steps, "
-            f"{int((self.trusted_horizon == n_steps).sum())} of them trusted to the end; reason(i) says why"
+            f"{int((horizon == n_steps).sum())} of them {what} to the end{note}; reason(i) says why"
         )
+
+    @property
+    def _judged(self) -> tuple[Int[Array, " n"], str]:
+        """The horizon that can be told, and what it is."""
+        if self.trusted_horizon is None:
+            return self.supported_horizon, "supported"
+        return self.trusted_horizon, "trusted"
 
     def reason(self, rollout: int) -> str:
         """Until when this rollout is trusted, and what ends the trust, in words and numbers."""
-        n_steps, horizon = self.safe.shape[1], int(self.trusted_horizon[rollout])
-        trusted = (
-            f"trusted for {horizon} of {n_steps} steps" if horizon else "not trusted"
-        )
-        lines = [f"rollout {rollout}: {trusted}"]
+        horizons, what = self._judged
+        n_steps, horizon = self.safe.shape[1], int(horizons[rollout])
+        told = f"{what} for {horizon} of {n_steps} steps" if horizon else f"not {what}"
+        lines = [f"rollout {rollout}: {told}"]
         if horizon < n_steps:
-            lines.append(
-                f"  step {horizon + 1}: {self._end_of_trust(rollout, horizon)}"
-            )
-        told = dict.fromkeys((1, horizon, n_steps))
-        lines += [self._step_told(rollout, step) for step in told if step]
+            lines.append(f"  step {horizon + 1}: {self._end(rollout, horizon)}")
+        lines.append(f"  {self.trust or ONLY_SUPPORT}")
+        steps = dict.fromkeys((1, horizon, n_steps))
+        lines += [self._step_told(rollout, step) for step in steps if step]
         if n_steps > self.n_calibrated:
             lines.append(
                 f"  past step {self.n_calibrated}, the calibration horizon, the bound rests on the last step calibrated"
             )
         return "\n".join(lines)
 
-    def _end_of_trust(self, rollout: int, index: int) -> str:
+    def _end(self, rollout: int, index: int) -> str:
+        """Why the horizon ends before the step with this index."""
         score = float(self.support_score[rollout, index])
         if int(self.diverged_at[rollout]) == index + 1:
             return "the surrogate diverged, so the bound is infinite from here on"
         if not bool(self.safe[rollout, index]):
             return f"NOT safe, {self.meaning[1]} (score {score:.3g}, threshold {self.threshold:.3g})"
-        return f"the largest bound, {float(self.error_hat[rollout, index].max()):.3g}, exceeds the tolerance"
+        assert self.trust is not None
+        assert self.bound_over_tolerance is not None
+        ratio = float(self.bound_over_tolerance[rollout, index])
+        largest = (
+            f"the largest bound, {float(self.error_hat[rollout, index].max()):.3g},"
+        )
+        if ratio > 1:
+            return f"{largest} exceeds the tolerance"
+        if ratio >= self.trust.limit:
+            return (
+                f"{largest} is {ratio:.3g} of the tolerance; held-out rollouts that were trusted above "
+                f"{self.trust.limit:.3g} of it exceeded it too often"
+            )
+        return "past the calibration horizon, where no error was measured; raise n_calibration"
 
     def _step_told(self, rollout: int, step: int) -> str:
         bound = self.error_hat[rollout, step - 1]

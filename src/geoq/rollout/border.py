@@ -99,3 +99,13 @@ def check_tolerance(
             f"tolerance={tolerance}, but a bound is never below 0; pass positive numbers, or None for no tolerance."
         )
     return largest
+
+
+def check_whole(tolerance: Tensor, n_kept: int, n_coordinates: int) -> None:
+    """Refuse a tolerance per coordinate where only the largest bound and error of each step were kept."""
+    if tolerance.ndim and n_kept < n_coordinates:
+        raise ValueError(
+            f"tolerance has shape {tuple(tolerance.shape)}, but the file keeps only the largest error of each step of the "
+            f"held-out rollouts, whose {n_coordinates} coordinates were too many; pass a number, or ask the estimator that "
+            "was saved."
+        )

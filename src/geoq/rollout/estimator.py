@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from geoq import artifact
@@ -26,6 +27,7 @@ from geoq.rollout.border import (
     check_question,
     check_steps,
     check_tolerance,
+    check_whole,
 )
 from geoq.rollout.crossfit import Scene, cross_fit_rollouts, trained
 from geoq.rollout.features import (
@@ -34,6 +36,7 @@ from geoq.rollout.features import (
     Surroundings,
     embed,
 )
+from geoq.rollout.horizon import HeldOutRollouts, Trust, over_tolerance
 from geoq.rollout.region import RolloutRegion
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll_out
@@ -174,6 +177,15 @@ class RolloutGeoQ:
             n_safe=self.n_safe,
             safe_quantile=self.safe_quantile,
         )
+        features = self.calibration_.features
+        safe = self.safe_region_.contains(self._score(features).flatten())
+        self.held_out_ = HeldOutRollouts(
+            bound=self._bound(features).flatten(start_dim=2),
+            error=self.calibration_.error.flatten(start_dim=2),
+            supported=_until(safe.reshape(features.alive.shape)),
+            start=self.calibration_.start,
+            quantile=self.scheme_.quantile,
+        )
 
     def assess(
         self,
@@ -185,16 +197,21 @@ class RolloutGeoQ:
 
         Args:
             x0: initial states, one per row, taken as exact.
-            n_steps: steps to forecast; may exceed the calibration horizon.
-            tolerance: largest bound that counts as trusted, a number or one per coordinate of the state.
+            n_steps: steps to forecast; may exceed the calibration horizon, but trust does not.
+            tolerance: largest error that is acceptable, a number or one per coordinate of the state; None judges only
+                the support, and no horizon is called trusted.
         """
-        check_fitted(self, "safe_region_")
+        check_fitted(self, "held_out_")
         shape = tuple(self.limit_.shape)
         check_question(x0, n_steps, shape)
         largest = check_tolerance(tolerance, shape)
+        trust = None
+        if largest is not None:
+            check_whole(largest, self.held_out_.bound.shape[2], self.limit_.numel())
+            trust = self.held_out_.trust(largest)
         arrays: dict[str, Tensor] = {}
         # Filled chunk by chunk: a list of parts, then joined, would hold everything twice.
-        for rows, answers in self._answers(x0, n_steps, largest):
+        for rows, answers in self._answers(x0, n_steps, largest, trust):
             for name, part in answers.items():
                 if name not in arrays:
                     arrays[name] = part.new_empty((len(x0), *part.shape[1:]))
@@ -205,10 +222,11 @@ class RolloutGeoQ:
             meaning=self.safe_region_.meaning,
             n_calibrated=self.n_calibrated_,
             tolerance=tolerance,
+            trust=trust,
         )
 
     def _answers(
-        self, x0: Array, n_steps: int, largest: Tensor | None
+        self, x0: Array, n_steps: int, largest: Tensor | None, trust: Trust | None
     ) -> Iterator[tuple[slice, dict[str, Tensor]]]:
         """Answers to chunks of initial states, by the names of ``RolloutAssessment``."""
         dtype = to_tensor(x0[:1], "x0").dtype
@@ -217,40 +235,49 @@ class RolloutGeoQ:
             features = self.surroundings_.features(
                 states, self.normalization_, self.representation, x0
             )
-            alive, lost = features.alive, ~features.alive
-            score = features.support_distance.new_full(alive.shape, torch.inf)
-            if alive.any():
-                score[alive] = self.safe_region_.support_score(
-                    features.along[alive.flatten()]
-                )
-            safe = self.safe_region_.contains(score.flatten()).reshape(alive.shape)
-            bound = self.scheme_(features)
-            bound[lost] = torch.inf
-            bound = bound.nan_to_num(nan=torch.inf, posinf=torch.inf)
-            trusted = safe
-            if largest is not None:
-                within = (bound <= largest.to(bound)).flatten(start_dim=2)
-                trusted = safe & within.all(dim=2)
-            yield (
-                rows,
-                {
-                    "prediction": states[:, 1:],
-                    "error_hat": bound.to(dtype),
-                    "safe": safe,
-                    "support_score": score.to(dtype),
-                    "trusted_horizon": trusted.long().cumprod(dim=1).sum(dim=1),
-                    "diverged_at": torch.where(
-                        lost.any(dim=1), lost.long().argmax(dim=1) + 1, 0
-                    ),
-                },
+            lost = ~features.alive
+            score, bound = self._score(features), self._bound(features)
+            safe = self.safe_region_.contains(score.flatten()).reshape(lost.shape)
+            answers = {
+                "prediction": states[:, 1:],
+                "error_hat": bound.to(dtype),
+                "safe": safe,
+                "support_score": score.to(dtype),
+                "supported_horizon": _until(safe),
+                "diverged_at": torch.where(
+                    lost.any(dim=1), lost.long().argmax(dim=1) + 1, 0
+                ),
+            }
+            if largest is not None and trust is not None:
+                ratio = over_tolerance(bound, largest)
+                # Nothing was measured past the calibration horizon, so nothing is promised there.
+                trusted = (safe & trust.within(ratio))[:, : self.n_calibrated_]
+                answers["trusted_horizon"] = _until(trusted)
+                answers["bound_over_tolerance"] = ratio.to(dtype)
+            yield rows, answers
+
+    def _score(self, features: RolloutFeatures) -> Tensor:
+        """Support score of each step, infinite from the step on at which a rollout diverged."""
+        alive = features.alive
+        score = features.support_distance.new_full(alive.shape, torch.inf)
+        if alive.any():
+            score[alive] = self.safe_region_.support_score(
+                features.along[alive.flatten()]
             )
+        return score
+
+    def _bound(self, features: RolloutFeatures) -> Tensor:
+        """Bound of each step, infinite from the step on at which a rollout diverged."""
+        bound = self.scheme_(features)
+        bound[~features.alive] = torch.inf
+        return bound.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
     def save(self, path: str | Path) -> None:
         """Write what ``assess`` needs to one file of arrays and numbers; callables are not in it.
 
         A fingerprint of the callables is: what they answer on a few stored states.
         """
-        check_fitted(self, "safe_region_")
+        check_fitted(self, "held_out_")
         scheme = type(self.scheme_).__name__
         if scheme not in _OWN_SCHEMES or not isinstance(
             self.safe_region_, RolloutRegion
@@ -282,6 +309,9 @@ class RolloutGeoQ:
             "climatology.low": climatology.low,
             "climatology.high": climatology.high,
             "climatology.table": climatology.table,
+            **{
+                f"held_out.{name}": part for name, part in self.held_out_.arrays.items()
+            },
             **{f"scheme.{name}": array for name, array in weights.items()},
             **{f"probe.{name}": array for name, array in self._fingerprint().items()},
         }
@@ -311,6 +341,11 @@ class RolloutGeoQ:
         if numbers.get("estimator") != "RolloutGeoQ":
             raise ValueError(
                 f"{path} does not hold a RolloutGeoQ; load it with the class that saved it."
+            )
+        if "held_out.bound" not in stored:
+            raise ValueError(
+                f"{path} holds no held-out rollouts, which trusted horizons are tried on; it was written by an earlier "
+                "version of geoq: fit and save the estimator again."
             )
         arrays = artifact.placed(numbers, stored)
         geoq = cls(
@@ -348,6 +383,13 @@ class RolloutGeoQ:
         own = _OWN_SCHEMES[numbers["scheme"]]
         self.scheme = self.scheme_ = own.from_state(numbers["scheme_settings"], weights)
         self.safe_region_ = RolloutRegion(numbers["threshold"])
+        self.held_out_ = HeldOutRollouts(
+            **{
+                part: arrays[f"held_out.{part}"]
+                for part in ("bound", "error", "supported", "start")
+            },
+            quantile=self.scheme_.quantile,
+        )
         probes = arrays["probe.x"]
         self.probes_ = probes.cpu().numpy() if numbers["numpy"] else probes
         present = self._fingerprint()
@@ -414,3 +456,8 @@ class RolloutGeoQ:
                     f"{name}={part!r} cannot be fitted; pass an object such as {name}={example}."
                 )
         check_models(self.surrogate, self.train_surrogate, self.representation)
+
+
+def _until(holds: Bool[Tensor, " n n_steps"]) -> Int[Tensor, " n"]:
+    """Steps up to which it holds without a break."""
+    return holds.long().cumprod(dim=1).sum(dim=1)
