@@ -277,6 +277,13 @@ def test_trust_ends_at_the_calibration_horizon(fitted):
     assert "step 41: past the calibration horizon" in told
 
 
+def test_asking_for_fewer_steps_only_cuts_the_trusted_horizon(fitted):
+    few, many = (fitted.assess(STATES[700:720], n, 1.0) for n in (6, 40))
+    assert few.trust == many.trust
+    np.testing.assert_array_equal(few.trusted_horizon, many.trusted_horizon.clip(max=6))
+    assert many.trusted_horizon.max() > 6
+
+
 def test_without_a_tolerance_nothing_is_called_trusted(fitted):
     a = fitted.assess(np.concatenate([STATES[700:720], [[40.0, 40.0]]]), 60)
     assert a.trusted_horizon is None
