@@ -344,6 +344,33 @@ def test_a_larger_tolerance_never_has_a_shorter_horizon(spacing):
             before = steps
 
 
+@pytest.mark.parametrize("spacing", [1, 3, 10, 1000])
+def test_the_limit_keeps_the_count_and_no_larger_one_does(spacing):
+    """G / (G + 1) a / n + 1 / (G + 1) <= 1 - tau, where G rollouts are apart while trusted, or none is broken."""
+    rollouts = drawn(torch.Generator().manual_seed(3), 60, spacing=spacing)
+    counts = set()
+    for tolerance in torch.linspace(0.1, 1.5, 20):
+        held = torch.from_numpy(held_for(rollouts.error, float(tolerance)))
+
+        def kept(trust, held=held, tolerance=tolerance):
+            steps = trusted_steps(rollouts, trust, tolerance)
+            apart = count_apart(rollouts.start, max(1, int(steps.max())))
+            broken = int((held < steps).sum())
+            share = apart / (apart + 1) * broken / 60 + 1 / (apart + 1)
+            return broken, broken == 0 or share <= 0.1 + 1e-9
+
+        trust = rollouts.trust(tolerance)
+        broken, is_kept = kept(trust)
+        assert is_kept
+        counts.add(broken)
+        ratios = over_tolerance(rollouts.bound, tolerance).flatten()
+        larger = ratios[(ratios >= trust.limit) & (ratios <= 1)]
+        if len(larger):
+            beyond = float(larger.min()) * (1 + 1e-6)
+            assert not kept(replace(trust, limit=beyond))[1]
+    assert max(counts) > 0
+
+
 def test_the_horizons_of_an_estimator_grow_with_the_tolerance(fitted):
     horizons = [
         fitted.assess(STATES[700:740], 40, float(tolerance)).trusted_horizon
