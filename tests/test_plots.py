@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from geoq import GeoQ, RolloutAssessment, plots
 from geoq.metrics import coverage_by_bin
+from geoq.rollout.horizon import Trust
 
 
 @pytest.fixture(scope="module")
@@ -322,17 +323,25 @@ def forecasts(tolerance):
     bound[1, 3:] = 0.9
     bound[2, 2:] = np.inf
     safe = np.isfinite(bound).all(axis=2)
+    judged = {}
+    if tolerance is not None:
+        judged = {
+            "trust": Trust(1.0, 0.05, n_rollouts=40, n_apart=40, quantile=0.95),
+            "trusted_horizon": np.array([6, 3, 2]),
+            "bound_over_tolerance": (bound / tolerance).max(axis=2),
+        }
     return RolloutAssessment(
         prediction=np.where(np.isfinite(bound), 0.0, np.nan),
         error_hat=bound,
         safe=safe,
         support_score=np.where(safe, 0.5, 2.0),
-        trusted_horizon=np.array([6, 3, 2]),
+        supported_horizon=np.array([6, 6, 2]),
         diverged_at=np.array([0, 0, 3]),
         threshold=1.0,
         meaning=("near", "far"),
         n_calibrated=4,
         tolerance=tolerance,
+        **judged,
     )
 
 
@@ -366,6 +375,14 @@ def test_rollouts_are_drawn_in_units_of_a_tolerance_per_coordinate():
     curves = {line.get_label(): line for line in axes.lines}
     np.testing.assert_allclose(curves["bound"].get_ydata(), 0.5)
     assert set(curves["tolerance"].get_ydata()) == {1.0}
+
+
+def test_rollouts_without_a_tolerance_are_supported_and_not_trusted():
+    _, until, _ = plots.rollouts(Figure(), forecasts(None), [0, 1, 2])
+    (supported,) = until.patches
+    assert supported.get_label() == "supported"
+    assert supported.get_width() == 6
+    assert until.get_title() == "rollout 1: supported for 6 of 6 steps"
 
 
 def test_rollouts_that_are_not_there_are_refused():

@@ -170,7 +170,7 @@ def rollouts(
                 ls="-.",
                 label="tolerance",
             )
-        n_told = 1 if int(assessment.trusted_horizon[row]) == n_steps else 2
+        n_told = 1 if int(assessment.judged[0][row]) == n_steps else 2
         told = assessment.reason(row).splitlines()[:n_told]
         axes.set_title(_wrapped(figure, "; ".join(map(str.strip, told))), fontsize=9)
     name = "largest error" + (" / tolerance" if isinstance(unit, np.ndarray) else "")
@@ -520,9 +520,9 @@ def _trust(
     """One rollout: its bound and, if given, its true error; the trusted steps shaded, unsafe ones crossed."""
     n_steps = assessment.safe.shape[1]
     step, safe = np.arange(1, n_steps + 1), _numbers(assessment.safe[row]) > 0
-    horizon = int(assessment.trusted_horizon[row])
-    if horizon:
-        axes.axvspan(0.5, horizon + 0.5, color=SHADE, lw=0, label="trusted")
+    horizons, what = assessment.judged
+    if horizon := int(horizons[row]):
+        axes.axvspan(0.5, horizon + 0.5, color=SHADE, lw=0, label=what)
     styles = {"bound": (ESTIMATE, "--"), "true error": (TRUE, "-")}
     for name, values in largest.items():
         color, dashes = styles[name]

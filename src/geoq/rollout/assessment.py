@@ -54,7 +54,7 @@ class RolloutAssessment:
 
     def __repr__(self) -> str:
         n_steps = self.safe.shape[1]
-        horizon, what = self._judged
+        horizon, what = self.judged
         note = "" if self.trust else f" ({ONLY_SUPPORT})"
         return (
             f"RolloutAssessment of {len(self)} rollouts of {n_steps} steps, "
@@ -62,7 +62,7 @@ class RolloutAssessment:
         )
 
     @property
-    def _judged(self) -> tuple[Int[Array, " n"], str]:
+    def judged(self) -> tuple[Int[Array, " n"], str]:
         """The horizon that can be told, and what it is."""
         if self.trusted_horizon is None:
             return self.supported_horizon, "supported"
@@ -70,7 +70,7 @@ class RolloutAssessment:
 
     def reason(self, rollout: int) -> str:
         """Until when this rollout is trusted, and what ends the trust, in words and numbers."""
-        horizons, what = self._judged
+        horizons, what = self.judged
         n_steps, horizon = self.safe.shape[1], int(horizons[rollout])
         told = f"{what} for {horizon} of {n_steps} steps" if horizon else f"not {what}"
         lines = [f"rollout {rollout}: {told}"]
