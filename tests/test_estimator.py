@@ -673,8 +673,11 @@ def test_bounds_of_several_levels_cover_their_shares_and_never_cross(device):
 
 def test_levels_may_come_in_an_array(problem):
     geoq = calibrate(problem)
-    expected = geoq.predict_levels(problem.queries, (0.5, 0.75))
-    for levels in (np.linspace(0.5, 0.75, 2), torch.linspace(0.5, 0.75, 2)):
+    expected = geoq.predict_levels(problem.queries, (0.5, 0.9))
+    for levels in (
+        np.array([0.5, 0.9]),
+        torch.tensor([0.5, 0.9], dtype=torch.float32),
+    ):
         bounds = geoq.predict_levels(problem.queries, levels)
         assert_close(bounds, expected)
 

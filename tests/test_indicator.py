@@ -182,6 +182,12 @@ def test_values_of_the_users_own_work_but_stay_out_of_files():
         own.state()
 
 
+def test_errors_of_fewer_channels_than_the_prediction_are_refused_in_our_words():
+    own = replace(QUICK, values=lambda p: (0 * p[:, 0], 0 * p[:, 0] + 5))
+    with pytest.raises(ValueError, match="away from both; give the values that they"):
+        own.check_errors(torch.zeros(4, 3, *GRID), torch.ones(4, *GRID))
+
+
 @pytest.mark.parametrize("n_anchors", [1, 3, 7])
 def test_the_bound_of_geoq_is_0_or_1_however_many_anchors(n_anchors):
     x = normal(60, 2, *GRID)

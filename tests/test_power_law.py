@@ -440,7 +440,7 @@ def test_a_scale_of_the_users_own_works_but_stays_out_of_files():
 
 def test_a_field_in_the_form_for_tables_is_warned_of():
     field = Shapes(z=(2,), error=(3, 16, 24), inputs=(2,), outputs=(3, 16, 24))
-    with pytest.warns(UserWarning, match=r"looks like a field .*for_fields\(\)"):
+    with pytest.warns(UserWarning, match=r"may be a field .*for_fields\(\)"):
         PowerLawIncrement().check_shapes(field)
     PowerLawIncrement().check_shapes(field._replace(error=(40, 3)))
     on_grid = field._replace(inputs=(1, 16, 24))

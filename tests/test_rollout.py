@@ -246,6 +246,12 @@ def test_the_trusted_horizon_ends_before_the_first_step_that_is_unsafe_or_too_wi
     np.testing.assert_array_equal(per_coordinate.trusted_horizon, a.trusted_horizon)
 
 
+def test_the_reason_of_a_rollout_that_was_not_asked_is_refused(fitted):
+    a = fitted.assess(STATES[700:703], 5)
+    with pytest.raises(IndexError, match="rollout=3, but 3 were assessed; choose 0 to"):
+        a.reason(3)
+
+
 def test_the_reason_says_what_the_bound_is_compared_with(fitted):
     a = fitted.assess(STATES[700:720], 40, tolerance=1.2)
     assert a.trust.limit < 1
@@ -262,7 +268,7 @@ def test_the_reason_says_what_the_bound_is_compared_with(fitted):
     )
     assert over
     assert under
-    assert all("exceeds the tolerance" in end for end in over)
+    assert all("of its tolerance" in end for end in over)
     assert all(f"trusted above {a.trust.limit:.3g} of it" in end for end in under)
     assert str(a.trust) in a.reason(0)
 

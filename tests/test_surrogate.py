@@ -10,6 +10,7 @@ from geoq import surrogate as border
 from geoq.surrogate import (
     check_callable,
     check_finite,
+    check_pairs,
     chunks,
     evaluate,
     observe,
@@ -113,7 +114,19 @@ def test_values_missing_at_the_same_places_of_all_samples_are_to_be_masked(
     x = torch.zeros(4, 1, 3, 3)
     x[:masked, :, 1, 1:] = torch.nan
     with pytest.raises(ValueError, match=message):
-        check_finite(x, "x")
+        check_pairs(x, x)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 2), (4, 3, 3)])
+def test_what_is_missing_altogether_is_no_mask(shape):
+    """A table with an empty column has no land, and fields without a value have nothing else."""
+    x = torch.zeros(4, 2)
+    y = torch.zeros(shape)
+    y[..., :1] = torch.nan
+    if len(shape) == 3:
+        y[:] = torch.nan
+    with pytest.raises(ValueError, match="remove or impute"):
+        check_pairs(x, y)
 
 
 @pytest.mark.parametrize(

@@ -151,15 +151,17 @@ def test_rows_that_are_neither_trained_on_nor_stopped_by_are_never_seen():
     assert seen == {*range(10), *range(20, 24)}
 
 
-def test_steps_that_a_gpu_replays_end_where_launched_steps_do(device):
+@pytest.mark.parametrize("n_decays", [0, 2])
+def test_steps_that_a_gpu_replays_end_where_launched_steps_do(device, n_decays):
     x, y = (part.to(device) for part in line())
+    training = replace(QUICK, patience=1, n_decays=n_decays)
     ends = []
     for repeatable in (False, True):
         network = fresh(MLP, 1, 1, hidden=(16,)).to(device)
         train(
             network,
             lambda net, rows: nn.functional.mse_loss(net(x[rows]), y[rows]),
-            QUICK,
+            training,
             torch.arange(len(x), device=device),
             repeatable=repeatable,
         )
@@ -194,18 +196,25 @@ def test_a_lower_rate_gets_closer_where_patience_ran_out():
 
 
 def test_training_goes_on_from_the_best_weights_when_the_rate_is_cut(caplog):
-    """A loss that only grows cannot improve: patience runs out once for each cut and once more."""
+    """Steps lower what is trained on and raise what is held out: the first weights stay best, and every cut returns there."""
     network = fresh(nn.Linear, 1, 1)
-    calls = iter(range(10**6))
+    best, seen = float(network.weight.detach()), []
 
-    def growing(net, rows):
-        return net.weight.sum() * 0 + next(calls) * (1 + 0 * rows.sum())
+    def opposed(net, rows):
+        held_out = not net.training
+        if not held_out:
+            seen.append(float(net.weight.detach()))
+        return (1 if held_out else -1) * net.weight.sum() + 0 * rows.sum()
 
     training = Training(n_steps=1000, check_every=10, patience=2, n_decays=3)
     with caplog.at_level("INFO"):
-        train(network, growing, training, torch.arange(8))
+        train(network, opposed, training, torch.arange(8))
     _, _, best_step, last_step = caplog.records[-1].args
     assert (best_step, last_step) == (0, 80)
+    assert len(seen) == 80
+    assert [seen[step] for step in (0, 20, 40, 60)] == [best] * 4
+    # Adam's first steps are as long as the rate, a fifth after each cut.
+    assert seen[21] - best < 0.5 * (seen[1] - best)
 
 
 def test_a_network_in_place_of_what_makes_it_is_refused():

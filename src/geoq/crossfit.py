@@ -1,7 +1,6 @@
 """Cross-fitted calibration data: what the error did where a surrogate had not seen the answer (lines 5-11)."""
 
 import logging
-import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from geoq.geometry import (
     anchor_error,
 )
 from geoq.representation import Standardization
-from geoq.surrogate import Array, ErrorFunctional, errors_of, take
+from geoq.surrogate import Array, ErrorFunctional, errors_of, take, warn
 
 logger = logging.getLogger(__name__)
 
@@ -291,9 +290,8 @@ def _check_family(
             f"fold {fold + 1} ({held_out[fold]:.3g} held out, {in_sample[fold]:.3g} in sample)"
             for fold in np.flatnonzero(failed)
         )
-        warnings.warn(
+        warn(
             f"mean errors out of family with the other folds' ({typical_out:.3g} held out, {typical_in:.3g} in "
             f"sample): {listed} of {len(held_out)}. A training that failed poisons every bound; "
-            "train longer or with another seed, and fit again.",
-            stacklevel=4,
+            "train longer or with another seed, and fit again."
         )

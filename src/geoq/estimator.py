@@ -1,7 +1,6 @@
 """GeoQ: Algorithm 1 from end to end, and what it answers."""
 
 import copy
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from numbers import Integral, Real
@@ -75,6 +74,7 @@ from geoq.surrogate import (
     restore,
     take,
     to_tensor,
+    warn,
 )
 
 _OWN_MODELS: dict[
@@ -427,7 +427,11 @@ class GeoQ:
         check_fitted(self, "probes_")
         if np.ndim(levels) != 1:
             raise TypeError(f"levels={levels!r}; pass several, for example (0.5, 0.9).")
-        levels = [float(level) for level in levels]
+        # In single precision 0.9 is 0.8999999762, and nobody would find its bound by that name.
+        levels = [
+            level if isinstance(level, float) else float(f"{float(level):.7g}")
+            for level in levels
+        ]
         if isinstance(self.increment_model_, HasLevels):
             return {level: self._at_level(level).predict(x) for level in levels}
         features, error = self.calibration_.features, self.calibration_.error
@@ -547,11 +551,10 @@ class GeoQ:
             return  # a model of the user's own need not know its level
         needed = n_needed(float(quantile))
         if n_units < needed:
-            warnings.warn(
+            warn(
                 f"n={n_units} independent points (or groups, or stretches of time), but at quantile={quantile} fewer than "
                 f"{needed} cannot show the level; take the bounds as guesses, give more data, or choose a lower quantile for "
-                "the increment model.",
-                stacklevel=4,
+                "the increment model."
             )
 
     def _check_shapes(self, y: Array, embedding: Embedding) -> None:

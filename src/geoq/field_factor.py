@@ -423,9 +423,10 @@ class FittedField:
             network.load_state_dict(weights)
             networks.append(network.eval())
         shape = tuple(settings["field_shape"])
-        return FittedField(
-            networks, how, shape, exponent, arrays["least"], arrays["most"]
-        )
+        # Files from before the range was kept have none.
+        free = torch.full_like(exponent, math.inf)
+        least, most = arrays.get("least", -free), arrays.get("most", free)
+        return FittedField(networks, how, shape, exponent, least, most)
 
 
 @dataclass(frozen=True)

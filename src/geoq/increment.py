@@ -4,7 +4,6 @@ r"""Increment models: an upper conditional quantile of what the anchors do not e
 """
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -18,7 +17,7 @@ from geoq.geometry import GeometricFeatures
 from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
 from geoq.representation import Standardization
-from geoq.surrogate import chunks
+from geoq.surrogate import chunks, warn
 from geoq.training import Training, seeded, train
 
 # A last dimension of so few places, after dimensions of so many, looks like channels after a grid.
@@ -138,11 +137,10 @@ def warn_of_channels_last(shape: tuple[int, ...], n_spatial: int) -> None:
     if min(shape[-1 - n_spatial : -1]) < SHORT_GRID:
         return
     order = (0, len(shape), *range(1, len(shape)))
-    warnings.warn(
+    warn(
         f"an error has shape {shape}, of which the last n_spatial={n_spatial} dimensions, {shape[-n_spatial:]}, are taken "
         "for the grid; if the last one holds channels, put them first in x and y and let the surrogate work so: "
-        f"x.permute{order}, or numpy.moveaxis(x, -1, 1).",
-        stacklevel=2,
+        f"x.permute{order}, or numpy.moveaxis(x, -1, 1)."
     )
 
 

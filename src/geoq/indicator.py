@@ -106,7 +106,7 @@ class IndicatorIncrement:
         fitting = [
             f"they are those of values={name}: from geoq import {name}"
             for name, values in OWN_VALUES.items()
-            if _away(values, prediction, error)[1]
+            if prediction.shape == error.shape and _away(values, prediction, error)[1]
         ]
         otherwise = (
             "give the values that they take, threshold them in error_functional, or use "

@@ -59,7 +59,10 @@ def summary(
     )
     if true is not None:
         each = np.broadcast_to(safe.reshape(-1, *[1] * (bound.ndim - 1)), bound.shape)
-        lot = np.random.default_rng(0).permutation(bound.size)[:MOST_POINTS]
+        n_drawn = min(MOST_POINTS, bound.size)
+        lot = np.random.default_rng(0).choice(
+            bound.size, n_drawn, replace=False, shuffle=False
+        )
         values = [part.reshape(-1)[lot] for part in (true, bound, each)]
         estimate_against_error(right[0], *values)
         covered = [

@@ -14,7 +14,6 @@ law goes on, or the error follows a straight line of four times the steepest slo
 """
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
@@ -40,7 +39,7 @@ from geoq.increment import (
 )
 from geoq.levels import FittedLevels, PredictionLevels
 from geoq.scale import LowRankScale, Scale, coordinate_scale, weighted_quantile
-from geoq.surrogate import chunks
+from geoq.surrogate import chunks, warn
 
 Reference = Callable[[Tensor], Tensor]
 
@@ -131,11 +130,10 @@ class PowerLaw:
 def _warn_of_fields(shape: tuple[int, ...]) -> None:
     """Warn of an error that ends in a grid, whose cells the law would take for unrelated outputs."""
     if len(shape) >= 2 and min(shape[-2:]) >= SHORT_GRID:
-        warnings.warn(
-            f"an error has shape {shape}, which looks like a field on a grid; PowerLawIncrement() takes its values for "
-            f"{math.prod(shape)} outputs that have nothing to do with each other. For fields pass "
-            "increment_model=PowerLawIncrement.for_fields().",
-            stacklevel=2,
+        warn(
+            f"an error has shape {shape}, which may be a field on a grid; this form takes its values for "
+            f"{math.prod(shape)} outputs without neighbours. If it is a field, pass "
+            "increment_model=PowerLawIncrement.for_fields(); if not, flatten y to one row per sample."
         )
 
 
@@ -249,7 +247,7 @@ class PowerLawIncrement:
             self.factor.check_shapes(shapes)
         if isinstance(self.scale, LowRankScale):
             self.scale.check_shape(shapes.error)
-        else:
+        elif not isinstance(self.factor, FieldFactor):
             _warn_of_fields(shapes.error)
         if isinstance(self.reference, PredictionLevels):
             self.reference.check_shapes(shapes)

@@ -24,18 +24,20 @@ def recorded(step: Step, rows: Int[Tensor, " *shape"], numbers: Numbers) -> Step
         return step
     before = {name: value.clone() for name, value in numbers().items()}
     fixed, replay = rows.clone(), step
-    try:
-        with torch.cuda.device(rows.device):
-            # Recording needs steps taken before on another stream; what they changed is put back below.
-            side, current = torch.cuda.Stream(), torch.cuda.current_stream()
-            side.wait_stream(current)
+    # Recording needs steps taken before on another stream; what they changed is put back below.
+    with torch.cuda.device(rows.device):
+        side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        side.wait_stream(current)
+        try:
             with torch.cuda.stream(side):
                 for _ in range(3):
                     step(fixed)
+        finally:
             current.wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                step(fixed)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.device(rows.device), torch.cuda.graph(graph):
+            step(fixed)
     except RuntimeError as exc:
         logger.info("steps are launched one by one, not recorded: %s", exc)
     else:

@@ -4,6 +4,8 @@ Users bring NumPy arrays or torch tensors and callables that work on them. Their
 user passed, their results come back in the same kind, and between the two there are only tensors.
 """
 
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -151,24 +153,26 @@ def take(array: Array, rows: Int[Tensor, " n_rows"]) -> Array:
     )
 
 
-def check_finite(tensor: Tensor, name: str, way_out: str | None = None) -> None:
+def check_finite(
+    tensor: Tensor, name: str, way_out: str = "remove or impute these samples first"
+) -> None:
     """Refuse NaN and infinity, saying where the first one is and how many there are."""
     finite = tensor.isfinite()
     if finite.all():
         return
     bad = (~finite).nonzero()
     where = ", ".join(str(int(i)) for i in bad[0])
-    if way_out is None:
-        way_out = (
-            "these are the same places in all samples, as of land or an obstacle: fill them with 0 in x and y, and let "
-            "error_functional return 0 there"
-            if len(finite) > 1 and (finite == finite[0]).all()
-            else "remove or impute these samples first"
-        )
     raise ValueError(
         f"{name}[{where}] is {tensor[tuple(bad[0])].item()} ({len(bad)} of {tensor.numel()} values are not finite); "
         f"{way_out}."
     )
+
+
+def _is_masked(fields: Tensor) -> bool:
+    """Whether some places, not all, are missing in every sample."""
+    finite = fields.isfinite()
+    there = finite[0].any() and not finite[0].all()
+    return bool(len(fields) > 1 and there and (finite == finite[0]).all())
 
 
 def check_pairs(x: Array, y: Array) -> tuple[Tensor, Tensor]:
@@ -179,12 +183,23 @@ def check_pairs(x: Array, y: Array) -> tuple[Tensor, Tensor]:
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)} and holds no samples; pass one per row."
             )
+        if tensor.ndim >= 3 and _is_masked(tensor):
+            way_out = "these are the same places in all samples, as of land or an obstacle: fill them with 0 in x and y, and let "
+            check_finite(tensor, name, f"{way_out}error_functional return 0 there")
         check_finite(tensor, name)
     if len(inputs) != len(outputs):
         raise ValueError(
             f"x has {len(inputs)} rows and y has {len(outputs)}; each input needs its reference output."
         )
     return inputs, outputs
+
+
+def warn(message: str) -> None:
+    """Warn, pointing to the user's own line however deep in the package the reason was found."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals["__name__"].split(".")[0] == "geoq":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def check_fitted(estimator: object, attribute: str) -> None:

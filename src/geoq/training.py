@@ -128,7 +128,7 @@ def train(
         training: how to train.
         units: one number per row of the data; rows with equal numbers are never split between training and stopping.
         repeatable: whether network and loss do the same operations at every step, so that a GPU may record one and
-            replay it. Ours do; a user's network may count or draw in Python.
+            replay it. Ours do; a user's network may count or draw in Python, unless it passed the trial of a stack.
     """
     rows = training.hold_out(units)
     train_on(network, loss, training, *rows, repeatable=repeatable)
@@ -176,8 +176,8 @@ class _Descend:
         self.recordable = repeatable and all(weight.is_cuda for weight in weights)
         rate: float | Tensor = training.learning_rate
         if self.recordable:
-            # A step that is recorded has to keep its count and its rate on the GPU.
-            rate = torch.tensor(rate, device=weights[0].device)
+            # A step that is recorded has to keep its count and its rate on the GPU; fused Adam reads a float32.
+            rate = torch.tensor(rate, device=weights[0].device, dtype=torch.float32)
         self.optimizer = torch.optim.Adam(
             weights, lr=rate, fused=True, capturable=self.recordable
         )
@@ -224,6 +224,7 @@ class _Descend:
             if step == training.n_steps:
                 break
         network.load_state_dict(best_weights)
+        self.optimizer.zero_grad()  # gradients of a recorded step would keep its memory
         return best_loss, best_step, step
 
     def _step(self, rows: Tensor) -> None:

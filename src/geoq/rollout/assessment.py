@@ -70,6 +70,10 @@ class RolloutAssessment:
 
     def reason(self, rollout: int) -> str:
         """Until when this rollout is trusted, and what ends the trust, in words and numbers."""
+        if not -len(self) <= rollout < len(self):
+            raise IndexError(
+                f"rollout={rollout}, but {len(self)} were assessed; choose 0 to {len(self) - 1}."
+            )
         horizons, what = self.judged
         n_steps, horizon = self.safe.shape[1], int(horizons[rollout])
         told = f"{what} for {horizon} of {n_steps} steps" if horizon else f"not {what}"
@@ -95,16 +99,11 @@ class RolloutAssessment:
         assert self.trust is not None
         assert self.bound_over_tolerance is not None
         ratio = float(self.bound_over_tolerance[rollout, index])
-        largest = (
-            f"the largest bound, {float(self.error_hat[rollout, index].max()):.3g},"
-        )
+        told = f"a bound is {ratio:.3g} of its tolerance"
         if ratio > 1:
-            return f"{largest} exceeds the tolerance"
+            return told
         if ratio >= self.trust.limit:
-            return (
-                f"{largest} is {ratio:.3g} of the tolerance; held-out rollouts that were trusted above "
-                f"{self.trust.limit:.3g} of it exceeded it too often"
-            )
+            return f"{told}; held-out rollouts that were trusted above {self.trust.limit:.3g} of it exceeded it too often"
         return "past the calibration horizon, where no error was measured; raise n_calibration"
 
     def _step_told(self, rollout: int, step: int) -> str:

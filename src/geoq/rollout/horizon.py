@@ -13,7 +13,8 @@ of the M under which few enough held-out rollouts are broken. A bound above the 
 
 import bisect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -51,8 +52,8 @@ class Trust:
 
     def __str__(self) -> str:
         promise = (
-            f"of rollouts like the {self.n_rollouts} held-out ones at most {100 * self.broken:.2g} % are expected to exceed "
-            "the tolerance within their trusted steps"
+            f"the horizon is set by {self.n_rollouts} held-out rollouts so that at most {100 * self.broken:.2g} % of such "
+            "rollouts exceed the tolerance within it"
         )
         needed = n_needed(self.quantile)
         if self.n_apart >= needed:
@@ -99,10 +100,11 @@ class HeldOutRollouts:
         for broken in range(1, _allowed(n, n, miss) + 1):
             most = self._most_steps(broken)
             limit = max(limit, min(float(ordered[broken]), self._past(running, most)))
-        trusted = ((running <= 1) & (running < limit)).sum(dim=1)
+        trust = Trust(limit, miss, n, n, self.quantile)
+        trusted = trust.within(running).sum(dim=1)
         longest = int(torch.minimum(trusted, self.supported).max())
-        apart = count_apart(self.start, max(1, longest))
-        return Trust(limit, max(miss, 1 / (apart + 1)), n, apart, self.quantile)
+        apart = self._apart(max(1, longest))
+        return replace(trust, broken=max(miss, 1 / (apart + 1)), n_apart=apart)
 
     def _most_steps(self, broken: int) -> int:
         """The most trusted steps at which enough rollouts are apart for so many to be broken."""
@@ -110,10 +112,18 @@ class HeldOutRollouts:
         return bisect.bisect_right(
             range(1, self.bound.shape[1] + 1),
             0,
-            key=lambda steps: (
-                broken - _allowed(n, count_apart(self.start, steps), miss)
-            ),
+            key=lambda steps: broken - _allowed(n, self._apart(steps), miss),
         )
+
+    def _apart(self, n_steps: int) -> int:
+        """Rollouts of so many steps that share none of them; counted once, for every tolerance needs the same."""
+        if n_steps not in self._counted:
+            self._counted[n_steps] = count_apart(self.start, n_steps)
+        return self._counted[n_steps]
+
+    @cached_property
+    def _counted(self) -> dict[int, int]:
+        return {}
 
     def _past(self, running: Float[Tensor, " n n_steps"], most: int) -> float:
         """The greatest limit under which no rollout is trusted for more than so many steps."""
