@@ -84,7 +84,7 @@ class Settings:
             batch_size=8,
         )
     )
-    # Five levels: a cell sees 90 cells around it, about as far as the interface gets.
+    # Five levels: a cell sees 92 cells around it, about as far as the interface gets.
     widths: tuple[int, ...] = (32, 64, 128, 128, 128)
     training: Training = field(
         default_factory=lambda: Training(
