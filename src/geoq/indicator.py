@@ -66,7 +66,7 @@ class IndicatorIncrement:
         values: the two values, from the predictions; ``zero_or_one``, ``of_probability``, ``of_logit`` or yours.
         n_spatial: 1 for fields on a line, 2 for fields in the plane.
         view: what the network sees, beside the support distance.
-        widths: channels per level of the U-Net.
+        widths: channels per level of the U-Net; each further level sees twice as far.
         training: how it is trained.
     """
 
@@ -74,9 +74,11 @@ class IndicatorIncrement:
     values: TwoValues = zero_or_one
     n_spatial: int = 2
     view: View = field(default_factory=lambda: View(prediction=True))
-    widths: tuple[int, ...] = (32, 64, 128)
+    widths: tuple[int, ...] = (16, 32, 64)
     training: Training = field(
-        default_factory=lambda: Training(n_steps=2000, batch_size=8, check_every=100)
+        default_factory=lambda: Training(
+            n_steps=2000, batch_size=4, check_every=100, patience=3, n_decays=2
+        )
     )
     rests_on_anchors: ClassVar[bool] = False
 
