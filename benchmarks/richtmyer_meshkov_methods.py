@@ -8,6 +8,7 @@ For a 0/1 error the bound with the least pinball loss is the indicator of P(erro
 or 1, and so is the classifier's bound.
 """
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -50,6 +51,8 @@ FEWEST = 100
 FACTORS = (0.0, *(2 ** (power / 4) for power in range(-8, 57)))
 # Where a bound in (0, 1) that is learned may start.
 LEAST_START, MOST_START = 1e-5, 0.98
+# Networks whose mean decides a verdict: the default of IndicatorIncrement.
+N_NETWORKS = 3
 # Rows per chunk where fields are worked on in full precision.
 CHUNK = 32
 
@@ -315,14 +318,14 @@ def of_x_and_p(x, p):
     return torch.cat([x[:, None], p.logit(eps=1e-4)], dim=1)
 
 
-def fit_unet(study, setting, loss, sees=of_x_and_p):
-    """A U-Net trained on the held-out errors until their loss stops falling; answers the test cases.
+def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
+    """A U-Net, the first or another, trained on the held-out errors until their loss stops falling; answers the test cases.
 
     Its inputs are in their units and it starts at 0, as GeoQ's own network does. ``loss(error, output, p)`` weighs all
     times alike: the wrong cells of the first are a hundred times rarer.
     """
     x, y, p = study.x, study.y, study.cross_fit
-    training, n_times = study.settings.training, p.shape[1]
+    training, n_times = study.settings.training_of(number), p.shape[1]
     typical = torch.stack(
         [setting.error(a, b).mean() for a, b in study.held_out_by_time()]
     )
@@ -384,8 +387,8 @@ def doubt_times_network(study, setting):
     return fit_quantile(study, setting, lambda p: per_time * p * (1 - p))
 
 
-def classifier(study, setting):
-    """P(wrong) by cross-entropy; starts at the share of wrong cells in each cell and time, smoothed as GeoQ's."""
+def classifier(study, setting, *, used):
+    """P(wrong) by cross-entropy, the mean of so many networks'; starts at each cell's share of wrong ones, as GeoQ's."""
     share = torch.stack([wrong(y, p).mean(dim=0) for y, p in study.held_out_by_time()])
     maps = LowRankScale(n_spatial=2).maps(share.flatten(1)).float()
     start = maps.clamp(1e-6, 0.5).logit().view_as(share)
@@ -396,10 +399,14 @@ def classifier(study, setting):
             output + start, error, reduction="none"
         )
 
-    def chance():
-        return (fit_unet(study, BINARY, loss) + start).sigmoid()
+    def chance(number):
+        return (fit_unet(study, BINARY, loss, number=number) + start).sigmoid()
 
-    return verdict(study, setting, study.remembered("classifier", chance))
+    chances = [
+        study.remembered(("classifier", number), partial(chance, number))
+        for number in range(used)
+    ]
+    return verdict(study, setting, sum(chances) / used)
 
 
 # GeoQ.
@@ -486,8 +493,11 @@ class Logits:
         return self.operator(x).logit(eps=1e-4)
 
 
-def default(study, setting, *, view):
-    """GeoQ around the logits; bounds errors of 0 and 1, and what it expects of those is the chance of a wrong cell."""
+def default(study, setting, *, view, n_networks=1, used=None):
+    """GeoQ around the logits; bounds errors of 0 and 1, and what it expects of those is the chance of a wrong cell.
+
+    The chance is the mean of all networks', or of the first ones'.
+    """
 
     def ask():
         geoq = GeoQ(
@@ -501,12 +511,27 @@ def default(study, setting, *, view):
                 QUANTILE,
                 view=view,
                 widths=study.settings.widths,
+                n_networks=n_networks,
                 training=study.settings.training,
             ),
         ).fit(study.x, study.y, groups=study.fold)
-        return geoq.predict_expected(study.x_test), geoq.assess(study.x_test).safe
+        chances = [
+            with_networks(geoq, [network]).predict_expected(study.x_test)
+            for network in geoq.increment_model_.networks_
+        ]
+        return chances, geoq.assess(study.x_test).safe
 
-    return verdict(study, setting, *study.remembered(view, ask))
+    chances, safe = study.remembered((view, n_networks), ask)
+    some = chances[:used]
+    return verdict(study, setting, sum(some) / len(some), safe)
+
+
+def with_networks(geoq, networks):
+    """The same GeoQ, but with these networks alone."""
+    other = copy.copy(geoq)
+    other.increment_model_ = copy.copy(geoq.increment_model_)
+    other.increment_model_.networks_ = nn.ModuleList(networks)
+    return other
 
 
 # Beside the support distance, which every view has.
@@ -557,8 +582,16 @@ METHODS = [
         partial(binned_verdict, bins_of=by_distance_and_doubt),
     ),
     Method("c p (1 - p)", doubt_times_factor, continuous=True),
-    Method("Classifier of wrong cells (x, p)", classifier),
-    Method("GeoQ (default)", partial(default, view=X_AND_P)),
+    Method("Classifier of wrong cells (x, p)", partial(classifier, used=1)),
+    Method(
+        "Classifier of wrong cells (x, p), 3 networks",
+        partial(classifier, used=N_NETWORKS),
+    ),
+    Method("GeoQ (default)", partial(default, view=X_AND_P, n_networks=N_NETWORKS)),
+    Method(
+        "GeoQ (one network)",
+        partial(default, view=X_AND_P, n_networks=N_NETWORKS, used=1),
+    ),
     Method("GeoQ (paper, k_a=5)", GeoQForm(film_unet, paper_form(5)), continuous=True),
     Method(
         "Quantile network (x, p)",
@@ -566,9 +599,9 @@ METHODS = [
         continuous=True,
     ),
     Method("c p (1 - p) and a network (x, p)", doubt_times_network, continuous=True),
-    Method("GeoQ (default, without p)", partial(default, view=ANCHORS)),
+    Method("GeoQ (one network, without p)", partial(default, view=ANCHORS)),
     Method(
-        "GeoQ (default, and anchors)",
+        "GeoQ (one network, and anchors)",
         partial(default, view=replace(ANCHORS, prediction=True)),
     ),
     Method(

@@ -191,6 +191,26 @@ def test_a_sparse_error_still_has_a_bound_where_it_lives():
     assert bound[displacement > 2.2].mean() > 10 * bound[displacement < 1.0].mean()
 
 
+def test_rare_errors_start_at_their_mean_and_are_counted_in_their_size():
+    """One field on 2 x 2 cells, ||psi|| = 1: always wrong by 3, in 1 of 40 rows by 2, never, in 1 of 40 by 4."""
+    error = torch.zeros(40, 1, 2, 2)
+    error[:, 0, 0, 0], error[0, 0, 0, 1], error[1, 0, 1, 1] = 3.0, 2.0, 4.0
+    displacement = torch.full((40, 2, 2), 0.5)
+    data = calibration(error, displacement, support_distance=torch.zeros(40))
+    model = FieldIncrement(widths=(4,), training=Training(n_steps=1, learning_rate=0.1))
+    model._build((2, 2), (1, 2, 2))
+    model.module_.set_units(data, 0.95)
+    with torch.no_grad():
+        for parameter in model.module_.network.parameters():
+            parameter.zero_()
+    # The mean of the channel is 126 / 160; a cell that was never wrong starts at a hundredth of it.
+    first = torch.tensor([[3.0, 2 / 40], [1.26 / 160, 4 / 40]])
+    assert_close(model(data.features)[0, 0], first)
+    # 42 of 160 errors are not zero, and they sum up to 126.
+    size = torch.tensor([[3.0, 3.0], [3.0, 3.0]])
+    assert_close(model.module_.unit[0], size)
+
+
 def test_a_dead_output_is_reported_not_returned():
     """With a step this large one update drives the softplus to zero for good; the held-out rows prefer zero."""
     displacement = torch.ones(100, 1)

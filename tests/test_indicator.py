@@ -22,6 +22,7 @@ GRID = (6, 8)
 QUICK = IndicatorIncrement(
     quantile=0.9,
     widths=(8,),
+    n_networks=1,
     training=Training(n_steps=150, batch_size=16, learning_rate=1e-2, check_every=50),
 )
 
@@ -118,14 +119,14 @@ def test_fields_on_a_line_have_verdicts_too():
 def test_a_fit_repeats_bit_for_bit(fitted):
     features = tuples(20, seed=100).features
     again = replace(QUICK).fit(tuples())
-    assert torch.equal(again._logit(features), fitted._logit(features))
+    assert torch.equal(again.probability(features), fitted.probability(features))
 
 
 def test_the_state_of_a_model_restores_it(fitted):
     features = tuples(20, seed=100).features
     again = IndicatorIncrement.from_state(*fitted.state())
     assert again == fitted
-    assert torch.equal(again._logit(features), fitted._logit(features))
+    assert torch.equal(again.probability(features), fitted.probability(features))
 
 
 def of_logits(n=150, seed=0):
@@ -305,6 +306,24 @@ def test_no_factor_makes_a_verdict_hold():
     geoq, x, y = verdicts_of_geoq()
     with pytest.raises(TypeError, match="IndicatorIncrement gives verdicts"):
         geoq.conformalize(x, y)
+
+
+def test_the_probability_is_the_mean_of_the_networks():
+    model = replace(QUICK, n_networks=3).fit(tuples(60))
+    features = tuples(20, seed=100).features
+    each = [
+        torch.sigmoid(model._logit(network, features)) for network in model.networks_
+    ]
+    assert not torch.allclose(each[0], each[1])
+    mean = (sum(each) / 3).reshape(20, 2, *GRID)
+    assert_close(model.probability(features), mean.detach())
+
+
+def test_the_first_network_is_that_of_a_model_with_one():
+    features = tuples(20, seed=100).features
+    one, three = (replace(QUICK, n_networks=n).fit(tuples(60)) for n in (1, 3))
+    three.networks_ = three.networks_[:1]
+    assert torch.equal(one.probability(features), three.probability(features))
 
 
 def test_geoq_answers_the_expected_error_beside_the_verdict():

@@ -51,7 +51,9 @@ def test_a_small_run_scores_every_method_in_its_settings(results, modules):
         expected |= {(method.name, setting.name) for setting in method.settings}
         if method.continuous:
             expected.add((f"{method.name} (rounded)", "binary"))
-        if any(n in method.name for n in ("GeoQ (default", "Classifier", "verdicts")):
+        if any(
+            n in method.name for n in ("(default", "(one", "Classifier", "verdicts")
+        ):
             maps = f"{method.name}, expected error"
             expected |= {(maps, setting.name) for setting in method.settings}
     rows = rows_of(results)

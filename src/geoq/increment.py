@@ -147,8 +147,10 @@ def warn_of_channels_last(shape: tuple[int, ...], n_spatial: int) -> None:
 class _ScaledRate(nn.Module):
     """||psi|| h(T(psi)) with everything it needs in one state dict: T, the units and the network.
 
-    h is ``unit * softplus(network) / softplus(0)``: it starts at ``unit``, the pooled quantile of r / ||psi|| in each
-    coordinate, whatever the units of the data, and cannot die as a ReLU output does.
+    h is ``unit * softplus(network + start) / softplus(0)``. It cannot die as a ReLU output does, and starts at the pooled
+    quantile of r / ||psi|| in each coordinate, whatever the units of the data: that is the unit, and start is 0. Where the
+    quantile is 0, since errors are rare, the unit is the size of an error where there is one, and start leads to the mean:
+    in units of the mean the network would have to answer 1000 for a cell that is wrong once in a thousand.
     """
 
     def __init__(
@@ -163,15 +165,18 @@ class _ScaledRate(nn.Module):
         self.register_buffer("mean", torch.zeros(n_features))
         self.register_buffer("scale", torch.ones(n_features))
         self.register_buffer("unit", torch.ones(field_shape))
+        self.register_buffer("start", torch.zeros(field_shape))
         self.mean: Tensor
         self.scale: Tensor
         self.unit: Tensor
+        self.start: Tensor
 
     def forward(self, features: GeometricFeatures) -> Tensor:
         standardised = Standardization(self.mean, self.scale)(features.flat.float())
-        rate = nn.functional.softplus(self.network(standardised)) / math.log(2)
+        answer = self.network(standardised).view(-1, *self.unit.shape) + self.start
+        rate = nn.functional.softplus(answer) / math.log(2)
         norm = features.norm.float().view(-1, *(1,) * self.unit.ndim)
-        return norm * self.unit * rate.view(-1, *self.unit.shape)
+        return norm * self.unit * rate
 
     def set_units(self, calibration: CalibrationSet, quantile: float) -> None:
         """T, and the level of each coordinate at which h starts."""
@@ -186,12 +191,19 @@ class _ScaledRate(nn.Module):
         if not len(slope):
             self.unit.zero_()
             return
+        level, mean = inverse_cdf_quantile(slope, quantile), slope.mean(dim=0)
         # Where more than the level's share of the increments is zero, the mean keeps h off zero so that it can learn;
         # a cell that was never wrong starts where its channel does.
-        level = torch.maximum(inverse_cdf_quantile(slope, quantile), slope.mean(dim=0))
-        self.unit.copy_(
-            torch.where(level > 0, level, 0.01 * self._by_channel(slope.mean(dim=0)))
-        )
+        by_channel = self._by_channel(mean)
+        first = torch.where(mean > 0, mean, 0.01 * by_channel)
+        share = self._by_channel(slope.count_nonzero(dim=0).to(slope) / len(slope))
+        size = torch.where(share > 0, by_channel / share, 0.0)
+        rare = (level == 0) & (size > 0)
+        level = torch.maximum(level, first)
+        self.unit.copy_(torch.where(rare, size, level))
+        # Of softplus(start) / softplus(0) = first / size.
+        odds = (math.log(2) * first / size.clamp(min=1e-30)).clamp(1e-6, 30.0)
+        self.start.copy_(torch.where(rare, odds.expm1().log(), 0.0))
 
     def _by_channel(self, values: Float[Tensor, " *field"]) -> Float[Tensor, " *field"]:
         """Values averaged over the grid, if there is one: its cells share a unit, other coordinates need not."""
@@ -420,5 +432,7 @@ def _fresh(make_network: Callable[[], nn.Module], random_state: int) -> nn.Modul
 
 
 def _load(module: _ScaledRate, weights: dict[str, Tensor]) -> None:
-    module.load_state_dict(weights)
+    # Files from before rare errors had a start of their own have none.
+    start = torch.zeros_like(weights["unit"])
+    module.load_state_dict({"start": start, **weights})
     module.to(weights["unit"].device).eval()

@@ -11,7 +11,7 @@ not.
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -66,8 +66,9 @@ class IndicatorIncrement:
         values: the two values, from the predictions; ``zero_or_one``, ``of_probability``, ``of_logit`` or yours.
         n_spatial: 1 for fields on a line, 2 for fields in the plane.
         view: what the network sees, beside the support distance.
-        widths: channels per level of the U-Net; each further level sees twice as far.
-        training: how it is trained.
+        widths: channels per level of a U-Net; each further level sees twice as far.
+        n_networks: networks that are trained, each stopped by other held-out tuples; P is the mean of theirs.
+        training: how a network is trained.
     """
 
     quantile: float = 0.95
@@ -75,6 +76,7 @@ class IndicatorIncrement:
     n_spatial: int = 2
     view: View = field(default_factory=lambda: View(prediction=True))
     widths: tuple[int, ...] = (16, 32, 64)
+    n_networks: int = 3
     training: Training = field(
         default_factory=lambda: Training(
             n_steps=2000, batch_size=4, check_every=100, patience=3, n_decays=2
@@ -87,6 +89,10 @@ class IndicatorIncrement:
         if self.view.bound:
             raise ValueError(
                 "View(bound=True), but IndicatorIncrement has no bound under its verdict; choose another view."
+            )
+        if self.n_networks < 1:
+            raise ValueError(
+                f"n_networks={self.n_networks}, but something must learn; choose 1 or more."
             )
         if not callable(self.values):
             raise TypeError(
@@ -125,12 +131,14 @@ class IndicatorIncrement:
         some = calibration.some(most_rows(shape)).features
         channels = self.view(some, None, self._grid(shape))
         n_out = math.prod(shape[: len(shape) - self.n_spatial])
-        self._build(channels.shape[1], n_out, error.device)
-        self.network_.set_units(
+        first, *others = self._build(channels.shape[1], n_out, error.device)
+        first.set_units(
             channels,
             self.view.n_inputs(some, self._grid(shape)),
             some.support_distance.float(),
         )
+        for other in others:
+            other.take_units(first)
         # A fresh network knows how often each cell is wrong, and nothing else.
         share = error.float().mean(dim=0).reshape(n_out, -1)
         maps = LowRankScale(self.n_spatial).maps(share).float()
@@ -138,14 +146,18 @@ class IndicatorIncrement:
         weight = 1 / share.mean(dim=1, keepdim=True).clamp(min=1e-6)
 
         def loss(network: nn.Module, rows: Tensor) -> Tensor:
-            del network
-            logit = self._logit(calibration.features[rows])
+            logit = self._logit(network, calibration.features[rows])
             target = error[rows].reshape(logit.shape).float()
             return nn.functional.binary_cross_entropy_with_logits(logit, target, weight)
 
-        units = calibration.unit
-        train(self.network_, loss, self.training, units, repeatable=True)
+        for number, network in enumerate(self.networks_):
+            training = self._training_of(number)
+            train(network, loss, training, calibration.unit, repeatable=True)
         return self
+
+    def _training_of(self, number: int) -> Training:
+        seed = self.training.random_state + number
+        return replace(self.training, random_state=seed)
 
     def _is_greater(self, calibration: CalibrationSet) -> Bool[Tensor, " n *field"]:
         """Which errors took the greater of their values."""
@@ -162,30 +174,40 @@ class IndicatorIncrement:
     def _grid(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape[len(shape) - self.n_spatial :]
 
-    def _build(self, n_in: int, n_out: int, device: torch.device) -> None:
-        with seeded(self.training.random_state):
-            network = FieldNetwork(
-                n_in, n_out, n_spatial=self.n_spatial, widths=self.widths, dropout=0.0
-            )
-        self.network_ = network.to(device)
+    def _build(self, n_in: int, n_out: int, device: torch.device) -> list[FieldNetwork]:
+        networks = []
+        for number in range(self.n_networks):
+            with seeded(self._training_of(number).random_state):
+                network = FieldNetwork(
+                    n_in,
+                    n_out,
+                    n_spatial=self.n_spatial,
+                    widths=self.widths,
+                    dropout=0.0,
+                )
+            networks.append(network.to(device))
+        self.networks_ = nn.ModuleList(networks)
+        return networks
 
-    def _logit(self, features: GeometricFeatures) -> Tensor:
-        """Of P, one row of channels and cells per query."""
+    def _logit(self, network: nn.Module, features: GeometricFeatures) -> Tensor:
+        """Of a network's P, one row of channels and cells per query."""
         shape = tuple(features.anchor_error.shape[1:])
         seen = self.view(features, None, self._grid(shape))
-        answer: Tensor = self.network_((seen, features.support_distance))
+        answer: Tensor = network((seen, features.support_distance))
         return answer.view(-1, *self.offset_.shape) + self.offset_
 
     @torch.no_grad()
     def probability(self, features: GeometricFeatures) -> Tensor:
         """P: how likely each error takes the greater of its values."""
         device = features.anchor_error.device
-        self.network_.to(device)
+        self.networks_.to(device)
         self.offset_ = self.offset_.to(device)
-        parts = [
-            self._logit(features[rows]).sigmoid()
-            for rows in chunks(len(features), 8 * features.anchor_error[0].numel())
-        ]
+        parts = []
+        for rows in chunks(len(features), 8 * features.anchor_error[0].numel()):
+            answers = [
+                self._logit(net, features[rows]).sigmoid() for net in self.networks_
+            ]
+            parts.append(torch.stack(answers).mean(dim=0))
         return torch.cat(parts).reshape(features.anchor_error.shape)
 
     def expected(self, features: GeometricFeatures) -> Tensor:
@@ -223,7 +245,7 @@ class IndicatorIncrement:
                 f"values of the user's own ({self.values!r}) cannot be saved; use one of {', '.join(OWN_VALUES)}."
             )
         settings = {**asdict(self), "values": name}
-        return settings, {"offset": self.offset_, **self.network_.state_dict()}
+        return settings, {"offset": self.offset_, **self.networks_.state_dict()}
 
     @staticmethod
     def from_state(
@@ -236,14 +258,15 @@ class IndicatorIncrement:
             settings["n_spatial"],
             View(**settings["view"]),
             tuple(settings["widths"]),
+            settings["n_networks"],
             Training(**settings["training"]),
         )
         offset = weights["offset"]
-        model._build(len(weights["mean"]), len(offset), offset.device)
-        model.network_.load_state_dict(
+        model._build(len(weights["0.mean"]), len(offset), offset.device)
+        model.networks_.load_state_dict(
             {name: array for name, array in weights.items() if name != "offset"}
         )
-        model.network_.eval()
+        model.networks_.eval()
         model.offset_ = offset
         return model
 
