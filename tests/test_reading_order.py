@@ -35,6 +35,7 @@ READING_ORDER = [
     "power_law",
     "safe_region",
     "assessment",
+    "border",
     "estimator",
     "rollout",
     "metrics",

@@ -3,16 +3,16 @@
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from geoq import artifact, progress
+from geoq import artifact, border, progress
 from geoq.assessment import Assessment, QueryFeatures
 from geoq.checkpoint import Checkpoint, of_array, of_object, of_rows
 from geoq.coverage import (
@@ -20,7 +20,6 @@ from geoq.coverage import (
     Finish,
     Promise,
     level_factors,
-    n_needed,
     ratios,
 )
 from geoq.crossfit import CalibrationSet, Observations, cross_fit
@@ -40,13 +39,11 @@ from geoq.geometry import (
 )
 from geoq.increment import (
     ChecksErrors,
-    ChecksShapes,
     FieldIncrement,
     HasExpected,
     HasLevels,
     IncrementModel,
     NormScaledIncrement,
-    Shapes,
     Storable,
     check_quantile,
 )
@@ -62,9 +59,7 @@ from geoq.surrogate import (
     TrainSurrogate,
     absolute_error,
     check_callable,
-    check_finite,
     check_fitted,
-    check_kind,
     check_pairs,
     chunks,
     evaluate,
@@ -74,7 +69,6 @@ from geoq.surrogate import (
     restore,
     take,
     to_tensor,
-    warn,
 )
 
 _OWN_MODELS: dict[
@@ -204,11 +198,13 @@ class GeoQ:
             n_support=self.n_support_,
             n_safe=self.safe_region.n_others(self.n_safe_),
         )
-        self._warn_if_few(plan.n_units)
-        self._check_shapes(y, embedding)
+        border.warn_if_few(self.increment_model, plan.n_units)
+        border.check_shapes(
+            self.increment_model, self.error_functional, y[:N_PROBES], embedding
+        )
         kept = self._open(checkpoint, x, y, embedding, plan)
         if self.surrogate is not None:
-            self._check_repeats(x)
+            border.check_repeats(self.surrogate, x[:N_PROBES])
         # One unit per training, one for the increment model and one for the safe region.
         with progress.bar(len(plan.splits) + 2 + (self.surrogate is None)):
             self._calibrate(Observations(x, y, embedding), plan, kept)
@@ -491,102 +487,16 @@ class GeoQ:
         check_quantile(self.safe_quantile, "safe_quantile")
         for name in ("n_anchors", "n_support", "n_safe"):
             count = getattr(self, name)
-            if count is None and name != "n_anchors":
-                continue
-            if not isinstance(count, Integral) or count < 1:
-                raise ValueError(
-                    f"{name}={count!r}, but it counts neighbours; choose a whole number, 1 or more."
-                )
-        self._check_parts()
-        if self.surrogate is None and self.train_surrogate is None:
-            raise ValueError(
-                "surrogate=None and train_surrogate=None, so there is no model whose error could be estimated; "
-                "pass a trained surrogate, or a function train_surrogate(x, y) that returns one."
-            )
-        given = isinstance(self.train_surrogate, FoldSurrogates)
-        if self.surrogate is None and given and not callable(self.train_surrogate):
-            raise ValueError(
-                f"surrogate=None and train_surrogate is a {type(self.train_surrogate).__name__}, which trains nothing, so "
-                "there is no model whose error could be estimated; pass the trained surrogate."
-            )
-        for name in (
-            "surrogate",
-            "train_surrogate",
-            "representation",
-            "error_functional",
-        ):
-            if getattr(self, name) is not None and not (
-                given and name == "train_surrogate"
-            ):
-                check_callable(getattr(self, name), name)
-        inputs, outputs = check_pairs(x, y)
-        if isinstance(self.surrogate, nn.Module):
-            check_kind(self.surrogate, x, "surrogate", "x")
-            check_kind(self.surrogate, y, "surrogate", "y")
-        return inputs.to(torch.promote_types(inputs.dtype, outputs.dtype))
-
-    def _check_parts(self) -> None:
-        """Refuse an increment model or a safe region that is none, or a class where an object is wanted and vice versa."""
-        model, region = self.increment_model, self.safe_region
-        if isinstance(model, type) or not isinstance(model, IncrementModel):
-            uncalled = getattr(model, "__qualname__", None)
-            raise TypeError(
-                f"increment_model={uncalled or repr(model)} cannot be fitted; "
-                + (f"call it, increment_model={uncalled}(), or " if uncalled else "")
-                + "pass an object such as increment_model=PowerLawIncrement(quantile=0.9)."
-            )
-        if isinstance(region, SafeRegion | DistanceRegion):
-            raise TypeError(
-                f"safe_region is a {type(region).__name__} that has its threshold already, but fit finds that; pass the "
-                f"class, safe_region={type(region).__name__}."
-            )
-        if not isinstance(region, SafeRule):
-            raise TypeError(
-                f"safe_region={region!r} cannot be fitted; pass a class such as safe_region=DistanceRegion."
-            )
-
-    def _warn_if_few(self, n_units: int) -> None:
-        quantile = getattr(self.increment_model, "quantile", None)
-        if not isinstance(quantile, Real) or not 0 < float(quantile) < 1:
-            return  # a model of the user's own need not know its level
-        needed = n_needed(float(quantile))
-        if n_units < needed:
-            warn(
-                f"n={n_units} independent points (or groups, or stretches of time), but at quantile={quantile} fewer than "
-                f"{needed} cannot show the level; take the bounds as guesses, give more data, or choose a lower quantile for "
-                "the increment model."
-            )
-
-    def _check_shapes(self, y: Array, embedding: Embedding) -> None:
-        """Let the error functional and the increment model refuse the shapes before the folds are trained."""
-        sample = y[:N_PROBES]
-        same = restore(to_tensor(sample, "y"), sample)
-        error = to_tensor(
-            self.error_functional(sample, same), "the output of error_functional"
+            if count is not None or name == "n_anchors":
+                border.check_count(count, name, "neighbours")
+        border.check_parts(self.increment_model, self.safe_region)
+        border.check_models(
+            self.surrogate,
+            self.train_surrogate,
+            self.representation,
+            self.error_functional,
         )
-        if error.ndim == 0 or len(error) != len(sample):
-            raise ValueError(
-                f"error_functional returned shape {tuple(error.shape)} for {len(sample)} pairs; "
-                "it must return one row per pair."
-            )
-        if isinstance(self.increment_model, ChecksShapes):
-            parts = (embedding.z, error, embedding.normalized, y)
-            self.increment_model.check_shapes(
-                Shapes(*(tuple(part.shape[1:]) for part in parts))
-            )
-
-    def _check_repeats(self, x: Array) -> None:
-        """Refuse a surrogate that answers the same question in two ways: dropout hidden in a lambda, say."""
-        assert self.surrogate is not None
-        first, second = (
-            evaluate(self.surrogate, x[:N_PROBES], "surrogate") for _ in range(2)
-        )
-        difference = float((first - second).abs().max())
-        if difference > 1e-3 * float(first.abs().max()):
-            raise ValueError(
-                f"surrogate gave two answers to the same inputs, up to {difference:.3g} apart, so its error would be "
-                "random; switch dropout and sampling off, or fix their seed."
-            )
+        return border.inputs_of(x, y, self.surrogate)
 
     def _check_callables(self) -> None:
         """At each call, since a module may have been switched back to training mode."""
@@ -597,18 +507,7 @@ class GeoQ:
     def _check_queries(self, x: Array) -> None:
         check_fitted(self, "probes_")
         self._check_callables()
-        queries, shape = to_tensor(x, "x"), tuple(self.normalization_.mean.shape)
-        if queries.ndim == 0 or tuple(queries.shape[1:]) != shape or not len(queries):
-            single = (
-                "; a single query needs a first dimension of 1"
-                if tuple(queries.shape) == shape
-                else ""
-            )
-            raise ValueError(
-                f"x has shape {tuple(queries.shape)}, but GeoQ was fitted on rows of shape {shape}; "
-                f"pass at least one query of that shape{single}."
-            )
-        check_finite(queries, "x")
+        border.check_queries(x, tuple(self.normalization_.mean.shape))
 
     def save(self, path: str | Path) -> None:
         """Write the calibrated estimator to one file of arrays and numbers; callables are not in it.

@@ -5,17 +5,10 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from geoq.border import check_any_model, check_rows, check_same_twice
 from geoq.representation import Representation
 from geoq.rollout.trajectories import TrainStepper, Trajectories, roll_out
-from geoq.surrogate import Array, Surrogate, check_callable, check_finite, to_tensor
-
-
-def check_count(count: object, name: str) -> None:
-    """Refuse what counts nothing."""
-    if not isinstance(count, Integral) or count < 1:
-        raise ValueError(
-            f"{name}={count!r}, but it counts something; choose a whole number, 1 or more."
-        )
+from geoq.surrogate import Array, Surrogate, check_callable
 
 
 def check_models(
@@ -24,11 +17,7 @@ def check_models(
     representation: Representation | None,
 ) -> None:
     """Refuse what cannot be called, and the absence of any model."""
-    if surrogate is None and train_surrogate is None:
-        raise ValueError(
-            "surrogate=None and train_surrogate=None, so there is no model whose error could be estimated; "
-            "pass a trained surrogate, or a function train_surrogate(segments) that returns one."
-        )
+    check_any_model(surrogate, train_surrogate, "segments")
     if surrogate is not None:
         check_callable(surrogate, "surrogate")
     if representation is not None:
@@ -53,13 +42,7 @@ def check_lengths(trajectories: Trajectories, n_calibration: int) -> None:
 def check_steps(surrogate: Surrogate, states: Array) -> None:
     """Refuse a surrogate that does not step, or answers the same question in two ways."""
     limit = torch.full(states.shape[1:], torch.inf)
-    first, second = (roll_out(surrogate, states, 1, limit)[:, 1] for _ in range(2))
-    difference = float((first - second).abs().nan_to_num().max())
-    if difference > 1e-3 * float(first.abs().nan_to_num().max()):
-        raise ValueError(
-            f"surrogate gave two answers to the same states, up to {difference:.3g} apart, so its error would be "
-            "random; switch dropout and sampling off, or fix their seed."
-        )
+    check_same_twice(lambda: roll_out(surrogate, states, 1, limit)[:, 1], "states")
 
 
 def check_question(x0: Array, n_steps: int, shape: tuple[int, ...]) -> None:
@@ -68,18 +51,7 @@ def check_question(x0: Array, n_steps: int, shape: tuple[int, ...]) -> None:
         raise ValueError(
             f"n_steps={n_steps!r}, but it counts the steps to forecast; choose a whole number, 1 or more."
         )
-    states = to_tensor(x0, "x0")
-    if states.ndim == 0 or tuple(states.shape[1:]) != shape or not len(states):
-        single = (
-            "; a single state needs a first dimension of 1"
-            if tuple(states.shape) == shape
-            else ""
-        )
-        raise ValueError(
-            f"x0 has shape {tuple(states.shape)}, but RolloutGeoQ was fitted on states of shape {shape}; "
-            f"pass at least one state of that shape{single}."
-        )
-    check_finite(states, "x0")
+    check_rows(x0, "x0", shape, "RolloutGeoQ was fitted on states", "state")
 
 
 def check_tolerance(

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from geoq import artifact
+from geoq.border import check_count
 from geoq.climatology import Climatology
 from geoq.coverage import n_needed
 from geoq.folds import FoldPlan, Folds, TemporalFolds
@@ -21,7 +22,6 @@ from geoq.representation import Representation, Standardization
 from geoq.rollout.additive import AdditiveRecursion
 from geoq.rollout.assessment import RolloutAssessment
 from geoq.rollout.border import (
-    check_count,
     check_lengths,
     check_models,
     check_question,
