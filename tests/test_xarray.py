@@ -1,19 +1,22 @@
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.exceptions import NotFittedError
 
 from geoq import (
     GeoQ,
     GroupFolds,
+    IndicatorIncrement,
     NormScaledIncrement,
     RandomFolds,
     Training,
+    View,
     norm_error,
     relative_norm_error,
 )
@@ -149,6 +152,31 @@ def test_a_relative_error_is_one_number_without_units(x, y, queries):
 
 def test_predict_is_the_error_bound(fitted, answer, queries):
     xr.testing.assert_identical(fitted.predict(queries), answer.error_hat)
+
+
+@pytest.mark.parametrize("chunks", [None, 5])
+def test_expected_errors_are_labelled_and_lazy_too(x, y, queries, chunks):
+    def wrong(y, prediction):
+        return (abs(y - prediction) > 0.1).astype(float)
+
+    model = IndicatorIncrement(
+        view=View(), widths=(4,), n_networks=1, training=Training(n_steps=20)
+    )
+    plain = replace(
+        geoq(x.values, y.values), error_functional=wrong, increment_model=model
+    )
+    labelled = XarrayGeoQ(plain, "time").fit(x, y)
+    asked = queries if chunks is None else queries.chunk(time=chunks)
+    expected = labelled.predict_expected(asked)
+    assert (expected.chunks is None) == (chunks is None)
+    assert expected.dims == ("time", "lead", "lat", "lon")
+    xr.testing.assert_identical(expected.lat, y.lat)
+    assert_allclose(expected, labelled.geoq.predict_expected(queries.values), rtol=1e-5)
+
+
+def test_a_model_that_knows_no_mean_is_refused_before_anything_lazy(fitted, queries):
+    with pytest.raises(TypeError, match="knows an upper quantile of the error"):
+        fitted.predict_expected(queries.chunk(time=5))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The xarray face of GeoQ: labelled fields in, labelled bounds out, larger than memory where they are chunked."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +25,8 @@ except ImportError as exc:
     ) from exc
 
 Labelled: TypeAlias = xr.DataArray | xr.Dataset
+# Type and dimensions besides the samples of each variable of an answer.
+Parts: TypeAlias = dict[str, tuple[np.dtype[Any], dict[Hashable, int]]]
 
 # What the variables of an answer are called on the axes of a plot.
 _LONG_NAMES = {
@@ -32,6 +34,7 @@ _LONG_NAMES = {
     "error_hat": "error bound",
     "anchor_error": "observed error of the anchors",
     "increment": "increment of the error bound",
+    "expected_error": "expected error",
     "safe": "calibration supports the bound",
     "support_score": "support score",
     "support_distance": "support distance",
@@ -39,7 +42,7 @@ _LONG_NAMES = {
     "anchor_distance": "distance to the anchors",
     "observed_error": "mean observed error of the anchor",
 }
-_ERRORS = ("error_hat", "anchor_error", "increment", "observed_error")
+_ERRORS = ("error_hat", "anchor_error", "increment", "observed_error", "expected_error")
 # Kinds of NumPy types that JSON can hold: booleans, numbers, strings, times and time differences.
 _STORABLE_KINDS = "biufUmM"
 
@@ -125,14 +128,32 @@ class XarrayGeoQ:
             ValueError: x lies on another grid than the data of ``fit``.
         """
         x = self._queries(x)
-        grid, parts = x.dims[1:], self._parts()
+        return self._asked(x, self._parts(), self._answer)
+
+    def predict(self, x: Labelled) -> xr.DataArray:
+        """``assess(x).error_hat``: the error bound, not the surrogate's prediction."""
+        return self.assess(x)["error_hat"]
+
+    def predict_expected(self, x: Labelled) -> xr.DataArray:
+        """The expected error, for increment models that know it; labelled and lazy as in ``assess``."""
+        x = self._queries(x)
+        # A model that does not know it is refused now, not when a lazy answer is computed.
+        self.geoq.predict_expected(self.geoq.probes_[:1])
+        parts = {"expected_error": self._parts()["error_hat"]}
+        return self._asked(x, parts, self._expected)["expected_error"]
+
+    def _asked(
+        self, x: xr.DataArray, parts: Parts, answer: Callable[[np.ndarray], Any]
+    ) -> xr.Dataset:
+        """What ``answer`` says of blocks of samples, labelled; lazily if the samples are chunked."""
+        grid = x.dims[1:]
         sizes = {dim: n for _, dims in parts.values() for dim, n in dims.items()}
         # Variables, because the coordinates of x are not those of the answer.
         queries = x.variable
         if x.chunks is not None:
             queries = queries.chunk(dict.fromkeys(grid, -1))
         answers = xr.apply_ufunc(
-            self._answer,
+            answer,
             queries,
             input_core_dims=[grid],
             output_core_dims=[[*dims] for _, dims in parts.values()],
@@ -141,11 +162,8 @@ class XarrayGeoQ:
             output_dtypes=[dtype for dtype, _ in parts.values()],
             dask_gufunc_kwargs={"output_sizes": sizes},
         )
-        return self._labelled(dict(zip(parts, answers, strict=True)), x)
-
-    def predict(self, x: Labelled) -> xr.DataArray:
-        """``assess(x).error_hat``."""
-        return self.assess(x)["error_hat"]
+        variables = answers if len(parts) > 1 else (answers,)
+        return self._labelled(dict(zip(parts, variables, strict=True)), x)
 
     def reason(self, x: Labelled, label: Any) -> str:
         """Why this bound and this flag, in words and numbers, for the sample of that label."""
@@ -233,7 +251,7 @@ class XarrayGeoQ:
                 )
         return array.transpose(*known.dims)
 
-    def _parts(self) -> dict[str, tuple[np.dtype[Any], dict[Hashable, int]]]:
+    def _parts(self) -> Parts:
         """Type and dimensions besides the samples of each variable of an answer."""
         real = np.dtype(str(self.geoq.error_.dtype).removeprefix("torch."))
         output = dict(zip(self.y_.dims[1:], self.y_.shape[1:], strict=True))
@@ -257,6 +275,11 @@ class XarrayGeoQ:
             "anchor_distance": (real, anchors),
             "observed_error": (real, anchors),
         }
+
+    def _expected(self, x: np.ndarray) -> np.ndarray:
+        expected = self.geoq.predict_expected(x)
+        assert isinstance(expected, np.ndarray)
+        return expected
 
     def _answer(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
         """The variables of an answer to a block of samples, in the order of ``_parts``."""
