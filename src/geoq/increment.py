@@ -202,8 +202,11 @@ class _ScaledRate(nn.Module):
         level = torch.maximum(level, first)
         self.unit.copy_(torch.where(rare, size, level))
         # Of softplus(start) / softplus(0) = first / size.
-        odds = (math.log(2) * first / size.clamp(min=1e-30)).clamp(1e-6, 30.0)
-        self.start.copy_(torch.where(rare, odds.expm1().log(), 0.0))
+        least = (
+            1e-6  # of an error: less than one wrong value in a million starts no lower
+        )
+        softplus = (math.log(2) * first / size).clamp(min=least)
+        self.start.copy_(torch.where(rare, softplus.expm1().log(), 0.0))
 
     def _by_channel(self, values: Float[Tensor, " *field"]) -> Float[Tensor, " *field"]:
         """Values averaged over the grid, if there is one: its cells share a unit, other coordinates need not."""
