@@ -202,10 +202,8 @@ class _ScaledRate(nn.Module):
         level = torch.maximum(level, first)
         self.unit.copy_(torch.where(rare, size, level))
         # Of softplus(start) / softplus(0) = first / size.
-        least = (
-            1e-6  # of an error: less than one wrong value in a million starts no lower
-        )
-        softplus = (math.log(2) * first / size).clamp(min=least)
+        # Less than one wrong value in a million starts no lower.
+        softplus = (math.log(2) * first / size).clamp(1e-6, 30.0)
         self.start.copy_(torch.where(rare, softplus.expm1().log(), 0.0))
 
     def _by_channel(self, values: Float[Tensor, " *field"]) -> Float[Tensor, " *field"]:
