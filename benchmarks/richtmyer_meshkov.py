@@ -92,11 +92,6 @@ class Settings:
         )
     )
 
-    def training_of(self, number):
-        """Of the first network of a bound, or of another one: other weights, other held-out rows."""
-        seed = self.training.random_state + number
-        return replace(self.training, random_state=seed)
-
     @property
     def of_networks(self):
         """What the trained networks depend on, beside the data."""

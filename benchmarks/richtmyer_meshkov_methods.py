@@ -39,7 +39,7 @@ from geoq.indicator import of_probability, zero_or_one
 from geoq.nets.unet import UNet
 from geoq.scale import LowRankScale
 from geoq.surrogate import evaluate
-from geoq.training import train
+from geoq.training import seeded, train
 
 # Distances to the predicted interface are counted up to this many cells.
 FARTHEST = 16
@@ -325,7 +325,7 @@ def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
     times alike: the wrong cells of the first are a hundred times rarer.
     """
     x, y, p = study.x, study.y, study.cross_fit
-    training, n_times = study.settings.training_of(number), p.shape[1]
+    training, n_times = study.settings.training.numbered(number), p.shape[1]
     typical = torch.stack(
         [setting.error(a, b).mean() for a, b in study.held_out_by_time()]
     )
@@ -339,8 +339,7 @@ def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
         return (weight * loss(error, asked(net, x[rows], p[rows]), p[rows])).mean()
 
     some = sees(x[:CHUNK], p[:CHUNK])
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-        torch.manual_seed(training.random_state)
+    with seeded(training.random_state):
         network = FieldNetwork(
             some.shape[1],
             n_times,

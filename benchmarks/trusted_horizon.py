@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import record
-from problems import etdrk4
+from problems import etdrk4, runge_kutta
 from record import QUANTILE
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPRegressor
@@ -28,16 +28,9 @@ N_FRESH, N_STEPS = 300, 300
 KS_LENGTH, KS_DT = 22.0, 0.25
 
 
-def runge_kutta(slope, dt):
+def stepping(slope, dt):
     """One step of dt, for a batch of states."""
-
-    def step(u):
-        k1 = slope(u)
-        k2 = slope(u + dt / 2 * k1)
-        k3 = slope(u + dt / 2 * k2)
-        return u + dt / 6 * (k1 + 2 * k2 + 2 * k3 + slope(u + dt * k3))
-
-    return step
+    return lambda u: runge_kutta(slope, u, dt, n_steps=1)
 
 
 def lorenz63_slope(u):
@@ -149,7 +142,7 @@ SYSTEMS = (
     System(
         "Lorenz-63",
         3,
-        runge_kutta(lorenz63_slope, 0.02),
+        stepping(lorenz63_slope, 0.02),
         lambda rng, shape: 3 * rng.standard_normal(shape) + np.array([0, 0, 20.0]),
         train_mlp,
         3000,
@@ -159,7 +152,7 @@ SYSTEMS = (
     System(
         "Lorenz-96",
         40,
-        runge_kutta(lorenz96_slope, 0.05),
+        stepping(lorenz96_slope, 0.05),
         lambda rng, shape: 8 + rng.standard_normal(shape),
         train_local,
         1600,

@@ -311,9 +311,8 @@ def test_no_factor_makes_a_verdict_hold():
 def test_the_probability_is_the_mean_of_the_networks():
     model = replace(QUICK, n_networks=3).fit(tuples(60))
     features = tuples(20, seed=100).features
-    each = [
-        torch.sigmoid(model._logit(network, features)) for network in model.networks_
-    ]
+    seen = model._seen(features)
+    each = [torch.sigmoid(model._logit(network, seen)) for network in model.networks_]
     assert not torch.allclose(each[0], each[1])
     mean = (sum(each) / 3).reshape(20, 2, *GRID)
     assert_close(model.probability(features), mean.detach())

@@ -9,6 +9,14 @@ from geoq.surrogate import Array
 N_ANCHORS_TOLD = 5
 
 
+def check_asked(number: int, name: str, n: int) -> None:
+    """Refuse the number of a query, or of a rollout, that was not assessed."""
+    if not -n <= number < n:
+        raise IndexError(
+            f"{name}={number}, but {n} were assessed; choose 0 to {n - 1}."
+        )
+
+
 @dataclass(frozen=True)
 class QueryFeatures:
     """psi of the queries in the user's kind of array; inside, ``GeometricFeatures`` are tensors."""
@@ -61,10 +69,7 @@ class Assessment:
 
     def reason(self, query: int) -> str:
         """Why this bound and this flag, in words and numbers, for one query."""
-        if not -len(self) <= query < len(self):
-            raise IndexError(
-                f"query={query}, but {len(self)} were assessed; choose 0 to {len(self) - 1}."
-            )
+        check_asked(query, "query", len(self))
         bound, baseline, increment = (
             float(part[query].mean())
             for part in (self.error_hat, self.anchor_error, self.increment)

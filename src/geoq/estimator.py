@@ -15,13 +15,7 @@ from torch import Tensor
 from geoq import artifact, border, progress
 from geoq.assessment import Assessment, QueryFeatures
 from geoq.checkpoint import Checkpoint, of_array, of_object, of_rows
-from geoq.coverage import (
-    POINTWISE,
-    Finish,
-    Promise,
-    level_factors,
-    ratios,
-)
+from geoq.coverage import POINTWISE, Finish, Promise, level_factors, ratios
 from geoq.crossfit import CalibrationSet, Observations, cross_fit
 from geoq.fold_surrogates import (
     FoldSurrogates,

@@ -11,7 +11,7 @@ not.
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -146,18 +146,14 @@ class IndicatorIncrement:
         weight = 1 / share.mean(dim=1, keepdim=True).clamp(min=1e-6)
 
         def loss(network: nn.Module, rows: Tensor) -> Tensor:
-            logit = self._logit(network, calibration.features[rows])
+            logit = self._logit(network, self._seen(calibration.features[rows]))
             target = error[rows].reshape(logit.shape).float()
             return nn.functional.binary_cross_entropy_with_logits(logit, target, weight)
 
         for number, network in enumerate(self.networks_):
-            training = self._training_of(number)
+            training = self.training.numbered(number)
             train(network, loss, training, calibration.unit, repeatable=True)
         return self
-
-    def _training_of(self, number: int) -> Training:
-        seed = self.training.random_state + number
-        return replace(self.training, random_state=seed)
 
     def _is_greater(self, calibration: CalibrationSet) -> Bool[Tensor, " n *field"]:
         """Which errors took the greater of their values."""
@@ -177,7 +173,7 @@ class IndicatorIncrement:
     def _build(self, n_in: int, n_out: int, device: torch.device) -> list[FieldNetwork]:
         networks = []
         for number in range(self.n_networks):
-            with seeded(self._training_of(number).random_state):
+            with seeded(self.training.numbered(number).random_state):
                 network = FieldNetwork(
                     n_in,
                     n_out,
@@ -189,11 +185,14 @@ class IndicatorIncrement:
         self.networks_ = nn.ModuleList(networks)
         return networks
 
-    def _logit(self, network: nn.Module, features: GeometricFeatures) -> Tensor:
+    def _seen(self, features: GeometricFeatures) -> tuple[Tensor, Tensor]:
+        """What the networks are given."""
+        grid = self._grid(tuple(features.anchor_error.shape[1:]))
+        return self.view(features, None, grid), features.support_distance
+
+    def _logit(self, network: nn.Module, seen: tuple[Tensor, Tensor]) -> Tensor:
         """Of a network's P, one row of channels and cells per query."""
-        shape = tuple(features.anchor_error.shape[1:])
-        seen = self.view(features, None, self._grid(shape))
-        answer: Tensor = network((seen, features.support_distance))
+        answer: Tensor = network(seen)
         return answer.view(-1, *self.offset_.shape) + self.offset_
 
     @torch.no_grad()
@@ -204,9 +203,8 @@ class IndicatorIncrement:
         self.offset_ = self.offset_.to(device)
         parts = []
         for rows in chunks(len(features), 8 * features.anchor_error[0].numel()):
-            answers = [
-                self._logit(net, features[rows]).sigmoid() for net in self.networks_
-            ]
+            seen = self._seen(features[rows])
+            answers = [self._logit(net, seen).sigmoid() for net in self.networks_]
             parts.append(torch.stack(answers).mean(dim=0))
         return torch.cat(parts).reshape(features.anchor_error.shape)
 

@@ -153,13 +153,25 @@ def take(array: Array, rows: Int[Tensor, " n_rows"]) -> Array:
     )
 
 
+REMOVE = "remove or impute these samples first"
+MASK = (
+    "these are the same places in all samples, as of land or an obstacle: fill them with 0 in x and y, and let "
+    "error_functional return 0 there"
+)
+
+
 def check_finite(
-    tensor: Tensor, name: str, way_out: str = "remove or impute these samples first"
+    tensor: Tensor, name: str, way_out: str = REMOVE, if_masked: str = ""
 ) -> None:
-    """Refuse NaN and infinity, saying where the first one is and how many there are."""
+    """Refuse NaN and infinity, saying where the first one is and how many there are, and the way out.
+
+    There may be another one where the same places are missing in all samples.
+    """
     finite = tensor.isfinite()
     if finite.all():
         return
+    if if_masked and _is_masked(finite):
+        way_out = if_masked
     bad = (~finite).nonzero()
     where = ", ".join(str(int(i)) for i in bad[0])
     raise ValueError(
@@ -168,11 +180,11 @@ def check_finite(
     )
 
 
-def _is_masked(fields: Tensor) -> bool:
-    """Whether some places, not all, are missing in every sample."""
-    finite = fields.isfinite()
-    there = finite[0].any() and not finite[0].all()
-    return bool(len(fields) > 1 and there and (finite == finite[0]).all())
+def _is_masked(finite: Tensor) -> bool:
+    """Whether some places of fields, not all, are missing in every sample."""
+    if finite.ndim < 3 or len(finite) < 2 or not finite[0].any():
+        return False
+    return bool((finite == finite[0]).all())
 
 
 def check_pairs(x: Array, y: Array) -> tuple[Tensor, Tensor]:
@@ -183,10 +195,7 @@ def check_pairs(x: Array, y: Array) -> tuple[Tensor, Tensor]:
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)} and holds no samples; pass one per row."
             )
-        if tensor.ndim >= 3 and _is_masked(tensor):
-            way_out = "these are the same places in all samples, as of land or an obstacle: fill them with 0 in x and y, and let "
-            check_finite(tensor, name, f"{way_out}error_functional return 0 there")
-        check_finite(tensor, name)
+        check_finite(tensor, name, if_masked=MASK)
     if len(inputs) != len(outputs):
         raise ValueError(
             f"x has {len(inputs)} rows and y has {len(outputs)}; each input needs its reference output."

@@ -90,6 +90,10 @@ class Training:
                 "stop the training; choose between 0 and 1."
             )
 
+    def numbered(self, number: int) -> "Training":
+        """That of the first of several networks, or of another: other weights, batches and held-out rows."""
+        return replace(self, random_state=self.random_state + number)
+
     def hold_out(
         self, units: Int[Tensor, " n_rows"]
     ) -> tuple[Int[Tensor, " n_train"], Int[Tensor, " n_validation"]]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from jaxtyping import Bool, Float, Int
 
+from geoq.assessment import check_asked
 from geoq.rollout.horizon import Trust
 from geoq.surrogate import Array
 
@@ -70,10 +71,7 @@ class RolloutAssessment:
 
     def reason(self, rollout: int) -> str:
         """Until when this rollout is trusted, and what ends the trust, in words and numbers."""
-        if not -len(self) <= rollout < len(self):
-            raise IndexError(
-                f"rollout={rollout}, but {len(self)} were assessed; choose 0 to {len(self) - 1}."
-            )
+        check_asked(rollout, "rollout", len(self))
         horizons, what = self.judged
         n_steps, horizon = self.safe.shape[1], int(horizons[rollout])
         told = f"{what} for {horizon} of {n_steps} steps" if horizon else f"not {what}"

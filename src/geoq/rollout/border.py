@@ -1,11 +1,9 @@
 """What RolloutGeoQ refuses, and the way out; said before anything is trained or rolled out."""
 
-from numbers import Integral
-
 import torch
 from torch import Tensor
 
-from geoq.border import check_any_model, check_rows, check_same_twice
+from geoq.border import check_any_model, check_count, check_rows, check_same_twice
 from geoq.representation import Representation
 from geoq.rollout.trajectories import TrainStepper, Trajectories, roll_out
 from geoq.surrogate import Array, Surrogate, check_callable
@@ -47,10 +45,7 @@ def check_steps(surrogate: Surrogate, states: Array) -> None:
 
 def check_question(x0: Array, n_steps: int, shape: tuple[int, ...]) -> None:
     """Refuse initial states of another shape than the one fitted, and rollouts of no steps."""
-    if not isinstance(n_steps, Integral) or n_steps < 1:
-        raise ValueError(
-            f"n_steps={n_steps!r}, but it counts the steps to forecast; choose a whole number, 1 or more."
-        )
+    check_count(n_steps, "n_steps", "the steps to forecast")
     check_rows(x0, "x0", shape, "RolloutGeoQ was fitted on states", "state")
 
 
