@@ -422,10 +422,11 @@ def as_json(path, content):
     whole(path, lambda file: file.write_text(json.dumps(content)))
 
 
-def train_networks(study):
+def train_networks(study, names):
+    """Those of them that have not been trained before."""
     recipe = TrainOperator(study.settings.operator, str(study.x.device))
-    for name, (rows, seed) in study.trainings.items():
-        file = study.networks.file(name)
+    for name in names:
+        file, (rows, seed) = study.networks.file(name), study.trainings[name]
         if file.is_file():
             continue
         with stage(f"seed {study.seed} network {name}"):
@@ -526,7 +527,6 @@ def describe(study, path):
 
 def run(study, methods):
     """Do what is missing of a seed; yields after each part, so that the results can be written at once."""
-    train_networks(study)
     accuracy = study.folder / "surrogate.json"
     missing = [
         (method, setting, part)
@@ -536,6 +536,7 @@ def run(study, methods):
     ]
     if missing or not accuracy.is_file():
         # Here, so that no method is charged what all of them share.
+        train_networks(study, ["deployed", *study.fold_names])
         with stage(f"seed {study.seed} predictions"):
             study.predict()
     if not accuracy.is_file():
@@ -544,6 +545,7 @@ def run(study, methods):
     for method, setting, part in missing:
         # Hours of other methods are not lost for one that fails; its part stays missing, and the next run tries again.
         try:
+            train_networks(study, method.networks(study))
             measure(study, method, setting, part)
         except Exception:  # noqa: BLE001
             traceback.print_exc()
@@ -625,6 +627,11 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", help="test clusters, 0 1")
     parser.add_argument("--device", help="cuda where there is one")
     parser.add_argument(
+        "--memory",
+        type=float,
+        help="share of the GPU's memory, where several seeds run at once, as 0.48",
+    )
+    parser.add_argument(
         "--method", action="append", help="only this one; may be repeated"
     )
     parser.add_argument("--epochs", type=int, help="of each operator's training")
@@ -657,6 +664,8 @@ def main():
         cluster = clusters_of(torch.from_numpy(data.u0).to(device), settings.n_clusters)
     if torch.device(device).type == "cuda":
         compile_unets()
+        if arguments.memory:
+            torch.cuda.set_per_process_memory_fraction(arguments.memory)
     out = arguments.out or record.RESULTS / f"richtmyer_meshkov{suffix}.json"
     fields = arguments.fields or work / "fields.npz"
     for seed in seeds:

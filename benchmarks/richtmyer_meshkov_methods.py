@@ -556,24 +556,33 @@ def paper_form(n_anchors):
 
 @dataclass(frozen=True)
 class Method:
-    """A named bound, for the settings it makes sense in; a continuous one of a 0/1 error is scored rounded as well."""
+    """A named bound, for the settings it makes sense in; a continuous one of a 0/1 error is scored rounded as well.
+
+    ``networks(study)`` names those it needs beside the deployed one and the folds'.
+    """
 
     name: str
     answer: Callable
     settings: tuple[Setting, ...] = (BINARY, PROBABILITY)
     continuous: bool = False
+    networks: Callable = lambda study: []  # noqa: ARG005
+
+
+def members(study):
+    return study.members
 
 
 METHODS = [
     Method("Zero bound", zero_bound),
     Method("Best constant (oracle)", best_constant),
-    Method("Split conformal", split_conformal),
+    Method("Split conformal", split_conformal, networks=lambda study: ["split"]),  # noqa: ARG005
     Method("MC dropout", mc_dropout),
-    Method("Deep ensemble", deep_ensemble),
+    Method("Deep ensemble", deep_ensemble, networks=members),
     Method(
         "Deep ensemble (votes)",
         partial(deep_ensemble, seen=thresholded),
         settings=(BINARY,),
+        networks=members,
     ),
     Method("Static per cell", static),
     Method("Static per column", static_column),

@@ -42,6 +42,7 @@ INSIDE = [
     "rollout.saturating",
     "rollout.additive",
     "rollout.recipe",
+    "rollout.fold_rollouts",
     "rollout.crossfit",
     "rollout.region",
     "rollout.assessment",

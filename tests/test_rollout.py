@@ -1,4 +1,6 @@
+import io
 import re
+import sys
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -6,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from joblib import parallel_config
 from sklearn.exceptions import NotFittedError
 from torch.testing import assert_close
 
@@ -19,6 +22,7 @@ from geoq import (
     SafeRegion,
     SaturatingGrowth,
     TemporalFolds,
+    TrainedFolds,
     Training,
     TrainRollout,
     artifact,
@@ -793,3 +797,122 @@ def test_errors_of_user_code_say_where_they_happened():
 def test_every_scheme_of_folds_serves(folds):
     a = small(None, analogue, folds=folds).fit(STATES[:700]).assess(STATES[700:702], 5)
     assert (a.error_hat > 0).all()
+
+
+class Counting:
+    """A recipe that counts its trainings, and dies at one of them if told to."""
+
+    def __init__(self, dies_at=None):
+        self.dies_at, self.n_calls = dies_at, 0
+
+    def __repr__(self):
+        return "Counting()"
+
+    def __call__(self, segments):
+        self.n_calls += 1
+        if self.n_calls == self.dies_at:
+            raise KeyboardInterrupt
+        return analogue(segments)
+
+
+STEP = analogue([STATES[:700]])
+
+
+def same_answers(one, other):
+    a, b = (geoq.assess(STATES[700:704], 6, tolerance=0.5) for geoq in (one, other))
+    np.testing.assert_array_equal(a.error_hat, b.error_hat)
+    np.testing.assert_array_equal(a.trusted_horizon, b.trusted_horizon)
+
+
+def test_a_killed_fit_trains_only_what_was_not_finished_and_ends_the_same(tmp_path):
+    train = Counting(dies_at=3)
+    geoq = small(STEP, train)
+    with pytest.raises(KeyboardInterrupt):
+        geoq.fit(STATES[:700], checkpoint=tmp_path)
+    assert not hasattr(geoq, "calibration_")
+    geoq.fit(STATES[:700], checkpoint=tmp_path)
+    assert train.n_calls == 3 + 3  # two were finished, the third is trained again
+    same_answers(geoq, small(STEP, analogue).fit(STATES[:700]))
+    again = small(STEP, train).fit(STATES[:700], checkpoint=tmp_path)
+    assert train.n_calls == 6
+    same_answers(geoq, again)
+
+
+def test_rollouts_that_diverged_are_kept_as_such(tmp_path):
+    def explodes(segments):
+        del segments
+        return lambda x: 1e3 * x + 1
+
+    first, second = (
+        small(STEP, explodes).fit(STATES[:700], checkpoint=tmp_path) for _ in range(2)
+    )
+    assert first.calibration_.error.isinf().any()
+    assert torch.equal(first.calibration_.error, second.calibration_.error)
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"n_calibration": 30}, "n_calibration was 40, now 30"),
+        ({"n_starts": 10}, "starts was"),
+        ({"folds": TemporalFolds(4)}, "folds was TemporalFolds"),
+        ({"train_surrogate": Counting()}, r"train_surrogate was .* now Counting\(\)"),
+    ],
+)
+def test_a_checkpoint_of_other_rollouts_is_refused(tmp_path, change, difference):
+    small(STEP, analogue).fit(STATES[:700], checkpoint=tmp_path)
+    other = replace(small(STEP, analogue), **change)
+    with pytest.raises(ValueError, match=difference) as refused:
+        other.fit(STATES[:700], checkpoint=tmp_path)
+    assert "use another folder, or delete this one" in str(refused.value)
+
+
+def test_a_checkpoint_knows_where_a_trajectory_ends(tmp_path):
+    small(STEP, analogue).fit([STATES[:350], STATES[350:700]], checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"lengths was \[350, 350\], now \[700\]"):
+        small(STEP, analogue).fit(STATES[:700], checkpoint=tmp_path)
+
+
+def test_folds_may_be_trained_by_other_processes():
+    with parallel_config(n_jobs=2):
+        together = small(STEP, analogue).fit(STATES[:700])
+    same_answers(together, small(STEP, analogue).fit(STATES[:700]))
+
+
+def test_fold_surrogates_may_be_brought_along(tmp_path):
+    trained = []
+
+    def remember(segments):
+        trained.append(analogue(segments))
+        return trained[-1]
+
+    fresh = small(STEP, remember).fit(STATES[:700])
+    brought = small(STEP, TrainedFolds(trained)).fit(STATES[:700], checkpoint=tmp_path)
+    same_answers(fresh, brought)
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(ValueError, match="TrainedFolds has 4 entries for 5 folds"):
+        small(STEP, TrainedFolds(trained[:4])).fit(STATES[:700])
+    with pytest.raises(ValueError, match="a TrainedFolds, which trains nothing"):
+        small(None, TrainedFolds(trained)).fit(STATES[:700])
+
+
+def test_a_fold_without_a_rollout_is_not_trained():
+    train = Counting()
+    long, short = henon(300), henon(20, seed=1)
+    geoq = small(analogue([long]), train, folds=GroupFolds(), n_starts=40)
+    geoq.fit([long, short, henon(300, seed=2)])
+    assert train.n_calls == 2
+
+
+def test_one_bar_runs_over_the_rollouts_of_all_folds(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    small(None, analogue).fit(STATES[:700])
+    shown = screen.getvalue()
+    assert "100%" in shown
+    for stage in ("deployed surrogate", "fold 1 of 5", "fold 5 of 5", "safe region"):
+        assert stage in shown
+    assert shown.count("\n") == 1

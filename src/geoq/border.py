@@ -45,6 +45,17 @@ def check_any_model(surrogate: object, train_surrogate: object, given: str) -> N
         )
 
 
+def check_not_only_folds(
+    surrogate: object, train_surrogate: object, *, brought: bool
+) -> None:
+    """Refuse fold surrogates that were brought along without the one that is deployed."""
+    if surrogate is None and brought and not callable(train_surrogate):
+        raise ValueError(
+            f"surrogate=None and train_surrogate is a {type(train_surrogate).__name__}, which trains nothing, so "
+            "there is no model whose error could be estimated; pass the trained surrogate."
+        )
+
+
 def check_models(
     surrogate: Surrogate | None,
     train_surrogate: TrainSurrogate | FoldSurrogates | None,
@@ -54,11 +65,7 @@ def check_models(
     """Refuse what cannot be called, and the absence of any model."""
     check_any_model(surrogate, train_surrogate, "x, y")
     brought = isinstance(train_surrogate, FoldSurrogates)
-    if surrogate is None and brought and not callable(train_surrogate):
-        raise ValueError(
-            f"surrogate=None and train_surrogate is a {type(train_surrogate).__name__}, which trains nothing, so "
-            "there is no model whose error could be estimated; pass the trained surrogate."
-        )
+    check_not_only_folds(surrogate, train_surrogate, brought=brought)
     callables = {
         "surrogate": surrogate,
         "train_surrogate": None if brought else train_surrogate,

@@ -72,7 +72,7 @@ class TrainedFolds:
         self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
         del x, y, n_workers
-        _check_count(self, len(self.surrogates), len(folds))
+        _check_count("TrainedFolds", len(self.surrogates), len(folds))
         return one_by_one(folds)
 
     def predictions(
@@ -95,7 +95,7 @@ class PredictedFolds:
         self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
         del y, n_workers
-        _check_count(self, len(self.arrays), len(folds))
+        _check_count("PredictedFolds", len(self.arrays), len(folds))
         for fold in folds:
             n_rows = len(self.arrays[fold.number])
             if n_rows != len(x):
@@ -241,8 +241,8 @@ def _answer(job: _Job) -> _Answer:
         return [fold.number for fold in folds], source.predictions(x, y, folds)
 
 
-def _check_count(source: object, n_given: int, n_folds: int) -> None:
+def _check_count(source: str, n_given: int, n_folds: int) -> None:
     if n_given != n_folds:
         raise ValueError(
-            f"{type(source).__name__} has {n_given} entries for {n_folds} folds; give one per fold, in their order."
+            f"{source} has {n_given} entries for {n_folds} folds; give one per fold, in their order."
         )

@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor
 
-from geoq.border import check_any_model, check_count, check_rows, check_same_twice
+from geoq.border import (
+    check_any_model,
+    check_count,
+    check_not_only_folds,
+    check_rows,
+    check_same_twice,
+)
+from geoq.fold_surrogates import TrainedFolds
 from geoq.representation import Representation
 from geoq.rollout.trajectories import TrainStepper, Trajectories, roll_out
 from geoq.surrogate import Array, Surrogate, check_callable
@@ -11,19 +18,21 @@ from geoq.surrogate import Array, Surrogate, check_callable
 
 def check_models(
     surrogate: Surrogate | None,
-    train_surrogate: TrainStepper | None,
+    train_surrogate: TrainStepper | TrainedFolds | None,
     representation: Representation | None,
 ) -> None:
     """Refuse what cannot be called, and the absence of any model."""
     check_any_model(surrogate, train_surrogate, "segments")
+    brought = isinstance(train_surrogate, TrainedFolds)
+    check_not_only_folds(surrogate, train_surrogate, brought=brought)
     if surrogate is not None:
         check_callable(surrogate, "surrogate")
     if representation is not None:
         check_callable(representation, "representation")
-    if train_surrogate is not None and not callable(train_surrogate):
+    if not (train_surrogate is None or brought or callable(train_surrogate)):
         raise TypeError(
             "train_surrogate must be callable as train_surrogate(segments), got "
-            f"{type(train_surrogate).__name__}; pass a function, or a TrainRollout."
+            f"{type(train_surrogate).__name__}; pass a function, a TrainRollout or TrainedFolds."
         )
 
 

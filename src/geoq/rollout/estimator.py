@@ -11,10 +11,12 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from geoq import artifact
+from geoq import artifact, progress
 from geoq.border import check_count
+from geoq.checkpoint import Checkpoint, of_array, of_object, of_rows
 from geoq.climatology import Climatology
 from geoq.coverage import n_needed
+from geoq.fold_surrogates import TrainedFolds
 from geoq.folds import FoldPlan, Folds, TemporalFolds
 from geoq.geometry import Embedding, Geometry
 from geoq.increment import check_quantile
@@ -29,13 +31,14 @@ from geoq.rollout.border import (
     check_tolerance,
     check_whole,
 )
-from geoq.rollout.crossfit import Scene, cross_fit_rollouts, trained
+from geoq.rollout.crossfit import Scene, cross_fit_rollouts
 from geoq.rollout.features import (
     RolloutCalibration,
     RolloutFeatures,
     Surroundings,
     embed,
 )
+from geoq.rollout.fold_rollouts import FreshRollouts, TrainedRollouts, trained
 from geoq.rollout.horizon import HeldOutRollouts, Trust, over_tolerance
 from geoq.rollout.region import RolloutRegion
 from geoq.rollout.saturating import SaturatingGrowth
@@ -77,8 +80,9 @@ class RolloutGeoQ:
     Attributes:
         surrogate: the trained model, from a batch of states to the next ones; None trains it on all trajectories first.
         train_surrogate: ``train_surrogate(segments)`` returns a fresh surrogate, given a list of contiguous pieces of
-            trajectories that hold no held-out state; called once per fold. None means that no retraining is possible
-            and that the surrogate never saw these trajectories.
+            trajectories that hold no held-out state; called once per fold. ``TrainedFolds`` brings surrogates that were
+            trained elsewhere. None means that no retraining is possible and that the surrogate never saw these
+            trajectories.
         representation: phi, fixed and shared by all folds; None means the standardised state.
         folds: which states are held out together; the number of the trajectory is each state's group. By default blocks
             of time, which are to the rest as the future is to the data; the paper's are ``ClusterFolds(5)``.
@@ -94,7 +98,7 @@ class RolloutGeoQ:
     """
 
     surrogate: Surrogate | None
-    train_surrogate: TrainStepper | None
+    train_surrogate: TrainStepper | TrainedFolds | None
     _: KW_ONLY
     representation: Representation | None = None
     folds: Folds = field(default_factory=lambda: TemporalFolds(5))
@@ -107,22 +111,32 @@ class RolloutGeoQ:
     safe_quantile: float = 0.95
     safe_region: SafeRule = RolloutRegion
 
-    def fit(self, trajectories: Array | Sequence[Array]) -> "RolloutGeoQ":
+    def fit(
+        self,
+        trajectories: Array | Sequence[Array],
+        *,
+        checkpoint: str | Path | None = None,
+    ) -> "RolloutGeoQ":
         """Calibrate on true trajectories.
 
         Args:
             trajectories: one trajectory of shape (n_times, *state), or a list of them; an array is always one.
+            checkpoint: a folder that keeps the rollouts of each finished fold. A run that was killed and is started
+                again goes on from there, and ends as it would have ended.
 
         Raises:
-            ValueError: trajectories or a setting are unusable; said before any training starts.
+            ValueError: trajectories or a setting are unusable, or the checkpoint is that of another calibration; said
+                before any training starts.
         """
         # On a copy, so that an interrupted or refused fit leaves the estimator as it was.
         fitted = copy.copy(self)
-        fitted._fit(trajectories)
+        fitted._fit(trajectories, checkpoint)
         vars(self).update(vars(fitted))
         return self
 
-    def _fit(self, trajectories: Array | Sequence[Array]) -> None:
+    def _fit(
+        self, trajectories: Array | Sequence[Array], checkpoint: str | Path | None
+    ) -> None:
         self._check_arguments()
         gathered = Trajectories.gather(trajectories)
         check_lengths(gathered, self.n_calibration)
@@ -149,34 +163,38 @@ class RolloutGeoQ:
             self.n_anchors,
             self.n_support,
         )
-        everything = np.arange(len(gathered))
-        self.surrogate_ = (
-            self.surrogate
-            if self.surrogate is not None
-            else trained(
-                self._recipe,
-                gathered,
-                everything,
-                "the deployed surrogate on all trajectories",
-            )
-        )
-        self.surroundings_ = scene.surroundings(
-            torch.as_tensor(everything, device=states.device)
-        )
+        kept = self._open(checkpoint, gathered, plan, starts)
+        # One unit per training, one for the scheme and one for the safe region.
+        with progress.bar(len(plan.splits) + 2 + (self.surrogate is None)):
+            self._calibrate(scene, plan, starts, kept)
+
+    def _calibrate(
+        self,
+        scene: Scene,
+        plan: FoldPlan,
+        starts: list[np.ndarray],
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """Surrogate, cross-fitted rollouts, scheme, safe region, and how the bound did on the held-out rollouts."""
+        everything = torch.arange(len(scene.trajectories))
+        self.surrogate_ = self._deployed(scene.trajectories, everything)
+        self.surroundings_ = scene.surroundings(everything.to(self.limit_.device))
         self.calibration_ = cross_fit_rollouts(
             scene,
             plan,
             starts,
-            train_surrogate=self._recipe,
-            n_steps=self.n_calibration,
+            fold_rollouts=self._fold_rollouts(len(plan.splits)),
+            checkpoint=checkpoint,
         )
         self.n_calibrated_ = self.calibration_.n_steps
-        self.scheme_ = copy.deepcopy(self.scheme).fit(self.calibration_)
-        self.safe_region_ = self.safe_region.fit(
-            self.calibration_.tuples,
-            n_safe=self.n_safe,
-            safe_quantile=self.safe_quantile,
-        )
+        with progress.stage("scheme"):
+            self.scheme_ = copy.deepcopy(self.scheme).fit(self.calibration_)
+        with progress.stage("safe region"):
+            self.safe_region_ = self.safe_region.fit(
+                self.calibration_.tuples,
+                n_safe=self.n_safe,
+                safe_quantile=self.safe_quantile,
+            )
         features = self.calibration_.features
         safe = self.safe_region_.contains(self._score(features).flatten())
         self.held_out_ = HeldOutRollouts(
@@ -407,11 +425,43 @@ class RolloutGeoQ:
             )
         return answers
 
-    def _recipe(self, segments: list[Array]) -> Surrogate:
-        if self.train_surrogate is not None:
-            return self.train_surrogate(segments)
-        # Without retraining every fold is served by the deployed surrogate, which saw none of these data.
-        return self.surrogate_
+    def _deployed(self, trajectories: Trajectories, rows: Tensor) -> Surrogate:
+        if self.surrogate is not None:
+            return self.surrogate
+        assert callable(self.train_surrogate)
+        what = "the deployed surrogate on all trajectories"
+        with progress.stage("deployed surrogate"):
+            return trained(self.train_surrogate, trajectories, rows, what)
+
+    def _fold_rollouts(self, n_folds: int) -> FreshRollouts | TrainedRollouts:
+        n_steps, limit, recipe = self.n_calibration, self.limit_, self.train_surrogate
+        if recipe is None:
+            # Every fold is served by the deployed surrogate, which saw none of these data.
+            return TrainedRollouts([self.surrogate_] * n_folds, n_steps, limit)
+        if isinstance(recipe, TrainedFolds):
+            return TrainedRollouts(recipe.surrogates, n_steps, limit)
+        return FreshRollouts(recipe, n_steps, limit)
+
+    def _open(
+        self,
+        folder: str | Path | None,
+        trajectories: Trajectories,
+        plan: FoldPlan,
+        starts: list[np.ndarray],
+    ) -> Checkpoint | None:
+        """The checkpoint in the folder, refused unless it is of these trajectories, folds and settings."""
+        # What nobody trains need not be kept.
+        if folder is None or isinstance(self.train_surrogate, TrainedFolds | None):
+            return None
+        facts = {
+            "trajectories": of_array(trajectories.states),
+            "lengths": of_object(np.bincount(trajectories.number).tolist()),
+            "folds": f"{of_object(plan)} with rows {of_rows(plan.splits)}",
+            "starts": of_array(np.concatenate(starts)),
+            "n_calibration": str(self.n_calibration),
+            "train_surrogate": of_object(self.train_surrogate),
+        }
+        return Checkpoint.open(folder, facts)
 
     def _plan(self, trajectories: Trajectories, plan: FoldPlan) -> list[np.ndarray]:
         """Starts of the calibration rollouts, refused where folds leave too little; nothing is trained yet."""
