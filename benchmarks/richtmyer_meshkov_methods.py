@@ -37,7 +37,7 @@ from geoq.fold_surrogates import TrainedFolds
 from geoq.increment import inverse_cdf_quantile, pinball_loss
 from geoq.indicator import of_probability, zero_or_one
 from geoq.nets.unet import UNet
-from geoq.scale import LowRankScale
+from geoq.shares import PredictedShares
 from geoq.surrogate import evaluate
 from geoq.training import seeded, train
 
@@ -391,19 +391,26 @@ def doubt_times_network(study, setting):
 
 
 def classifier(study, setting, *, used):
-    """P(wrong) by cross-entropy, the mean of so many networks'; starts at each cell's share of wrong ones, as GeoQ's."""
-    share = torch.stack([wrong(y, p).mean(dim=0) for y, p in study.held_out_by_time()])
-    maps = LowRankScale(n_spatial=2).maps(share.flatten(1)).float()
-    start = maps.clamp(1e-6, 0.5).logit().view_as(share)
+    """P(wrong) by cross-entropy, the mean of so many networks'; starts from what p alone is worth, as GeoQ's."""
+
+    def worth_of_p():
+        is_wrong = wrong(study.y, study.cross_fit).bool()
+        logit = study.cross_fit.logit(eps=1e-4)
+        return PredictedShares.fit(is_wrong.flatten(2), logit.flatten(2))
+
+    shares = study.remembered("worth of p", worth_of_p)
+
+    def logit_of(output, p):
+        return output + shares(p.logit(eps=1e-4)).view_as(output)
 
     def loss(error, output, p):
-        del p
         return nn.functional.binary_cross_entropy_with_logits(
-            output + start, error, reduction="none"
+            logit_of(output, p), error, reduction="none"
         )
 
     def chance(number):
-        return (fit_unet(study, BINARY, loss, number=number) + start).sigmoid()
+        output = fit_unet(study, BINARY, loss, number=number)
+        return logit_of(output, study.p).sigmoid()
 
     chances = [
         study.remembered(("classifier", number), partial(chance, number))

@@ -34,6 +34,7 @@ INSIDE = [
     "climatology",
     "scale",
     "levels",
+    "shares",
     "factor",
     "field_factor",
     "indicator",

@@ -1,3 +1,4 @@
+import copy
 from dataclasses import replace
 
 import pytest
@@ -120,6 +121,41 @@ def test_a_fit_repeats_bit_for_bit(fitted):
     features = tuples(20, seed=100).features
     again = replace(QUICK).fit(tuples())
     assert torch.equal(again.probability(features), fitted.probability(features))
+
+
+def test_a_fresh_network_starts_from_what_the_prediction_is_worth():
+    """A surrogate that is wrong where it predicts about 0: before any step the verdict finds that."""
+    data = tuples(400)
+    doubt = normal(*data.error.shape, seed=5)
+    data.features.prediction.copy_(doubt)
+    data.error.copy_(draw(torch.where(doubt.abs() < 0.5, 0.5, 0.01), 6))
+    untrained = Training(n_steps=1, learning_rate=1e-12)
+    told = replace(QUICK, training=untrained)
+    blind = replace(told, view=View(inputs=True))
+    right = doubt.abs() < 0.5
+    assert (bound_of(told.fit(data), data.features) == right).double().mean() > 0.95
+    assert bound_of(
+        blind.fit(data), data.features
+    ).all()  # each cell is wrong too often
+
+
+def test_predictions_that_are_not_one_per_error_leave_the_start_to_the_cells():
+    def two(prediction):
+        pair = prediction.expand(-1, 2, -1, -1)
+        return torch.zeros_like(pair), torch.ones_like(pair)
+
+    data = tuples(60)
+    pooled = data.features.prediction.mean(dim=1, keepdim=True)
+    features = replace(data.features, prediction=pooled)
+    model = replace(QUICK, values=two).fit(replace(data, features=features))
+    assert model.start_.offset.shape == (2, 48)
+
+
+def test_the_state_of_a_model_that_does_not_see_predictions_restores_it():
+    model = replace(QUICK, view=View(inputs=True)).fit(tuples(60))
+    again = IndicatorIncrement.from_state(*model.state())
+    features = tuples(20, seed=100).features
+    assert torch.equal(model.probability(features), again.probability(features))
 
 
 def test_the_state_of_a_model_restores_it(fitted):
@@ -311,11 +347,15 @@ def test_no_factor_makes_a_verdict_hold():
 def test_the_probability_is_the_mean_of_the_networks():
     model = replace(QUICK, n_networks=3).fit(tuples(60))
     features = tuples(20, seed=100).features
-    seen = model._seen(features)
-    each = [torch.sigmoid(model._logit(network, seen)) for network in model.networks_]
+
+    def of(networks):
+        some = copy.copy(model)
+        some.networks_ = networks
+        return some.probability(features)
+
+    each = [of(model.networks_[n : n + 1]) for n in range(3)]
     assert not torch.allclose(each[0], each[1])
-    mean = (sum(each) / 3).reshape(20, 2, *GRID)
-    assert_close(model.probability(features), mean.detach())
+    assert_close(model.probability(features), sum(each) / 3)
 
 
 def test_the_first_network_is_that_of_a_model_with_one():

@@ -29,6 +29,7 @@ READING_ORDER = [
     "climatology",
     "scale",
     "levels",
+    "shares",
     "factor",
     "field_factor",
     "indicator",

@@ -22,7 +22,7 @@ from geoq.crossfit import CalibrationSet
 from geoq.field_factor import FieldNetwork, View, most_rows
 from geoq.geometry import GeometricFeatures
 from geoq.increment import Shapes, check_quantile
-from geoq.scale import LowRankScale
+from geoq.shares import CellShares, PredictedShares
 from geoq.surrogate import chunks
 from geoq.training import Training, seeded, train
 
@@ -139,21 +139,32 @@ class IndicatorIncrement:
         )
         for other in others:
             other.take_units(first)
-        # A fresh network knows how often each cell is wrong, and nothing else.
-        share = error.float().mean(dim=0).reshape(n_out, -1)
-        maps = LowRankScale(self.n_spatial).maps(share).float()
-        self.offset_ = maps.clamp(1e-6, 0.5).logit()
-        weight = 1 / share.mean(dim=1, keepdim=True).clamp(min=1e-6)
+        per_channel = error.reshape(len(error), n_out, -1)
+        self.start_ = self._start(per_channel, calibration.features.prediction)
+        share = per_channel.float().mean(dim=(0, 2))[:, None]
+        weight = 1 / share.clamp(min=1e-6)
 
         def loss(network: nn.Module, rows: Tensor) -> Tensor:
-            logit = self._logit(network, self._seen(calibration.features[rows]))
-            target = error[rows].reshape(logit.shape).float()
+            features = calibration.features[rows]
+            start = self.start_(features.prediction)
+            logit = _logit(network, self._seen(features), start)
+            target = per_channel[rows].float()
             return nn.functional.binary_cross_entropy_with_logits(logit, target, weight)
 
         for number, network in enumerate(self.networks_):
             training = self.training.numbered(number)
             train(network, loss, training, calibration.unit, repeatable=True)
         return self
+
+    def _start(
+        self,
+        greater: Bool[Tensor, " n n_channels n_cells"],
+        prediction: Tensor,
+    ) -> CellShares | PredictedShares:
+        """All that a fresh network knows: how often errors are the greater, where that is predicted or in that cell."""
+        if self.view.prediction and prediction[0].numel() == greater[0].numel():
+            return PredictedShares.fit(greater, prediction.reshape(greater.shape))
+        return CellShares.fit(greater)
 
     def _is_greater(self, calibration: CalibrationSet) -> Bool[Tensor, " n *field"]:
         """Which errors took the greater of their values."""
@@ -190,21 +201,17 @@ class IndicatorIncrement:
         grid = self._grid(tuple(features.anchor_error.shape[1:]))
         return self.view(features, None, grid), features.support_distance
 
-    def _logit(self, network: nn.Module, seen: tuple[Tensor, Tensor]) -> Tensor:
-        """Of a network's P, one row of channels and cells per query."""
-        answer: Tensor = network(seen)
-        return answer.view(-1, *self.offset_.shape) + self.offset_
-
     @torch.no_grad()
     def probability(self, features: GeometricFeatures) -> Tensor:
         """P: how likely each error takes the greater of its values."""
         device = features.anchor_error.device
         self.networks_.to(device)
-        self.offset_ = self.offset_.to(device)
+        self.start_.to(device)
         parts = []
         for rows in chunks(len(features), 8 * features.anchor_error[0].numel()):
-            seen = self._seen(features[rows])
-            answers = [self._logit(net, seen).sigmoid() for net in self.networks_]
+            some = features[rows]
+            seen, start = self._seen(some), self.start_(some.prediction)
+            answers = [_logit(net, seen, start).sigmoid() for net in self.networks_]
             parts.append(torch.stack(answers).mean(dim=0))
         return torch.cat(parts).reshape(features.anchor_error.shape)
 
@@ -243,7 +250,7 @@ class IndicatorIncrement:
                 f"values of the user's own ({self.values!r}) cannot be saved; use one of {', '.join(OWN_VALUES)}."
             )
         settings = {**asdict(self), "values": name}
-        return settings, {"offset": self.offset_, **self.networks_.state_dict()}
+        return settings, {**self.start_.state_dict(), **self.networks_.state_dict()}
 
     @staticmethod
     def from_state(
@@ -259,14 +266,27 @@ class IndicatorIncrement:
             settings["n_networks"],
             Training(**settings["training"]),
         )
-        offset = weights["offset"]
-        model._build(len(weights["0.mean"]), len(offset), offset.device)
+        # Names of the networks' weights start with the number of the network.
+        start = {name: weights[name] for name in weights if not name[0].isdigit()}
+        model.start_ = (CellShares if "offset" in start else PredictedShares)(**start)
+        n_channels = len(next(iter(start.values())))
+        mean = weights["0.mean"]
+        model._build(len(mean), n_channels, mean.device)
         model.networks_.load_state_dict(
-            {name: array for name, array in weights.items() if name != "offset"}
+            {name: weights[name] for name in weights if name not in start}
         )
         model.networks_.eval()
-        model.offset_ = offset
         return model
+
+
+def _logit(
+    network: nn.Module,
+    seen: tuple[Tensor, Tensor],
+    start: Float[Tensor, " *n n_channels n_cells"],
+) -> Float[Tensor, " n n_channels n_cells"]:
+    """Of a network's P."""
+    answer: Tensor = network(seen)
+    return answer.view(-1, *start.shape[-2:]) + start
 
 
 def _name(values: TwoValues) -> str:
