@@ -388,6 +388,7 @@ def near_the_interface(rows, methods, setting, title):
     by_time = [
         r | {f"t = {t}": 1000 * r["pinball_by_time"][t - 1] for t in TIMES_SHOWN}
         for r in rows
+        if r["pinball_by_time"]
     ]
     bounds = list(filter(is_bound, methods))
     over_time = table(by_time, bounds, setting, [f"t = {t}" for t in TIMES_SHOWN], {})
