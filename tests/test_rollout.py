@@ -10,6 +10,7 @@ import pytest
 import torch
 from joblib import parallel_config
 from sklearn.exceptions import NotFittedError
+from torch import nn
 from torch.testing import assert_close
 
 from geoq import (
@@ -63,6 +64,7 @@ def analogue(segments):
 
 
 STATES = henon(900)
+STEP = analogue([STATES[:700]])
 small = partial(RolloutGeoQ, n_calibration=40, n_starts=20, n_support=5)
 
 
@@ -683,6 +685,71 @@ def test_the_recipe_learns_one_step_and_then_rollouts():
     assert not np.array_equal(surrogate(STATES[:5]), other(STATES[:5]))
 
 
+STEPPER = TrainRollout(
+    partial(MLP, 2, 2, hidden=(16, 16)),
+    training=Training(n_steps=120, batch_size=16, learning_rate=3e-3, check_every=20),
+    n_rollout=3,
+    fine_tuning=Training(n_steps=60, batch_size=16, check_every=20),
+)
+PIECES = [
+    [STATES[:300], STATES[310:600]],
+    [STATES[100:500]],
+    [STATES[:40], STATES[80:90], STATES[300:400]],
+]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        STEPPER,
+        replace(
+            STEPPER,
+            make_network=lambda: nn.Sequential(
+                nn.Linear(2, 8), nn.Dropout(0.1), nn.Linear(8, 2)
+            ),
+        ),
+        replace(STEPPER, fine_tuning=replace(QUICK, n_decays=1)),
+        replace(STEPPER, training=replace(QUICK, n_decays=1)),
+    ],
+    ids=["stacked", "dropout", "rates cut late", "rates cut early"],
+)
+def test_steppers_trained_together_are_what_they_would_be_alone(recipe, device):
+    pieces = [[torch.from_numpy(s).to(device) for s in piece] for piece in PIECES]
+    x = torch.from_numpy(STATES[600:640]).to(device)
+    for segments, member in zip(pieces, recipe.train_many(pieces), strict=True):
+        assert_close(member(x), recipe(segments)(x), rtol=1e-4, atol=1e-5)
+        assert not member.network.training
+
+
+def test_few_large_steppers_are_trained_together():
+    assert STEPPER.n_together(PIECES[0]) > 5
+    assert replace(STEPPER, n_rollout=2**14).n_together(PIECES[0]) == 1
+    assert STEPPER.n_together([np.zeros((3, 2**12))]) == 1
+    cut = replace(STEPPER, fine_tuning=replace(QUICK, n_decays=1))
+    assert cut.n_together(PIECES[0]) == 1
+
+
+def test_folds_of_rollouts_are_trained_together(caplog):
+    caplog.set_level("INFO")
+    together = small(None, STEPPER).fit(STATES[:700])
+    stacked = [r for r in caplog.records if r.name == "geoq.stacked"]
+    assert len(stacked) == 2 * 5  # one step, then rollouts
+    alone = small(None, lambda segments: STEPPER(segments)).fit(STATES[:700])
+    assert_close(
+        together.calibration_.error[:, :3],
+        alone.calibration_.error[:, :3],
+        rtol=1e-3,
+        atol=1e-4,
+    )
+
+
+def test_errors_of_folds_trained_together_name_all_of_them():
+    broken = replace(STEPPER, loss=lambda y, y_hat: (y - y_hat).mean() * torch.nan)
+    with pytest.raises(FloatingPointError) as caught:
+        small(STEP, broken).fit(STATES[:700])
+    assert "surrogates of fold 1 of 5 to fold 5 of 5" in caught.value.__notes__[0]
+
+
 def test_fine_tuning_windows_stay_inside_a_segment():
     recipe = TrainRollout(partial(MLP, 2, 2, hidden=(4,)), n_rollout=5, training=QUICK)
     with pytest.raises(
@@ -813,9 +880,6 @@ class Counting:
         if self.n_calls == self.dies_at:
             raise KeyboardInterrupt
         return analogue(segments)
-
-
-STEP = analogue([STATES[:700]])
 
 
 def same_answers(one, other):

@@ -128,10 +128,7 @@ class FreshFolds:
     ) -> list[list[int]]:
         if not isinstance(self.train_surrogate, TrainTogether):
             return one_by_one(folds)
-        n_together = self.train_surrogate.n_together(x, y)
-        step = min(n_together, math.ceil(len(folds) / n_workers))
-        numbers = [fold.number for fold in folds]
-        return [numbers[i : i + step] for i in range(0, len(numbers), step)]
+        return in_groups(folds, self.train_surrogate.n_together(x, y), n_workers)
 
     def predictions(
         self, x: Array, y: Array, folds: Sequence[Fold]
@@ -143,12 +140,7 @@ class FreshFolds:
             for surrogate in surrogates:
                 check_callable(surrogate, TRAINED)
         except Exception as exc:
-            whose = (
-                f" of {folds[0]}"
-                if len(folds) == 1
-                else f"s of {folds[0]} to {folds[-1]} together"
-            )
-            exc.add_note(f"while training the surrogate{whose}")
+            exc.add_note(f"while training {whose(folds)}")
             raise
         return [
             ask(surrogate, x, fold)
@@ -174,6 +166,22 @@ def ask(
     except Exception as exc:
         exc.add_note(f"while evaluating the surrogate of {fold}")
         raise
+
+
+def whose(folds: Sequence[Fold]) -> str:
+    """The surrogates of these folds, in words."""
+    if len(folds) == 1:
+        return f"the surrogate of {folds[0]}"
+    return f"the surrogates of {folds[0]} to {folds[-1]} together"
+
+
+def in_groups(
+    folds: Sequence[Fold], n_together: int, n_workers: int
+) -> list[list[int]]:
+    """So many folds together, or fewer where each worker gets its share."""
+    step = min(n_together, math.ceil(len(folds) / n_workers))
+    numbers = [fold.number for fold in folds]
+    return [numbers[i : i + step] for i in range(0, len(numbers), step)]
 
 
 def one_by_one(folds: Sequence[Fold]) -> list[list[int]]:

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -22,6 +23,7 @@ from geoq.recorded import Step, recorded
 logger = logging.getLogger(__name__)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Call = Callable[[Tensor], Tensor]
 State = dict[str, Tensor]
 
 # Layers that treat all numbers alike, so that they serve many networks at once as they are.
@@ -65,6 +67,25 @@ class Member:
     random_state: int
 
 
+@runtime_checkable
+class Task(Protocol):
+    """What all members learn, each from its own rows.
+
+    ``mean_loss`` calls the networks and the loss that it is given: of one network, or of all members at once, where rows
+    and what is made of them have a first dimension of members.
+    """
+
+    @property
+    def inputs(self) -> Tensor: ...
+
+    @property
+    def loss(self) -> Loss: ...
+
+    def mean_loss(
+        self, call: Call, loss: Loss, rows: Int[Tensor, " *n"], /
+    ) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Inputs and targets that all members share, and the mean loss of (y, y_hat)."""
@@ -72,6 +93,9 @@ class Pairs:
     inputs: Float[Tensor, " n *input"]
     targets: Float[Tensor, " n *output"]
     loss: Loss
+
+    def mean_loss(self, call: Call, loss: Loss, rows: Int[Tensor, " *n"]) -> Tensor:
+        return loss(self.targets[rows], call(self.inputs[rows]))
 
 
 def epochs(
@@ -94,13 +118,13 @@ def validation_parts(rows: Int[Tensor, " n"], batch_size: int) -> tuple[Tensor, 
 
 
 def train_stack(
-    members: Sequence[Member], pairs: Pairs, descent: Descent, batch_size: int
+    members: Sequence[Member], task: Task, descent: Descent, batch_size: int
 ) -> None:
     """Train the members' networks in place; each ends in eval mode with the best weights that it saw.
 
     All members must have batches of one size: none fewer training rows than ``batch_size``, or all the same number.
     """
-    stack = _Stack([member.network for member in members], pairs, descent.learning_rate)
+    stack = _Stack([member.network for member in members], task, descent.learning_rate)
     batches = [
         _Blocks(epochs(m.training_rows, batch_size, m.random_state)) for m in members
     ]
@@ -149,7 +173,7 @@ def _copied(state: State) -> State:
     return {name: value.clone() for name, value in state.items()}
 
 
-def can_stack(network: nn.Module, pairs: Pairs) -> bool:
+def can_stack(network: nn.Module, task: Task) -> bool:
     """Whether several such networks can be trained as one.
 
     They cannot where weights are shared between layers, where a layer is random (dropout), or where it keeps count of
@@ -159,14 +183,14 @@ def can_stack(network: nn.Module, pairs: Pairs) -> bool:
     own = buffers | {name for name, _ in network.named_parameters()}
     if set(network.state_dict()) - own:
         return False
-    stack = _Stack([network, network], pairs, learning_rate=1.0)
+    stack = _Stack([network, network], task, learning_rate=1.0)
     stack.template.train()
     try:
-        stack.losses(torch.zeros(2, 2, dtype=torch.long, device=pairs.inputs.device))
+        stack.losses(torch.zeros(2, 2, dtype=torch.long, device=task.inputs.device))
     except RuntimeError as exc:
         logger.info("%s is trained alone: %s", type(network).__name__, exc)
         return False
-    stack.template(pairs.inputs[:2])
+    stack.template(task.inputs[:2])
     before, after = network.state_dict(), stack.template.state_dict()
     return all(torch.equal(before[name], after[name]) for name in buffers & set(before))
 
@@ -191,13 +215,13 @@ class _Stack:
     """Weights of all members, one tensor per name with a first dimension of members, and their Adam."""
 
     def __init__(
-        self, networks: list[nn.Module], pairs: Pairs, learning_rate: float
+        self, networks: list[nn.Module], task: Task, learning_rate: float
     ) -> None:
-        self.pairs, self.learning_rate = pairs, learning_rate
+        self.task, self.learning_rate = task, learning_rate
         self.template = copy.deepcopy(networks[0])
         states = [network.state_dict() for network in networks]
         stacked = {name: torch.stack([s[name] for s in states]) for name in states[0]}
-        layers = chain(self.template) if pairs.inputs.ndim == 2 else None
+        layers = chain(self.template) if task.inputs.ndim == 2 else None
         self._outputs = (
             _Mapped(self.template)
             if layers is None
@@ -211,7 +235,7 @@ class _Stack:
         }
         self.buffers = {n: b for n, b in stacked.items() if n not in learned}
         self.optimizer = self._adam()
-        self._vmapped_loss = vmap(pairs.loss)
+        self._vmapped_loss = vmap(task.loss)
         self._replay: Step | None = None
 
     def descend(self, rows: Int[Tensor, " n_steps n_members batch_size"]) -> None:
@@ -226,10 +250,8 @@ class _Stack:
         self, rows: Int[Tensor, " n_members batch_size"]
     ) -> Float[Tensor, " n_members"]:
         """Loss of each member on its own batch."""
-        everything = self.weights | self.buffers
-        y_hat = self._outputs(everything, self.pairs.inputs[rows])
-        result: Tensor = self._vmapped_loss(self.pairs.targets[rows], y_hat)
-        return result
+        call = partial(self._outputs, self.weights | self.buffers)
+        return self.task.mean_loss(call, self._vmapped_loss, rows)
 
     def _step(self, rows: Int[Tensor, " n_members batch_size"]) -> None:
         self.optimizer.zero_grad()
@@ -249,21 +271,22 @@ class _Stack:
         """Mean loss of each member over its own rows."""
         self.template.eval()
         return [
-            float(
-                sum(
-                    self.pairs.loss(
-                        self.pairs.targets[rows],
-                        functional_call(
-                            self.template, state, (self.pairs.inputs[rows],)
-                        ),
-                    )
-                    * len(rows)
-                    for rows in own
-                )
-                / sum(map(len, own))
-            )
+            self._mean_loss(state, own)
             for state, own in zip(self.member_states(), parts, strict=True)
         ]
+
+    def _mean_loss(self, state: State, parts: tuple[Tensor, ...]) -> float:
+        """Of one member."""
+
+        def call(x: Tensor) -> Tensor:
+            y_hat: Tensor = functional_call(self.template, state, (x,))
+            return y_hat
+
+        total = sum(
+            self.task.mean_loss(call, self.task.loss, rows) * len(rows)
+            for rows in parts
+        )
+        return float(total / sum(map(len, parts)))
 
     def member_states(self) -> list[State]:
         """Views of the members' weights and buffers, as ``state_dict`` names them."""
@@ -294,7 +317,7 @@ class _Stack:
             lr=self.learning_rate,
             fused=True,
             # A step that is recorded has to keep its count on the GPU.
-            capturable=self.pairs.inputs.is_cuda,
+            capturable=self.task.inputs.is_cuda,
         )
 
 

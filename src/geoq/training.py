@@ -17,6 +17,7 @@ from geoq.recorded import recorded
 from geoq.stacked import (
     Member,
     Pairs,
+    Task,
     can_stack,
     epochs,
     train_stack,
@@ -159,6 +160,16 @@ def train_on(
         best_step,
         last_step,
     )
+
+
+def train_as_one(members: list[Member], task: Task, training: Training) -> None:
+    """Train the networks of all members in place, those whose batches have one size together."""
+    sizes = [min(training.batch_size, len(m.training_rows)) for m in members]
+    for one in dict.fromkeys(sizes):
+        alike = [m for m, size in zip(members, sizes, strict=True) if size == one]
+        # Threads by the size of one: on a busy machine those of a stack wait for each other at every product.
+        with _threads_for(alike[0].network):
+            train_stack(alike, task, training, training.batch_size)
 
 
 def _threads_for(network: nn.Module) -> AbstractContextManager[None]:
@@ -365,10 +376,7 @@ class TrainNetwork:
                     recipes, map(torch.as_tensor, subsets), strict=True
                 )
             ]
-        for alike in _by_batch_size(members, self.training.batch_size):
-            # Threads by the size of one: on a busy machine those of a stack wait for each other at every product.
-            with _threads_for(alike[0].network):
-                train_stack(alike, pairs, self.training, self.training.batch_size)
+        train_as_one(members, pairs, self.training)
         return [TrainedNetwork(member.network) for member in members]
 
     def _member(self, rows: Int[Tensor, " n_rows"]) -> Member:
@@ -385,15 +393,6 @@ class TrainNetwork:
     def with_seed(self, random_state: int) -> "TrainNetwork":
         """The same recipe with other initial weights and another order of the batches."""
         return replace(self, training=replace(self.training, random_state=random_state))
-
-
-def _by_batch_size(members: list[Member], batch_size: int) -> list[list[Member]]:
-    """Members whose batches have one size: those with fewer rows than a batch have smaller ones."""
-    sizes = [min(batch_size, len(member.training_rows)) for member in members]
-    return [
-        [m for m, size in zip(members, sizes, strict=True) if size == one]
-        for one in dict.fromkeys(sizes)
-    ]
 
 
 @torch.no_grad()

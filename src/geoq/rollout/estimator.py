@@ -431,7 +431,7 @@ class RolloutGeoQ:
         assert callable(self.train_surrogate)
         what = "the deployed surrogate on all trajectories"
         with progress.stage("deployed surrogate"):
-            return trained(self.train_surrogate, trajectories, rows, what)
+            return trained(self.train_surrogate, trajectories, [rows], what)[0]
 
     def _fold_rollouts(self, n_folds: int) -> FreshRollouts | TrainedRollouts:
         n_steps, limit, recipe = self.n_calibration, self.limit_, self.train_surrogate

@@ -11,14 +11,22 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.fold_surrogates import Fold, TrainedFolds
-from geoq.rollout.trajectories import TrainStepper, Trajectories, roll_out
+from geoq.fold_surrogates import Fold, TrainedFolds, in_groups, one_by_one, whose
+from geoq.rollout.trajectories import (
+    TrainStepper,
+    TrainSteppersTogether,
+    Trajectories,
+    roll_out,
+)
 from geoq.surrogate import TRAINED, Array, Surrogate, check_callable, take, to_tensor
 
 
 @dataclass(frozen=True)
 class FreshRollouts:
-    """One training per fold on the pieces of trajectories that it leaves in, then the fold's rollouts."""
+    """One training per fold on the pieces of trajectories that it leaves in, then the fold's rollouts.
+
+    Trained together where the recipe knows how, otherwise one by one.
+    """
 
     train_surrogate: TrainStepper
     n_steps: int
@@ -27,24 +35,25 @@ class FreshRollouts:
     def groups(
         self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
-        del x, y, n_workers
-        return with_starts(folds)
+        asked = [fold for fold in folds if len(fold.asked)]
+        if not isinstance(self.train_surrogate, TrainSteppersTogether):
+            return one_by_one(asked)
+        segments = _trajectories(x, y).segments(asked[0].seen.numpy())
+        return in_groups(asked, self.train_surrogate.n_together(segments), n_workers)
 
     def predictions(
         self, x: Array, y: Array, folds: Sequence[Fold]
     ) -> list[Float[Tensor, " _ n_times *state"]]:
-        trajectories = Trajectories(x, to_tensor(y, "y").cpu().numpy())
-
-        def answer(fold: Fold) -> Tensor:
-            surrogate = trained(
-                self.train_surrogate,
-                trajectories,
-                fold.seen,
-                f"the surrogate of {fold}",
-            )
-            return rolled_out(surrogate, x, fold, self.n_steps, self.limit)
-
-        return [answer(fold) for fold in folds]
+        surrogates = trained(
+            self.train_surrogate,
+            _trajectories(x, y),
+            [fold.seen for fold in folds],
+            whose(folds),
+        )
+        return [
+            rolled_out(surrogate, x, fold, self.n_steps, self.limit)
+            for surrogate, fold in zip(surrogates, folds, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ class TrainedRollouts(TrainedFolds):
         self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
         super().groups(x, y, folds, n_workers)  # refuses too few surrogates
-        return with_starts(folds)
+        return one_by_one([fold for fold in folds if len(fold.asked)])
 
     def predictions(
         self, x: Array, y: Array, folds: Sequence[Fold]
@@ -70,9 +79,8 @@ class TrainedRollouts(TrainedFolds):
         ]
 
 
-def with_starts(folds: Sequence[Fold]) -> list[list[int]]:
-    """Each fold that has a rollout on its own; the others need no training."""
-    return [[fold.number] for fold in folds if len(fold.asked)]
+def _trajectories(x: Array, y: Array) -> Trajectories:
+    return Trajectories(x, to_tensor(y, "y").cpu().numpy())
 
 
 def rolled_out(
@@ -84,13 +92,22 @@ def rolled_out(
 
 
 def trained(
-    train_surrogate: TrainStepper, trajectories: Trajectories, rows: Tensor, what: str
-) -> Surrogate:
-    """A surrogate trained on the contiguous pieces of these rows."""
+    train_surrogate: TrainStepper,
+    trajectories: Trajectories,
+    subsets: Sequence[Tensor],
+    what: str,
+) -> list[Surrogate]:
+    """A surrogate for each subset of the rows, trained on its contiguous pieces."""
+    pieces = [trajectories.segments(rows.numpy()) for rows in subsets]
     with noting(f"while training {what}"):
-        surrogate = train_surrogate(trajectories.segments(rows.numpy()))
-        check_callable(surrogate, TRAINED)
-    return surrogate
+        surrogates = (
+            list(train_surrogate.train_many(pieces))
+            if len(pieces) > 1 and isinstance(train_surrogate, TrainSteppersTogether)
+            else [train_surrogate(segments) for segments in pieces]
+        )
+        for surrogate in surrogates:
+            check_callable(surrogate, TRAINED)
+    return surrogates
 
 
 @contextmanager

@@ -1,19 +1,23 @@
 """Our own recipe for a surrogate in time: one step first, then rollouts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from geoq.stacked import Call, Loss, Member, can_stack
 from geoq.surrogate import Array, to_tensor
 from geoq.training import (
+    STACK_NUMBERS,
     TrainedNetwork,
     Training,
     TrainNetwork,
     mean_squared_error,
     seeded,
-    train,
+    train_as_one,
+    train_on,
 )
 
 
@@ -42,35 +46,111 @@ class TrainRollout:
     )
 
     def __call__(self, segments: list[Array]) -> TrainedNetwork:
-        tensors = [to_tensor(segment, "segments").float() for segment in segments]
-        states = torch.cat(tensors)
-        lengths = [len(tensor) for tensor in tensors]
-        windows = _starts(lengths, self.n_rollout).to(states.device)
-        if not len(windows):
+        return self.train_many([segments])[0]
+
+    def n_together(self, segments: list[Array]) -> int:
+        """How many networks are trained as one: as many as keep the memory of a step of either training within bounds."""
+        if self.fine_tuning.n_decays:
+            return 1
+        state = segments[0][:1]
+        row = 2 * self.n_rollout * to_tensor(state, "segments").numel()
+        n_windows = STACK_NUMBERS // max(1, row * self.fine_tuning.batch_size)
+        return max(1, min(n_windows, self._one_step.n_together(state, state)))
+
+    def train_many(self, pieces: Sequence[list[Array]]) -> list[TrainedNetwork]:
+        """Train a network on each list of segments, all of them as one where that is possible.
+
+        Each result is that of ``self(segments)``, up to rounding.
+        """
+        of_each = [
+            [to_tensor(segment, "segments").float() for segment in segments]
+            for segments in pieces
+        ]
+        lengths = [[len(segment) for segment in segments] for segments in of_each]
+        for own in lengths:
+            self._check_windows(own)
+        states = torch.cat([torch.cat(segments) for segments in of_each])
+        first = torch.tensor([0, *map(sum, lengths)]).cumsum(0).tolist()
+
+        def starts(n_steps: int) -> list[Tensor]:
+            """Of each network, as rows of all states."""
+            return [
+                (_starts(own, n_steps) + place).to(states.device)
+                for own, place in zip(lengths, first, strict=False)
+            ]
+
+        pairs = starts(1)
+        trained = self._one_step.train_many(
+            states[torch.cat(pairs)], states[torch.cat(pairs) + 1], _numbered(pairs)
+        )
+        self._fine_tune(
+            [one.network for one in trained], states, starts(self.n_rollout)
+        )
+        return trained
+
+    def _fine_tune(
+        self, networks: list[nn.Module], states: Tensor, windows: list[Tensor]
+    ) -> None:
+        seed = self.training.random_state
+        training = replace(self.fine_tuning, random_state=seed)
+        task = Windows(states, torch.cat(windows), self.n_rollout, self.loss)
+        members = []
+        for network, rows in zip(networks, _numbered(windows), strict=True):
+            places = torch.arange(len(rows), device=states.device)
+            learned, held_out = (rows[part] for part in training.hold_out(places))
+            members.append(Member(network, learned, held_out, seed))
+        together = len(members) > 1 and not training.n_decays
+        if together and can_stack(networks[0], task):
+            train_as_one(members, task, training)
+            return
+
+        def loss(net: nn.Module, rows: Tensor) -> Tensor:
+            return task.mean_loss(net, self.loss, rows)
+
+        for member in members:
+            learned, held_out = member.training_rows, member.validation_rows
+            with seeded(seed):
+                train_on(member.network, loss, training, learned, held_out)
+
+    @property
+    def _one_step(self) -> TrainNetwork:
+        return TrainNetwork(self.make_network, self.loss, self.training)
+
+    def _check_windows(self, lengths: list[int]) -> None:
+        if max(lengths) <= self.n_rollout:
             raise ValueError(
                 f"n_rollout={self.n_rollout}, but the longest of the {len(lengths)} segments left in has "
                 f"{max(lengths)} states; lower n_rollout, or choose folds that cut the trajectories less."
             )
-        pairs = _starts(lengths, 1).to(states.device)
-        one_step = TrainNetwork(self.make_network, self.loss, self.training)
-        network = one_step(states[pairs], states[pairs + 1]).network
-
-        def loss(net: nn.Module, rows: Tensor) -> Tensor:
-            state, total = states[windows[rows]], torch.zeros((), device=states.device)
-            for step in range(1, self.n_rollout + 1):
-                state = net(state)
-                total = total + self.loss(states[windows[rows] + step], state)
-            return total / self.n_rollout
-
-        fine_tuning = replace(self.fine_tuning, random_state=self.training.random_state)
-        with seeded(self.training.random_state):
-            units = torch.arange(len(windows), device=states.device)
-            train(network, loss, fine_tuning, units)
-        return TrainedNetwork(network)
 
     def with_seed(self, random_state: int) -> "TrainRollout":
         """The same recipe with other initial weights and another order of the batches."""
         return replace(self, training=replace(self.training, random_state=random_state))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """States that all networks share, where rollouts start, and the loss of their steps."""
+
+    inputs: Float[Tensor, " n *state"]
+    start: Int[Tensor, " n_windows"]
+    n_rollout: int
+    loss: Loss
+
+    def mean_loss(self, call: Call, loss: Loss, rows: Int[Tensor, " *n"]) -> Tensor:
+        start = self.start[rows]
+        state, total = self.inputs[start], torch.zeros((), device=start.device)
+        for step in range(1, self.n_rollout + 1):
+            state = call(state)
+            total = total + loss(self.inputs[start + step], state)
+        return total / self.n_rollout
+
+
+def _numbered(parts: list[Tensor]) -> list[Tensor]:
+    """Numbers of the rows of each part, the parts lying one below the other."""
+    everything = torch.arange(sum(map(len, parts)), device=parts[0].device)
+    numbers: list[Tensor] = list(everything.split([len(part) for part in parts]))
+    return numbers
 
 
 def _starts(lengths: list[int], n_steps: int) -> Tensor:

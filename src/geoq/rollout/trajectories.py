@@ -23,6 +23,20 @@ class TrainStepper(Protocol):
     def __call__(self, segments: list[Array], /) -> Surrogate: ...
 
 
+@runtime_checkable
+class TrainSteppersTogether(Protocol):
+    """A recipe that trains several surrogates of one step at once for less than one by one; ``TrainRollout`` is one.
+
+    ``train_many`` is given the segments of each; ``n_together`` says how many are worth training at once on such segments.
+    """
+
+    def __call__(self, segments: list[Array], /) -> Surrogate: ...
+
+    def n_together(self, segments: list[Array], /) -> int: ...
+
+    def train_many(self, pieces: Sequence[list[Array]], /) -> Sequence[Surrogate]: ...
+
+
 @dataclass(frozen=True)
 class Trajectories:
     """All states one below the other, in the user's kind of array.
