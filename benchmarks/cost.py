@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import kuramoto_sivashinsky as ks
 import numpy as np
 import record
 import torch
@@ -32,6 +33,7 @@ from geoq import (
     NestedFolds,
     NormScaledIncrement,
     RandomFolds,
+    RolloutGeoQ,
     SafeRegion,
     TemporalFolds,
     Training,
@@ -40,6 +42,7 @@ from geoq import (
 from geoq.cheaper import RefittedHead, SharedTraining, SkippedFolds
 from geoq.metrics import coverage, pinball
 from geoq.nets.mlp import MLP
+from geoq.rollout.trajectories import Trajectories
 
 RESULTS = Path(__file__).parent / "results"
 BATCHES = (1, 100, 10_000)
@@ -160,6 +163,59 @@ def measure(case, device, *, small):
         row["calibration_over_training"] = row["calibration_seconds"] / training_seconds
     if not small:
         rows.append(one_by_one(case, device, x, y, training_seconds, n_folds))
+    return rows
+
+
+def measure_rollouts(device, *, small):
+    """Rows of RolloutGeoQ on the benchmark's trajectory: calibration over training, and the folds alone."""
+    settings = ks.SMALL if small else ks.Settings()
+    train = torch.from_numpy(ks.load(0.25, 0, settings).train).float().to(device)
+    recipe = ks.recipe_of(settings, 0)
+    replace(recipe, training=QUICK.training)([train[:80]])
+    started = time.process_time()
+    surrogate, training_seconds = seconds_of(lambda: recipe([train]))
+    training_cpu = time.process_time() - started
+    geoq = RolloutGeoQ(
+        surrogate,
+        recipe,
+        n_calibration=settings.n_calibration,
+        n_starts=settings.n_starts,
+    )
+    started = time.process_time()
+    _, seconds = seconds_of(lambda: geoq.fit(train))
+    cpu_ratio = (time.process_time() - started) / training_cpu
+    kept = [rows for rows, _ in geoq.folds.split(np.zeros((len(train), 1)))]
+    trajectory = Trajectories(train, np.zeros(len(train), dtype=int))
+    pieces = [trajectory.segments(rows) for rows in kept]
+    _, alone = seconds_of(lambda: [recipe(piece) for piece in pieces])
+    _, together = seconds_of(lambda: recipe.train_many(pieces))
+    training_seconds = (training_seconds + seconds_of(lambda: recipe([train]))[1]) / 2
+    common = {
+        "problem": "kuramoto-sivashinsky, rollouts",
+        "device": device,
+        "seed": 0,
+        "n_folds": len(pieces),
+    }
+    rows = [
+        {
+            **common,
+            "form": "default",
+            "n_jobs": 1,
+            "training_seconds": training_seconds,
+            "calibration_seconds": seconds,
+            "calibration_over_training": seconds / training_seconds,
+            "calibration_over_training_cpu": cpu_ratio,
+            "assessment_over_prediction": None,
+            "search_over_prediction": None,
+        },
+        {
+            **common,
+            "form": "folds alone",
+            "one_by_one_over_training": alone / training_seconds,
+            "together_over_training": together / training_seconds,
+        },
+    ]
+    print(*rows, sep="\n", flush=True)
     return rows
 
 
@@ -429,6 +485,7 @@ def main():
         for case in cases(small=small):
             rows += measure(case, arguments.device, small=small)
             record.write("cost", rows, path, threads=torch.get_num_threads(), **extra)
+        rows += measure_rollouts(arguments.device, small=small)
         extra["growth"] = growth(arguments.device, small=small)
         if arguments.picture:
             draw(extra["growth"], arguments.picture)
