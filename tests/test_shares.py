@@ -6,20 +6,22 @@ from geoq.shares import N_BINS, CellShares, PredictedShares
 
 
 def fit(value, greater):
-    """One channel of one row."""
+    """One channel of one cell, a row per prediction."""
     value, greater = torch.as_tensor(value).float(), torch.as_tensor(greater)
-    return PredictedShares.fit(greater.bool()[None, None], value[None, None])
+    return PredictedShares.fit(greater.bool()[:, None, None], value[:, None, None])
 
 
 def at(shares, *values):
-    return shares(torch.tensor(values)[None, None])[0, 0].sigmoid()
+    return shares(torch.tensor(values)[:, None, None]).sigmoid().flatten()
 
 
 def test_shares_of_few_values_are_counted_and_linear_in_between_as_logits():
-    """Of 99 predictions of 1 49 are wrong, of 99 of 3 9; half a cell of each kind is added."""
-    shares = fit([1.0] * 99 + [3.0] * 99, [1] * 49 + [0] * 50 + [1] * 9 + [0] * 90)
-    assert_close(at(shares, 1.0, 3.0), torch.tensor([0.495, 0.095]))
-    half = torch.tensor([0.495, 0.095]).logit().mean().sigmoid()
+    """Of 990 predictions of 1 half are wrong, of 990 of 3 a tenth."""
+    shares = fit(
+        [1.0] * 990 + [3.0] * 990, [1] * 495 + [0] * 495 + [1] * 99 + [0] * 891
+    )
+    assert_close(at(shares, 1.0, 3.0), torch.tensor([0.5, 0.1]), rtol=0.01, atol=0)
+    half = at(shares, 1.0, 3.0).logit().mean().sigmoid()
     assert_close(at(shares, 2.0), half[None])
     assert_close(at(shares, -50.0, 50.0), at(shares, 1.0, 3.0))
 
@@ -39,14 +41,41 @@ def test_a_law_of_the_prediction_is_found_however_rare_its_errors():
     assert (at(shares, 8.5) < 1e-4).all()
 
 
+def test_what_the_prediction_does_not_tell_is_left_to_the_cells():
+    """A surrogate that answers 0 or 1 anywhere, and errs in the first cell by half, in the second hardly."""
+    generator = torch.Generator().manual_seed(0)
+    value = (torch.rand(2000, 1, 2, generator=generator) < 0.5).float()
+    chance = torch.tensor([0.5, 0.02])
+    greater = torch.rand(2000, 1, 2, generator=generator) < chance
+    found = PredictedShares.fit(greater, value)(value[:5]).sigmoid()
+    assert_close(found, chance.expand_as(found), rtol=0.1, atol=0.01)
+
+
+def test_prediction_and_cell_add_as_logits():
+    generator = torch.Generator().manual_seed(0)
+    value = torch.randn(5000, 1, 3, generator=generator)
+    cell = torch.tensor([-1.0, -3.0, -4.0])
+    greater = torch.rand(5000, 1, 3, generator=generator) < (value + cell).sigmoid()
+    asked = value[:200]
+    moderate = asked.abs() < 1.5
+    gap = (PredictedShares.fit(greater, value)(asked) - asked - cell)[moderate]
+    blind = (CellShares.fit(greater)(asked) - asked - cell)[moderate]
+    assert gap.abs().mean() < 0.3
+    assert blind.abs().mean() > 0.6
+
+
 def test_channels_have_tables_of_their_own():
-    value = torch.tensor([[0.0, 1.0]]).expand(200, 2, 2)
-    greater = torch.zeros(200, 2, 2, dtype=torch.bool)
-    greater[:100, 0, 0] = greater[:100, 1, 1] = True
-    logit = PredictedShares.fit(greater, value)(value[:1])[0]
-    assert_close(logit.sigmoid()[0], logit.sigmoid()[1].flip(0))
-    assert logit[0, 0] == 0
-    assert logit[0, 1] < -5
+    """The first channel errs where 0 is predicted, the second where 1 is."""
+    generator = torch.Generator().manual_seed(0)
+    value = (torch.rand(4000, 2, 1, generator=generator) < 0.5).float()
+    coin = torch.rand(4000, 2, 1, generator=generator) < 0.5
+    greater = coin & (value == torch.tensor([0.0, 1.0])[:, None])
+    shares = PredictedShares.fit(greater, value)
+    none, all_ = (
+        shares(torch.full((1, 2, 1), v)).sigmoid().flatten() for v in (0.0, 1.0)
+    )
+    assert_close(none, torch.tensor([0.5, 0.0]), rtol=0.1, atol=0.01)
+    assert_close(all_, torch.tensor([0.0, 0.5]), rtol=0.1, atol=0.01)
 
 
 @pytest.mark.parametrize("share", [0, 1])
@@ -58,9 +87,9 @@ def test_what_never_or_always_happens_is_not_taken_for_certain(share):
 
 
 def test_equal_predictions_have_one_share():
-    shares = fit([2.0] * 100, [1] * 30 + [0] * 70)
+    shares = fit([2.0] * 1000, [1] * 300 + [0] * 700)
     assert shares.value.shape == (1, N_BINS)
-    assert_close(at(shares, 2.0, 5.0), torch.tensor([30.5 / 101, 30.5 / 101]))
+    assert_close(at(shares, 2.0, 5.0), torch.tensor([0.3, 0.3]), rtol=0.01, atol=0)
 
 
 def test_chunks_do_not_change_the_shares(monkeypatch):
@@ -70,8 +99,8 @@ def test_chunks_do_not_change_the_shares(monkeypatch):
     whole = PredictedShares.fit(greater, value)
     monkeypatch.setattr("geoq.surrogate.CHUNK_NUMBERS", 8 * 30 * 7)
     parts = PredictedShares.fit(greater, value)
-    assert_close(parts.value, whole.value)
-    assert_close(parts.logit, whole.logit)
+    for name, table in whole.state_dict().items():
+        assert_close(parts.state_dict()[name], table)
 
 
 def test_cells_have_the_share_of_their_errors():

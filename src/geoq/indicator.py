@@ -268,7 +268,7 @@ class IndicatorIncrement:
         )
         # Names of the networks' weights start with the number of the network.
         start = {name: weights[name] for name in weights if not name[0].isdigit()}
-        model.start_ = (CellShares if "offset" in start else PredictedShares)(**start)
+        model.start_ = (PredictedShares if "value" in start else CellShares)(**start)
         n_channels = len(next(iter(start.values())))
         mean = weights["0.mean"]
         model._build(len(mean), n_channels, mean.device)

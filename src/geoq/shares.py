@@ -1,9 +1,9 @@
-r"""How often an error takes the greater of its two values, before any network is trained: in each cell, or by prediction.
+r"""How often an error takes the greater of its two values, before any network is trained: by prediction, and by cell.
 
-.. math:: \operatorname{logit} P_{cj}(x) = s_c(\widehat F_{cj}(x)) + h_{cj}(x)
+.. math:: \operatorname{logit} P_{cj}(x) = a_c \, s_c(\widehat F_{cj}(x)) + b_c \, m_{cj} + d_c + h_{cj}(x)
 
-A surrogate that answers probabilities or logits says itself where it is unsure. A network h that starts from s, what that
-was worth on held-out points, ends better than one that starts from where errors usually are.
+A surrogate that answers probabilities or logits says itself where it is unsure: s is what that was worth on held-out
+points. m is where errors usually are. A network h that starts from both ends better than one that starts from m alone.
 """
 
 import torch
@@ -15,9 +15,12 @@ from geoq.surrogate import chunks
 
 # Shares nearer to 0 or 1 are not believed.
 LEAST = 1e-6
-# Bins of the predictions of a channel, and values that their edges are read off.
 N_BINS = 64
-MOST_OF_CHANNEL = 2**22
+# Edges of the bins and the weights a, b and d are read off so many values of a channel.
+MOST_OF_CHANNEL = 2**19
+N_NEWTON, SETTLED = 20, 1e-3
+# Keeps the weights finite where predictions or cells say nothing.
+RIDGE = 1.0
 
 
 class CellShares(nn.Module):
@@ -42,16 +45,19 @@ class CellShares(nn.Module):
 
 
 class PredictedShares(nn.Module):
-    """Logits of the shares given channel and prediction: linear between the means of bins."""
+    """Logits of the shares given channel, cell and prediction: linear between the means of bins of predictions."""
 
     def __init__(
         self,
+        offset: Float[Tensor, " n_channels n_cells"],
         value: Float[Tensor, " n_channels n_bins"],
         logit: Float[Tensor, " n_channels n_bins"],
     ) -> None:
         super().__init__()
+        self.register_buffer("offset", offset)
         self.register_buffer("value", value)
         self.register_buffer("logit", logit)
+        self.offset: Tensor
         self.value: Tensor
         self.logit: Tensor
 
@@ -61,38 +67,54 @@ class PredictedShares(nn.Module):
         prediction: Float[Tensor, " n n_channels n_cells"],
     ) -> "PredictedShares":
         """From which held-out errors took the greater value, and what was predicted there."""
-        tables = [
-            _table(greater[:, channel], prediction[:, channel])
-            for channel in range(greater.shape[1])
-        ]
-        value, logit = (torch.stack(part) for part in zip(*tables, strict=True))
-        return PredictedShares(value, logit)
+        offset, value, logit = [], [], []
+        n, _, n_cells = greater.shape
+        # Of all rows, since cells of one row depend on each other.
+        some = torch.randperm(n_cells, generator=torch.Generator().manual_seed(0))
+        some = some[: max(1, MOST_OF_CHANNEL // n)].to(greater.device)
+        for channel, cell in enumerate(CellShares.fit(greater).offset):
+            own, predicted = greater[:, channel], prediction[:, channel]
+            few, told = own[:, some], predicted[:, some].float()
+            table = _table(own, predicted, _edges(few, told))
+            a, b, d = _weights(few, _read(*table, told), cell[some])
+            offset.append(b * cell + d)
+            value.append(table[0])
+            logit.append(a * table[1])
+        return PredictedShares(*map(torch.stack, (offset, value, logit)))
 
     def forward(
         self, prediction: Float[Tensor, " n *output"]
     ) -> Float[Tensor, " n n_channels n_cells"]:
-        """Beyond the bins' means the last shares go on."""
-        n_channels, n_bins = self.value.shape
-        channels = prediction.reshape(len(prediction), n_channels, -1).transpose(0, 1)
-        values = channels.flatten(1).to(self.value).contiguous()
-        above = torch.searchsorted(self.value, values).clamp(1, n_bins - 1)
-        (low, high), (from_, to) = (
-            (table.gather(1, above - 1), table.gather(1, above))
-            for table in (self.value, self.logit)
-        )
-        part = ((values - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
-        logit: Tensor = (from_ + part * (to - from_)).view_as(channels).transpose(0, 1)
-        return logit
+        channels = prediction.reshape(len(prediction), *self.offset.shape)
+        values = channels.to(self.value).transpose(0, 1)
+        return _read(self.value, self.logit, values).transpose(0, 1) + self.offset
+
+
+def _read(
+    value: Float[Tensor, " *channel n_bins"],
+    logit: Float[Tensor, " *channel n_bins"],
+    asked: Float[Tensor, " *channel n n_cells"],
+) -> Float[Tensor, " *channel n n_cells"]:
+    """Linear between the bins' means; beyond them the last shares go on."""
+    flat = asked.flatten(-2).contiguous()
+    above = torch.searchsorted(value, flat).clamp(1, value.shape[-1] - 1)
+    (low, high), (left, right) = (
+        (table.gather(-1, above - 1), table.gather(-1, above))
+        for table in (value, logit)
+    )
+    part = ((flat - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+    return (left + part * (right - left)).view_as(asked)
 
 
 def _table(
-    greater: Bool[Tensor, " n n_cells"], prediction: Float[Tensor, " n n_cells"]
+    greater: Bool[Tensor, " n n_cells"],
+    prediction: Float[Tensor, " n n_cells"],
+    edges: Float[Tensor, " n_edges"],
 ) -> tuple[Float[Tensor, " n_bins"], Float[Tensor, " n_bins"]]:
     """Mean prediction and logit of the share in each bin; where predictions fill fewer bins the last is repeated."""
-    edges = _edges(greater, prediction)
     sums = edges.new_zeros(3, len(edges) + 1, dtype=torch.float64)
     for rows in chunks(len(greater), 8 * greater.shape[1]):
-        values = prediction[rows].float().flatten()
+        values = prediction[rows].float().flatten().contiguous()
         bins = torch.bucketize(values, edges)
         parts = (torch.ones_like(values), greater[rows].flatten(), values)
         for total, part in zip(sums, parts, strict=True):
@@ -112,12 +134,41 @@ def _edges(
 
     Greater errors may be few, and are where the shares matter. A value that fills more than a bin has one of its own.
     """
-    every = max(1, greater.numel() // MOST_OF_CHANNEL)
-    some, is_greater = prediction[::every].float(), greater[::every]
-    ranks = torch.linspace(0, 1, N_BINS // 2 + 1, device=some.device)[1:-1]
-    both = (some[is_greater].sort().values, some[~is_greater].sort().values)
+    ranks = torch.linspace(0, 1, N_BINS // 2 + 1, device=prediction.device)[1:-1]
+    both = (prediction[greater].sort().values, prediction[~greater].sort().values)
     places = torch.cat([part[(ranks * len(part)).long()] for part in both if len(part)])
     edges, count = places.unique(return_counts=True)
     below = edges[count > 1].nextafter(edges.new_tensor(-torch.inf))
     every_edge: Tensor = torch.cat([edges, below]).unique()
     return every_edge
+
+
+def _weights(
+    greater: Bool[Tensor, " n n_cells"],
+    seen: Float[Tensor, " n n_cells"],
+    cell: Float[Tensor, " n_cells"],
+) -> Float[Tensor, " 3"]:
+    """a, b and d: logistic regression on what the prediction says and on the cell, by Newton's method from (1, 0, 0)."""
+    target = greater.flatten().double()
+    columns = (seen, cell.expand_as(seen), torch.ones_like(seen))
+    x = torch.stack([column.flatten().double() for column in columns], dim=1)
+    first = x.new_tensor([1.0, 0.0, 0.0])
+
+    def loss(weights: Tensor) -> Tensor:
+        logit = x @ weights
+        fit = nn.functional.softplus(logit).sum() - logit @ target
+        return fit + RIDGE / 2 * (weights - first).square().sum()
+
+    weights, least = first, loss(first)
+    for _ in range(N_NEWTON):
+        p = (x @ weights).sigmoid()
+        slope = x.T @ (p - target) + RIDGE * (weights - first)
+        curvature = (x.T * (p * (1 - p))) @ x + RIDGE * torch.eye(3).to(x)
+        step = torch.linalg.solve(curvature, slope)
+        # From far away a whole step may lead farther.
+        while (lower := loss(weights - step)) > least and step.norm() > SETTLED:
+            step = step / 2
+        if step.norm() <= SETTLED:
+            break
+        weights, least = weights - step, lower
+    return weights.float()
