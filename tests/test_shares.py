@@ -108,3 +108,43 @@ def test_cells_have_the_share_of_their_errors():
     greater[:50, 0, 0] = greater[:10, 0, 1] = greater[:1, 0, 2] = True
     shares = CellShares.fit(greater)(torch.zeros(4, 1, 3)).sigmoid()
     assert_close(shares, torch.tensor([[0.5, 0.1, 0.01]]))
+
+
+def test_few_errors_leave_no_peaks():
+    """Of 10,000 predictions that tell nothing some are wrong, however few: nowhere a share far above theirs."""
+    generator = torch.Generator().manual_seed(0)
+    value = torch.randn(100, 1, 100, generator=generator)
+    for n_greater in (1, 3, 10, 31):
+        greater = torch.zeros(10_000, dtype=torch.bool)
+        greater[torch.randperm(10_000, generator=generator)[:n_greater]] = True
+        shares = PredictedShares.fit(greater.view(100, 1, 100), value)
+        assert shares(value).sigmoid().max() < 0.05
+
+
+def test_cells_that_tell_nothing_are_not_believed():
+    """Of 20 rows a cell's own share looks as if it told much; on other rows that would cost."""
+    generator = torch.Generator().manual_seed(0)
+    value = torch.randn(120, 1, 4000, generator=generator)
+    truth = -1.5 * value.abs() - 3
+    greater = torch.rand(value.shape, generator=generator) < truth.sigmoid()
+    shares = PredictedShares.fit(greater[:20], value[:20])
+
+    def loss(logit):
+        return torch.nn.functional.binary_cross_entropy_with_logits(
+            logit, greater[20:].float()
+        )
+
+    constant = greater[:20].float().mean().logit().expand_as(truth[20:])
+    assert loss(shares(value[20:])) < loss(constant)
+    assert loss(shares(value[20:])) < 1.02 * loss(truth[20:])
+
+
+def test_errors_in_few_cells_are_found():
+    """Not only in cells that were looked at by chance."""
+    generator = torch.Generator().manual_seed(0)
+    chance = torch.zeros(64, 64)
+    chance[:, 4] = 0.3
+    value = torch.randn(4000, 1, 64 * 64, generator=generator)
+    greater = torch.rand(value.shape, generator=generator) < chance.flatten()
+    found = PredictedShares.fit(greater, value)(value[:50]).sigmoid().mean(dim=0)
+    assert_close(found.view(64, 64)[:, 4].mean(), torch.tensor(0.3), rtol=0.1, atol=0)

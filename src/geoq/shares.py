@@ -16,6 +16,7 @@ from geoq.surrogate import chunks
 # Shares nearer to 0 or 1 are not believed.
 LEAST = 1e-6
 N_BINS = 64
+FEWEST = 8
 # Edges of the bins and the weights a, b and d are read off so many values of a channel.
 MOST_OF_CHANNEL = 2**19
 N_NEWTON, SETTLED = 20, 1e-3
@@ -69,14 +70,27 @@ class PredictedShares(nn.Module):
         """From which held-out errors took the greater value, and what was predicted there."""
         offset, value, logit = [], [], []
         n, _, n_cells = greater.shape
-        # Of all rows, since cells of one row depend on each other.
-        some = torch.randperm(n_cells, generator=torch.Generator().manual_seed(0))
-        some = some[: max(1, MOST_OF_CHANNEL // n)].to(greater.device)
+        generator = torch.Generator().manual_seed(0)
+        # Of all rows, since cells of one row depend on each other, and other cells in each: errors may lie in few of them.
+        n_read = max(1, MOST_OF_CHANNEL // n)
+        some = (
+            torch.randint(n_cells, (n, n_read), generator=generator)
+            if n_read < n_cells
+            else torch.arange(n_cells).expand(n, -1)
+        ).to(greater.device)
+        # A cell is judged by rows that its share does not come from: on its own it looks better than it is.
+        halves = (
+            torch.randperm(n, generator=generator).to(greater.device).tensor_split(2)
+        )
+        others = [CellShares.fit(greater[half]).offset for half in halves[::-1]]
         for channel, cell in enumerate(CellShares.fit(greater).offset):
             own, predicted = greater[:, channel], prediction[:, channel]
-            few, told = own[:, some], predicted[:, some].float()
+            few, told = own.gather(1, some), predicted.gather(1, some).float()
+            known = torch.empty_like(told)
+            for half, other in zip(halves, others, strict=True):
+                known[half] = other[channel][some[half]]
             table = _table(own, predicted, _edges(few, told))
-            a, b, d = _weights(few, _read(*table, told), cell[some])
+            a, b, d = _weights(few, _read(*table, told), known)
             offset.append(b * cell + d)
             value.append(table[0])
             logit.append(a * table[1])
@@ -119,7 +133,7 @@ def _table(
         parts = (torch.ones_like(values), greater[rows].flatten(), values)
         for total, part in zip(sums, parts, strict=True):
             total += torch.bincount(bins, part.double(), minlength=len(total))
-    n, n_greater, total = sums[:, sums[0] > 0]
+    n, n_greater, total = _merged(sums)
     share = (n_greater + 0.5) / (n + 1)
     table = torch.stack([total / n, share.clamp(LEAST, 1 - LEAST).logit()]).float()
     padded = torch.cat([table, table[:, -1:].expand(2, N_BINS - len(n))], dim=1)
@@ -134,9 +148,8 @@ def _edges(
 
     Greater errors may be few, and are where the shares matter. A value that fills more than a bin has one of its own.
     """
-    ranks = torch.linspace(0, 1, N_BINS // 2 + 1, device=prediction.device)[1:-1]
     both = (prediction[greater].sort().values, prediction[~greater].sort().values)
-    places = torch.cat([part[(ranks * len(part)).long()] for part in both if len(part)])
+    places = torch.cat([_between(part) for part in both])
     edges, count = places.unique(return_counts=True)
     below = edges[count > 1].nextafter(edges.new_tensor(-torch.inf))
     every_edge: Tensor = torch.cat([edges, below]).unique()
@@ -146,11 +159,11 @@ def _edges(
 def _weights(
     greater: Bool[Tensor, " n n_cells"],
     seen: Float[Tensor, " n n_cells"],
-    cell: Float[Tensor, " n_cells"],
+    cell: Float[Tensor, " n n_cells"],
 ) -> Float[Tensor, " 3"]:
     """a, b and d: logistic regression on what the prediction says and on the cell, by Newton's method from (1, 0, 0)."""
     target = greater.flatten().double()
-    columns = (seen, cell.expand_as(seen), torch.ones_like(seen))
+    columns = (seen, cell, torch.ones_like(seen))
     x = torch.stack([column.flatten().double() for column in columns], dim=1)
     first = x.new_tensor([1.0, 0.0, 0.0])
 
@@ -172,3 +185,27 @@ def _weights(
             break
         weights, least = weights - step, lower
     return weights.float()
+
+
+def _between(ordered: Float[Tensor, " n"]) -> Float[Tensor, " n_places"]:
+    """Places between bins of equally many values, and of enough to read a share off them."""
+    n_bins = min(N_BINS // 2, len(ordered) // FEWEST)
+    ranks = torch.linspace(0, 1, n_bins + 1, device=ordered.device)[1:-1]
+    return ordered[(ranks * len(ordered)).long()]
+
+
+def _merged(sums: Float[Tensor, " 3 n_bins"]) -> Float[Tensor, " 3 n_left"]:
+    """Bins that hold little of either kind joined to the one before: edges of the two kinds may lie side by side."""
+
+    def is_little(column: Tensor) -> bool:
+        kinds = torch.stack([column[1], column[0] - column[1]])
+        return bool((kinds <= enough).all())
+
+    enough = torch.stack([sums[1].sum(), (sums[0] - sums[1]).sum()]) / N_BINS
+    left: list[Tensor] = []
+    for column in sums.T:
+        if left and (is_little(column) or is_little(left[-1])):
+            left[-1] = left[-1] + column
+        else:
+            left.append(column)
+    return torch.stack(left, dim=1)
