@@ -396,7 +396,8 @@ def classifier(study, setting, *, used):
     def worth_of_p():
         is_wrong = wrong(study.y, study.cross_fit).bool()
         logit = study.cross_fit.logit(eps=1e-4)
-        return PredictedShares.fit(is_wrong.flatten(2), logit.flatten(2))
+        unit = torch.arange(len(logit), device=logit.device)
+        return PredictedShares.fit(is_wrong.flatten(2), logit.flatten(2), unit)
 
     shares = study.remembered("worth of p", worth_of_p)
 

@@ -22,7 +22,7 @@ from geoq.crossfit import CalibrationSet
 from geoq.field_factor import FieldNetwork, View, most_rows
 from geoq.geometry import GeometricFeatures
 from geoq.increment import Shapes, check_quantile
-from geoq.shares import CellShares, PredictedShares
+from geoq.shares import CellShares, PredictedShares, counts
 from geoq.surrogate import chunks
 from geoq.training import Training, seeded, train
 
@@ -140,8 +140,8 @@ class IndicatorIncrement:
         for other in others:
             other.take_units(first)
         per_channel = error.reshape(len(error), n_out, -1)
-        self.start_ = self._start(per_channel, calibration.features.prediction)
-        share = per_channel.float().mean(dim=(0, 2))[:, None]
+        self.start_ = self._start(per_channel, calibration)
+        share = counts(per_channel).float().mean(dim=1, keepdim=True) / len(error)
         weight = 1 / share.clamp(min=1e-6)
 
         def loss(network: nn.Module, rows: Tensor) -> Tensor:
@@ -159,11 +159,13 @@ class IndicatorIncrement:
     def _start(
         self,
         greater: Bool[Tensor, " n n_channels n_cells"],
-        prediction: Tensor,
+        calibration: CalibrationSet,
     ) -> CellShares | PredictedShares:
         """All that a fresh network knows: how often errors are the greater, where that is predicted or in that cell."""
+        prediction = calibration.features.prediction
         if self.view.prediction and prediction[0].numel() == greater[0].numel():
-            return PredictedShares.fit(greater, prediction.reshape(greater.shape))
+            predicted = prediction.reshape(greater.shape)
+            return PredictedShares.fit(greater, predicted, calibration.unit)
         return CellShares.fit(greater)
 
     def _is_greater(self, calibration: CalibrationSet) -> Bool[Tensor, " n *field"]:

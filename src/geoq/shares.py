@@ -7,7 +7,7 @@ points. m is where errors usually are. A network h that starts from both ends be
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from geoq.scale import LowRankScale
@@ -35,7 +35,7 @@ class CellShares(nn.Module):
     @staticmethod
     def fit(greater: Bool[Tensor, " n n_channels n_cells"]) -> "CellShares":
         """From which held-out errors took the greater value."""
-        maps = LowRankScale().maps(greater.float().mean(dim=0)).float()
+        maps = LowRankScale().maps(counts(greater) / len(greater)).float()
         return CellShares(maps.clamp(LEAST, 0.5).logit())
 
     def forward(
@@ -66,22 +66,13 @@ class PredictedShares(nn.Module):
     def fit(
         greater: Bool[Tensor, " n n_channels n_cells"],
         prediction: Float[Tensor, " n n_channels n_cells"],
+        unit: Int[Tensor, " n"],
     ) -> "PredictedShares":
-        """From which held-out errors took the greater value, and what was predicted there."""
+        """From which held-out errors took the greater value, and what was predicted there; rows of a unit are no two facts."""
         offset, value, logit = [], [], []
-        n, _, n_cells = greater.shape
-        generator = torch.Generator().manual_seed(0)
-        # Of all rows, since cells of one row depend on each other, and other cells in each: errors may lie in few of them.
-        n_read = max(1, MOST_OF_CHANNEL // n)
-        some = (
-            torch.randint(n_cells, (n, n_read), generator=generator)
-            if n_read < n_cells
-            else torch.arange(n_cells).expand(n, -1)
-        ).to(greater.device)
+        some = _cells_read(greater)
         # A cell is judged by rows that its share does not come from: on its own it looks better than it is.
-        halves = (
-            torch.randperm(n, generator=generator).to(greater.device).tensor_split(2)
-        )
+        halves = _halves(unit)
         others = [CellShares.fit(greater[half]).offset for half in halves[::-1]]
         for channel, cell in enumerate(CellShares.fit(greater).offset):
             own, predicted = greater[:, channel], prediction[:, channel]
@@ -104,6 +95,40 @@ class PredictedShares(nn.Module):
         return _read(self.value, self.logit, values).transpose(0, 1) + self.offset
 
 
+def counts(
+    greater: Bool[Tensor, " n n_channels n_cells"],
+) -> Int[Tensor, " n_channels n_cells"]:
+    """How many rows of each cell are the greater; in chunks, since a sum of bools is made of a copy of them."""
+    total = torch.zeros_like(greater[0], dtype=torch.long)
+    for rows in chunks(len(greater), 8 * greater[0].numel()):
+        total += greater[rows].sum(dim=0)
+    return total
+
+
+def _cells_read(greater: Tensor) -> Int[Tensor, " n n_read"]:
+    """Of all rows, since cells of one row depend on each other, and other cells in each: errors may lie in few of them."""
+    n, _, n_cells = greater.shape
+    n_read = max(1, MOST_OF_CHANNEL // n)
+    generator = torch.Generator().manual_seed(0)
+    cells = (
+        torch.randint(n_cells, (n, n_read), generator=generator)
+        if n_read < n_cells
+        else torch.arange(n_cells).expand(n, -1)
+    )
+    return cells.to(greater.device)
+
+
+def _halves(unit: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:
+    """Rows of one half of the units, and of the other; all rows twice where there is but one unit."""
+    distinct, number = unit.unique(return_inverse=True)
+    if len(distinct) < 2:
+        rows = torch.arange(len(unit), device=unit.device)
+        return rows, rows
+    order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(0))
+    is_first = (order < len(distinct) // 2).to(unit.device)[number]
+    return is_first.nonzero()[:, 0], (~is_first).nonzero()[:, 0]
+
+
 def _read(
     value: Float[Tensor, " *channel n_bins"],
     logit: Float[Tensor, " *channel n_bins"],
@@ -116,7 +141,8 @@ def _read(
         (table.gather(-1, above - 1), table.gather(-1, above))
         for table in (value, logit)
     )
-    part = ((flat - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+    width = high - low
+    part = ((flat - low) / torch.where(width > 0, width, 1)).clamp(0, 1)
     return (left + part * (right - left)).view_as(asked)
 
 
@@ -146,7 +172,7 @@ def _edges(
 ) -> Float[Tensor, " n_edges"]:
     """Between bins that hold equally many of the greater errors, and equally many of the others.
 
-    Greater errors may be few, and are where the shares matter. A value that fills more than a bin has one of its own.
+    Greater errors may be few, and are where the shares matter. A value that fills two bins or more has one of its own.
     """
     both = (prediction[greater].sort().values, prediction[~greater].sort().values)
     places = torch.cat([_between(part) for part in both])
