@@ -188,7 +188,8 @@ def measure_rollouts(device, *, small):
     trajectory = Trajectories(train, np.zeros(len(train), dtype=int))
     pieces = [trajectory.segments(rows) for rows in kept]
     _, alone = seconds_of(lambda: [recipe(piece) for piece in pieces])
-    _, together = seconds_of(lambda: recipe.train_many(pieces))
+    runs = [trajectory.runs(rows) for rows in kept]
+    _, together = seconds_of(lambda: recipe.train_many(train, runs))
     training_seconds = (training_seconds + seconds_of(lambda: recipe([train]))[1]) / 2
     common = {
         "problem": "kuramoto-sivashinsky, rollouts",

@@ -1,4 +1,5 @@
 import io
+import os
 import re
 import sys
 from dataclasses import replace
@@ -25,6 +26,7 @@ from geoq import (
     TemporalFolds,
     TrainedFolds,
     Training,
+    TrainNetwork,
     TrainRollout,
     artifact,
 )
@@ -33,6 +35,7 @@ from geoq.coverage import conformal_level
 from geoq.metrics import coverage_by_lead
 from geoq.nets.mlp import MLP
 from geoq.rollout.horizon import HeldOutRollouts, count_apart, over_tolerance
+from geoq.rollout.recipe import Windows
 from geoq.rollout.trajectories import Trajectories, roll_out
 
 QUICK = Training(n_steps=30, check_every=10)
@@ -691,10 +694,10 @@ STEPPER = TrainRollout(
     n_rollout=3,
     fine_tuning=Training(n_steps=60, batch_size=16, check_every=20),
 )
-PIECES = [
-    [STATES[:300], STATES[310:600]],
-    [STATES[100:500]],
-    [STATES[:40], STATES[80:90], STATES[300:400]],
+RUNS = [
+    [np.arange(300), np.arange(310, 600)],
+    [np.arange(100, 500)],
+    [np.arange(40), np.arange(80, 90), np.arange(300, 400)],
 ]
 
 
@@ -714,19 +717,39 @@ PIECES = [
     ids=["stacked", "dropout", "rates cut late", "rates cut early"],
 )
 def test_steppers_trained_together_are_what_they_would_be_alone(recipe, device):
-    pieces = [[torch.from_numpy(s).to(device) for s in piece] for piece in PIECES]
-    x = torch.from_numpy(STATES[600:640]).to(device)
-    for segments, member in zip(pieces, recipe.train_many(pieces), strict=True):
-        assert_close(member(x), recipe(segments)(x), rtol=1e-4, atol=1e-5)
+    states = torch.from_numpy(STATES).to(device)
+    for runs, member in zip(RUNS, recipe.train_many(states, RUNS), strict=True):
+        alone = recipe([states[run] for run in runs])
+        x = states[600:640]
+        assert_close(member(x), alone(x), rtol=1e-4, atol=1e-5)
         assert not member.network.training
 
 
-def test_few_large_steppers_are_trained_together():
-    assert STEPPER.n_together(PIECES[0]) > 5
-    assert replace(STEPPER, n_rollout=2**14).n_together(PIECES[0]) == 1
-    assert STEPPER.n_together([np.zeros((3, 2**12))]) == 1
+def test_a_few_large_steppers_are_trained_together():
+    assert STEPPER.n_together(STATES) > 5
+    assert replace(STEPPER, n_rollout=2**14).n_together(STATES) == 1
+    assert STEPPER.n_together(np.zeros((3, 2**12))) == 1
+    large = replace(STEPPER.training, batch_size=2**17)
+    assert replace(STEPPER, training=large).n_together(STATES) == 1
     cut = replace(STEPPER, fine_tuning=replace(QUICK, n_decays=1))
-    assert cut.n_together(PIECES[0]) == 1
+    assert cut.n_together(STATES) == 1
+
+
+def test_the_loss_of_a_window_is_that_of_the_networks_own_states():
+    """u = 0, 1, 4, 9 and a network that adds 2: from 0 it reaches 2 and 4, from 1 3 and 5."""
+    states = torch.tensor([[0.0], [1.0], [4.0], [9.0]])
+    windows = Windows(states, torch.tensor([0, 1]), 2, nn.functional.mse_loss)
+    told = [
+        windows.mean_loss(lambda x: x + 2, windows.loss, torch.tensor([row]))
+        for row in (0, 1)
+    ]
+    assert torch.stack(told).tolist() == [(1 + 0) / 2, (1 + 16) / 2]
+
+
+def test_networks_are_tuned_with_the_seed_of_their_training():
+    seeds = [replace(STEPPER.fine_tuning, random_state=seed) for seed in (0, 5)]
+    one, other = (replace(STEPPER, fine_tuning=s)([STATES[:300]]) for s in seeds)
+    np.testing.assert_array_equal(one(STATES[:9]), other(STATES[:9]))
 
 
 def test_folds_of_rollouts_are_trained_together(caplog):
@@ -748,6 +771,11 @@ def test_errors_of_folds_trained_together_name_all_of_them():
     with pytest.raises(FloatingPointError) as caught:
         small(STEP, broken).fit(STATES[:700])
     assert "surrogates of fold 1 of 5 to fold 5 of 5" in caught.value.__notes__[0]
+
+
+def test_no_segments_are_refused():
+    with pytest.raises(ValueError, match="segments is an empty list"):
+        STEPPER([])
 
 
 def test_fine_tuning_windows_stay_inside_a_segment():
@@ -937,8 +965,9 @@ def test_a_checkpoint_knows_where_a_trajectory_ends(tmp_path):
         small(STEP, analogue).fit(STATES[:700], checkpoint=tmp_path)
 
 
-def test_folds_may_be_trained_by_other_processes():
+def test_folds_may_be_trained_by_other_processes(tmp_path):
     def mean_change(segments):  # inside, so that it travels by value
+        (tmp_path / str(os.getpid())).touch()
         change = np.concatenate([np.diff(s, axis=0) for s in segments]).mean(axis=0)
         return lambda x: 0.9 * x + change
 
@@ -950,6 +979,7 @@ def test_folds_may_be_trained_by_other_processes():
         there = fit()
     assert torch.equal(here.error, there.error)
     assert torch.equal(here.fold, there.fold)
+    assert len([*tmp_path.iterdir()]) > 1
 
 
 def test_fold_surrogates_may_be_brought_along(tmp_path):
@@ -967,21 +997,50 @@ def test_fold_surrogates_may_be_brought_along(tmp_path):
         small(STEP, TrainedFolds(trained[:4])).fit(STATES[:700])
     with pytest.raises(ValueError, match="a TrainedFolds, which trains nothing"):
         small(None, TrainedFolds(trained)).fit(STATES[:700])
+    random = nn.Dropout(0.5)
+    with pytest.raises(ValueError, match=r"surrogates\[0\] is in training mode"):
+        small(STEP, TrainedFolds([random] * 5)).fit(STATES[:700])
 
 
-def test_a_fold_without_a_rollout_is_not_trained():
-    train = Counting()
-    long, short = henon(300), henon(20, seed=1)
-    geoq = small(analogue([long]), train, folds=GroupFolds(), n_starts=40)
-    geoq.fit([long, short, henon(300, seed=2)])
-    assert train.n_calls == 2
+def test_a_recipe_for_pairs_is_refused():
+    recipe = TrainNetwork(partial(MLP, 2, 2, hidden=(4,)))
+    with pytest.raises(TypeError, match="pass a TrainRollout with the same"):
+        small(STEP, recipe).fit(STATES[:700])
+
+
+def test_a_fold_without_a_rollout_is_not_trained_and_keeps_its_number(monkeypatch):
+    """The second of three trajectories is too short for a rollout."""
+    parts = [henon(300), henon(20, seed=1), henon(300, seed=2)]
+    seen = []
+
+    def train(segments):
+        seen.append(sum(map(len, segments)))
+        return analogue(segments)
+
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    grouped = {"folds": GroupFolds(3), "n_starts": 40}
+    geoq = small(STEP, train, **grouped).fit(parts)
+    assert "100%" in screen.getvalue()
+    assert len(seen) == 2
+    by_start = np.repeat([0, 1, 2], [300, 20, 300])[geoq.calibration_.start]
+    held_out = {f: set(by_start[geoq.calibration_.fold == f]) for f in range(3)}
+    (empty,) = [fold for fold, numbers in held_out.items() if not numbers]
+    assert sorted(map(len, held_out.values())) == [0, 1, 1]
+    # Surrogates are found by the number of their fold.
+    brought = [lambda x, n=n: x + n for n in range(3)]
+    told = small(STEP, TrainedFolds(brought), **grouped).fit(parts).calibration_
+    for fold in {0, 1, 2} - {empty}:
+        first = told.features.prediction[told.fold == fold][:, 0]
+        x0 = torch.from_numpy(np.concatenate(parts))[told.start[told.fold == fold]]
+        assert_close(first, x0 + fold)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
 
 def test_one_bar_runs_over_the_rollouts_of_all_folds(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
     small(None, analogue).fit(STATES[:700])
     shown = screen.getvalue()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from geoq.coverage import n_needed
-from geoq.fold_surrogates import FoldSurrogates
+from geoq.fold_surrogates import FoldSurrogates, TrainedFolds
 from geoq.geometry import Embedding
 from geoq.increment import ChecksShapes, IncrementModel, Shapes
 from geoq.representation import Representation
@@ -56,6 +56,13 @@ def check_not_only_folds(
         )
 
 
+def check_brought(train_surrogate: object) -> None:
+    """Refuse fold surrogates that were brought along and cannot be called, or would answer at random."""
+    if isinstance(train_surrogate, TrainedFolds):
+        for number, surrogate in enumerate(train_surrogate.surrogates):
+            check_callable(surrogate, f"TrainedFolds.surrogates[{number}]")
+
+
 def check_models(
     surrogate: Surrogate | None,
     train_surrogate: TrainSurrogate | FoldSurrogates | None,
@@ -66,6 +73,7 @@ def check_models(
     check_any_model(surrogate, train_surrogate, "x, y")
     brought = isinstance(train_surrogate, FoldSurrogates)
     check_not_only_folds(surrogate, train_surrogate, brought=brought)
+    check_brought(train_surrogate)
     callables = {
         "surrogate": surrogate,
         "train_surrogate": None if brought else train_surrogate,

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -47,7 +47,7 @@ class FoldSurrogates(Protocol):
     """Stands in for ``train_surrogate`` where fold surrogates do not come from one training each.
 
     ``groups`` says which folds are answered at once, when there are so many workers to answer different groups.
-    ``predictions`` answers the folds of one group.
+    ``predictions`` answers the folds of one group. Where nothing is trained, ``given`` is true.
     """
 
     def groups(
@@ -67,6 +67,7 @@ class TrainedFolds:
     """
 
     surrogates: Sequence[Surrogate]
+    given: ClassVar[bool] = True
 
     def groups(
         self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
@@ -87,6 +88,7 @@ class PredictedFolds:
     """What fold surrogates that were trained elsewhere predict: one array per fold, with a row for each row of the data."""
 
     arrays: Sequence[Array]
+    given: ClassVar[bool] = True
 
     def __repr__(self) -> str:
         return f"PredictedFolds of {len(self.arrays)} folds"
@@ -233,7 +235,7 @@ _Answer: TypeAlias = tuple[list[int], Sequence[Tensor]]
 
 
 def _in_turn(source: FoldSurrogates, jobs: list[_Job]) -> Iterable[_Answer]:
-    if isinstance(source, TrainedFolds | PredictedFolds):
+    if getattr(source, "given", False):
         return map(_answer, jobs)  # nothing to train, so nothing to hand out
     from joblib import Parallel, delayed
 

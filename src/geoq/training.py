@@ -326,7 +326,7 @@ class TrainNetwork:
         inputs, targets = to_tensor(x, "x").float(), to_tensor(y, "y").float()
         with seeded(self.training.random_state):
             network = self.make_network().to(inputs.device)
-            _check_output(network, inputs[:1], targets[:1])
+            check_output(network, inputs[:1], targets[:1])
             train(
                 network,
                 lambda net, rows: self.loss(targets[rows], net(inputs[rows])),
@@ -367,7 +367,7 @@ class TrainNetwork:
         for recipe, rows in zip(recipes, subsets, strict=True):
             members.append(recipe._member(torch.as_tensor(rows).to(inputs.device)))
             members[-1].network.to(inputs.device)
-            _check_output(members[-1].network, inputs[:1], targets[:1])
+            check_output(members[-1].network, inputs[:1], targets[:1])
         alone = len(members) < 2 or self.training.n_decays
         if alone or not can_stack(members[0].network, pairs):
             return [
@@ -396,7 +396,7 @@ class TrainNetwork:
 
 
 @torch.no_grad()
-def _check_output(network: nn.Module, x: Tensor, y: Tensor) -> None:
+def check_output(network: nn.Module, x: Tensor, y: Tensor) -> None:
     """Refuse a network whose output the loss would broadcast against y, before it is trained."""
     network.eval()
     shape = tuple(network(x).shape[1:])

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from geoq.border import (
     check_any_model,
+    check_brought,
     check_count,
     check_not_only_folds,
     check_rows,
@@ -14,6 +15,7 @@ from geoq.fold_surrogates import TrainedFolds
 from geoq.representation import Representation
 from geoq.rollout.trajectories import TrainStepper, Trajectories, roll_out
 from geoq.surrogate import Array, Surrogate, check_callable
+from geoq.training import TrainNetwork
 
 
 def check_models(
@@ -25,6 +27,12 @@ def check_models(
     check_any_model(surrogate, train_surrogate, "segments")
     brought = isinstance(train_surrogate, TrainedFolds)
     check_not_only_folds(surrogate, train_surrogate, brought=brought)
+    check_brought(train_surrogate)
+    if isinstance(train_surrogate, TrainNetwork):
+        raise TypeError(
+            "train_surrogate is a TrainNetwork, which learns pairs (x, y), but rollouts are learned from segments of "
+            "trajectories; pass a TrainRollout with the same make_network and training."
+        )
     if surrogate is not None:
         check_callable(surrogate, "surrogate")
     if representation is not None:

@@ -164,8 +164,9 @@ class RolloutGeoQ:
             self.n_support,
         )
         kept = self._open(checkpoint, gathered, plan, starts)
-        # One unit per training, one for the scheme and one for the safe region.
-        with progress.bar(len(plan.splits) + 2 + (self.surrogate is None)):
+        # One unit per training, one for the scheme and one for the safe region; a fold without a start is not trained.
+        n_trained = sum(len(first) > 0 for first in starts)
+        with progress.bar(n_trained + 2 + (self.surrogate is None)):
             self._calibrate(scene, plan, starts, kept)
 
     def _calibrate(
@@ -437,9 +438,9 @@ class RolloutGeoQ:
         n_steps, limit, recipe = self.n_calibration, self.limit_, self.train_surrogate
         if recipe is None:
             # Every fold is served by the deployed surrogate, which saw none of these data.
-            return TrainedRollouts([self.surrogate_] * n_folds, n_steps, limit)
+            recipe = TrainedFolds([self.surrogate_] * n_folds)
         if isinstance(recipe, TrainedFolds):
-            return TrainedRollouts(recipe.surrogates, n_steps, limit)
+            return TrainedRollouts(recipe, n_steps, limit)
         return FreshRollouts(recipe, n_steps, limit)
 
     def _open(

@@ -7,7 +7,9 @@ about the held-out states that its rollouts start from.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from geoq.rollout.trajectories import (
     Trajectories,
     roll_out,
 )
-from geoq.surrogate import TRAINED, Array, Surrogate, check_callable, take, to_tensor
+from geoq.surrogate import TRAINED, Array, Surrogate, check_callable, take
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,20 @@ class FreshRollouts:
     def groups(
         self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
+        del y
         asked = [fold for fold in folds if len(fold.asked)]
         if not isinstance(self.train_surrogate, TrainSteppersTogether):
             return one_by_one(asked)
-        segments = _trajectories(x, y).segments(asked[0].seen.numpy())
-        return in_groups(asked, self.train_surrogate.n_together(segments), n_workers)
+        with noting(f"while asking {type(self.train_surrogate).__name__} how to train"):
+            n_together = self.train_surrogate.n_together(x)
+        return in_groups(asked, n_together, n_workers)
 
     def predictions(
         self, x: Array, y: Array, folds: Sequence[Fold]
     ) -> list[Float[Tensor, " _ n_times *state"]]:
         surrogates = trained(
             self.train_surrogate,
-            _trajectories(x, y),
+            Trajectories(x, np.asarray(y)),
             [fold.seen for fold in folds],
             whose(folds),
         )
@@ -57,30 +61,29 @@ class FreshRollouts:
 
 
 @dataclass(frozen=True)
-class TrainedRollouts(TrainedFolds):
+class TrainedRollouts:
     """Rollouts of fold surrogates that were trained elsewhere."""
 
+    folds: TrainedFolds
     n_steps: int
     limit: Float[Tensor, " *state"]
+    given: ClassVar[bool] = True
 
     def groups(
         self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
-        super().groups(x, y, folds, n_workers)  # refuses too few surrogates
+        self.folds.groups(x, y, folds, n_workers)  # refuses too few surrogates
         return one_by_one([fold for fold in folds if len(fold.asked)])
 
     def predictions(
         self, x: Array, y: Array, folds: Sequence[Fold]
     ) -> list[Float[Tensor, " _ n_times *state"]]:
         del y
+        surrogates = self.folds.surrogates
         return [
-            rolled_out(self.surrogates[fold.number], x, fold, self.n_steps, self.limit)
+            rolled_out(surrogates[fold.number], x, fold, self.n_steps, self.limit)
             for fold in folds
         ]
-
-
-def _trajectories(x: Array, y: Array) -> Trajectories:
-    return Trajectories(x, to_tensor(y, "y").cpu().numpy())
 
 
 def rolled_out(
@@ -98,13 +101,13 @@ def trained(
     what: str,
 ) -> list[Surrogate]:
     """A surrogate for each subset of the rows, trained on its contiguous pieces."""
-    pieces = [trajectories.segments(rows.numpy()) for rows in subsets]
+    kept = [rows.numpy() for rows in subsets]
     with noting(f"while training {what}"):
-        surrogates = (
-            list(train_surrogate.train_many(pieces))
-            if len(pieces) > 1 and isinstance(train_surrogate, TrainSteppersTogether)
-            else [train_surrogate(segments) for segments in pieces]
-        )
+        if len(kept) > 1 and isinstance(train_surrogate, TrainSteppersTogether):
+            runs = [trajectories.runs(rows) for rows in kept]
+            surrogates = list(train_surrogate.train_many(trajectories.states, runs))
+        else:
+            surrogates = [train_surrogate(trajectories.segments(rows)) for rows in kept]
         for surrogate in surrogates:
             check_callable(surrogate, TRAINED)
     return surrogates

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from geoq.training import (
     TrainedNetwork,
     Training,
     TrainNetwork,
+    check_output,
     mean_squared_error,
     seeded,
     train_as_one,
@@ -46,81 +49,90 @@ class TrainRollout:
     )
 
     def __call__(self, segments: list[Array]) -> TrainedNetwork:
-        return self.train_many([segments])[0]
+        if not segments:
+            raise ValueError("segments is an empty list; pass at least one.")
+        tensors = [to_tensor(segment, "segments") for segment in segments]
+        places = np.arange(sum(map(len, tensors)))
+        ends = np.cumsum([len(tensor) for tensor in tensors])
+        return self.train_many(torch.cat(tensors), [np.split(places, ends[:-1])])[0]
 
-    def n_together(self, segments: list[Array]) -> int:
+    def n_together(self, states: Array) -> int:
         """How many networks are trained as one: as many as keep the memory of a step of either training within bounds."""
         if self.fine_tuning.n_decays:
             return 1
-        state = segments[0][:1]
-        row = 2 * self.n_rollout * to_tensor(state, "segments").numel()
+        state = states[:1]
+        row = 2 * self.n_rollout * to_tensor(state, "states").numel()
         n_windows = STACK_NUMBERS // max(1, row * self.fine_tuning.batch_size)
-        return max(1, min(n_windows, self._one_step.n_together(state, state)))
+        one_step = TrainNetwork(self.make_network, self.loss, self.training)
+        return max(1, min(n_windows, one_step.n_together(state, state)))
 
-    def train_many(self, pieces: Sequence[list[Array]]) -> list[TrainedNetwork]:
-        """Train a network on each list of segments, all of them as one where that is possible.
+    def train_many(
+        self, states: Array, runs: Sequence[Sequence[Int[np.ndarray, " _"]]]
+    ) -> list[TrainedNetwork]:
+        """Train networks on these states, each on its own runs of rows, all of them as one where that is possible.
 
-        Each result is that of ``self(segments)``, up to rounding.
+        Each result is that of ``self([states[run] for run in own])``, up to rounding.
         """
-        of_each = [
-            [to_tensor(segment, "segments").float() for segment in segments]
-            for segments in pieces
-        ]
-        lengths = [[len(segment) for segment in segments] for segments in of_each]
-        for own in lengths:
-            self._check_windows(own)
-        states = torch.cat([torch.cat(segments) for segments in of_each])
-        first = torch.tensor([0, *map(sum, lengths)]).cumsum(0).tolist()
+        known = to_tensor(states, "states").float()
+        for own in runs:
+            self._check_windows([len(run) for run in own])
+        networks = self._trained(known, runs, 1, [self._fresh(known)] * len(runs))
+        tuned = [partial(_itself, network) for network in networks]
+        networks = self._trained(known, runs, self.n_rollout, tuned)
+        return [TrainedNetwork(network) for network in networks]
 
-        def starts(n_steps: int) -> list[Tensor]:
-            """Of each network, as rows of all states."""
-            return [
-                (_starts(own, n_steps) + place).to(states.device)
-                for own, place in zip(lengths, first, strict=False)
-            ]
-
-        pairs = starts(1)
-        trained = self._one_step.train_many(
-            states[torch.cat(pairs)], states[torch.cat(pairs) + 1], _numbered(pairs)
-        )
-        self._fine_tune(
-            [one.network for one in trained], states, starts(self.n_rollout)
-        )
-        return trained
-
-    def _fine_tune(
-        self, networks: list[nn.Module], states: Tensor, windows: list[Tensor]
-    ) -> None:
+    def _trained(
+        self,
+        states: Tensor,
+        runs: Sequence[Sequence[np.ndarray]],
+        n_steps: int,
+        makers: Sequence[Callable[[], nn.Module]],
+    ) -> list[nn.Module]:
+        """What the makers make, trained on rollouts of so many steps: one of pairs, more of fine-tuning."""
         seed = self.training.random_state
-        training = replace(self.fine_tuning, random_state=seed)
-        task = Windows(states, torch.cat(windows), self.n_rollout, self.loss)
-        members = []
-        for network, rows in zip(networks, _numbered(windows), strict=True):
-            places = torch.arange(len(rows), device=states.device)
-            learned, held_out = (rows[part] for part in training.hold_out(places))
-            members.append(Member(network, learned, held_out, seed))
-        together = len(members) > 1 and not training.n_decays
-        if together and can_stack(networks[0], task):
-            train_as_one(members, task, training)
-            return
+        training = self.training if n_steps == 1 else self.fine_tuning
+        training = replace(training, random_state=seed)
+        starts = [torch.cat([_starts(run, n_steps) for run in own]) for own in runs]
+        task = Windows(states, torch.cat(starts).to(states.device), n_steps, self.loss)
+        places = torch.arange(len(task.start), device=states.device)
+        rows = [
+            [own[part] for part in training.hold_out(torch.arange(len(own)).to(own))]
+            for own in places.split([len(start) for start in starts])
+        ]
+        if len(makers) > 1 and not training.n_decays:
+            networks = [_seeded(make, seed) for make in makers]
+            if can_stack(networks[0], task):
+                members = [
+                    Member(network, learned, held_out, seed)
+                    for network, (learned, held_out) in zip(networks, rows, strict=True)
+                ]
+                train_as_one(members, task, training)
+                return networks
 
         def loss(net: nn.Module, rows: Tensor) -> Tensor:
             return task.mean_loss(net, self.loss, rows)
 
-        for member in members:
-            learned, held_out = member.training_rows, member.validation_rows
+        networks = []
+        for make, (learned, held_out) in zip(makers, rows, strict=True):
+            # Initial weights and dropout from one stream, as in every training.
             with seeded(seed):
-                train_on(member.network, loss, training, learned, held_out)
+                networks.append(make())
+                train_on(networks[-1], loss, training, learned, held_out)
+        return networks
 
-    @property
-    def _one_step(self) -> TrainNetwork:
-        return TrainNetwork(self.make_network, self.loss, self.training)
+    def _fresh(self, states: Tensor) -> Callable[[], nn.Module]:
+        def make() -> nn.Module:
+            network = self.make_network().to(states.device)
+            check_output(network, states[:1], states[:1])
+            return network
+
+        return make
 
     def _check_windows(self, lengths: list[int]) -> None:
-        if max(lengths) <= self.n_rollout:
+        if max(lengths, default=0) <= self.n_rollout:
             raise ValueError(
                 f"n_rollout={self.n_rollout}, but the longest of the {len(lengths)} segments left in has "
-                f"{max(lengths)} states; lower n_rollout, or choose folds that cut the trajectories less."
+                f"{max(lengths, default=0)} states; lower n_rollout, or choose folds that cut the trajectories less."
             )
 
     def with_seed(self, random_state: int) -> "TrainRollout":
@@ -146,19 +158,15 @@ class Windows:
         return total / self.n_rollout
 
 
-def _numbered(parts: list[Tensor]) -> list[Tensor]:
-    """Numbers of the rows of each part, the parts lying one below the other."""
-    everything = torch.arange(sum(map(len, parts)), device=parts[0].device)
-    numbers: list[Tensor] = list(everything.split([len(part) for part in parts]))
-    return numbers
+def _starts(run: Int[np.ndarray, " n_rows"], n_steps: int) -> Int[Tensor, " _"]:
+    """Rows from which so many steps stay inside the run."""
+    return torch.from_numpy(run[: max(0, len(run) - n_steps)])
 
 
-def _starts(lengths: list[int], n_steps: int) -> Tensor:
-    """Rows from which so many steps stay inside their segment, the segments lying one below the other."""
-    first = torch.tensor([0, *lengths]).cumsum(0).tolist()
-    return torch.cat(
-        [
-            torch.arange(start, start + max(0, length - n_steps))
-            for start, length in zip(first, lengths, strict=False)
-        ]
-    )
+def _itself(network: nn.Module) -> nn.Module:
+    return network
+
+
+def _seeded(make: Callable[[], nn.Module], random_state: int) -> nn.Module:
+    with seeded(random_state):
+        return make()

@@ -27,14 +27,17 @@ class TrainStepper(Protocol):
 class TrainSteppersTogether(Protocol):
     """A recipe that trains several surrogates of one step at once for less than one by one; ``TrainRollout`` is one.
 
-    ``train_many`` is given the segments of each; ``n_together`` says how many are worth training at once on such segments.
+    ``train_many`` is given all states and, for each surrogate, the runs of consecutive rows that it may learn from;
+    ``n_together`` says how many are worth training at once on such states.
     """
 
     def __call__(self, segments: list[Array], /) -> Surrogate: ...
 
-    def n_together(self, segments: list[Array], /) -> int: ...
+    def n_together(self, states: Array, /) -> int: ...
 
-    def train_many(self, pieces: Sequence[list[Array]], /) -> Sequence[Surrogate]: ...
+    def train_many(
+        self, states: Array, runs: Sequence[Sequence[np.ndarray]], /
+    ) -> Sequence[Surrogate]: ...
 
 
 @dataclass(frozen=True)
@@ -88,11 +91,10 @@ class Trajectories:
 
     def segments(self, rows: Int[np.ndarray, " n_rows"]) -> list[Array]:
         """Contiguous pieces of two or more of these rows, none of which skips a state."""
-        return [
-            take(self.states, torch.from_numpy(piece)) for piece in self._runs(rows)
-        ]
+        return [take(self.states, torch.from_numpy(run)) for run in self.runs(rows)]
 
-    def _runs(self, rows: np.ndarray) -> list[np.ndarray]:
+    def runs(self, rows: Int[np.ndarray, " n_rows"]) -> list[np.ndarray]:
+        """The rows of these pieces."""
         rows = np.sort(rows)
         apart = (np.diff(rows) > 1) | (np.diff(self.number[rows]) != 0)
         runs = np.split(rows, np.flatnonzero(apart) + 1)
