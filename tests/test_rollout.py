@@ -773,6 +773,16 @@ def test_errors_of_folds_trained_together_name_all_of_them():
     assert "surrogates of fold 1 of 5 to fold 5 of 5" in caught.value.__notes__[0]
 
 
+def test_windows_that_no_fold_leaves_are_refused_before_anything_is_trained():
+    def untouched():
+        raise AssertionError("a network was made")
+
+    recipe = replace(STEPPER, make_network=untouched, n_rollout=290)
+    with pytest.raises(ValueError, match="n_rollout=290, but the longest") as caught:
+        small(None, recipe).fit([STATES[:300], STATES[300:600]])
+    assert "those of fold 3" in caught.value.__notes__[0]
+
+
 def test_no_segments_are_refused():
     with pytest.raises(ValueError, match="segments is an empty list"):
         STEPPER([])

@@ -38,8 +38,14 @@ from geoq.rollout.features import (
     Surroundings,
     embed,
 )
-from geoq.rollout.fold_rollouts import FreshRollouts, TrainedRollouts, trained
+from geoq.rollout.fold_rollouts import (
+    FreshRollouts,
+    TrainedRollouts,
+    noting,
+    trained,
+)
 from geoq.rollout.horizon import HeldOutRollouts, Trust, over_tolerance
+from geoq.rollout.recipe import TrainRollout
 from geoq.rollout.region import RolloutRegion
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll_out
@@ -472,11 +478,15 @@ class RolloutGeoQ:
             n_safe=self.safe_region.n_others(self.n_safe),
         )
         for fold, (kept, _) in enumerate(plan.splits, start=1):
-            if not trajectories.segments(kept):
+            lengths = [len(run) for run in trajectories.runs(kept)]
+            if not lengths:
                 raise ValueError(
                     f"fold {fold} of {len(plan.splits)} leaves in no two consecutive states to train on; choose folds "
                     "of contiguous states, for example TemporalFolds(5)."
                 )
+            if isinstance(self.train_surrogate, TrainRollout):
+                with noting(f"the segments are those of fold {fold}"):
+                    self.train_surrogate.check_lengths(lengths)
         starts = [
             trajectories.starts(held_out, self.n_calibration, self.n_starts)
             for _, held_out in plan.splits

@@ -75,7 +75,7 @@ class TrainRollout:
         """
         known = to_tensor(states, "states").float()
         for own in runs:
-            self._check_windows([len(run) for run in own])
+            self.check_lengths([len(run) for run in own])
         networks = self._trained(known, runs, 1, [self._fresh(known)] * len(runs))
         tuned = [partial(_itself, network) for network in networks]
         networks = self._trained(known, runs, self.n_rollout, tuned)
@@ -128,7 +128,8 @@ class TrainRollout:
 
         return make
 
-    def _check_windows(self, lengths: list[int]) -> None:
+    def check_lengths(self, lengths: list[int]) -> None:
+        """Refuse segments that hold no rollout."""
         if max(lengths, default=0) <= self.n_rollout:
             raise ValueError(
                 f"n_rollout={self.n_rollout}, but the longest of the {len(lengths)} segments left in has "
