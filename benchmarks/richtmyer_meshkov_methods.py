@@ -313,13 +313,18 @@ def compile_unets():
     UNet._forward = forward
 
 
+def logits(p):
+    """Cut where the operator's numbers are no longer precise."""
+    return p.logit(eps=1e-4)
+
+
 def of_x(x, p):
     del p
     return x[:, None]
 
 
 def of_x_and_p(x, p):
-    return torch.cat([x[:, None], p.logit(eps=1e-4)], dim=1)
+    return torch.cat([x[:, None], logits(p)], dim=1)
 
 
 def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
@@ -395,14 +400,14 @@ def classifier(study, setting, *, used):
 
     def worth_of_p():
         is_wrong = wrong(study.y, study.cross_fit).bool()
-        logit = study.cross_fit.logit(eps=1e-4)
+        logit = logits(study.cross_fit)
         unit = torch.arange(len(logit), device=logit.device)
         return PredictedShares.fit(is_wrong.flatten(2), logit.flatten(2), unit)
 
     shares = study.remembered("worth of p", worth_of_p)
 
     def logit_of(output, p):
-        return output + shares(p.logit(eps=1e-4)).view_as(output)
+        return output + shares(logits(p)).view_as(output)
 
     def loss(error, output, p):
         return nn.functional.binary_cross_entropy_with_logits(
@@ -496,12 +501,12 @@ class BackgroundPenalty:
 
 @dataclass(frozen=True)
 class Logits:
-    """An operator that answers logits, cut where its numbers are no longer precise."""
+    """An operator that answers logits."""
 
     operator: Callable
 
     def __call__(self, x):
-        return self.operator(x).logit(eps=1e-4)
+        return logits(self.operator(x))
 
 
 def default(study, setting, *, view, n_networks=1, used=None):

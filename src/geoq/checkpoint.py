@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from geoq import artifact
+from geoq.folds import FoldPlan
 from geoq.surrogate import Array, to_tensor
 
 MANIFEST = "calibration.geoq"
@@ -99,10 +100,10 @@ def of_object(thing: object) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))
 
 
-def of_rows(splits: tuple[tuple[np.ndarray, np.ndarray], ...]) -> str:
-    """A hash of the rows that the folds keep in and hold out."""
-    digest = hashlib.sha256(json.dumps([len(splits)]).encode())
-    for rows in splits:
+def of_folds(plan: FoldPlan) -> str:
+    """The scheme of the folds, and a hash of the rows that they keep in and hold out."""
+    digest = hashlib.sha256(json.dumps([len(plan.splits)]).encode())
+    for rows in plan.splits:
         for part in rows:
             digest.update(of_array(np.asarray(part, dtype=np.int64)).encode())
-    return digest.hexdigest()[:16]
+    return f"{of_object(plan)} with rows {digest.hexdigest()[:16]}"

@@ -21,7 +21,7 @@ from geoq.geometry import (
     anchor_error,
 )
 from geoq.representation import Standardization
-from geoq.surrogate import Array, ErrorFunctional, errors_of, take, warn
+from geoq.surrogate import Array, ErrorFunctional, errors_of, noting, take, warn
 
 logger = logging.getLogger(__name__)
 
@@ -251,13 +251,10 @@ class _HeldOut:
         self, data: Observations, prediction: Tensor, error_functional: ErrorFunctional
     ) -> _Observed:
         """Errors and features of the held-out points, given what the surrogate predicts where it was asked."""
-        try:
+        with noting(f"while evaluating the surrogate of {self.fold}"):
             error = errors_of(
                 prediction, error_functional, take(data.y, self.fold.asked)
             )
-        except Exception as exc:
-            exc.add_note(f"while evaluating the surrogate of {self.fold}")
-            raise
         z, n_unseen = data.embedding.z, len(self.unseen)
         held_out, of_anchors, in_sample = error.to(z.device, z.dtype).tensor_split(
             [n_unseen, n_unseen + self.n_used]

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from geoq import artifact, border, progress
 from geoq.assessment import Assessment, QueryFeatures
-from geoq.checkpoint import Checkpoint, of_array, of_object, of_rows
+from geoq.checkpoint import Checkpoint, of_array, of_folds, of_object
 from geoq.coverage import POINTWISE, Finish, Promise, level_factors, ratios
 from geoq.crossfit import CalibrationSet, Observations, cross_fit
 from geoq.fold_surrogates import (
     FoldSurrogates,
     FreshFolds,
-    PredictedFolds,
     TrainedFolds,
+    is_given,
 )
 from geoq.folds import FoldPlan, Folds, ForgottenFolds, default_folds
 from geoq.geometry import (
@@ -58,6 +58,7 @@ from geoq.surrogate import (
     chunks,
     evaluate,
     norm_error,
+    noting,
     observe,
     relative_norm_error,
     restore,
@@ -261,14 +262,13 @@ class GeoQ:
     ) -> Checkpoint | None:
         """The checkpoint in the folder, refused unless it is of these data, folds and settings."""
         # What nobody trains need not be kept.
-        given = isinstance(self.train_surrogate, TrainedFolds | PredictedFolds | None)
-        if folder is None or given:
+        if folder is None or is_given(self.train_surrogate):
             return None
         facts = {
             "x": of_array(x),
             "y": of_array(y),
             "representation of x": of_array(embedding.z),
-            "folds": f"{of_object(plan)} with rows {of_rows(plan.splits)}",
+            "folds": of_folds(plan),
             "n_anchors": str(self.n_anchors),
             "train_surrogate": of_object(self.train_surrogate),
         }
@@ -467,13 +467,10 @@ class GeoQ:
 
     def _train_deployed(self, x: Array, y: Array) -> Surrogate:
         assert callable(self.train_surrogate)
-        try:
+        with noting("while training the deployed surrogate on all data"):
             with progress.stage("deployed surrogate"):
                 surrogate: Surrogate = self.train_surrogate(x, y)
             check_callable(surrogate, TRAINED)
-        except Exception as exc:
-            exc.add_note("while training the deployed surrogate on all data")
-            raise
         return surrogate
 
     def _check_arguments(self, x: Array, y: Array) -> Tensor:

@@ -23,6 +23,7 @@ from geoq.surrogate import (
     TrainTogether,
     check_callable,
     evaluate,
+    noting,
     take,
 )
 
@@ -73,7 +74,7 @@ class TrainedFolds:
         self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
         del x, y, n_workers
-        _check_count("TrainedFolds", len(self.surrogates), len(folds))
+        _check_count("TrainedFolds", len(self.surrogates), folds[0].n_folds)
         return one_by_one(folds)
 
     def predictions(
@@ -97,7 +98,7 @@ class PredictedFolds:
         self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
         del y, n_workers
-        _check_count("PredictedFolds", len(self.arrays), len(folds))
+        _check_count("PredictedFolds", len(self.arrays), folds[0].n_folds)
         for fold in folds:
             n_rows = len(self.arrays[fold.number])
             if n_rows != len(x):
@@ -135,15 +136,12 @@ class FreshFolds:
     def predictions(
         self, x: Array, y: Array, folds: Sequence[Fold]
     ) -> list[Float[Tensor, " _ *output"]]:
-        try:
+        with noting(f"while training {whose(folds)}"):
             surrogates = train_each(
                 self.train_surrogate, x, y, [fold.seen for fold in folds]
             )
             for surrogate in surrogates:
                 check_callable(surrogate, TRAINED)
-        except Exception as exc:
-            exc.add_note(f"while training {whose(folds)}")
-            raise
         return [
             ask(surrogate, x, fold)
             for surrogate, fold in zip(surrogates, folds, strict=True)
@@ -163,11 +161,13 @@ def ask(
     surrogate: Surrogate, x: Array, fold: Fold
 ) -> Float[Tensor, " n_asked *output"]:
     """What the surrogate predicts at the points that the fold is asked about."""
-    try:
+    with noting(f"while evaluating the surrogate of {fold}"):
         return evaluate(surrogate, take(x, fold.asked), "surrogate")
-    except Exception as exc:
-        exc.add_note(f"while evaluating the surrogate of {fold}")
-        raise
+
+
+def is_given(source: object) -> bool:
+    """Whether nothing is trained: fold surrogates were brought along, or there is no recipe at all."""
+    return source is None or bool(getattr(source, "given", False))
 
 
 def whose(folds: Sequence[Fold]) -> str:
@@ -205,7 +205,9 @@ def fold_predictions(
     """
     from joblib import effective_n_jobs  # here, because it takes long to import
 
-    groups = source.groups(x, y, folds, effective_n_jobs(None))
+    # A fold that is asked about nothing need not be trained.
+    asked = [fold for fold in folds if len(fold.asked)]
+    groups = source.groups(x, y, asked, effective_n_jobs(None))
     if checkpoint is not None:
         # As they were: networks trained together with others round differently.
         groups = checkpoint.groups(groups)
@@ -235,7 +237,7 @@ _Answer: TypeAlias = tuple[list[int], Sequence[Tensor]]
 
 
 def _in_turn(source: FoldSurrogates, jobs: list[_Job]) -> Iterable[_Answer]:
-    if getattr(source, "given", False):
+    if is_given(source):
         return map(_answer, jobs)  # nothing to train, so nothing to hand out
     from joblib import Parallel, delayed
 

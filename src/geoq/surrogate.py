@@ -235,6 +235,16 @@ def chunks(n_rows: int, row_numbers: int) -> Iterator[slice]:
 
 
 @contextmanager
+def noting(note: str) -> Iterator[None]:
+    """Exceptions of user code keep their type and gain a note."""
+    try:
+        yield
+    except Exception as exc:
+        exc.add_note(note)
+        raise
+
+
+@contextmanager
 def few_threads(n_numbers: int) -> Iterator[None]:
     """One thread for what is small: on a busy machine threads that wait for each other cost minutes.
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from geoq import artifact, progress
 from geoq.border import check_count
-from geoq.checkpoint import Checkpoint, of_array, of_object, of_rows
+from geoq.checkpoint import Checkpoint, of_array, of_folds, of_object
 from geoq.climatology import Climatology
 from geoq.coverage import n_needed
-from geoq.fold_surrogates import TrainedFolds
+from geoq.fold_surrogates import TrainedFolds, is_given
 from geoq.folds import FoldPlan, Folds, TemporalFolds
 from geoq.geometry import Embedding, Geometry
 from geoq.increment import check_quantile
@@ -41,7 +41,6 @@ from geoq.rollout.features import (
 from geoq.rollout.fold_rollouts import (
     FreshRollouts,
     TrainedRollouts,
-    noting,
     trained,
 )
 from geoq.rollout.horizon import HeldOutRollouts, Trust, over_tolerance
@@ -56,6 +55,7 @@ from geoq.surrogate import (
     check_fitted,
     chunks,
     evaluate,
+    noting,
     restore,
     to_tensor,
 )
@@ -458,12 +458,12 @@ class RolloutGeoQ:
     ) -> Checkpoint | None:
         """The checkpoint in the folder, refused unless it is of these trajectories, folds and settings."""
         # What nobody trains need not be kept.
-        if folder is None or isinstance(self.train_surrogate, TrainedFolds | None):
+        if folder is None or is_given(self.train_surrogate):
             return None
         facts = {
             "trajectories": of_array(trajectories.states),
             "lengths": of_object(np.bincount(trajectories.number).tolist()),
-            "folds": f"{of_object(plan)} with rows {of_rows(plan.splits)}",
+            "folds": of_folds(plan),
             "starts": of_array(np.concatenate(starts)),
             "n_calibration": str(self.n_calibration),
             "train_surrogate": of_object(self.train_surrogate),

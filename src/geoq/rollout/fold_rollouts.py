@@ -4,8 +4,7 @@ To ``fold_surrogates`` the states of all trajectories are x, the numbers of thei
 about the held-out states that its rollouts start from.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +19,7 @@ from geoq.rollout.trajectories import (
     Trajectories,
     roll_out,
 )
-from geoq.surrogate import TRAINED, Array, Surrogate, check_callable, take
+from geoq.surrogate import TRAINED, Array, Surrogate, check_callable, noting, take
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,11 @@ class FreshRollouts:
         self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
         del y
-        asked = [fold for fold in folds if len(fold.asked)]
         if not isinstance(self.train_surrogate, TrainSteppersTogether):
-            return one_by_one(asked)
+            return one_by_one(folds)
         with noting(f"while asking {type(self.train_surrogate).__name__} how to train"):
             n_together = self.train_surrogate.n_together(x)
-        return in_groups(asked, n_together, n_workers)
+        return in_groups(folds, n_together, n_workers)
 
     def predictions(
         self, x: Array, y: Array, folds: Sequence[Fold]
@@ -72,8 +70,7 @@ class TrainedRollouts:
     def groups(
         self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
-        self.folds.groups(x, y, folds, n_workers)  # refuses too few surrogates
-        return one_by_one([fold for fold in folds if len(fold.asked)])
+        return self.folds.groups(x, y, folds, n_workers)
 
     def predictions(
         self, x: Array, y: Array, folds: Sequence[Fold]
@@ -111,13 +108,3 @@ def trained(
         for surrogate in surrogates:
             check_callable(surrogate, TRAINED)
     return surrogates
-
-
-@contextmanager
-def noting(note: str) -> Iterator[None]:
-    """Exceptions of user code keep their type and gain a note."""
-    try:
-        yield
-    except Exception as exc:
-        exc.add_note(note)
-        raise
