@@ -37,7 +37,7 @@ from geoq.fold_surrogates import TrainedFolds
 from geoq.increment import inverse_cdf_quantile, pinball_loss
 from geoq.indicator import of_probability, zero_or_one
 from geoq.nets.unet import UNet
-from geoq.shares import PredictedShares
+from geoq.shares import CellShares, PredictedShares
 from geoq.surrogate import evaluate
 from geoq.training import seeded, train
 
@@ -509,7 +509,17 @@ class Logits:
         return logits(self.operator(x))
 
 
-def default(study, setting, *, view, n_networks=1, used=None):
+class FromCells(IndicatorIncrement):
+    """Networks that start from the usual share of wrong ones in each cell, and have to learn what p is worth."""
+
+    def _start(self, greater, calibration):
+        del calibration
+        return CellShares.fit(greater)
+
+
+def default(
+    study, setting, *, view, n_networks=1, used=None, increment=IndicatorIncrement
+):
     """GeoQ around the logits; bounds errors of 0 and 1, and what it expects of those is the chance of a wrong cell.
 
     The chance is the mean of all networks', or of the first ones'.
@@ -523,7 +533,7 @@ def default(study, setting, *, view, n_networks=1, used=None):
             folds=LeaveOneGroupOut(),
             representation=identity,
             n_anchors=5,
-            increment_model=IndicatorIncrement(
+            increment_model=increment(
                 QUANTILE,
                 view=view,
                 widths=study.settings.widths,
@@ -537,7 +547,7 @@ def default(study, setting, *, view, n_networks=1, used=None):
         ]
         return chances, geoq.assess(study.x_test).safe
 
-    chances, safe = study.remembered((view, n_networks), ask)
+    chances, safe = study.remembered((increment, view, n_networks), ask)
     some = chances[:used]
     return verdict(study, setting, sum(some) / len(some), safe)
 
@@ -616,6 +626,10 @@ METHODS = [
     Method(
         "GeoQ (one network)",
         partial(default, view=X_AND_P, n_networks=N_NETWORKS, used=1),
+    ),
+    Method(
+        "GeoQ (start from cells)",
+        partial(default, view=X_AND_P, n_networks=N_NETWORKS, increment=FromCells),
     ),
     Method("GeoQ (paper, k_a=5)", GeoQForm(film_unet, paper_form(5)), continuous=True),
     Method(

@@ -116,6 +116,8 @@ def test_a_single_unit_trains_and_stops_on_itself():
     [
         ({"n_steps": 0}, "n_steps=0"),
         ({"batch_size": 0}, "batch_size=0"),
+        ({"n_decays": -1}, "n_decays=-1.*choose 0 to 4"),
+        ({"n_decays": 5}, "n_decays=5.*choose 0 to 4"),
         ({"learning_rate": 0.0}, "learning_rate=0.0"),
         ({"validation_fraction": 1.0}, "validation_fraction=1.0"),
     ],
@@ -215,6 +217,24 @@ def test_training_goes_on_from_the_best_weights_when_the_rate_is_cut(caplog):
     assert [seen[step] for step in (0, 20, 40, 60)] == [best] * 4
     # Adam's first steps are as long as the rate, a fifth after each cut.
     assert seen[21] - best < 0.5 * (seen[1] - best)
+
+
+def test_each_lower_rate_has_an_eighth_of_the_steps_where_patience_lasts():
+    """A loss that falls for ever: Adam's steps are as long as the rate."""
+    network, seen = fresh(nn.Linear, 1, 1), []
+
+    def falling(net, rows):
+        if net.training:
+            seen.append(net.weight.detach().clone())
+        return net.weight.sum() + 0 * rows.sum()
+
+    training = Training(
+        n_steps=80, check_every=10, patience=2, n_decays=2, learning_rate=0.1
+    )
+    train(network, falling, training, torch.arange(8))
+    ends = torch.stack([*seen, network.weight.detach()]).flatten()
+    rates = [0.1] * 60 + [0.02] * 10 + [0.004] * 10
+    assert_close(-ends.diff(), torch.tensor(rates), rtol=1e-3, atol=1e-5)
 
 
 def test_a_network_in_place_of_what_makes_it_is_refused():

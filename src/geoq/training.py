@@ -33,8 +33,9 @@ RowLoss = Callable[[nn.Module, Tensor], Tensor]
 # their weights fewer than the second. Larger ones gain nothing, and would need memory for all of them at once.
 STACK_NUMBERS = 2**18
 STACK_WEIGHTS = 2**24
-# What is left of the learning rate when it is cut.
+# What is left of the learning rate when it is cut, and the share of all steps that each lower rate has at least.
 DECAY = 0.2
+LOWER_RATE = 1 / 8
 
 
 @contextmanager
@@ -58,7 +59,8 @@ class Training:
         check_every: steps between two looks at the held-out rows.
         patience: looks without improvement after which training stops; the best network seen is kept.
         n_decays: how often the patience may run out before that: the rate is cut to a fifth, and training goes on from the
-            best network seen. Steps of one rate end in a noise that the held-out rows cannot tell from progress.
+            best network seen. Steps of one rate end in a noise that the held-out rows cannot tell from progress. Patience
+            that lasts is cut short, so that each lower rate has an eighth of ``n_steps``.
         random_state: seed of initial weights, held-out rows, order of the batches and dropout.
     """
 
@@ -77,9 +79,10 @@ class Training:
                 raise ValueError(
                     f"Training({name}={getattr(self, name)}), but it counts something; choose 1 or more."
                 )
-        if self.n_decays < 0:
+        if not 0 <= self.n_decays <= 1 / LOWER_RATE / 2:
             raise ValueError(
-                f"Training(n_decays={self.n_decays}), but it counts something; choose 0 or more."
+                f"Training(n_decays={self.n_decays}), but each takes an eighth of the steps, and half of them are for the "
+                "first rate; choose 0 to 4."
             )
         if not self.learning_rate > 0:
             raise ValueError(
@@ -230,9 +233,11 @@ class _Descend:
                 best_loss, best_step = validation_loss, step
                 best_weights = copy.deepcopy(network.state_dict())
             since = step - max(best_step, last_cut)
-            if since >= training.patience * training.check_every:
-                if not cuts_left:
-                    break
+            is_stuck = since >= training.patience * training.check_every
+            latest = training.n_steps * (1 - LOWER_RATE * cuts_left)
+            if is_stuck and not cuts_left:
+                break
+            if cuts_left and (is_stuck or step >= latest):
                 network.load_state_dict(best_weights)
                 self._cut_rate()
                 cuts_left, last_cut = cuts_left - 1, step
