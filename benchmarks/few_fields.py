@@ -11,6 +11,7 @@ import argparse
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import numpy as np
 import record
@@ -32,6 +33,7 @@ from richtmyer_meshkov_methods import (
     by_distance_and_doubt,
     by_doubt,
     default,
+    worth_of_p_verdict,
     zero_bound,
 )
 from torch import nn
@@ -44,6 +46,7 @@ METHODS = {
     "Distance x p bins, verdicts": partial(
         binned_verdict, bins_of=by_distance_and_doubt
     ),
+    "Shares by p and cell": worth_of_p_verdict,
     "GeoQ (start from cells)": partial(default, view=X_AND_P, increment=FromCells),
     "GeoQ": partial(default, view=X_AND_P),
 }
@@ -115,6 +118,26 @@ def measure(sizes, x, y, network, name, n, seed):
     kept = ("pinball", "coverage", "recall", "flagged", "wrong_cells")
     row = {"method": name, "setting": f"{n} simulations", "seed": seed}
     return row | {k: scores[k] for k in kept}
+
+
+def summary(rows):
+    """A row per method, a column per number of simulations: thousandths of pinball, mean and spread over the seeds."""
+    sizes = list(dict.fromkeys(r["setting"] for r in rows))
+    lines = [
+        "| pinball x 1000 | " + " | ".join(sizes) + " |",
+        "|---" * (len(sizes) + 1) + "|",
+    ]
+    for method in METHODS:
+        cells = []
+        for size in sizes:
+            losses = [
+                1000 * r["pinball"]
+                for r in rows
+                if (r["method"], r["setting"]) == (method, size)
+            ]
+            cells.append(f"{fmean(losses):.2f} ± {pstdev(losses):.2f}")
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def main():

@@ -395,16 +395,27 @@ def doubt_times_network(study, setting):
     return fit_quantile(study, setting, lambda p: per_time * p * (1 - p))
 
 
-def classifier(study, setting, *, used):
-    """P(wrong) by cross-entropy, the mean of so many networks'; starts from what p alone is worth, as GeoQ's."""
+def worth_of_p(study):
+    """The chance of a wrong cell that p, time and cell tell, as a function of logits of p that answers logits."""
 
-    def worth_of_p():
+    def fit():
         is_wrong = wrong(study.y, study.cross_fit).bool()
         logit = logits(study.cross_fit)
         unit = torch.arange(len(logit), device=logit.device)
         return PredictedShares.fit(is_wrong.flatten(2), logit.flatten(2), unit)
 
-    shares = study.remembered("worth of p", worth_of_p)
+    return study.remembered("worth of p", fit)
+
+
+def worth_of_p_verdict(study, setting):
+    """All that GeoQ's networks start from."""
+    logit = worth_of_p(study)(logits(study.p))
+    return verdict(study, setting, logit.view_as(study.p).sigmoid())
+
+
+def classifier(study, setting, *, used):
+    """P(wrong) by cross-entropy, the mean of so many networks'; starts from what p alone is worth, as GeoQ's."""
+    shares = worth_of_p(study)
 
     def logit_of(output, p):
         return output + shares(logits(p)).view_as(output)
