@@ -453,7 +453,7 @@ def measure(study, method, setting, part):
     answer.bound.sum().item()  # waits for the device
     seconds = time.perf_counter() - started
     answers = {method.name: answer}
-    if method.continuous and setting is BINARY:
+    if method.continuous and setting == BINARY:
         rounded = answer._replace(bound=(answer.bound >= FLAG).float())
         answers[f"{method.name} (rounded)"] = rounded
     if answer.expected is not None:

@@ -262,7 +262,7 @@ def doubt_times_factor(study, setting):
 
 def verdict(study, setting, chance, safe=None):
     """The greater value where the cell is wrong with more than the probability 1 - tau, and the expected error."""
-    values = zero_or_one if setting is BINARY else of_probability
+    values = zero_or_one if setting == BINARY else of_probability
     less, greater = values(study.p)
     bound = torch.where(chance > 1 - QUANTILE, greater, less)
     return Answer(bound, study.p, safe, less + chance * (greater - less))
