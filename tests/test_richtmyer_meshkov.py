@@ -51,9 +51,8 @@ def test_a_small_run_scores_every_method_in_its_settings(results, modules):
         expected |= {(method.name, setting.name) for setting in method.settings}
         if method.continuous:
             expected.add((f"{method.name} (rounded)", "binary"))
-        if any(
-            n in method.name for n in ("(default", "(one", "Classifier", "verdicts")
-        ):
+        seeing = ("(default", "(one", "(start", "Classifier", "verdicts")
+        if any(name in method.name for name in seeing):
             maps = f"{method.name}, expected error"
             expected |= {(maps, setting.name) for setting in method.settings}
     rows = rows_of(results)
@@ -397,3 +396,20 @@ def test_each_network_is_trained_on_what_it_may_see(modules, tmp_path):
     members = [trainings[name] for name in study.members]
     assert len({seed for _, seed in members}) == len(members) == 10
     assert all(len(rows) == 100 for rows, _ in members)
+
+
+def test_few_fields_scores_verdicts_for_every_number_of_simulations(tmp_path):
+    """In other processes: a bound of 0 or 1 loses what it does not find, and a little of what it flags in vain."""
+    file = tmp_path / "few_fields.json"
+    command = [sys.executable, BENCHMARKS / "few_fields.py", "--small"]
+    command += ["--seeds", "0", "--jobs", "2", "--out", file]
+    subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["setting"] for row in rows] == ["12 simulations"] * 6 + [
+        "20 simulations"
+    ] * 6
+    assert len({row["method"] for row in rows}) == 6
+    for row in rows:
+        found = row["recall"] * row["wrong_cells"]
+        missed, in_vain = row["wrong_cells"] - found, row["flagged"] - found
+        assert row["pinball"] == pytest.approx(0.95 * missed + 0.05 * in_vain)
