@@ -628,6 +628,7 @@ METHODS = [
         partial(binned_verdict, bins_of=by_distance_and_doubt),
     ),
     Method("c p (1 - p)", doubt_times_factor, continuous=True),
+    Method("Shares by p and cell", worth_of_p_verdict),
     Method("Classifier of wrong cells (x, p)", partial(classifier, used=1)),
     Method(
         "Classifier of wrong cells (x, p), 3 networks",
