@@ -24,6 +24,35 @@ QUANTILE = 0.95
 PACKAGES = ("geoq", "torch", "numpy", "scipy", "scikit-learn", "lightgbm")
 
 
+def commit() -> str:
+    """The commit the code is at, marked if files have been changed since."""
+    if "GEOQ_COMMIT" in os.environ:  # where the code runs without its repository
+        return os.environ["GEOQ_COMMIT"]
+    here = Path(__file__).parent
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
+
+
+# Of the code that runs: the files may be at another commit when the results are written.
+COMMIT = commit()
+
+
 @dataclass
 class Stopwatch:
     """Seconds spent inside a ``with watch:`` block, remembered trainings charged as if they had been done."""
@@ -81,7 +110,7 @@ def write(
         "problem": problem,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "commit": commit(),
+        "commit": COMMIT,
         "python": platform.python_version(),
         "versions": {name: installed(name) for name in PACKAGES},
         "seeds": sorted({r["seed"] for r in rows}),
@@ -97,31 +126,6 @@ def as_text(record: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     head = json.dumps(_without_nan(record), indent=1, allow_nan=False)
     lines = ",\n".join(json.dumps(_without_nan(row), allow_nan=False) for row in rows)
     return f'{head[:-2]},\n "rows": [\n{lines}\n]}}\n'
-
-
-def commit() -> str:
-    """The commit the code was at, marked if files had been changed since."""
-    if "GEOQ_COMMIT" in os.environ:  # where the code runs without its repository
-        return os.environ["GEOQ_COMMIT"]
-    here = Path(__file__).parent
-    try:
-        head = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
 
 
 def installed(package: str) -> str | None:

@@ -240,7 +240,7 @@ def surroundings():
         "device": DEVICE,
         "machine": name,
         "threads": torch.get_num_threads(),
-        "commit": record.commit(),
+        "commit": record.COMMIT,
         "seed": SEED,
     } | {"versions": versions}
 
