@@ -11,7 +11,6 @@ import argparse
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean, pstdev
 
 import numpy as np
 import record
@@ -102,8 +101,8 @@ def coarsened(u, factor):
     return (mean > 0.5).float().view(*fields.shape[:-2], *mean.shape[-2:])
 
 
-def measure(sizes, x, y, network, name, n, seed):
-    """A row: what a method makes of so many simulations."""
+def measure(sizes, x, y, network, n, seed):
+    """Rows: what each method makes of so many simulations."""
     torch.set_num_threads(1)
     first = sizes.n_train + sizes.n_test
     test = slice(sizes.n_train, first)
@@ -114,30 +113,14 @@ def measure(sizes, x, y, network, name, n, seed):
     study.networks = dict.fromkeys(
         ("deployed", *study.fold_names), OperatorSurrogate(network)
     )
+    return [scored(study, name, n) for name in METHODS]
+
+
+def scored(study, name, n):
     scores = score(BINARY, study, METHODS[name](study, BINARY))
     kept = ("pinball", "coverage", "recall", "flagged", "wrong_cells")
-    row = {"method": name, "setting": f"{n} simulations", "seed": seed}
+    row = {"method": name, "setting": f"{n} simulations", "seed": study.seed}
     return row | {k: scores[k] for k in kept}
-
-
-def summary(rows):
-    """A row per method, a column per number of simulations: thousandths of pinball, mean and spread over the seeds."""
-    sizes = list(dict.fromkeys(r["setting"] for r in rows))
-    lines = [
-        "| pinball x 1000 | " + " | ".join(sizes) + " |",
-        "|---" * (len(sizes) + 1) + "|",
-    ]
-    for method in METHODS:
-        cells = []
-        for size in sizes:
-            losses = [
-                1000 * r["pinball"]
-                for r in rows
-                if (r["method"], r["setting"]) == (method, size)
-            ]
-            cells.append(f"{fmean(losses):.2f} ± {pstdev(losses):.2f}")
-        lines.append(f"| {method} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
 
 
 def main():
@@ -161,32 +144,28 @@ def main():
     x, y = (coarsened(u, sizes.coarser) for u in (data.u0, data.u))
     seen = slice(sizes.n_train)
     network = train_operator(x[seen], y[seen], sizes.settings.operator, device="cpu")
-    asked = [
-        (name, n, seed)
-        for n in sizes.n_calibration
-        for seed in arguments.seeds
-        for name in METHODS
-    ]
+    out = (
+        arguments.out or record.RESULTS / f"few_fields{'-small' if small else ''}.json"
+    )
+    facts = {
+        "data_checksum": simulations.checksum(data),
+        "settings": repr(sizes),
+        "small": small,
+    }
+    asked = [(n, seed) for n in sizes.n_calibration for seed in arguments.seeds]
     measured = Parallel(n_jobs=arguments.jobs, return_as="generator")(
         delayed(measure)(sizes, x, y, network, *one) for one in asked
     )
     rows = []
-    for row in measured:
-        rows.append(row)
-        print(
-            f"{row['setting']:16s} {row['method']:28s} seed {row['seed']} pinball {1000 * row['pinball']:.3f}e-3",
-            flush=True,
-        )
-        file = record.write(
-            "few_fields",
-            rows,
-            arguments.out
-            or record.RESULTS / f"few_fields{'-small' if small else ''}.json",
-            data_checksum=simulations.checksum(data),
-            settings=repr(sizes),
-            small=small,
-        )
-    print(file)
+    for part in measured:
+        rows += part
+        record.write("few_fields", rows, out, **facts)
+        for row in part:
+            print(
+                f"{row['setting']:16s} {row['method']:28s} seed {row['seed']} pinball {1000 * row['pinball']:.3f}e-3",
+                flush=True,
+            )
+    print(out)
 
 
 if __name__ == "__main__":

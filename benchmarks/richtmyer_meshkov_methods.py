@@ -35,7 +35,7 @@ from geoq.coverage import n_needed
 from geoq.field_factor import FieldNetwork
 from geoq.fold_surrogates import TrainedFolds
 from geoq.increment import inverse_cdf_quantile, pinball_loss
-from geoq.indicator import of_probability, zero_or_one
+from geoq.indicator import TwoValues, of_probability, zero_or_one
 from geoq.nets.unet import UNet
 from geoq.shares import CellShares, PredictedShares
 from geoq.surrogate import evaluate
@@ -58,11 +58,12 @@ CHUNK = 32
 
 
 class Setting(NamedTuple):
-    """Which error is bounded; ``error(y, p)`` takes the truth and the predicted probability."""
+    """Which error is bounded; ``error(y, p)`` takes the truth and the predicted probability, ``values(p)`` are the two it can be."""
 
     name: str
     error: Callable[[Tensor, Tensor], Tensor]
     prediction: Callable[[Tensor], Tensor]
+    values: TwoValues
 
 
 def thresholded(p):
@@ -78,8 +79,8 @@ def gap(y, p):
     return (y - p).abs()
 
 
-BINARY = Setting("binary", wrong, thresholded)
-PROBABILITY = Setting("probability", gap, identity)
+BINARY = Setting("binary", wrong, thresholded, zero_or_one)
+PROBABILITY = Setting("probability", gap, identity, of_probability)
 
 
 class Answer(NamedTuple):
@@ -262,8 +263,7 @@ def doubt_times_factor(study, setting):
 
 def verdict(study, setting, chance, safe=None):
     """The greater value where the cell is wrong with more than the probability 1 - tau, and the expected error."""
-    values = zero_or_one if setting == BINARY else of_probability
-    less, greater = values(study.p)
+    less, greater = setting.values(study.p)
     bound = torch.where(chance > 1 - QUANTILE, greater, less)
     return Answer(bound, study.p, safe, less + chance * (greater - less))
 
@@ -414,7 +414,7 @@ def worth_of_p_verdict(study, setting):
 
 
 def classifier(study, setting, *, used):
-    """P(wrong) by cross-entropy, the mean of so many networks'; starts from what p alone is worth, as GeoQ's."""
+    """P(wrong) by cross-entropy, the mean of so many networks'; starts from what p is worth, as GeoQ's."""
     shares = worth_of_p(study)
 
     def logit_of(output, p):

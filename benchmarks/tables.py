@@ -12,7 +12,6 @@ from pathlib import Path
 
 import ablation
 import defaults
-import few_fields
 import weather_tables
 
 RESULTS = Path(__file__).parent / "results"
@@ -290,8 +289,18 @@ def quality(record):
     return "\n".join([*lines, "", note])
 
 
-# Benchmarks whose tables are unlike all others.
-OWN_SUMMARIES = {"defaults": defaults, "ablation": ablation, "few_fields": few_fields}
+def few_fields(rows):
+    """A row per method, a column per number of simulations: thousandths of pinball."""
+    sizes = list(dict.fromkeys(r["setting"] for r in rows))
+    lines = [
+        "| pinball x 1000 | " + " | ".join(sizes) + " |",
+        "|---" * (len(sizes) + 1) + "|",
+    ]
+    for method in dict.fromkeys(r["method"] for r in rows):
+        losses = [values(rows, method, size, "pinball") for size in sizes]
+        cells = [spread([1000 * loss for loss in one]) for one in losses]
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def render(problem, reference="GeoQ", chosen=()):
@@ -303,8 +312,10 @@ def render(problem, reference="GeoQ", chosen=()):
     if problem.startswith("cost"):
         return cost(record)
     rows = record["rows"]
-    if problem in OWN_SUMMARIES:
-        parts = [OWN_SUMMARIES[problem].summary(rows)]
+    if problem in (scripts := {"defaults": defaults, "ablation": ablation}):
+        parts = [scripts[problem].summary(rows)]
+    elif problem == "few_fields":
+        parts = [few_fields(rows)]
     elif "leaks" in record:
         parts = [weather_tables.summary(record, reference, chosen)]
     else:

@@ -3,7 +3,8 @@ r"""How often an error takes the greater of its two values, before any network i
 .. math:: \operatorname{logit} P_{cj}(x) = a_c \, s_c(\widehat F_{cj}(x)) + b_c \, m_{cj} + d_c + h_{cj}(x)
 
 A surrogate that answers probabilities or logits says itself where it is unsure: s is what that was worth on held-out
-points. m is where errors usually are. A network h that starts from both ends better than one that starts from m alone.
+points. m is where errors usually are. With few fields a network h that starts from both ends better than one that starts
+from m alone.
 """
 
 import torch
