@@ -88,7 +88,7 @@ class Settings:
     widths: tuple[int, ...] = (32, 64, 128, 128, 128)
     training: Training = field(
         default_factory=lambda: Training(
-            n_steps=6000, batch_size=4, check_every=250, patience=3, n_decays=2
+            n_steps=4000, batch_size=4, check_every=250, patience=3, n_decays=2
         )
     )
 

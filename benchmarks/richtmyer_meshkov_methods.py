@@ -640,18 +640,8 @@ METHODS = [
         partial(default, view=X_AND_P, n_networks=N_NETWORKS, used=1),
     ),
     Method(
-        "GeoQ (start from cells)",
-        partial(default, view=X_AND_P, n_networks=N_NETWORKS, increment=FromCells),
-    ),
-    Method(
         "GeoQ (one network, start from cells)",
-        partial(
-            default,
-            view=X_AND_P,
-            n_networks=N_NETWORKS,
-            increment=FromCells,
-            used=1,
-        ),
+        partial(default, view=X_AND_P, increment=FromCells),
     ),
     Method("GeoQ (paper, k_a=5)", GeoQForm(film_unet, paper_form(5)), continuous=True),
     Method(
