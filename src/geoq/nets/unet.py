@@ -13,10 +13,20 @@ GELU_GAIN = 1.534
 
 
 class FiLMBlock(nn.Module):
-    """Two convolutions with GELU, modulated between them by ``scale * features + shift``."""
+    """Two convolutions with GELU, modulated between them by ``scale * features + shift``.
+
+    ``keeps_loudness``: whether fresh weights return fields about as large as those they are given.
+    """
 
     def __init__(
-        self, n_in: int, n_out: int, *, n_condition: int, n_spatial: int, dropout: float
+        self,
+        n_in: int,
+        n_out: int,
+        *,
+        n_condition: int,
+        n_spatial: int,
+        dropout: float,
+        keeps_loudness: bool,
     ) -> None:
         super().__init__()
         convolution = (nn.Conv1d, nn.Conv2d)[n_spatial - 1]
@@ -25,12 +35,11 @@ class FiLMBlock(nn.Module):
         self.modulation = nn.Linear(n_condition, 2 * n_out)
         self.activation = nn.GELU()
         self.dropout = nn.Dropout(dropout)
-        # By torch's own start each convolution and GELU return about a third of what they are given. Of a fifth level
-        # nothing would be heard at first, and a training would spend thousands of steps on that.
-        for convolved in (self.first, self.second):
-            n_summed = convolved.weight[0].numel()
-            nn.init.normal_(convolved.weight, std=GELU_GAIN / math.sqrt(n_summed))
-            nn.init.zeros_(convolved.bias)
+        if keeps_loudness:
+            for convolved in (self.first, self.second):
+                n_summed = convolved.weight[0].numel()
+                nn.init.normal_(convolved.weight, std=GELU_GAIN / math.sqrt(n_summed))
+                nn.init.zeros_(convolved.bias)
 
     def forward(self, field: Tensor, condition: Tensor) -> Tensor:
         """The field after both convolutions; ``condition`` has one row per field."""
@@ -65,7 +74,13 @@ class UNet(nn.Module):
         super().__init__()
         self.gpu_dtype = gpu_dtype
         block = partial(
-            FiLMBlock, n_condition=n_condition, n_spatial=n_spatial, dropout=dropout
+            FiLMBlock,
+            n_condition=n_condition,
+            n_spatial=n_spatial,
+            dropout=dropout,
+            # By torch's own start each convolution and GELU return about a third of what they are given. Of a fifth level
+            # nothing would be heard at first, and a training would spend thousands of steps on that.
+            keeps_loudness=len(widths) > 1,
         )
         self.embedding = nn.Sequential(
             nn.Linear(1, n_condition), nn.GELU(), nn.Linear(n_condition, n_condition)
