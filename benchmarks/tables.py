@@ -149,6 +149,23 @@ def ranked(rows, methods, setting, metric):
     return cells
 
 
+def marks(rows):
+    """Signs for the commits of rows that another run measured than the one named below the tables."""
+    commits = dict.fromkeys(r["commit"] for r in rows if "commit" in r)
+    return dict(zip(commits, "†‡§", strict=False))
+
+
+def marked(rows, method, setting):
+    """The name, with the sign of its run."""
+    runs = {
+        r["commit"]
+        for r in rows
+        if (r["method"], r["setting"]) == (method, setting) and "commit" in r
+    }
+    signs = [sign for commit, sign in marks(rows).items() if commit in runs]
+    return " ".join([method, *signs])
+
+
 def is_bound(method):
     return not any(name in method for name in NO_BOUNDS)
 
@@ -165,7 +182,8 @@ def table(rows, methods, setting, metrics, paper):
             "-" if v is None else f"{v:.3f}" for v in paper.get(method, ())
         )
         cells = " | ".join(columns[metric][method] for metric in metrics)
-        lines.append(f"| {method} | {cells} | {theirs} |")
+        name = marked(rows, method, setting)
+        lines.append(f"| {name} | {cells} | {theirs} |")
     return "\n".join(lines)
 
 
@@ -193,8 +211,9 @@ def ratios(rows, methods, setting, reference):
             continue
         mean = math.exp(statistics.fmean(map(math.log, pairs)))
         ahead = sum(ratio < 1 for ratio in pairs)
+        name = marked(rows, method, setting)
         lines.append(
-            f"| {method} | {mean:.2f} | {min(pairs):.2f} | {max(pairs):.2f} | {ahead} of {len(pairs)} seeds |"
+            f"| {name} | {mean:.2f} | {min(pairs):.2f} | {max(pairs):.2f} | {ahead} of {len(pairs)} seeds |"
         )
     return "\n".join(lines)
 
@@ -322,6 +341,8 @@ def render(problem, reference="GeoQ", chosen=()):
         parts = []
         for setting in dict.fromkeys(r["setting"] for r in rows):
             parts += of_setting(problem, rows, setting, reference, chosen)
+        signs = [f"{sign} commit {commit}." for commit, sign in marks(rows).items()]
+        parts += [" ".join(signs)] if signs else []
     script = SCRIPTS.get(problem, problem.removesuffix("_ablation"))
     source = f"`python benchmarks/{script}.py`, {where_measured(record)}"
     notes = [NOTES[problem]] if problem in NOTES else []
