@@ -8,6 +8,7 @@ simulations, and other weights. GeoQ learns with one network in place of three.
 """
 
 import argparse
+import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,31 @@ from richtmyer_meshkov_methods import (
 from torch import nn
 
 from geoq import IndicatorIncrement
+from geoq.nets.unet import FiLMBlock
+from geoq.training import seeded
+
+FIVE_LEVELS = (16, 32, 64, 64, 64)
+
+
+class TorchStart(IndicatorIncrement):
+    """Networks whose convolutions start as torch would have them."""
+
+    def _build(self, *sizes):
+        networks = super()._build(*sizes)
+        with seeded(self.training.random_state):
+            for module in self.networks_.modules():
+                if isinstance(module, FiLMBlock):
+                    module.first.reset_parameters()
+                    module.second.reset_parameters()
+        return networks
+
+
+def with_five_levels(study, setting, **form):
+    """GeoQ by networks that see farther."""
+    other = copy.copy(study)
+    other.settings, other.known = replace(study.settings, widths=FIVE_LEVELS), {}
+    return default(other, setting, view=X_AND_P, **form)
+
 
 METHODS = {
     "Zero bound": zero_bound,
@@ -48,6 +74,10 @@ METHODS = {
     "Shares by p and cell": worth_of_p_verdict,
     "GeoQ (start from cells)": partial(default, view=X_AND_P, increment=FromCells),
     "GeoQ": partial(default, view=X_AND_P),
+    "GeoQ (five levels)": with_five_levels,
+    "GeoQ (five levels, torch's start)": partial(
+        with_five_levels, increment=TorchStart
+    ),
 }
 
 
@@ -101,7 +131,7 @@ def coarsened(u, factor):
     return (mean > 0.5).float().view(*fields.shape[:-2], *mean.shape[-2:])
 
 
-def measure(sizes, x, y, network, n, seed):
+def measure(sizes, x, y, network, methods, n, seed):
     """Rows: what each method makes of so many simulations."""
     torch.set_num_threads(1)
     first = sizes.n_train + sizes.n_test
@@ -113,7 +143,7 @@ def measure(sizes, x, y, network, n, seed):
     study.networks = dict.fromkeys(
         ("deployed", *study.fold_names), OperatorSurrogate(network)
     )
-    return [scored(study, name, n) for name in METHODS]
+    return [scored(study, name, n) for name in methods]
 
 
 def scored(study, name, n):
@@ -130,6 +160,9 @@ def main():
         "--data", type=Path, help="simulations, as their script wrote them"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument(
+        "--method", action="append", help="only this one; may be repeated"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--out", type=Path, help="where to write the results")
     arguments = parser.parse_args()
@@ -152,9 +185,10 @@ def main():
         "settings": repr(sizes),
         "small": small,
     }
+    methods = [name for name in METHODS if name in (arguments.method or METHODS)]
     asked = [(n, seed) for n in sizes.n_calibration for seed in arguments.seeds]
     measured = Parallel(n_jobs=arguments.jobs, return_as="generator")(
-        delayed(measure)(sizes, x, y, network, *one) for one in asked
+        delayed(measure)(sizes, x, y, network, methods, *one) for one in asked
     )
     rows = []
     for part in measured:
@@ -162,7 +196,7 @@ def main():
         record.write("few_fields", rows, out, **facts)
         for row in part:
             print(
-                f"{row['setting']:16s} {row['method']:28s} seed {row['seed']} pinball {1000 * row['pinball']:.3f}e-3",
+                f"{row['setting']:16s} {row['method']:33s} seed {row['seed']} pinball {1000 * row['pinball']:.3f}e-3",
                 flush=True,
             )
     print(out)

@@ -405,10 +405,10 @@ def test_few_fields_scores_verdicts_for_every_number_of_simulations(tmp_path):
     command += ["--seeds", "0", "--jobs", "2", "--out", file]
     subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     rows = json.loads(file.read_text())["rows"]
-    assert [row["setting"] for row in rows] == ["12 simulations"] * 6 + [
+    assert [row["setting"] for row in rows] == ["12 simulations"] * 8 + [
         "20 simulations"
-    ] * 6
-    assert len({row["method"] for row in rows}) == 6
+    ] * 8
+    assert len({row["method"] for row in rows}) == 8
     for row in rows:
         found = row["recall"] * row["wrong_cells"]
         missed, in_vain = row["wrong_cells"] - found, row["flagged"] - found

@@ -79,7 +79,7 @@ class IndicatorIncrement:
     n_networks: int = 3
     training: Training = field(
         default_factory=lambda: Training(
-            n_steps=2000, batch_size=4, check_every=50, patience=6, n_decays=2
+            n_steps=2000, batch_size=4, check_every=100, patience=3, n_decays=2
         )
     )
     rests_on_anchors: ClassVar[bool] = False

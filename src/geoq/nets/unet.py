@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 # GELU of a standard normal has the root mean square 1 / 1.534.
 GELU_GAIN = 1.534
+# Up to so many levels networks are heard as torch starts them, and being quiet at first serves them where data are few.
+SHALLOW = 3
 
 
 class FiLMBlock(nn.Module):
@@ -80,7 +82,7 @@ class UNet(nn.Module):
             dropout=dropout,
             # By torch's own start each convolution and GELU return about a third of what they are given. Of a fifth level
             # nothing would be heard at first, and a training would spend thousands of steps on that.
-            keeps_loudness=len(widths) > 1,
+            keeps_loudness=len(widths) > SHALLOW,
         )
         self.embedding = nn.Sequential(
             nn.Linear(1, n_condition), nn.GELU(), nn.Linear(n_condition, n_condition)
