@@ -4,8 +4,9 @@ r"""Increment models: an upper conditional quantile of what the anchors do not e
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import reduce
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -196,7 +197,10 @@ class _ScaledRate(nn.Module):
         # a cell that was never wrong starts where its channel does.
         by_channel = self._by_channel(mean)
         first = torch.where(mean > 0, mean, 0.01 * by_channel)
-        share = self._by_channel(slope.count_nonzero(dim=0).to(slope) / len(slope))
+        count = torch.zeros_like(mean)
+        for rows in chunks(len(slope), slope[0].numel()):
+            count += slope[rows].count_nonzero(dim=0)
+        share = self._by_channel(count / len(slope))
         size = torch.where(share > 0, by_channel / share, 0.0)
         rare = (level == 0) & (size > 0)
         level = torch.maximum(level, first)
@@ -240,7 +244,8 @@ def _fit_rate(
     apart = calibration.features.norm > 0  # where psi is zero, so is g by construction
     if not apart.any():
         return
-    largest = _apply(module, calibration.features).amax(dim=0)
+    answers = _parts(module, calibration.features)
+    largest = reduce(torch.maximum, (part.amax(dim=0) for part in answers))
     dead = (largest == 0) & (inverse_cdf_quantile(increment[apart], quantile) > 0)
     if dead.any():
         raise RuntimeError(
@@ -250,12 +255,17 @@ def _fit_rate(
         )
 
 
-@torch.no_grad()
-def _apply(module: _ScaledRate, features: GeometricFeatures) -> Tensor:
+def _parts(module: _ScaledRate, features: GeometricFeatures) -> Iterator[Tensor]:
+    """Answers, some rows at a time."""
     row_numbers = max(features.displacement[:1].numel(), module.unit.numel())
-    return torch.cat(
-        [module(features[rows]) for rows in chunks(len(features), row_numbers)]
-    )
+    for rows in chunks(len(features), row_numbers):
+        with torch.no_grad():
+            part = module(features[rows])
+        yield part
+
+
+def _apply(module: _ScaledRate, features: GeometricFeatures) -> Tensor:
+    return torch.cat(list(_parts(module, features)))
 
 
 @dataclass
