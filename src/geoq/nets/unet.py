@@ -41,7 +41,7 @@ class FiLMBlock(nn.Module):
             for convolved in (self.first, self.second):
                 n_summed = convolved.weight[0].numel()
                 nn.init.normal_(convolved.weight, std=GELU_GAIN / math.sqrt(n_summed))
-                nn.init.zeros_(convolved.bias)
+                nn.init.zeros_(convolved.get_parameter("bias"))
 
     def forward(self, field: Tensor, condition: Tensor) -> Tensor:
         """The field after both convolutions; ``condition`` has one row per field."""
