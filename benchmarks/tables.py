@@ -166,6 +166,12 @@ def marked(rows, method, setting):
     return " ".join([method, *signs])
 
 
+def other_runs(rows):
+    """What the signs mean, where there are any."""
+    signs = [f"{sign} commit {commit}." for commit, sign in marks(rows).items()]
+    return [" ".join(signs)] if signs else []
+
+
 def is_bound(method):
     return not any(name in method for name in NO_BOUNDS)
 
@@ -318,7 +324,8 @@ def few_fields(rows):
     for method in dict.fromkeys(r["method"] for r in rows):
         losses = [values(rows, method, size, "pinball") for size in sizes]
         cells = [spread([1000 * loss for loss in one]) for one in losses]
-        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+        name = marked(rows, method, sizes[0])
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -334,15 +341,14 @@ def render(problem, reference="GeoQ", chosen=()):
     if problem in (scripts := {"defaults": defaults, "ablation": ablation}):
         parts = [scripts[problem].summary(rows)]
     elif problem == "few_fields":
-        parts = [few_fields(rows)]
+        parts = [few_fields(rows), *other_runs(rows)]
     elif "leaks" in record:
         parts = [weather_tables.summary(record, reference, chosen)]
     else:
         parts = []
         for setting in dict.fromkeys(r["setting"] for r in rows):
             parts += of_setting(problem, rows, setting, reference, chosen)
-        signs = [f"{sign} commit {commit}." for commit, sign in marks(rows).items()]
-        parts += [" ".join(signs)] if signs else []
+        parts += other_runs(rows)
     script = SCRIPTS.get(problem, problem.removesuffix("_ablation"))
     source = f"`python benchmarks/{script}.py`, {where_measured(record)}"
     notes = [NOTES[problem]] if problem in NOTES else []

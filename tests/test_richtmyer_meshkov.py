@@ -131,6 +131,21 @@ def test_the_tables_show_the_interface_beside_the_paper(results, modules, monkey
     assert "not public" in page
 
 
+def test_tables_mark_rows_of_other_runs(modules):
+    """A sign for each commit, the same in all settings; none where all rows are of one run."""
+    rows = [
+        {"method": "a", "setting": "binary"},
+        {"method": "b", "setting": "binary", "commit": "1234567"},
+        {"method": "c", "setting": "binary", "commit": "89abcde"},
+        {"method": "b", "setting": "probability"},
+    ]
+    tables = modules[2]
+    names = [tables.marked(rows, r["method"], r["setting"]) for r in rows]
+    assert names == ["a", "b †", "c ‡", "b"]
+    assert tables.other_runs(rows) == ["† commit 1234567. ‡ commit 89abcde."]
+    assert tables.other_runs(rows[:1]) == []
+
+
 def blobs(shape, seed=0):
     """Smooth random fields between 0 and 1, periodic in y."""
     rng = np.random.default_rng(seed)
