@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 # GELU of a standard normal has the root mean square 1 / 1.534.
 GELU_GAIN = 1.534
-# Up to so many levels networks are heard as torch starts them, and being quiet at first serves them where data are few.
+# Up to so many levels networks are heard as torch starts them, and to be quiet at first serves them where data are few.
 SHALLOW = 3
 
 
