@@ -427,4 +427,6 @@ def test_few_fields_scores_verdicts_for_every_number_of_simulations(tmp_path):
     for row in rows:
         found = row["recall"] * row["wrong_cells"]
         missed, in_vain = row["wrong_cells"] - found, row["flagged"] - found
-        assert row["pinball"] == pytest.approx(0.95 * missed + 0.05 * in_vain)
+        # Numbers in the file have seven digits, and cells that were missed are a difference.
+        loss = pytest.approx(0.95 * missed + 0.05 * in_vain, rel=1e-5)
+        assert row["pinball"] == loss
