@@ -161,7 +161,11 @@ def main():
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
-        "--method", action="append", help="only this one; may be repeated"
+        "--method",
+        action="append",
+        choices=METHODS,
+        metavar="NAME",
+        help="only this one; may be repeated",
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--out", type=Path, help="where to write the results")

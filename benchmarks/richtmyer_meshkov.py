@@ -632,7 +632,11 @@ def main():
         help="share of the GPU's memory, where several seeds run at once, as 0.48",
     )
     parser.add_argument(
-        "--method", action="append", help="only this one; may be repeated"
+        "--method",
+        action="append",
+        choices=[method.name for method in METHODS],
+        metavar="NAME",
+        help="only this one; may be repeated",
     )
     parser.add_argument("--epochs", type=int, help="of each operator's training")
     parser.add_argument("--steps", type=int, help="at most, of each learned bound")
