@@ -61,7 +61,7 @@ class TorchStart(IndicatorIncrement):
 def with_five_levels(study, setting, **form):
     """GeoQ by networks that see farther."""
     other = copy.copy(study)
-    other.settings, other.known = replace(study.settings, widths=FIVE_LEVELS), {}
+    other.settings = replace(study.settings, widths=FIVE_LEVELS)
     return default(other, setting, view=X_AND_P, **form)
 
 

@@ -535,6 +535,13 @@ def default(
 
     The chance is the mean of all networks', or of the first ones'.
     """
+    increment_model = increment(
+        QUANTILE,
+        view=view,
+        widths=study.settings.widths,
+        n_networks=n_networks,
+        training=study.settings.training,
+    )
 
     def ask():
         geoq = GeoQ(
@@ -544,13 +551,7 @@ def default(
             folds=LeaveOneGroupOut(),
             representation=identity,
             n_anchors=5,
-            increment_model=increment(
-                QUANTILE,
-                view=view,
-                widths=study.settings.widths,
-                n_networks=n_networks,
-                training=study.settings.training,
-            ),
+            increment_model=increment_model,
         ).fit(study.x, study.y, groups=study.fold)
         chances = [
             with_networks(geoq, [network]).predict_expected(study.x_test)
@@ -558,7 +559,7 @@ def default(
         ]
         return chances, geoq.assess(study.x_test).safe
 
-    chances, safe = study.remembered((increment, view, n_networks), ask)
+    chances, safe = study.remembered(repr(increment_model), ask)
     some = chances[:used]
     return verdict(study, setting, sum(some) / len(some), safe)
 

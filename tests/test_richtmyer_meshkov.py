@@ -51,7 +51,7 @@ def test_a_small_run_scores_every_method_in_its_settings(results, modules):
         expected |= {(method.name, setting.name) for setting in method.settings}
         if method.continuous:
             expected.add((f"{method.name} (rounded)", "binary"))
-        seeing = ("(default", "(one", "(start", "Classifier", "verdicts", "Shares")
+        seeing = ("(default", "(one", "Classifier", "verdicts", "Shares")
         if any(name in method.name for name in seeing):
             maps = f"{method.name}, expected error"
             expected |= {(maps, setting.name) for setting in method.settings}

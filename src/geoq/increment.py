@@ -18,7 +18,7 @@ from geoq.geometry import GeometricFeatures
 from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
 from geoq.representation import Standardization
-from geoq.surrogate import chunks, warn
+from geoq.surrogate import chunks, nonzero_counts, warn
 from geoq.training import Training, seeded, train
 
 # A last dimension of so few places, after dimensions of so many, looks like channels after a grid.
@@ -197,10 +197,7 @@ class _ScaledRate(nn.Module):
         # a cell that was never wrong starts where its channel does.
         by_channel = self._by_channel(mean)
         first = torch.where(mean > 0, mean, 0.01 * by_channel)
-        count = torch.zeros_like(mean)
-        for rows in chunks(len(slope), slope[0].numel()):
-            count += slope[rows].count_nonzero(dim=0)
-        share = self._by_channel(count / len(slope))
+        share = self._by_channel(nonzero_counts(slope).to(slope) / len(slope))
         size = torch.where(share > 0, by_channel / share, 0.0)
         rare = (level == 0) & (size > 0)
         level = torch.maximum(level, first)

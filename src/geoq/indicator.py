@@ -22,8 +22,8 @@ from geoq.crossfit import CalibrationSet
 from geoq.field_factor import FieldNetwork, View, most_rows
 from geoq.geometry import GeometricFeatures
 from geoq.increment import Shapes, check_quantile
-from geoq.shares import CellShares, PredictedShares, counts
-from geoq.surrogate import chunks
+from geoq.shares import CellShares, PredictedShares
+from geoq.surrogate import chunks, nonzero_counts
 from geoq.training import Training, seeded, train
 
 # From predictions to the two values that the error there can take, the lesser first.
@@ -141,7 +141,8 @@ class IndicatorIncrement:
             other.take_units(first)
         per_channel = error.reshape(len(error), n_out, -1)
         self.start_ = self._start(per_channel, calibration)
-        share = counts(per_channel).float().mean(dim=1, keepdim=True) / len(error)
+        count = nonzero_counts(per_channel).float()
+        share = count.mean(dim=1, keepdim=True) / len(error)
         weight = 1 / share.clamp(min=1e-6)
 
         def loss(network: nn.Module, rows: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from geoq.scale import LowRankScale
-from geoq.surrogate import chunks
+from geoq.surrogate import chunks, nonzero_counts
 
 # Shares nearer to 0 or 1 are not believed.
 LEAST = 1e-6
@@ -36,7 +36,8 @@ class CellShares(nn.Module):
     @staticmethod
     def fit(greater: Bool[Tensor, " n n_channels n_cells"]) -> "CellShares":
         """From which held-out errors took the greater value."""
-        maps = LowRankScale().maps(counts(greater) / len(greater)).float()
+        share = nonzero_counts(greater) / len(greater)
+        maps = LowRankScale().maps(share).float()
         return CellShares(maps.clamp(LEAST, 0.5).logit())
 
     def forward(
@@ -94,16 +95,6 @@ class PredictedShares(nn.Module):
         channels = prediction.reshape(len(prediction), *self.offset.shape)
         values = channels.to(self.value).transpose(0, 1)
         return _read(self.value, self.logit, values).transpose(0, 1) + self.offset
-
-
-def counts(
-    greater: Bool[Tensor, " n n_channels n_cells"],
-) -> Int[Tensor, " n_channels n_cells"]:
-    """How many rows of each cell are the greater; in chunks, since a sum of bools is made of a copy of them."""
-    total = torch.zeros_like(greater[0], dtype=torch.long)
-    for rows in chunks(len(greater), 8 * greater[0].numel()):
-        total += greater[rows].sum(dim=0)
-    return total
 
 
 def _cells_read(greater: Tensor) -> Int[Tensor, " n n_read"]:

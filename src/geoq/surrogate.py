@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 Array: TypeAlias = np.ndarray | Tensor
@@ -232,6 +232,14 @@ def chunks(n_rows: int, row_numbers: int) -> Iterator[slice]:
     """Slices over the rows, each of about ``CHUNK_NUMBERS`` numbers and at least one row."""
     step = max(1, CHUNK_NUMBERS // max(1, row_numbers))
     return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
+
+
+def nonzero_counts(rows: Shaped[Tensor, " n *field"]) -> Int[Tensor, " *field"]:
+    """How many rows are not 0, or true, in each cell; in chunks, since torch counts a copy of eight bytes a number."""
+    total = torch.zeros_like(rows[0], dtype=torch.long)
+    for some in chunks(len(rows), 8 * rows[0].numel()):
+        total += rows[some].count_nonzero(dim=0)
+    return total
 
 
 @contextmanager
