@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Threads that wait should sleep: on a busy machine spinning ones cost minutes.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test lint format setup bench clean
+.PHONY: demo test lint format setup bench golden clean
 
 demo: setup  ## Calibrate GeoQ around a small neural surrogate of the Forrester function
 	$(BIN)/geoq demo
@@ -26,6 +26,9 @@ format: setup  ## Rewrite the files in the house format
 
 bench: setup  ## The speed figures of the README
 	$(BIN)/python benchmarks/speed.py
+
+golden: setup  ## Store the answers that tests/test_golden.py compares with, after a change on purpose
+	$(BIN)/python tests/golden.py
 
 setup: .venv/.ready  ## The virtual environment alone
 
