@@ -15,6 +15,8 @@ from sklearn.neighbors import KNeighborsRegressor
 
 import geoq
 from geoq import GeoQ, RolloutGeoQ
+from geoq.increments import Climatology, FieldFactor
+from geoq.rollout import AdditiveRecursion
 
 FILE = Path(__file__).parent / "data" / "golden.npz"
 # Relative to the largest value of an array: closed-form answers, and answers of networks.
@@ -95,21 +97,21 @@ def default_tensors() -> Answers:
 
 def bounds_at_levels() -> Answers:
     fitted = _fitted(*table(3))
-    bounds = fitted.predict_levels(queries(), (0.5, 0.9, 0.99))
+    bounds = fitted.bounds(queries(), (0.5, 0.9, 0.99))
     return {str(level): _array(bound) for level, bound in bounds.items()}
 
 
 def conformalized() -> Answers:
     x, y = table(3, n=400)
     fitted = _fitted(x[:150], y[:150])
-    plain = fitted.conformalize(x[150:], y[150:]).predict(queries())
-    whole = fitted.conformalize(x[150:], y[150:], promise=geoq.WholeField(0.9))
-    return {"pointwise": _array(plain), "whole": _array(whole.predict(queries()))}
+    plain = fitted.conformalize(x[150:], y[150:]).bound(queries())
+    whole = fitted.conformalize(x[150:], y[150:], guarantee=geoq.WholeField(0.9))
+    return {"pointwise": _array(plain), "whole": _array(whole.bound(queries()))}
 
 
 def climatology() -> Answers:
     x, y = table(3)
-    model = geoq.PowerLawIncrement(reference=geoq.Climatology.fit(y, 0.95))
+    model = geoq.PowerLawIncrement(reference=Climatology())
     return _answers(_fitted(x, y, increment_model=model).assess(queries()))
 
 
@@ -133,7 +135,7 @@ def paper() -> Answers:
         representation=geoq.identity,
         folds=geoq.ClusterFolds(5),
         increment_model=geoq.NormScaledIncrement(0.95, training=training),
-        safe_region=geoq.SafeRegion,
+        safe_region=geoq.SafeRegion(),
         n_anchors=3,
     )
     return _answers(fitted.assess(queries()))
@@ -169,8 +171,8 @@ def _field_answers(increment_model: object, **settings: object) -> Answers:
 
 def field_default() -> Answers:
     training = geoq.Training(n_steps=30, batch_size=8, check_every=10, patience=2)
-    factor = geoq.FieldFactor(training=training, n_groups=3, dropout=0.0)
-    return _field_answers(geoq.PowerLawIncrement.for_fields(factor=factor))
+    factor = FieldFactor(training=training, n_splits=3, dropout=0.0)
+    return _field_answers(geoq.FieldScaleIncrement(factor=factor))
 
 
 def field_paper() -> Answers:
@@ -194,7 +196,7 @@ def indicator() -> Answers:
         folds=geoq.RandomFolds(3),
         increment_model=model,
     ).fit(x[:36], wrong[:36])
-    expected = _array(fitted.predict_expected(x[36:]))
+    expected = _array(fitted.expected_error(x[36:]))
     return {**_answers(fitted.assess(x[36:])), "expected": expected}
 
 
@@ -240,7 +242,7 @@ def rollouts_float32() -> Answers:
 
 def rollouts_paper() -> Answers:
     training = geoq.Training(n_steps=20, batch_size=8, check_every=10)
-    scheme = geoq.AdditiveRecursion(training=training)
+    scheme = AdditiveRecursion(training=training)
     return _rollouts(scheme=scheme, folds=geoq.ClusterFolds(3))
 
 

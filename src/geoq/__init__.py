@@ -1,11 +1,8 @@
 """GeoQ: how wrong is this prediction, here, and may I trust that answer?"""
 
 from geoq.assessment import Assessment
-from geoq.climatology import Climatology
-from geoq.coverage import ExpectedShare, WholeField
+from geoq.conformal import WholeField
 from geoq.estimator import GeoQ
-from geoq.field_factor import FieldFactor, View
-from geoq.fold_surrogates import PredictedFolds, TrainedFolds
 from geoq.folds import (
     ClusterFolds,
     CombinedFolds,
@@ -15,62 +12,46 @@ from geoq.folds import (
     TemporalFolds,
     default_folds,
 )
-from geoq.increment import FieldIncrement, NormScaledIncrement
-from geoq.indicator import IndicatorIncrement, of_logit, of_probability, zero_or_one
-from geoq.levels import PredictionLevels
-from geoq.power_law import PowerLawIncrement
-from geoq.representation import identity
-from geoq.rollout import (
-    AdditiveRecursion,
-    RolloutAssessment,
-    RolloutGeoQ,
-    RolloutRegion,
-    SaturatingGrowth,
-    TrainRollout,
+from geoq.increments import (
+    FieldIncrement,
+    FieldScaleIncrement,
+    IndicatorIncrement,
+    NormScaledIncrement,
+    PowerLawIncrement,
 )
+from geoq.nets.mlp import MLP
+from geoq.representation import identity
+from geoq.rollout import RolloutGeoQ
 from geoq.safe_region import DistanceRegion, SafeRegion
-from geoq.scale import LowRankScale
 from geoq.surrogate import absolute_error, norm_error, relative_norm_error
-from geoq.training import Training, TrainNetwork
+from geoq.training import PredictedFolds, TrainedFolds, Training, TrainNetwork
 
 __all__ = [
-    "AdditiveRecursion",
+    "MLP",
     "Assessment",
-    "Climatology",
     "ClusterFolds",
     "CombinedFolds",
     "DistanceRegion",
-    "ExpectedShare",
-    "FieldFactor",
     "FieldIncrement",
+    "FieldScaleIncrement",
     "GeoQ",
     "GroupFolds",
     "IndicatorIncrement",
-    "LowRankScale",
     "NestedFolds",
     "NormScaledIncrement",
     "PowerLawIncrement",
     "PredictedFolds",
-    "PredictionLevels",
     "RandomFolds",
-    "RolloutAssessment",
     "RolloutGeoQ",
-    "RolloutRegion",
     "SafeRegion",
-    "SaturatingGrowth",
     "TemporalFolds",
     "TrainNetwork",
-    "TrainRollout",
     "TrainedFolds",
     "Training",
-    "View",
     "WholeField",
     "absolute_error",
     "default_folds",
     "identity",
     "norm_error",
-    "of_logit",
-    "of_probability",
     "relative_norm_error",
-    "zero_or_one",
 ]

@@ -1,25 +1,20 @@
-"""What GeoQ answers: the bound, the flag, their parts, and the reason."""
+"""The answer of GeoQ: the bound, the safe flag, their parts, and the reason."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Bool, Float, Int
 
-from geoq.surrogate import Array
+from geoq.arrays import Array
+from geoq.checks import check_index
 
-N_ANCHORS_TOLD = 5
-
-
-def check_asked(number: int, name: str, n: int) -> None:
-    """Refuse the number of a query, or of a rollout, that was not assessed."""
-    if not -n <= number < n:
-        raise IndexError(
-            f"{name}={number}, but {n} were assessed; choose 0 to {n - 1}."
-        )
+N_ANCHORS_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class QueryFeatures:
-    """psi of the queries in the user's kind of array; inside, ``GeometricFeatures`` are tensors."""
+    """The features psi of the queries in the user's kind of array; inside geoq, ``GeometricFeatures`` holds tensors."""
 
     displacement: Float[Array, " n *z"]
     support_distance: Float[Array, " n"]
@@ -27,22 +22,22 @@ class QueryFeatures:
 
 @dataclass(frozen=True, repr=False)
 class Assessment:
-    """What GeoQ says of each query, in the user's kind of array.
+    """Error bounds, safe flags and their parts, one row per query, in the user's kind of array.
 
     Attributes:
-        prediction: the surrogate's answer.
+        prediction: the prediction of the surrogate.
         error_hat: upper estimate of its error, ``anchor_error + increment``.
-        safe: whether the calibration supports the bound here; ``meaning`` says in which sense.
-        support_score: how far the query is from that support; safe means at most ``threshold``.
+        safe: whether the calibration supports the bound; ``meaning`` explains in which sense.
+        support_score: a measure of the distance to the calibration; a query is safe if it is at most ``threshold``.
         anchor_error: mean observed error of the anchors.
-        increment: learned correction for the way from the anchors to the query.
+        increment: learned correction for the displacement from the anchors to the query.
         anchors: rows of the data that serve as anchors, the nearest first.
-        anchor_distance: their distances in representation space.
-        observed_error: the anchors' observed errors, averaged over the field where the error is one.
-        features: psi of the queries.
+        anchor_distance: distances to the anchors in representation space.
+        observed_error: observed errors of the anchors, averaged over the field if the error is a field.
+        features: the features psi of the queries.
         threshold: largest support score that counts as safe.
-        meaning: what it means to be safe, and not to be.
-        typical_distance: median length of the calibration displacements, a yardstick for ``anchor_distance``.
+        meaning: why a query is safe, and why it is not.
+        typical_distance: median length of the calibration displacements, for comparison with ``anchor_distance``.
         typical_support_distance: median support distance of the calibration.
     """
 
@@ -65,38 +60,54 @@ class Assessment:
         return len(self.safe)
 
     def __repr__(self) -> str:
-        return f"Assessment of {len(self)} queries, {int(self.safe.sum())} of them safe; reason(i) says why"
+        return f"Assessment of {len(self)} queries, {int(self.safe.sum())} of them safe; reason(i) explains query i"
 
-    def reason(self, query: int) -> str:
-        """Why this bound and this flag, in words and numbers, for one query."""
-        check_asked(query, "query", len(self))
-        bound, baseline, increment = (
-            float(part[query].mean())
-            for part in (self.error_hat, self.anchor_error, self.increment)
-        )
-        mean = "mean " if len(self.error_hat[query].reshape(-1)) > 1 else ""
-        support, score = (
-            float(self.features.support_distance[query]),
-            float(self.support_score[query]),
-        )
-        verdict = (
+    def safety(self, query: int) -> str:
+        """Whether a query is safe, and why, as a phrase."""
+        check_index(query, "query", len(self))
+        return (
             f"safe, {self.meaning[0]}"
             if self.safe[query]
             else f"NOT safe, {self.meaning[1]}"
         )
+
+    def reason(
+        self,
+        query: int,
+        *,
+        name: str | None = None,
+        labels: Sequence[Any] | None = None,
+    ) -> str:
+        """Explain the bound and the flag of one query in words and numbers.
+
+        Args:
+            query: the number of the query.
+            name: a name for the query in the text; its number if None.
+            labels: labels of the rows of the data, to name the anchors; their row numbers if None.
+        """
+        safety = self.safety(query)
+        bound, anchor_error, increment = (
+            float(part[query].mean())
+            for part in (self.error_hat, self.anchor_error, self.increment)
+        )
+        mean = "mean " if len(self.error_hat[query].reshape(-1)) > 1 else ""
+        distance = float(self.features.support_distance[query])
+        score = float(self.support_score[query])
         lines = [
-            f"query {query}: {mean}error bound {bound:.3g}, {verdict}",
-            f"  anchor error {baseline:.3g} + increment {increment:.3g} = {bound:.3g}",
-            *self._anchors_told(query, mean),
-            f"  support distance {support:.3g}, {_times(support, self.typical_support_distance)}",
-            f"  support score {score:.3g} against the threshold {self.threshold:.3g}",
+            f"{name or f'query {query}'}: {mean}error bound {bound:.3g}, {safety}",
+            f"  anchor error {anchor_error:.3g} + increment {increment:.3g} = {bound:.3g}",
+            *self._anchor_lines(query, mean, labels),
+            f"  support distance {distance:.3g}, {_times(distance, self.typical_support_distance)}",
+            f"  support score {score:.3g}, threshold {self.threshold:.3g}",
         ]
         return "\n".join(lines)
 
-    def _anchors_told(self, query: int, mean: str) -> list[str]:
-        told = [
-            f"  anchor row {int(row)}: observed {mean}error {float(error):.3g}, "
-            f"distance {float(distance):.3g}, {_times(float(distance), self.typical_distance)}"
+    def _anchor_lines(
+        self, query: int, mean: str, labels: Sequence[Any] | None
+    ) -> list[str]:
+        lines = [
+            f"  anchor {f'row {int(row)}' if labels is None else labels[int(row)]}: observed {mean}error "
+            f"{float(error):.3g}, distance {float(distance):.3g}, {_times(float(distance), self.typical_distance)}"
             for row, distance, error in zip(
                 self.anchors[query],
                 self.anchor_distance[query],
@@ -104,15 +115,14 @@ class Assessment:
                 strict=True,
             )
         ]
-        untold = len(told) - N_ANCHORS_TOLD
-        return told[:N_ANCHORS_TOLD] + (
-            [f"  and {untold} more anchors"] if untold > 0 else []
-        )
+        n_more = len(lines) - N_ANCHORS_SHOWN
+        more = [f"  and {n_more} more anchors"] if n_more > 0 else []
+        return lines[:N_ANCHORS_SHOWN] + more
 
 
 def _times(value: float, typical: float) -> str:
     return (
-        f"{value / typical:.2g} times the typical one of the calibration"
+        f"{value / typical:.2g} times the calibration median"
         if typical > 0
-        else "the typical is 0"
+        else "the calibration median is 0"
     )

@@ -12,7 +12,8 @@ from geoq.assessment import Assessment
 from geoq.estimator import GeoQ
 from geoq.metrics import correlation, coverage, pinball
 from geoq.nets.mlp import MLP
-from geoq.training import Training, TrainNetwork
+from geoq.training.loop import Training
+from geoq.training.recipe import TrainNetwork
 
 INTERVAL = (0.25, 0.75)
 QUERIES = (0.5, 0.8, 0.02)
@@ -27,9 +28,7 @@ def forrester(x: np.ndarray) -> np.ndarray:
 
 def demo(picture: Path) -> None:
     """Calibrate GeoQ around a small neural surrogate of the Forrester function, and show what it says."""
-    from geoq import (
-        plots,  # first of all, so that a missing extra is told before the work
-    )
+    from geoq import plots
 
     started = time.perf_counter()
     x, x_test = np.linspace(*INTERVAL, 600)[:, None], np.linspace(0, 1, 1000)[:, None]

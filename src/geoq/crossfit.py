@@ -1,4 +1,4 @@
-"""Cross-fitted calibration data: what the error did where a surrogate had not seen the answer (lines 5-11)."""
+"""Cross-fitted calibration data: errors at points that the surrogate of a fold has not seen (lines 5-11)."""
 
 import logging
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from geoq.checkpoint import Checkpoint
-from geoq.fold_surrogates import Fold, FoldSurrogates, fold_predictions
+from geoq.arrays import Array, take, to_tensor
+from geoq.checks import add_note_on_error, warn
 from geoq.folds import FoldPlan
 from geoq.geometry import (
     Embedding,
@@ -21,23 +21,32 @@ from geoq.geometry import (
     anchor_error,
 )
 from geoq.representation import Standardization
-from geoq.surrogate import Array, ErrorFunctional, errors_of, noting, take, warn
+from geoq.surrogate import ErrorFunctional, errors_of
+from geoq.training.checkpoint import Checkpoint
+from geoq.training.fold_surrogates import Fold, FoldSurrogates, fold_predictions
 
 logger = logging.getLogger(__name__)
 
-# A fold surrogate this many times worse than its fellows, on what it saw and on what it did not, has failed to train:
-# extrapolation alone spoils only the second.
-OUT_OF_FAMILY = 5.0
+# The training of a fold surrogate has failed if its errors are this many times the median over the folds, both on its
+# training points and on its held-out points. Extrapolation raises only the errors on held-out points.
+FAILED_FOLD_RATIO = 5.0
 N_IN_SAMPLE = 256
 
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    r"""Tuples :math:`(\psi_i, r_i^{cf})` of all folds; nested folds give several tuples per point.
+    r"""Calibration tuples :math:`(\psi_i, r_i^{cf})` of all folds; nested folds give several tuples per point.
 
-    ``point`` is the row of the data a tuple comes from, ``fold`` the fold that held it out, counted from 0, and
-    ``family`` the scheme that the fold belongs to. Where points depend on each other, tuples do whose positions differ
-    by no more than the reach.
+    Attributes:
+        features: the features of the held-out points relative to the points that their fold left in.
+        error: their errors, made by the surrogate of the fold.
+        point: the row of the data that a tuple comes from.
+        fold: the fold that held the point out, counted from 0.
+        family: the fold scheme that the fold belongs to.
+        position: for dependent points, the group or the time of the point. Two tuples depend on each other if their
+            positions differ by at most ``reach``.
+        reach: see ``position``.
+        outputs: reference outputs of all points of the data. None in an estimator that was loaded from a file.
     """
 
     features: GeometricFeatures
@@ -47,6 +56,7 @@ class CalibrationSet:
     family: Int[Tensor, " n"]
     position: Int[Tensor, " n"] | None = None
     reach: int = 0
+    outputs: Float[Tensor, " n_points *output"] | None = None
 
     def __len__(self) -> int:
         return len(self.error)
@@ -60,10 +70,11 @@ class CalibrationSet:
             family=self.family[rows],
             position=None if self.position is None else self.position[rows],
             reach=self.reach,
+            outputs=self.outputs,
         )
 
-    def some(self, n_rows: int) -> "CalibrationSet":
-        """All tuples, or so many drawn at random."""
+    def subsample(self, n_rows: int) -> "CalibrationSet":
+        """All tuples, or a random sample of ``n_rows`` of them if there are more."""
         if len(self) <= n_rows:
             return self
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
@@ -71,7 +82,7 @@ class CalibrationSet:
 
     @property
     def increment(self) -> Float[Tensor, " n *field"]:
-        r"""What the anchors did not explain.
+        r"""The part of the error that the anchors do not explain.
 
         .. math:: r_i^{cf} = [e_i^{cf} - \overline e_{k_a, i}^{cf}]_+  (eq:anchor_increment)
         """
@@ -79,14 +90,14 @@ class CalibrationSet:
 
     @property
     def weight(self) -> Float[Tensor, " n"]:
-        """Weights of the tuples that add up to 1, each family of folds having the same share."""
+        """Weights of the tuples. They sum to 1, and every family of folds has the same total weight."""
         count = self.family.bincount()[self.family]
         weight: Tensor = 1 / (count * len(self.family.unique())).to(self.error.dtype)
         return weight
 
     @property
     def interpolating(self) -> Bool[Tensor, " n"]:
-        """Tuples of the family of folds that keeps held-out points nearest to the others, random folds if there are."""
+        """Mask of the family of folds with the smallest median support distance, normally the random folds."""
         distance = self.features.support_distance
         by_family = {
             float(distance[self.family == family].median()): family
@@ -95,23 +106,33 @@ class CalibrationSet:
         return torch.eq(self.family, by_family[min(by_family)])
 
     @property
-    def unit(self) -> Int[Tensor, " n"]:
-        """Tuples of one unit belong together: they come from one point, one group or one stretch of time.
+    def group(self) -> Int[Tensor, " n"]:
+        """The group of each tuple: tuples of one group come from one point, one group of points or one stretch of time.
 
-        Neighbouring stretches still touch, so that a split by units separates dependent times nearly, not fully.
+        Neighbouring stretches of time touch, so a split by groups separates dependent times nearly, but not completely.
         """
         return (
             self.point if self.position is None else self.position // (self.reach + 1)
         )
 
-    def apart_from(self, held_out: Bool[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Tuples that are neither held out nor, along time, within reach of the stretch that is."""
-        apart = ~held_out
+    @property
+    def n_independent(self) -> int:
+        """The number of tuples that are independent of the tuple with the fewest independent ones."""
+        if self.position is None:
+            return len(self) - 1
+        position = self.position.sort().values
+        near = torch.searchsorted(position, position + self.reach, right=True)
+        near = near - torch.searchsorted(position, position - self.reach)
+        return len(position) - int(near.max())
+
+    def independent_of(self, held_out: Bool[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """Mask of the tuples that are not held out and do not depend on a held-out stretch of time."""
+        independent = ~held_out
         if self.position is not None:
-            mine = self.position[held_out]
-            before = self.position < mine.min() - self.reach
-            apart &= before | (self.position > mine.max() + self.reach)
-        return apart
+            own = self.position[held_out]
+            before = self.position < own.min() - self.reach
+            independent &= before | (self.position > own.max() + self.reach)
+        return independent
 
     @cached_property
     def typical_distance(self) -> float:
@@ -125,13 +146,13 @@ class CalibrationSet:
 
     @cached_property
     def standardization(self) -> Standardization:
-        """T: fitted on the calibration features, read by the increment model and by the safe region (line 11)."""
+        """T, fitted to the calibration features; the increment model and the safe region use it (line 11)."""
         return Standardization.fit(self.features.flat)
 
 
 @dataclass(frozen=True)
 class Observations:
-    """The user's pairs, and the inputs as the geometry sees them."""
+    """The user's pairs, and the inputs in the coordinates of the geometry."""
 
     x: Array
     y: Array
@@ -151,35 +172,43 @@ def cross_fit(
     n_support: int,
     checkpoint: Checkpoint | None = None,
 ) -> CalibrationSet:
-    """Features and errors of every held-out point of all folds (lines 6-10)."""
+    """Features and errors of every held-out point of all folds (lines 6-10).
+
+    Line 8 is computed in two parts. The neighbours of all folds are found before line 7, because they determine the points at
+    which a fold surrogate is evaluated; only predictions are kept, never the fold surrogates themselves.
+    """
+    # Line 8, first part: the anchors and features of the held-out points.
     held_out = [
         _HeldOut.relate(data, number, plan, n_anchors, n_support)
         for number in range(len(plan.splits))
     ]
-    # Fold by fold into one place: fields of all folds beside their concatenation would take twice the memory.
+    # The tuples of all folds are written into one place: concatenating fields would take twice the memory.
     ends = np.cumsum([len(part.unseen) for part in held_out])
-    place: _Observed | None = None
+    place: _FoldTuples | None = None
     mean_error = np.empty((2, len(held_out)))
+    # Line 7: train the fold surrogates, or obtain their predictions.
     for number, prediction in fold_predictions(
         fold_surrogates, data.x, data.y, [part.fold for part in held_out], checkpoint
     ):
         part = held_out[number]
-        observed = part.observed(data, prediction, error_functional)
-        place = observed.room_for(int(ends[-1])) if place is None else place
-        place.put(observed, int(ends[number]))
-        mean_error[:, number] = float(observed.error.mean()), observed.in_sample
+        # Line 8, second part: the errors of the held-out points and of their anchors.
+        tuples = part.tuples(data, prediction, error_functional)
+        place = tuples.room_for(int(ends[-1])) if place is None else place
+        place.put(tuples, int(ends[number]))
+        mean_error[:, number] = float(tuples.error.mean()), tuples.in_sample
         logger.info(
             "%s: mean error %.4g held out, %.4g in sample",
             part.fold,
             *mean_error[:, number],
         )
     assert place is not None
-    _check_family(*mean_error)
+    _warn_of_failed_folds(*mean_error)
 
     def on_device(numbers: np.ndarray) -> Tensor:
         return torch.as_tensor(numbers, device=data.embedding.z.device)
 
     dependence = plan.dependence
+    # Line 10: the tuples of all folds together. Line 11, T, is computed when it is needed.
     return CalibrationSet(
         features=place.features,
         error=place.error,
@@ -190,11 +219,12 @@ def cross_fit(
         if dependence is None
         else on_device(dependence.position[plan.point]),
         reach=0 if dependence is None else dependence.reach,
+        outputs=to_tensor(data.y, "y"),
     )
 
 
-class _Observed(NamedTuple):
-    """A fold's tuples, and the mean error on what its surrogate was trained on."""
+class _FoldTuples(NamedTuple):
+    """The tuples of a fold, and the mean error of its surrogate on points that it was trained on."""
 
     features: GeometricFeatures
     error: Tensor
@@ -204,23 +234,23 @@ class _Observed(NamedTuple):
     def parts(self) -> tuple[Tensor, ...]:
         return (*self.features.parts, self.error)
 
-    def room_for(self, n: int) -> "_Observed":
-        """Place for so many tuples of this kind."""
+    def room_for(self, n: int) -> "_FoldTuples":
+        """Empty arrays for n tuples of this shape."""
         *features, error = (part.new_empty(n, *part.shape[1:]) for part in self.parts)
-        return _Observed(GeometricFeatures(*features), error, 0.0)
+        return _FoldTuples(GeometricFeatures(*features), error, 0.0)
 
-    def put(self, other: "_Observed", end: int) -> None:
-        """The tuples of another in the rows that end here."""
-        for mine, theirs in zip(self.parts, other.parts, strict=True):
-            mine[end - len(theirs) : end] = theirs
+    def put(self, other: "_FoldTuples", end: int) -> None:
+        """Copy the tuples of another fold into the rows before ``end``."""
+        for own, theirs in zip(self.parts, other.parts, strict=True):
+            own[end - len(theirs) : end] = theirs
 
 
 @dataclass(frozen=True)
 class _HeldOut:
-    """The held-out points of a fold, related to the points it left in (line 8).
+    """The held-out points of a fold, related to the points that it left in (line 8).
 
-    The fold's surrogate is asked about the held-out points, about those that serve as anchors, and about a few more
-    that it was trained on.
+    The surrogate of the fold is evaluated at the held-out points, at the points that serve as anchors, and at a few more of
+    its training points.
     """
 
     fold: Fold
@@ -247,11 +277,11 @@ class _HeldOut:
         fold = Fold(number, len(plan.splits), seen.cpu(), asked.cpu())
         return _HeldOut(fold, relation, unseen, anchors, len(used))
 
-    def observed(
+    def tuples(
         self, data: Observations, prediction: Tensor, error_functional: ErrorFunctional
-    ) -> _Observed:
-        """Errors and features of the held-out points, given what the surrogate predicts where it was asked."""
-        with noting(f"while evaluating the surrogate of {self.fold}"):
+    ) -> _FoldTuples:
+        """Errors and features of the held-out points, given the predictions of the fold surrogate."""
+        with add_note_on_error(f"while evaluating the surrogate of {self.fold}"):
             error = errors_of(
                 prediction, error_functional, take(data.y, self.fold.asked)
             )
@@ -267,19 +297,19 @@ class _HeldOut:
             prediction[:n_unseen].to(z.device, z.dtype, copy=True),
             data.embedding.normalized[self.unseen],
         )
-        # A copy, so that what the anchors and the sample needed is freed.
-        return _Observed(features, held_out.clone(), float(in_sample.mean()))
+        # A copy, so that the memory for the other errors is freed.
+        return _FoldTuples(features, held_out.clone(), float(in_sample.mean()))
 
 
-def _check_family(
+def _warn_of_failed_folds(
     held_out: Float[np.ndarray, " n_folds"], in_sample: Float[np.ndarray, " n_folds"]
 ) -> None:
-    """Warn of fold surrogates that did not train: one dead network poisons every bound."""
+    """Warn of fold surrogates whose training failed: one of them makes all bounds too large."""
     typical_out, typical_in = np.median(held_out), np.median(in_sample)
-    failed = (held_out > OUT_OF_FAMILY * typical_out) & (
-        in_sample > OUT_OF_FAMILY * typical_in
+    failed = (held_out > FAILED_FOLD_RATIO * typical_out) & (
+        in_sample > FAILED_FOLD_RATIO * typical_in
     )
-    # Beside interpolators, whose errors are zero, every error would look out of family.
+    # Interpolating surrogates have zero errors in sample, so every other error would exceed the ratio.
     if not typical_in or not typical_out:
         return
     if failed.any():
@@ -288,7 +318,7 @@ def _check_family(
             for fold in np.flatnonzero(failed)
         )
         warn(
-            f"mean errors out of family with the other folds' ({typical_out:.3g} held out, {typical_in:.3g} in "
-            f"sample): {listed} of {len(held_out)}. A training that failed poisons every bound; "
-            "train longer or with another seed, and fit again."
+            f"the mean errors of {listed} of {len(held_out)} are more than {FAILED_FOLD_RATIO:g} times the median over the "
+            f"folds ({typical_out:.3g} held out, {typical_in:.3g} in sample). The training of such a fold probably failed, "
+            "which makes all bounds too large; train longer or with another seed, and fit again."
         )

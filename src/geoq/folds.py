@@ -1,8 +1,8 @@
-"""Fold schemes: which points a fold surrogate may not see (line 5).
+"""Fold schemes: which points the surrogate of a fold does not see (line 5).
 
-A scheme yields pairs of row numbers ``(train, held_out)`` and promises no more, so scikit-learn's splitters serve
-as they are. Random folds imitate interpolation; cluster, nested, group and temporal folds imitate extrapolation.
-Schemes see the normalised inputs nu(x), one flattened row per point.
+A scheme yields pairs of row numbers ``(train, held_out)``, so scikit-learn's splitters can be used as they are. Random folds
+imitate interpolation; cluster, nested, group and temporal folds imitate extrapolation. A scheme receives the standardised inputs
+nu(x), one flattened row per point.
 """
 
 import warnings
@@ -13,14 +13,14 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Int
 
-from geoq.surrogate import few_threads
+from geoq.arrays import few_threads
 
 Split: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 @runtime_checkable
 class Folds(Protocol):
-    """Row pairs (train, held_out); not always a partition: nested folds overlap."""
+    """A scheme yields pairs of row numbers (train, held_out). They need not be a partition: nested folds overlap."""
 
     def split(
         self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
@@ -29,9 +29,10 @@ class Folds(Protocol):
 
 @dataclass(frozen=True)
 class Dependence:
-    """Points i and j depend on each other where ``|position_i - position_j| <= reach``.
+    """Points i and j depend on each other if ``|position_i - position_j| <= reach``.
 
-    A position is a group's number (reach 0) or a place in time (reach = the gap that makes two points independent).
+    A position is the number of a group (then the reach is 0) or a time (then the reach is the gap that makes two points
+    independent).
     """
 
     position: Int[np.ndarray, " n_points"]
@@ -40,7 +41,7 @@ class Dependence:
 
 @runtime_checkable
 class DependentFolds(Protocol):
-    """A scheme that knows which points depend on each other; the safe threshold then leaves all of them out."""
+    """A scheme that states which points depend on each other; leave-one-out scores then leave all of them out."""
 
     def dependence(
         self, n_points: int, groups: np.ndarray | None = None
@@ -67,17 +68,26 @@ def _check_fold_count(scheme: str, n_folds: int, n_things: int, things: str) -> 
 def _check_scheme(scheme: object) -> None:
     if isinstance(scheme, type):
         raise TypeError(
-            f"folds is the class {scheme.__name__}, but a scheme is an object; pass {scheme.__name__}(5), for example."
+            f"folds is the class {scheme.__name__}, but an object is needed; pass for example {scheme.__name__}(5)."
         )
     if not isinstance(scheme, Folds):
         raise TypeError(
-            f"folds={scheme!r}, but a fold scheme has a method split; pass RandomFolds(5), for example."
+            f"folds={scheme!r}, but a fold scheme has a method split; pass for example RandomFolds(5)."
         )
 
 
 @dataclass(frozen=True)
 class RandomFolds:
-    """A random partition: small displacements, as queries inside the data have them."""
+    """A random partition, which imitates queries inside the data: displacements are small.
+
+    Attributes:
+        n_folds: number of folds.
+        random_state: seed of the partition.
+
+    Example:
+        >>> [len(held_out) for _, held_out in RandomFolds(3).split(np.zeros((9, 2)))]
+        [3, 3, 3]
+    """
 
     n_folds: int = 5
     random_state: int = 0
@@ -95,7 +105,12 @@ class RandomFolds:
 
 @dataclass(frozen=True)
 class ClusterFolds:
-    """One K-means cluster held out at a time: the paper's pseudo-extrapolation."""
+    """The paper's pseudo-extrapolation: each fold holds out one K-means cluster.
+
+    Attributes:
+        n_folds: number of clusters.
+        random_state: seed of K-means.
+    """
 
     n_folds: int = 5
     random_state: int = 0
@@ -103,13 +118,12 @@ class ClusterFolds:
     def split(
         self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
     ) -> Iterator[Split]:
-        from sklearn.cluster import (
-            KMeans,
-        )  # here, because it takes a third of a second to import
+        # Here, because it takes a third of a second to import.
+        from sklearn.cluster import KMeans
 
         del y, groups
         _check_fold_count("ClusterFolds", self.n_folds, len(points), "points")
-        # Too few distinct points make K-means warn; they are refused below, with the way out.
+        # K-means warns of too few distinct points; they are refused below.
         with warnings.catch_warnings(action="ignore"), few_threads(points.size):
             kmeans = KMeans(self.n_folds, n_init=4, random_state=self.random_state)
             clusters = kmeans.fit_predict(points)
@@ -123,10 +137,14 @@ class ClusterFolds:
 
 @dataclass(frozen=True)
 class TemporalFolds:
-    """Blocks of consecutive rows, with ``gap`` rows on either side left out of the training rows.
+    """Blocks of consecutive rows, for time series.
 
-    Rows must be in the order of time. For windows that overlap in time choose the gap so that two windows a gap
-    apart share no state: with shorter gaps the fold surrogate has seen what it is asked for.
+    The rows must be in the order of time. If samples are windows that overlap in time, choose the gap so that two windows
+    farther apart than the gap have no state in common; otherwise the fold surrogate has seen parts of the held-out outputs.
+
+    Attributes:
+        n_folds: number of blocks.
+        gap: number of rows before and after a held-out block that are not used for training either.
     """
 
     n_folds: int = 5
@@ -139,7 +157,7 @@ class TemporalFolds:
         _check_fold_count("TemporalFolds", self.n_folds, len(points), "points")
         if self.gap < 0:
             raise ValueError(
-                f"TemporalFolds(gap={self.gap}), but a gap is a number of rows; choose 0 or more."
+                f"TemporalFolds(gap={self.gap}): gap must be an integer >= 0."
             )
         rows = np.arange(len(points))
         for held_out in np.array_split(rows, self.n_folds):
@@ -158,10 +176,11 @@ class TemporalFolds:
 
 @dataclass(frozen=True)
 class GroupFolds:
-    """Whole groups held out together; give the groups' labels to ``GeoQ.fit(x, y, groups=labels)``.
+    """Groups of points that are held out together; pass the labels as ``GeoQ.fit(x, y, groups=labels)``.
 
-    ``n_folds=None`` holds out one group at a time; otherwise groups are dealt to folds, the largest first, each to
-    the fold with the fewest points.
+    Attributes:
+        n_folds: number of folds; the largest groups are distributed first, each to the fold with the fewest points. None
+            holds out one group at a time.
     """
 
     n_folds: int | None = None
@@ -195,21 +214,24 @@ class GroupFolds:
     def _codes(n_points: int, groups: np.ndarray | None) -> np.ndarray:
         if groups is None:
             raise ValueError(
-                "GroupFolds needs each point's group; call fit(x, y, groups=labels)."
+                "GroupFolds needs the group of each point; call fit(x, y, groups=labels)."
             )
         if len(groups) != n_points:
             raise ValueError(
-                f"groups has {len(groups)} labels for {n_points} points; give one label per point."
+                f"groups has {len(groups)} labels for {n_points} points; pass one label per point."
             )
         return np.unique(groups, return_inverse=True)[1]
 
 
 @dataclass(frozen=True)
 class NestedFolds:
-    """Subsets that shrink towards the centre of the data; what lies outside a subset is held out.
+    """Subsets that shrink towards the centre of the data; each fold holds out the points outside a subset.
 
-    Shares shrink evenly from stage to stage down to ``smallest``, 1 / (n_folds + 1) unless it is given: a point far
-    from the centre is held out at many stages, at displacements from small to large.
+    A point far from the centre is held out by many folds, at displacements from small to large.
+
+    Attributes:
+        n_folds: number of subsets.
+        smallest: the fraction of the points in the smallest subset; None means 1 / (n_folds + 1). The sizes decrease evenly.
     """
 
     n_folds: int = 10
@@ -228,7 +250,7 @@ class NestedFolds:
         smallest = 1 / (self.n_folds + 1) if self.smallest is None else self.smallest
         if not 0 < smallest < 1:
             raise ValueError(
-                f"NestedFolds(smallest={smallest}), but a subset is a share of the points; choose between 0 and 1."
+                f"NestedFolds(smallest={smallest}): smallest is a fraction of the points, strictly between 0 and 1."
             )
         for stage in range(1, self.n_folds + 1):
             n_kept = round(len(points) * (1 - (1 - smallest) * stage / self.n_folds))
@@ -236,16 +258,22 @@ class NestedFolds:
 
 
 class CombinedFolds:
-    """The folds of several schemes one after the other, so that displacements span small to large.
+    """The folds of several schemes, one after the other, so that displacements range from small to large.
 
-    An extrapolation scheme alone leaves the interior of the data outside its safe region, because no calibration
-    tuple looks like an interior query; add random folds to cure that.
+    With an extrapolation scheme alone, no calibration tuple resembles a query inside the data; add random folds.
+
+    Args:
+        schemes: the fold schemes; each is one family of folds.
+
+    Example:
+        >>> CombinedFolds(RandomFolds(5), ClusterFolds(3))
+        CombinedFolds(RandomFolds(n_folds=5, random_state=0), ClusterFolds(n_folds=3, random_state=0))
     """
 
     def __init__(self, *schemes: Folds) -> None:
         if not schemes:
             raise ValueError(
-                "CombinedFolds() got no scheme; pass at least one, for example RandomFolds(5)."
+                "CombinedFolds() needs at least one scheme; pass for example RandomFolds(5)."
             )
         for scheme in schemes:
             _check_scheme(scheme)
@@ -274,18 +302,18 @@ class CombinedFolds:
         stated = [d for d in known if d is not None]
         if len({(d.position.tobytes(), d.reach) for d in stated}) > 1:
             raise ValueError(
-                f"{self!r} states {len(stated)} different dependences between points; keep one grouping or one gap."
+                f"{self!r} has {len(stated)} schemes that define different dependences between points; keep one grouping or one gap."
             )
         return stated[0] if stated else None
 
 
 def default_folds(interpolating: Folds | None = None) -> CombinedFolds:
-    """Three families together: no single one serves every problem, and the union is never the worst.
+    """The default folds: three families together, 15 folds in total.
 
     Args:
-        interpolating: the family whose held-out points stay nearest to the others. None means ``RandomFolds(5)``; for a
-            trajectory pass ``TemporalFolds(5, gap)``. Windows that share targets leak through the other two families:
-            for them use ``TemporalFolds`` alone.
+        interpolating: the family whose held-out points are nearest to the other points. None means ``RandomFolds(5)``; for
+            a trajectory pass ``TemporalFolds(5, gap)``. If samples are windows with common outputs, use ``TemporalFolds``
+            alone, because the other two families would train on the outputs of held-out windows.
     """
     return CombinedFolds(
         RandomFolds(5) if interpolating is None else interpolating,
@@ -295,8 +323,8 @@ def default_folds(interpolating: Folds | None = None) -> CombinedFolds:
 
 
 @dataclass(frozen=True)
-class ForgottenFolds:
-    """Stands in an estimator from a file for the scheme that it was calibrated with, of which only the name is known."""
+class UnavailableFolds:
+    """A placeholder in an estimator that was loaded from a file, which stores only the name of the fold scheme."""
 
     name: str
 
@@ -308,17 +336,23 @@ class ForgottenFolds:
     ) -> Iterable[Split]:
         del points, y, groups
         raise ValueError(
-            f"folds={self.name}, but of an estimator from a file only the name of its folds is known; calibrate a new "
-            "GeoQ, or give this one folds and a train_surrogate by set_params."
+            f"folds={self.name}, but a file stores only the name of the fold scheme; calibrate a new GeoQ, or set folds and "
+            "train_surrogate with set_params."
         )
 
 
 @dataclass(frozen=True)
 class FoldPlan:
-    """Folds as drawn for one set of points: the rows of each, and what is known about them.
+    """The folds that a scheme has drawn for one set of points.
 
-    ``family`` numbers the scheme that a fold comes from; schemes that were not combined are family 0. A plan is a
-    scheme as well, which yields the folds it holds whatever it is asked.
+    A plan is a fold scheme as well: it yields its own folds.
+
+    Attributes:
+        splits: the training rows and the held-out rows of each fold.
+        family: the number of the scheme that each fold comes from; 0 if schemes were not combined.
+        dependence: which points depend on each other.
+        n_points: the number of points.
+        name: the repr of the scheme.
     """
 
     splits: tuple[Split, ...]
@@ -334,11 +368,11 @@ class FoldPlan:
     def draw(
         folds: Any, points: Float[np.ndarray, " n d"], groups: np.ndarray | None
     ) -> "FoldPlan":
-        """Ask the scheme for its folds, and refuse those that keep nothing in or nothing out."""
+        """Draw the folds of a scheme; refuse folds without training points or without held-out points."""
         if isinstance(folds, FoldPlan):
             if folds.n_points != len(points):
                 raise ValueError(
-                    f"folds were drawn for {folds.n_points} points, but there are {len(points)}; draw them anew."
+                    f"folds were drawn for {folds.n_points} points, but there are {len(points)}; draw them again."
                 )
             return folds
         _check_scheme(folds)
@@ -368,7 +402,7 @@ class FoldPlan:
 
     @property
     def point(self) -> Int[np.ndarray, " n_tuples"]:
-        """Row of the data that each calibration tuple comes from."""
+        """The row of the data that each calibration tuple comes from."""
         return np.concatenate([held_out for _, held_out in self.splits])
 
     def per_tuple(self, numbers: Iterable[int]) -> Int[np.ndarray, " n_tuples"]:
@@ -379,12 +413,12 @@ class FoldPlan:
 
     @property
     def fewest_left_in(self) -> int:
-        """Points that the smallest fold trains on."""
+        """The number of points that the smallest fold trains on."""
         return min(len(train) for train, _ in self.splits)
 
     @property
     def n_independent(self) -> int:
-        """Calibration tuples that are independent of the tuple that has the fewest of them."""
+        """The number of calibration tuples that are independent of the tuple with the fewest independent ones."""
         if self.dependence is None:
             return len(self.point) - 1
         position, reach = (
@@ -396,35 +430,27 @@ class FoldPlan:
         return len(position) - int(near.max())
 
     @property
-    def n_units(self) -> int:
-        """Points, groups or stretches of time that are independent of each other."""
+    def n_groups(self) -> int:
+        """The number of points, groups or stretches of time that are independent of each other."""
         if self.dependence is None:
             return self.n_points
         stretch = self.dependence.position // (self.dependence.reach + 1)
         return len(np.unique(stretch))
 
-    def check(self, *, n_anchors: int, n_support: int, n_safe: int) -> None:
-        """Refuse more neighbours than the folds leave, before anything is trained on them."""
+    def check(self, *, n_anchors: int, n_support: int) -> None:
+        """Refuse more neighbours than the folds leave, before anything is trained."""
         for fold, (train, _) in enumerate(self.splits, start=1):
-            for name, needed, purpose in (
-                ("n_anchors", n_anchors, "anchor to"),
-                ("n_support", n_support, "measure support by"),
-            ):
+            for name, needed in (("n_anchors", n_anchors), ("n_support", n_support)):
                 if len(train) < needed:
                     raise ValueError(
-                        f"{name}={needed}, but {self._name(fold)} leaves only {len(train)} points to {purpose}; "
-                        f"lower {name}, give more data, or choose folds that leave more in."
+                        f"{name}={needed}, but {self._name(fold)} leaves only {len(train)} points; "
+                        f"lower {name}, give more data, or choose folds that leave more points."
                     )
-        if n_safe > self.n_independent:
-            raise ValueError(
-                f"n_safe={n_safe}, but a calibration point has only {self.n_independent} others that are independent "
-                "of it; lower n_safe or the gap, or give more data."
-            )
 
     def _check_rows(self) -> None:
         if not self.splits:
             raise ValueError(
-                "folds.split yielded no fold; choose a scheme with at least one."
+                "folds.split yielded no fold; choose a scheme with at least one fold."
             )
         for fold, (train, held_out) in enumerate(self.splits, start=1):
             for name, rows in (("training", train), ("held-out", held_out)):
@@ -436,12 +462,12 @@ class FoldPlan:
                 outside = rows[(rows < 0) | (rows >= self.n_points)]
                 if outside.size:
                     raise ValueError(
-                        f"{self._name(fold)} names row {outside[0]}, but there are {self.n_points} rows; "
+                        f"{self._name(fold)} contains row {outside[0]}, but there are {self.n_points} rows; "
                         "correct the folds."
                     )
             if np.intersect1d(train, held_out).size:
                 raise ValueError(
-                    f"{self._name(fold)} trains on points it holds out; folds must keep the two apart."
+                    f"{self._name(fold)} trains on points that it holds out; training rows and held-out rows must be disjoint."
                 )
 
     def _name(self, fold: int) -> str:

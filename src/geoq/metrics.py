@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.increment import check_quantile, pinball_loss
-from geoq.surrogate import Array, to_tensor
+from geoq.arrays import Array, to_tensor
+from geoq.quantiles import check_quantile, pinball_loss
 
 
 def pinball(

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
+from geoq.arrays import Array, to_tensor
 from geoq.assessment import Assessment
-from geoq.increment import check_spatial
+from geoq.increments.shapes import check_spatial
 from geoq.metrics import CoverageBin
 from geoq.rollout import RolloutAssessment
-from geoq.surrogate import Array, to_tensor
 
 try:
     from matplotlib.artist import Artist
@@ -94,7 +94,7 @@ def fields(
         row: which of its queries.
         channel: which field of several; the grid is last, all dimensions before it are channels.
         n_spatial: 1 for fields on a line, 2 for fields in the plane.
-        expected: expected errors of all queries, from ``GeoQ.predict_expected``.
+        expected: expected errors of all queries, from ``GeoQ.expected_error``.
         error: true errors of all queries: ``abs(y - assessment.prediction)``.
     """
     check_spatial(n_spatial)
@@ -111,11 +111,9 @@ def fields(
         for name, values in given.items()
     }
     axes = (_maps if n_spatial == 2 else _lines)(figure, prediction, shown)
-    safe, unsafe = assessment.meaning
-    verdict = f"safe, {safe}" if assessment.safe[row] else f"NOT safe, {unsafe}"
     several = assessment.prediction[row].ndim > n_spatial
     title = (
-        f"query {row}{f', channel {index(channel)}' if several else ''}: {verdict} "
+        f"query {row}{f', channel {index(channel)}' if several else ''}: {assessment.safety(row)} "
         f"(support score {float(assessment.support_score[row]):.3g}, threshold {assessment.threshold:.3g})"
     )
     figure.suptitle(_wrapped(figure, title), fontsize=10)
@@ -173,9 +171,8 @@ def rollouts(
                 ls="-.",
                 label="tolerance",
             )
-        n_told = 1 if int(assessment.judged[0][row]) == n_steps else 2
-        told = assessment.reason(row).splitlines()[:n_told]
-        axes.set_title(_wrapped(figure, "; ".join(map(str.strip, told))), fontsize=9)
+        title = "; ".join(assessment.outcome(row))
+        axes.set_title(_wrapped(figure, title), fontsize=9)
     name = "largest error" + (" / tolerance" if isinstance(unit, np.ndarray) else "")
     figure.supylabel(name, fontsize=10)
     panels[-1].set(xlabel="step", xlim=(0.5, n_steps + 0.5), ylim=(0, None))
@@ -523,7 +520,7 @@ def _trust(
     """One rollout: its bound and, if given, its true error; the trusted steps shaded, unsafe ones crossed."""
     n_steps = assessment.safe.shape[1]
     step, safe = np.arange(1, n_steps + 1), _numbers(assessment.safe[row]) > 0
-    horizons, what = assessment.judged
+    horizons, what = assessment.horizon
     if horizon := int(horizons[row]):
         axes.axvspan(0.5, horizon + 0.5, color=SHADE, lw=0, label=what)
     styles = {"bound": (ESTIMATE, "--"), "true error": (TRUE, "-")}

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.surrogate import Array
+from geoq.arrays import Array
 
 
 @runtime_checkable

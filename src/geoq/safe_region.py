@@ -1,22 +1,32 @@
-"""The safe region: is this query's geometry one that the calibration has seen? (lines 15-16)."""
+"""The safe region: queries whose geometry resembles the calibration (lines 15-16).
 
-from dataclasses import dataclass, field
+A safe region is an object with settings. Its ``fit`` returns the fitted region, which has a threshold and scores queries.
+"""
+
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from geoq.checks import check_count
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
-from geoq.increment import inverse_cdf_quantile
 from geoq.neighbors import Neighbors
+from geoq.quantiles import check_quantile, inverse_cdf_quantile
 from geoq.representation import Standardization
+
+# The paper's K_safe, used where the folds leave enough points.
+USUAL_NEIGHBORS = 20
 
 
 @runtime_checkable
 class FittedRegion(Protocol):
-    """A score of the queries' features, and the largest one that counts as safe."""
+    """A score of the features of queries, and the largest score that counts as safe.
+
+    ``meaning`` is a pair of phrases for the reason: why a query is safe, and why it is not.
+    """
 
     @property
     def threshold(self) -> float: ...
@@ -30,145 +40,166 @@ class FittedRegion(Protocol):
 
 
 @runtime_checkable
-class SafeRule(Protocol):
-    """How a safe region is found from the calibration; ``SafeRegion`` and ``DistanceRegion`` are two.
+class Region(Protocol):
+    """How a safe region is found from the calibration; ``DistanceRegion`` and ``SafeRegion`` are two such rules."""
 
-    ``n_others`` says how many tuples independent of it each calibration tuple must have.
-    """
-
-    def n_others(self, n_safe: int, /) -> int: ...
-
-    def fit(
-        self, calibration: CalibrationSet, /, *, n_safe: int, safe_quantile: float
-    ) -> FittedRegion: ...
+    def fit(self, calibration: CalibrationSet, /) -> FittedRegion: ...
 
 
-def _wanted_as_class() -> Any:
-    raise TypeError(
-        "a safe region was made without its threshold, which fit finds; the argument safe_region wants the class: pass "
-        "safe_region=SafeRegion or safe_region=DistanceRegion, without parentheses."
-    )
+@runtime_checkable
+class NeedsNeighbors(Protocol):
+    """A rule that compares calibration tuples with each other, and can refuse folds that leave too few of them."""
+
+    def check_neighbors(self, n_independent: int, /) -> None: ...
+
+
+def check_region(region: object) -> None:
+    """Refuse anything that is not a safe region, and a class in place of an object."""
+    if isinstance(region, type):
+        raise TypeError(
+            f"safe_region is the class {region.__name__}, but an object is needed; pass {region.__name__}()."
+        )
+    if not isinstance(region, Region):
+        raise TypeError(
+            f"safe_region={region!r} has no fit; pass an object such as safe_region=DistanceRegion(quantile=0.95)."
+        )
 
 
 @dataclass(frozen=True)
 class DistanceRegion:
-    r"""Queries no farther from the data than held-out points were when they interpolated.
+    r"""Queries that are at most as far from the data as held-out points were when they interpolated.
 
     .. math:: \Omega_{safe} = \{x : \Delta d_k(x) \le \widehat Q_{\alpha_{safe}}(\Delta d_k \text{ of the interpolating tuples})\}
 
-    A departure from the paper: its score in feature space calls a far query safe as soon as some fold held out points as
-    far away, though nothing tells that the error there grows alike in another direction.
+    This is a departure from the paper. The paper's score in feature space accepts a far query as soon as some fold held out
+    points as far away, although the error can grow differently in another direction.
+
+    Attributes:
+        quantile: alpha_safe, the fraction of the interpolating calibration tuples that the region contains.
+
+    Example:
+        >>> DistanceRegion(quantile=0.9)
+        DistanceRegion(quantile=0.9)
     """
 
-    threshold: float = field(default_factory=_wanted_as_class)
-    meaning = (
-        "no farther from the data than held-out points were when they interpolated",
-        "farther from the data than held-out points were when they interpolated, so take the bound as a guess",
-    )
+    quantile: float = 0.95
 
-    @staticmethod
-    def n_others(n_safe: int) -> int:
-        """None: distances to the data are compared, not tuples with each other."""
-        del n_safe
-        return 0
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile, "DistanceRegion.quantile")
 
-    @classmethod
-    def fit(
-        cls, calibration: CalibrationSet, *, n_safe: int, safe_quantile: float
-    ) -> "DistanceRegion":
-        """Set the threshold by the family of folds whose held-out points stay nearest to the others."""
+    def fit(self, calibration: CalibrationSet) -> "FittedDistanceRegion":
+        """Set the threshold from the family of folds whose held-out points are nearest to the other points."""
         distance = calibration.features.support_distance[calibration.interpolating]
-        return cls.at(
-            calibration,
-            n_safe=n_safe,
-            threshold=float(inverse_cdf_quantile(distance, safe_quantile)),
-        )
+        threshold = float(inverse_cdf_quantile(distance, self.quantile))
+        return FittedDistanceRegion(threshold)
 
-    @classmethod
-    def at(
-        cls, calibration: CalibrationSet, *, n_safe: int, threshold: float
-    ) -> "DistanceRegion":
-        """The region for a threshold that is known already."""
-        del calibration, n_safe
-        return cls(threshold)
+
+@dataclass(frozen=True)
+class FittedDistanceRegion:
+    """A threshold on the support distance."""
+
+    threshold: float
+    meaning: tuple[str, str] = (
+        "at most as far from the data as held-out points were when they interpolated",
+        "farther from the data than held-out points were when they interpolated; the bound is a guess",
+    )
 
     def support_score(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
         """The support distance itself."""
         return features.support_distance
 
     def contains(self, support_score: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Whether the score is within the threshold."""
+        """Whether the score is at most the threshold."""
         return support_score <= self.threshold
 
 
 @dataclass(frozen=True)
 class SafeRegion:
-    r"""Features whose mean distance to the nearest calibration features is not unusual.
+    r"""The paper's safe region: features whose mean distance to the nearest calibration features is not unusual.
 
     .. math:: \Omega_{safe} = \{\psi : S(\psi) \le \tau_{safe}\}
 
-    ``cloud`` holds the standardised calibration features T(psi).
+    Attributes:
+        n_neighbors: K_safe, the number of calibration features that the support score averages over. None means the paper's
+            20, or as many as there are independent calibration tuples.
+        quantile: alpha_safe, the fraction of the calibration tuples that the region contains.
     """
 
-    standardization: Standardization = field(default_factory=_wanted_as_class)
-    cloud: Float[Tensor, " n n_features"] = field(default_factory=_wanted_as_class)
-    n_safe: int = field(default_factory=_wanted_as_class)
-    threshold: float = field(default_factory=_wanted_as_class)
-    meaning = (
-        "the calibration holds queries like this one",
-        "the calibration holds too few queries like this one, so take the bound as a guess",
-    )
+    n_neighbors: int | None = None
+    quantile: float = 0.95
 
-    @staticmethod
-    def n_others(n_safe: int) -> int:
-        """As many as the leave-one-out score averages over."""
-        return n_safe
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile, "SafeRegion.quantile")
+        if self.n_neighbors is not None:
+            check_count(self.n_neighbors, "n_neighbors")
 
-    @classmethod
-    def fit(
-        cls, calibration: CalibrationSet, *, n_safe: int, safe_quantile: float
-    ) -> "SafeRegion":
-        r"""Set the threshold by the leave-one-out scores of the calibration features.
+    def check_neighbors(self, n_independent: int) -> None:
+        """Refuse more neighbours than a calibration tuple has independent others."""
+        needed = self.n_neighbors or 1
+        if needed > n_independent:
+            raise ValueError(
+                f"SafeRegion(n_neighbors={needed}), but a calibration point has only {n_independent} others that are "
+                "independent of it; lower n_neighbors or the gap, or give more data."
+            )
+
+    def fit(self, calibration: CalibrationSet) -> "FittedSafeRegion":
+        r"""Set the threshold from the leave-one-out scores of the calibration features.
 
         .. math:: \tau_{safe} = \widehat Q_{\alpha_{safe}}(\{S_{cal}(\psi_i)\})  (eq:safe_threshold_loo)
         """
-        scores = leave_one_out_scores(calibration, n_safe)
-        return cls.at(
-            calibration,
-            n_safe=n_safe,
-            threshold=float(inverse_cdf_quantile(scores, safe_quantile)),
+        n_neighbors = self.n_neighbors or min(
+            USUAL_NEIGHBORS, calibration.n_independent
         )
+        scores = leave_one_out_scores(calibration, n_neighbors)
+        threshold = float(inverse_cdf_quantile(scores, self.quantile))
+        return FittedSafeRegion.of(calibration, n_neighbors, threshold)
 
-    @classmethod
-    def at(
-        cls, calibration: CalibrationSet, *, n_safe: int, threshold: float
-    ) -> "SafeRegion":
-        """The region for a threshold that is known already."""
+
+@dataclass(frozen=True)
+class FittedSafeRegion:
+    """The standardised calibration features T(psi) and a threshold on the mean distance to the nearest of them."""
+
+    standardization: Standardization
+    cloud: Float[Tensor, " n n_features"]
+    n_neighbors: int
+    threshold: float
+    meaning: tuple[str, str] = (
+        "the calibration contains similar queries",
+        "the calibration contains too few similar queries; the bound is a guess",
+    )
+
+    @staticmethod
+    def of(
+        calibration: CalibrationSet, n_neighbors: int, threshold: float
+    ) -> "FittedSafeRegion":
+        """The region with a known threshold."""
         cloud = calibration.standardization(calibration.features.flat)
-        return cls(calibration.standardization, cloud, n_safe, threshold)
+        return FittedSafeRegion(
+            calibration.standardization, cloud, n_neighbors, threshold
+        )
 
     @cached_property
     def _neighbors(self) -> Neighbors:
         return Neighbors(self.cloud)
 
     def support_score(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
-        r"""Mean standardised distance to the nearest calibration features; small is good.
+        r"""Mean standardised distance to the nearest calibration features.
 
         .. math:: S(\psi) = \frac{1}{K_{safe}} \sum_{\psi_j \in \mathcal N_{T, K_{safe}}(\psi)} d_T(\psi, \psi_j)
             (eq:safe_score_standardized)
         """
         distances, _ = self._neighbors.nearest(
-            self.standardization(features.flat), self.n_safe
+            self.standardization(features.flat), self.n_neighbors
         )
         return distances.mean(dim=1)
 
     def contains(self, support_score: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Whether the score is within the threshold."""
+        """Whether the score is at most the threshold."""
         return support_score <= self.threshold
 
 
 def leave_one_out_scores(
-    calibration: CalibrationSet, n_safe: int
+    calibration: CalibrationSet, n_neighbors: int
 ) -> Float[Tensor, " n"]:
     r"""Support score of each calibration feature among the others.
 
@@ -176,11 +207,12 @@ def leave_one_out_scores(
         \sum_{\psi_j \in \mathcal N_{T, K_{safe}}^{\Psi_{cal} \setminus \{\psi_i\}}(\psi_i)} d_T(\psi_i, \psi_j)
         (eq:safe_score_calibration_loo)
 
-    A departure for dependent data: tuples within reach in time, or of the same group, are left out together.
-    Otherwise a forecast window's nearest neighbours are the windows six hours away, and nothing new is ever safe.
+    This is a departure from the paper for dependent data: all tuples within reach in time, or of the same group, are left
+    out. Otherwise the nearest neighbours of a forecast window are the windows six hours before and after it, and no new
+    window is safe.
     """
     neighbors = Neighbors(calibration.standardization(calibration.features.flat))
     distances, _ = neighbors.nearest_other(
-        n_safe, position=calibration.position, reach=calibration.reach
+        n_neighbors, position=calibration.position, reach=calibration.reach
     )
     return distances.mean(dim=1)

@@ -1,5 +1,6 @@
-"""The xarray face of GeoQ: labelled fields in, labelled bounds out, larger than memory where they are chunked."""
+"""The xarray interface of GeoQ: labelled fields in, labelled bounds out, also for chunked fields larger than memory."""
 
+import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +9,14 @@ from uuid import uuid4
 
 import numpy as np
 
-from geoq import artifact
-from geoq.coverage import POINTWISE, Promise
+from geoq import archive, files
+from geoq.checks import check_fitted
+from geoq.conformal import POINTWISE, Guarantee
 from geoq.estimator import GeoQ
-from geoq.surrogate import (
-    absolute_error,
-    check_fitted,
-    norm_error,
-)
+from geoq.increments.protocol import IncrementModel
+from geoq.parameters import get_params, set_params
+from geoq.representation import Representation
+from geoq.surrogate import ErrorFunctional, Surrogate, absolute_error, norm_error
 
 try:
     import xarray as xr
@@ -28,7 +29,7 @@ Labelled: TypeAlias = xr.DataArray | xr.Dataset
 # Type and dimensions besides the samples of each variable of an answer.
 Parts: TypeAlias = dict[str, tuple[np.dtype[Any], dict[Hashable, int]]]
 
-# What the variables of an answer are called on the axes of a plot.
+# Names of the variables of an answer on the axes of a plot.
 _LONG_NAMES = {
     "prediction": "prediction",
     "error_hat": "error bound",
@@ -49,14 +50,14 @@ _STORABLE_KINDS = "biufUmM"
 
 @dataclass(eq=False)
 class XarrayGeoQ:
-    """GeoQ for labelled arrays: coordinates are checked on the way in and restored on the way out.
+    """GeoQ for labelled arrays: coordinates are checked on input and restored on output.
 
-    The callables of the wrapped GeoQ see plain NumPy arrays, samples first, then the dimensions in the order that ``fit``
-    was given them. Of a Dataset they see the variables stacked: samples, ``variable``, then the rest.
+    The callables of the wrapped GeoQ receive plain NumPy arrays: samples first, then the other dimensions in the order in
+    which ``fit`` received them. The variables of a Dataset are stacked along a dimension ``variable`` after the samples.
 
     Attributes:
-        geoq: what is calibrated, with all its settings; ``fit`` fits it.
-        sample_dim: the dimension along which samples lie, at any place among the dimensions.
+        geoq: the settings of the calibration; ``fit`` calibrates a copy, ``geoq_``.
+        sample_dim: the dimension of the samples, at any position among the dimensions.
     """
 
     geoq: GeoQ
@@ -82,7 +83,7 @@ class XarrayGeoQ:
             ValueError: the samples do not match, or anything that GeoQ refuses; said before any training starts.
         """
         x, y = self._pairs(x, y)
-        self.geoq.fit(
+        self.geoq_ = copy.copy(self.geoq).fit(
             x.values,
             y.values,
             groups=None if groups is None else list(np.asarray(groups)),
@@ -93,11 +94,11 @@ class XarrayGeoQ:
         return self
 
     def conformalize(
-        self, x: Labelled, y: Labelled, *, promise: Promise = POINTWISE
+        self, x: Labelled, y: Labelled, *, guarantee: Guarantee = POINTWISE
     ) -> "XarrayGeoQ":
         """``GeoQ.conformalize`` on pairs set aside, which must be in memory and on the grids of ``fit``."""
         x, y = self._pairs(self._queries(x), self._on_grid(y, self.y_, "y"))
-        self.geoq.conformalize(x.values, y.values, promise=promise)
+        self.geoq_.conformalize(x.values, y.values, guarantee=guarantee)
         return self
 
     def _pairs(self, x: Labelled, y: Labelled) -> tuple[xr.DataArray, xr.DataArray]:
@@ -130,15 +131,30 @@ class XarrayGeoQ:
         x = self._queries(x)
         return self._asked(x, self._parts(), self._answer)
 
-    def predict(self, x: Labelled) -> xr.DataArray:
-        """``assess(x).error_hat``: the error bound, not the surrogate's prediction."""
+    def bound(self, x: Labelled) -> xr.DataArray:
+        """The error bound, ``assess(x).error_hat``."""
         return self.assess(x)["error_hat"]
 
-    def predict_expected(self, x: Labelled) -> xr.DataArray:
-        """The expected error, for increment models that know it; labelled and lazy as in ``assess``."""
+    def bounds(self, x: Labelled, levels: Sequence[float]) -> xr.DataArray:
+        """Error bounds at several quantile levels along a new dimension ``level``, see ``GeoQ.bounds``."""
         x = self._queries(x)
-        # A model that does not know it is refused now, not when a lazy answer is computed.
-        self.geoq.predict_expected(self.geoq.probes_[:1])
+        given = [float(level) for level in levels]
+        # Unusable levels are refused now, not when a lazy answer is computed.
+        self.geoq_.bounds(self.geoq_.probes_[:1], given)
+        real, dims = self._parts()["error_hat"]
+        parts: Parts = {"error_hat": (real, {**dims, "level": len(given)})}
+
+        def answer(x: np.ndarray) -> np.ndarray:
+            bounds = self.geoq_.bounds(x, given)
+            return np.stack([np.asarray(bounds[level]) for level in given], axis=-1)
+
+        return self._asked(x, parts, answer)["error_hat"].assign_coords(level=given)
+
+    def expected_error(self, x: Labelled) -> xr.DataArray:
+        """The expected error, for increment models that estimate it; labelled and lazy as in ``assess``."""
+        x = self._queries(x)
+        # Other models are refused now, not when a lazy answer is computed.
+        self.geoq_.expected_error(self.geoq_.probes_[:1])
         parts = {"expected_error": self._parts()["error_hat"]}
         return self._asked(x, parts, self._expected)["expected_error"]
 
@@ -166,46 +182,69 @@ class XarrayGeoQ:
         return self._labelled(dict(zip(parts, variables, strict=True)), x)
 
     def reason(self, x: Labelled, label: Any) -> str:
-        """Why this bound and this flag, in words and numbers, for the sample of that label."""
+        """Explain the bound and the flag of the sample with this label in words and numbers."""
         x = self._queries(x)
         query = x.sel({self.sample_dim: label})
         if self.sample_dim in query.dims:
             raise ValueError(
-                f"{self.sample_dim}={label!r} is the label of {query.sizes[self.sample_dim]} samples; name one."
+                f"{self.sample_dim}={label!r} is the label of {query.sizes[self.sample_dim]} samples; choose a unique label."
             )
-        assessment = self.geoq.assess(query.values[None])
-        told = assessment.reason(0).replace("query 0", f"{self.sample_dim} {label}", 1)
         labels = xr.Variable(self.sample_dim, self.labels_).to_index()
-        for row in assessment.anchors[0]:
-            told = told.replace(f"anchor row {row}:", f"anchor {labels[row]}:")
-        return told
+        return self.geoq_.assess(query.values[None]).reason(
+            0, name=f"{self.sample_dim} {label}", labels=labels
+        )
 
     def save(self, path: str | Path) -> None:
         """Write GeoQ's file and, in it, the coordinates; ``GeoQ.load`` reads it as well."""
         check_fitted(self, "x_")
-        numbers, arrays = self.geoq.state()
+        numbers, arrays = files.state(self.geoq_)
         labels = xr.DataArray(self.labels_, name=self.sample_dim)
-        told = {
+        own = {
             "sample_dim": self.sample_dim,
-            "x": _told(self.x_),
-            "y": _told(self.y_),
+            "x": _described(self.x_),
+            "y": _described(self.y_),
             "labels": _listed(labels),
         }
-        artifact.write(path, numbers | {"xarray": told}, arrays)
+        archive.write(path, numbers | {"xarray": own}, arrays)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 (scikit-learn's signature)
+        """The constructor arguments, as scikit-learn's ``clone`` needs them."""
+        del deep
+        return get_params(self)
+
+    def set_params(self, **params: Any) -> "XarrayGeoQ":
+        """Change constructor arguments."""
+        set_params(self, params)
+        return self
 
     @classmethod
-    def load(cls, path: str | Path, **callables: Any) -> "XarrayGeoQ":
-        """Read a calibrated estimator; the callables are those of ``GeoQ.load``, such as ``surrogate=model``."""
-        numbers, _ = artifact.read(path)
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        surrogate: Surrogate,
+        representation: Representation | None = None,
+        increment_model: IncrementModel | None = None,
+        error_functional: ErrorFunctional | None = None,
+    ) -> "XarrayGeoQ":
+        """Read a calibrated estimator; the arguments are those of ``GeoQ.load``."""
+        numbers, _ = archive.read(path)
         if "xarray" not in numbers:
             raise ValueError(
                 f"{path} holds no coordinates; load it with the class that saved it."
             )
-        geoq = GeoQ.load(path, **callables)
-        told = numbers["xarray"]
-        estimator = cls(geoq, told["sample_dim"])
-        estimator.x_, estimator.y_ = _template(told["x"]), _template(told["y"])
-        estimator.labels_ = _array(told["labels"])
+        geoq = GeoQ.load(
+            path,
+            surrogate=surrogate,
+            representation=representation,
+            increment_model=increment_model,
+            error_functional=error_functional,
+        )
+        own = numbers["xarray"]
+        estimator = cls(geoq, own["sample_dim"])
+        estimator.geoq_ = geoq
+        estimator.x_, estimator.y_ = _template(own["x"]), _template(own["y"])
+        estimator.labels_ = _array(own["labels"])
         return estimator
 
     def __dask_tokenize__(self) -> str:
@@ -253,16 +292,16 @@ class XarrayGeoQ:
 
     def _parts(self) -> Parts:
         """Type and dimensions besides the samples of each variable of an answer."""
-        real = np.dtype(str(self.geoq.error_.dtype).removeprefix("torch."))
+        real = np.dtype(str(self.geoq_.error_.dtype).removeprefix("torch."))
         output = dict(zip(self.y_.dims[1:], self.y_.shape[1:], strict=True))
-        shape = self.geoq.error_.shape[1:]
+        shape = self.geoq_.error_.shape[1:]
         # An error functional may make another shape of it: one number for the field, say.
         error: dict[Hashable, int] = (
             output
             if tuple(shape) == self.y_.shape[1:]
             else {f"error_dim_{place}": n for place, n in enumerate(shape)}
         )
-        anchors: dict[Hashable, int] = {"anchor": self.geoq.geometry_.n_anchors}
+        anchors: dict[Hashable, int] = {"anchor": self.geoq_.geometry_.n_anchors}
         return {
             "prediction": (real, output),
             "error_hat": (real, error),
@@ -277,13 +316,13 @@ class XarrayGeoQ:
         }
 
     def _expected(self, x: np.ndarray) -> np.ndarray:
-        expected = self.geoq.predict_expected(x)
+        expected = self.geoq_.expected_error(x)
         assert isinstance(expected, np.ndarray)
         return expected
 
     def _answer(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
         """The variables of an answer to a block of samples, in the order of ``_parts``."""
-        assessment = self.geoq.assess(x)
+        assessment = self.geoq_.assess(x)
         answers: dict[str, Any] = vars(assessment) | {
             "support_distance": assessment.features.support_distance,
             "anchors": self.labels_[assessment.anchors],
@@ -296,13 +335,13 @@ class XarrayGeoQ:
         """The answer with the coordinates of y, the samples' own ones from x, and attributes."""
         units = {key: of for key, of in self.y_.attrs.items() if key == "units"}
         own = {"prediction": self.y_.attrs}
-        if self.geoq.error_functional in (absolute_error, norm_error):
+        if self.geoq_.error_functional in (absolute_error, norm_error):
             own |= dict.fromkeys(_ERRORS, units)
         for name, variable in variables.items():
             variable.attrs = {"long_name": _LONG_NAMES[name]} | own.get(name, {})
         others = [n for n, c in x.coords.items() if c.dims != (self.sample_dim,)]
         one_cell = x.isel(dict.fromkeys(x.dims[1:], 0))
-        region, calibration = self.geoq.safe_region_, self.geoq.calibration_
+        region, calibration = self.geoq_.safe_region_, self.geoq_.calibration_
         return (
             xr.Dataset(variables)
             .assign_coords(self.y_.coords)
@@ -323,12 +362,12 @@ def _span(array: xr.DataArray, dim: Hashable) -> str:
     return f"{len(labels)} {'labels' if dim in array.coords else 'places'}{ends}"
 
 
-def _told(template: xr.DataArray) -> dict[str, Any]:
-    """A template as JSON can hold it."""
-    told = template.to_dict(data=False)
-    for name, coordinate in told["coords"].items():
+def _described(template: xr.DataArray) -> dict[str, Any]:
+    """A template in the form of JSON."""
+    described = template.to_dict(data=False)
+    for name, coordinate in described["coords"].items():
         coordinate |= _listed(template[name])
-    return told
+    return described
 
 
 def _listed(coordinate: xr.DataArray) -> dict[str, Any]:
@@ -343,16 +382,20 @@ def _listed(coordinate: xr.DataArray) -> dict[str, Any]:
     return {"dtype": str(values.dtype), "data": whole.tolist()}
 
 
-def _array(told: dict[str, Any]) -> np.ndarray:
-    return np.array(told["data"], dtype=told["dtype"])
+def _array(described: dict[str, Any]) -> np.ndarray:
+    return np.array(described["data"], dtype=described["dtype"])
 
 
-def _template(told: dict[str, Any]) -> xr.DataArray:
+def _template(described: dict[str, Any]) -> xr.DataArray:
     coordinates = {
         name: (tuple(c["dims"]), _array(c), c["attrs"])
-        for name, c in told["coords"].items()
+        for name, c in described["coords"].items()
     }
-    empty = np.empty(told["shape"], dtype=told["dtype"])
+    empty = np.empty(described["shape"], dtype=described["dtype"])
     return xr.DataArray(
-        empty, coordinates, tuple(told["dims"]), told["name"], told["attrs"]
+        empty,
+        coordinates,
+        tuple(described["dims"]),
+        described["name"],
+        described["attrs"],
     )

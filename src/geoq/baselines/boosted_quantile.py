@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from geoq.arrays import Array
 from geoq.baselines.bound import Bound
 from geoq.baselines.cross_fitted import CrossFitted
 from geoq.baselines.per_coordinate import CoordinateModels, Predict, TabularInputs, of_x
+from geoq.checks import check_fitted, clear_fitted
 from geoq.estimator import GeoQ
-from geoq.increment import check_quantile
-from geoq.surrogate import Array, check_fitted, forget
-from geoq.training import Training
+from geoq.quantiles import check_quantile
+from geoq.training.loop import Training
 
 
 @dataclass
@@ -49,7 +50,7 @@ class BoostedQuantile:
     ) -> "BoostedQuantile":
         check_quantile(self.quantile, "quantile")
         _lightgbm()  # refused before the folds are trained
-        forget(self)
+        clear_fitted(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
         calibration = self.cross_fitted_.calibration
         table = self.inputs(calibration.features.inputs, calibration.features)
@@ -58,7 +59,7 @@ class BoostedQuantile:
             table,
             calibration.features.prediction,
             calibration.error,
-            calibration.unit,
+            calibration.group,
         )
         return self
 

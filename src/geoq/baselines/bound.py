@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.surrogate import Array
+from geoq.arrays import Array
 
 # The paper turns a predictive standard deviation into a bound by this factor: 95 % of a Gaussian's values lie within.
 GAUSSIAN_95 = 1.96

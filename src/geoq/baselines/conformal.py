@@ -7,22 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from geoq.arrays import Array, restore, take
 from geoq.baselines.bound import Bound
-from geoq.coverage import n_needed
-from geoq.increment import check_quantile
-from geoq.surrogate import (
-    Array,
-    Surrogate,
-    TrainSurrogate,
-    absolute_error,
-    check_fitted,
-    check_pairs,
-    evaluate,
-    forget,
-    observe,
-    restore,
-    take,
-)
+from geoq.checks import check_fitted, check_pairs, clear_fitted
+from geoq.quantiles import check_quantile, n_required
+from geoq.surrogate import Surrogate, TrainSurrogate, absolute_error, evaluate, observe
 
 
 def conformal_quantile(
@@ -36,10 +25,10 @@ def conformal_quantile(
         ValueError: so few scores that no finite one will do.
     """
     n_scores = len(scores)
-    if n_scores < n_needed(quantile):
+    if n_scores < n_required(quantile):
         raise ValueError(
             f"quantile={quantile}, but {n_scores} calibration scores promise no finite bound at that level; "
-            f"calibrate on at least {n_needed(quantile)} or lower the quantile."
+            f"calibrate on at least {n_required(quantile)} or lower the quantile."
         )
     # The slack keeps products such as 0.95 * 20 = 19.000000000000004 at their exact value.
     return scores.kthvalue(math.ceil((n_scores + 1) * quantile - 1e-9), dim=0).values
@@ -92,16 +81,16 @@ class SplitConformal:
                 f"calibration_fraction={self.calibration_fraction}, but some rows must train and some must calibrate; "
                 "choose between 0 and 1."
             )
-        forget(self)
+        clear_fitted(self)
         check_pairs(x, y)
         order = torch.randperm(
             len(x), generator=torch.Generator().manual_seed(self.random_state)
         )
         n_calibration = round(self.calibration_fraction * len(x))
-        if not n_needed(self.quantile) <= n_calibration < len(x):
+        if not n_required(self.quantile) <= n_calibration < len(x):
             raise ValueError(
                 f"calibration_fraction={self.calibration_fraction} keeps {n_calibration} of {len(x)} rows, but "
-                f"quantile={self.quantile} needs at least {n_needed(self.quantile)} of them, and training at least 1; "
+                f"quantile={self.quantile} needs at least {n_required(self.quantile)} of them, and training at least 1; "
                 "change the fraction, lower the quantile or give more data."
             )
         calibration, training = order[:n_calibration], order[n_calibration:]

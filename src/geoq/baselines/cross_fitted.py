@@ -11,20 +11,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from geoq.arrays import Array, restore, take, to_tensor
 from geoq.baselines.bound import Bound
 from geoq.crossfit import CalibrationSet
 from geoq.estimator import GeoQ
-from geoq.fold_surrogates import train_each
 from geoq.geometry import GeometricFeatures
-from geoq.surrogate import (
-    Array,
-    Surrogate,
-    TrainSurrogate,
-    TrainTogether,
-    restore,
-    take,
-    to_tensor,
-)
+from geoq.surrogate import Surrogate, TrainSurrogate, TrainTogether
+from geoq.training.fold_surrogates import train_each
 
 
 @dataclass

@@ -5,18 +5,10 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from geoq.arrays import Array, restore
 from geoq.baselines.bound import GAUSSIAN_95, Bound, spread
-from geoq.surrogate import (
-    Array,
-    Surrogate,
-    TrainSurrogate,
-    TrainTogether,
-    check_fitted,
-    check_pairs,
-    evaluate,
-    forget,
-    restore,
-)
+from geoq.checks import check_fitted, check_pairs, clear_fitted
+from geoq.surrogate import Surrogate, TrainSurrogate, TrainTogether, evaluate
 
 
 @runtime_checkable
@@ -52,7 +44,7 @@ class DeepEnsemble:
                 f"train_surrogate is a {type(self.train_surrogate).__name__} without with_seed(random_state), so its "
                 "members could not differ; pass a geoq.TrainNetwork."
             )
-        forget(self)
+        clear_fitted(self)
         check_pairs(x, y)
         # 31 bits, which every library takes as a seed.
         seeds = (

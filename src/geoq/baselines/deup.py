@@ -9,14 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from geoq.arrays import Array
 from geoq.baselines.bound import Bound
 from geoq.baselines.conformal import conformal_factor
 from geoq.baselines.cross_fitted import CrossFitted
 from geoq.baselines.per_coordinate import CoordinateModels, Predict, of_x_and_distance
+from geoq.checks import check_fitted, clear_fitted
 from geoq.crossfit import CalibrationSet
 from geoq.estimator import GeoQ
-from geoq.increment import check_quantile
-from geoq.surrogate import Array, check_fitted, forget
+from geoq.quantiles import check_quantile
 
 # Parts of the calibration points, each predicted by trees grown on the others, that the factor is read from.
 N_PARTS = 5
@@ -53,7 +54,7 @@ class MeanErrorPredictor:
         self, x: Array, y: Array, *, groups: Sequence[Any] | None = None
     ) -> "MeanErrorPredictor":
         check_quantile(self.quantile, "quantile")
-        forget(self)
+        clear_fitted(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
         calibration = self.cross_fitted_.calibration
         table = of_x_and_distance(calibration.features.inputs, calibration.features)
@@ -78,7 +79,7 @@ class MeanErrorPredictor:
         self, table: Tensor, calibration: CalibrationSet
     ) -> Float[Tensor, " n *field"]:
         """Mean errors as predicted by trees that saw no tuple of the same unit."""
-        distinct, unit = calibration.unit.unique(return_inverse=True)
+        distinct, unit = calibration.group.unique(return_inverse=True)
         generator = torch.Generator().manual_seed(self.random_state)
         part = (torch.randperm(len(distinct), generator=generator) % N_PARTS).to(
             unit.device
@@ -100,7 +101,7 @@ class MeanErrorPredictor:
             table[rows],
             calibration.features[rows].prediction,
             calibration.error[rows],
-            calibration.unit[rows],
+            calibration.group[rows],
         )
 
     def _regress(

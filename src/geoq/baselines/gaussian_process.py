@@ -13,18 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from geoq.arrays import Array, chunks, restore, to_tensor
 from geoq.baselines.bound import GAUSSIAN_95, Bound
+from geoq.checks import check_finite, check_fitted, check_pairs, clear_fitted
 from geoq.representation import Standardization
-from geoq.surrogate import (
-    Array,
-    check_finite,
-    check_fitted,
-    check_pairs,
-    chunks,
-    forget,
-    restore,
-    to_tensor,
-)
 
 # Length scales are searched on a grid of this many steps per factor of two, first by whole factors.
 STEPS_PER_OCTAVE = 32
@@ -71,7 +63,7 @@ class GaussianProcess:
             raise ValueError(
                 f"noise_lower_bound={self.noise_lower_bound}, but the covariance must be invertible; choose above 0."
             )
-        forget(self)
+        clear_fitted(self)
         inputs, outputs = check_pairs(x, y)
         rows = inputs.reshape(len(inputs), -1).double()
         self.normalization_ = Standardization.fit(rows)

@@ -7,14 +7,15 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from geoq.arrays import Array
 from geoq.baselines.bound import Bound
 from geoq.baselines.conformal import conformal_factor
 from geoq.baselines.cross_fitted import CrossFitted
+from geoq.checks import check_fitted, clear_fitted
 from geoq.estimator import GeoQ
 from geoq.geometry import anchor_mean
-from geoq.increment import check_quantile
 from geoq.neighbors import Neighbors
-from geoq.surrogate import Array, check_fitted, forget
+from geoq.quantiles import check_quantile
 
 
 @dataclass
@@ -38,7 +39,7 @@ class KNNDistanceConformal:
         self, x: Array, y: Array, *, groups: Sequence[Any] | None = None
     ) -> "KNNDistanceConformal":
         check_quantile(self.quantile, "quantile")
-        forget(self)
+        clear_fitted(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
         calibration = self.cross_fitted_.calibration
         self.factor_ = conformal_factor(
@@ -86,7 +87,7 @@ class KNNResidualConformal:
             raise ValueError(
                 f"beta={self.beta}, but it keeps the scale off zero; choose above 0."
             )
-        forget(self)
+        clear_fitted(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
         calibration = self.cross_fitted_.calibration
         inputs = calibration.features.inputs

@@ -7,17 +7,11 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
+from geoq.arrays import Array, restore
 from geoq.baselines.bound import GAUSSIAN_95, Bound, spread
-from geoq.surrogate import (
-    Array,
-    TrainSurrogate,
-    check_fitted,
-    check_pairs,
-    evaluate,
-    forget,
-    restore,
-)
-from geoq.training import seeded
+from geoq.checks import check_fitted, check_pairs, clear_fitted
+from geoq.surrogate import TrainSurrogate, evaluate
+from geoq.training.loop import seeded
 
 DROPOUT = (
     nn.Dropout,
@@ -62,7 +56,7 @@ class MCDropout:
             raise ValueError(
                 f"n_passes={self.n_passes}, but a spread needs at least 2; the paper's bound wants many."
             )
-        forget(self)
+        clear_fitted(self)
         check_pairs(x, y)
         surrogate = self.train_surrogate(x, y)
         if not isinstance(surrogate, NetworkSurrogate):

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from geoq.arrays import chunks
 from geoq.geometry import GeometricFeatures
-from geoq.surrogate import chunks
 
 # More coordinates than this share one model, which sees the coordinate's own prediction and number.
 MOST_MODELS = 16

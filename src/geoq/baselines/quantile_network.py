@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from geoq.arrays import Array, chunks
 from geoq.baselines.bound import Bound
 from geoq.baselines.cross_fitted import CrossFitted
+from geoq.checks import check_fitted, clear_fitted
 from geoq.estimator import GeoQ
-from geoq.increment import check_quantile, inverse_cdf_quantile, pinball_loss
 from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
-from geoq.surrogate import Array, check_fitted, chunks, forget
-from geoq.training import Training, seeded, train
+from geoq.quantiles import check_quantile, inverse_cdf_quantile, pinball_loss
+from geoq.training.loop import Training, seeded, train
 
 Shape = tuple[int, ...]
 
@@ -108,7 +109,7 @@ class QuantileNetwork:
         self, x: Array, y: Array, *, groups: Sequence[Any] | None = None
     ) -> "QuantileNetwork":
         check_quantile(self.quantile, "quantile")
-        forget(self)
+        clear_fitted(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
         calibration = self.cross_fitted_.calibration
         inputs, point = self.cross_fitted_.normalized(x).float(), calibration.point
@@ -128,7 +129,7 @@ class QuantileNetwork:
                     / mean
                 ),
                 self.training,
-                units=calibration.unit,
+                units=calibration.group,
             )
         return self
 

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from geoq.increment import check_quantile, inverse_cdf_quantile, pinball_loss
+from geoq.arrays import chunks
 from geoq.nets.mlp import MLP
+from geoq.quantiles import check_quantile, inverse_cdf_quantile, pinball_loss
 from geoq.representation import Standardization
 from geoq.rollout.features import RolloutCalibration, RolloutFeatures
-from geoq.surrogate import chunks
-from geoq.training import Training, seeded, train
+from geoq.training.loop import Training, seeded, train
 
 
 def signed_displacement(
@@ -66,7 +66,7 @@ class AdditiveRecursion:
         error = calibration.error[lasting].flatten(start_dim=2).float()
         self._build(psi.shape[2], error.shape[2])
         self.module_.to(error.device)
-        self.module_.set_units(psi, error, self.quantile)
+        self.module_.fit_normalization(psi, error, self.quantile)
         typical = error.mean() if error.any() else error.new_ones(())
 
         def loss(net: nn.Module, rows: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class _Sum(nn.Module):
         total: Tensor = (norm * self.unit * rate).cumsum(dim=1)
         return total
 
-    def set_units(self, psi: Tensor, error: Tensor, quantile: float) -> None:
+    def fit_normalization(self, psi: Tensor, error: Tensor, quantile: float) -> None:
         """T, and the level at which h starts: that of the errors half-way through the calibration horizon."""
         standardization = Standardization.fit(psi.flatten(0, 1))
         self.mean.copy_(standardization.mean)

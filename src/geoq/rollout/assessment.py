@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from jaxtyping import Bool, Float, Int
 
-from geoq.assessment import check_asked
+from geoq.arrays import Array
+from geoq.checks import check_index
 from geoq.rollout.horizon import Trust
-from geoq.surrogate import Array
 
 ONLY_SUPPORT = (
     "no tolerance was given, so only the support was judged, not the size of the error"
@@ -55,7 +55,7 @@ class RolloutAssessment:
 
     def __repr__(self) -> str:
         n_steps = self.safe.shape[1]
-        horizon, what = self.judged
+        horizon, what = self.horizon
         note = "" if self.trust else f" ({ONLY_SUPPORT})"
         return (
             f"RolloutAssessment of {len(self)} rollouts of {n_steps} steps, "
@@ -63,24 +63,33 @@ class RolloutAssessment:
         )
 
     @property
-    def judged(self) -> tuple[Int[Array, " n"], str]:
-        """The horizon that can be told, and what it is."""
+    def horizon(self) -> tuple[Int[Array, " n"], str]:
+        """The trusted horizon if a tolerance was given, otherwise the supported one, and its name."""
         if self.trusted_horizon is None:
             return self.supported_horizon, "supported"
         return self.trusted_horizon, "trusted"
 
+    def outcome(self, rollout: int) -> list[str]:
+        """How long one rollout is trusted or supported and, if this ends before its last step, why."""
+        check_index(rollout, "rollout", len(self))
+        horizons, what = self.horizon
+        n_steps, horizon = self.safe.shape[1], int(horizons[rollout])
+        length = (
+            f"{what} for {horizon} of {n_steps} steps" if horizon else f"not {what}"
+        )
+        if horizon == n_steps:
+            return [f"rollout {rollout}: {length}"]
+        end = f"step {horizon + 1}: {self._end(rollout, horizon)}"
+        return [f"rollout {rollout}: {length}", end]
+
     def reason(self, rollout: int) -> str:
         """Until when this rollout is trusted, and what ends the trust, in words and numbers."""
-        check_asked(rollout, "rollout", len(self))
-        horizons, what = self.judged
-        n_steps, horizon = self.safe.shape[1], int(horizons[rollout])
-        told = f"{what} for {horizon} of {n_steps} steps" if horizon else f"not {what}"
-        lines = [f"rollout {rollout}: {told}"]
-        if horizon < n_steps:
-            lines.append(f"  step {horizon + 1}: {self._end(rollout, horizon)}")
+        headline, *end = self.outcome(rollout)
+        n_steps, horizon = self.safe.shape[1], int(self.horizon[0][rollout])
+        lines = [headline, *(f"  {why}" for why in end)]
         lines.append(f"  {self.trust or ONLY_SUPPORT}")
         steps = dict.fromkeys((1, horizon, n_steps))
-        lines += [self._step_told(rollout, step) for step in steps if step]
+        lines += [self._step_line(rollout, step) for step in steps if step]
         if n_steps > self.n_calibrated:
             lines.append(
                 f"  past step {self.n_calibrated}, the calibration horizon, the bound rests on the last step calibrated"
@@ -104,7 +113,7 @@ class RolloutAssessment:
             return f"{told}; held-out rollouts that were trusted above {self.trust.limit:.3g} of it exceeded it too often"
         return "past the calibration horizon, where no error was measured; raise n_calibration"
 
-    def _step_told(self, rollout: int, step: int) -> str:
+    def _step_line(self, rollout: int, step: int) -> str:
         bound = self.error_hat[rollout, step - 1]
         return (
             f"  step {step}: mean error bound {float(bound.mean()):.3g}, largest {float(bound.max()):.3g}, "

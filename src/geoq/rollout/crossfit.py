@@ -8,22 +8,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.checkpoint import Checkpoint
-from geoq.climatology import Climatology
-from geoq.fold_surrogates import Fold, fold_predictions
+from geoq.arrays import take, to_tensor
 from geoq.folds import FoldPlan
 from geoq.geometry import Embedding, Geometry
+from geoq.increments.climatology import Climatology
 from geoq.representation import Representation, Standardization
-from geoq.rollout.features import RolloutCalibration, RolloutFeatures, Surroundings
+from geoq.rollout.features import ReferenceStates, RolloutCalibration, RolloutFeatures
 from geoq.rollout.fold_rollouts import FreshRollouts, TrainedRollouts
 from geoq.rollout.trajectories import Trajectories
-from geoq.surrogate import take, to_tensor
+from geoq.training.checkpoint import Checkpoint
+from geoq.training.fold_surrogates import Fold, fold_predictions
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Scene:
+class RolloutProblem:
     """The trajectories as the geometry sees them, and the settings that folds and deployment share."""
 
     trajectories: Trajectories
@@ -35,19 +35,21 @@ class Scene:
     n_anchors: int
     n_support: int
 
-    def surroundings(self, rows: Tensor) -> Surroundings:
+    def reference_states(self, rows: Tensor) -> ReferenceStates:
         """These states as the cloud that rollouts are related to, and their climatology."""
         states = to_tensor(take(self.trajectories.states, rows), "trajectories")
         geometry = Geometry(
             self.embedding[rows], n_anchors=self.n_anchors, n_support=self.n_support
         )
-        climatology = Climatology.fit(states.to(self.normalization.mean), self.quantile)
-        return Surroundings(geometry, climatology)
+        climatology = Climatology().fit(
+            states.to(self.normalization.mean), self.quantile
+        )
+        return ReferenceStates(geometry, climatology)
 
     def forecast(
         self,
         states: Float[Tensor, " n n_times *state"],
-        around: Surroundings,
+        around: ReferenceStates,
     ) -> RolloutFeatures:
         """Features along rollouts whose states start with the initial one."""
         like = self.trajectories.states
@@ -55,7 +57,7 @@ class Scene:
 
 
 def cross_fit_rollouts(
-    scene: Scene,
+    scene: RolloutProblem,
     plan: FoldPlan,
     starts: list[np.ndarray],
     *,
@@ -78,7 +80,7 @@ def cross_fit_rollouts(
         fold_rollouts, trajectories.states, trajectories.number, folds, checkpoint
     ):
         fold = folds[number]
-        around = scene.surroundings(fold.seen.to(device))
+        around = scene.reference_states(fold.seen.to(device))
         features[number] = one = scene.forecast(rolled.to(device), around)
         rows = fold.asked.to(device)[:, None] + ahead
         error = (truth[rows].to(one.prediction) - one.prediction).abs()

@@ -11,19 +11,15 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from geoq import artifact, progress
-from geoq.border import check_count
-from geoq.checkpoint import Checkpoint, of_array, of_folds, of_object
-from geoq.climatology import Climatology
-from geoq.coverage import n_needed
-from geoq.fold_surrogates import TrainedFolds, is_given
+from geoq.arrays import Array, chunks, restore, to_tensor
+from geoq.checks import add_note_on_error, check_count, check_fitted
 from geoq.folds import FoldPlan, Folds, TemporalFolds
-from geoq.geometry import Embedding, Geometry
-from geoq.increment import check_quantile
+from geoq.parameters import get_params, represent, set_params
+from geoq.quantiles import n_required
 from geoq.representation import Representation, Standardization
-from geoq.rollout.additive import AdditiveRecursion
+from geoq.rollout import files
 from geoq.rollout.assessment import RolloutAssessment
-from geoq.rollout.border import (
+from geoq.rollout.checks import (
     check_lengths,
     check_models,
     check_question,
@@ -31,39 +27,25 @@ from geoq.rollout.border import (
     check_tolerance,
     check_whole,
 )
-from geoq.rollout.crossfit import Scene, cross_fit_rollouts
+from geoq.rollout.crossfit import RolloutProblem, cross_fit_rollouts
 from geoq.rollout.features import (
     RolloutCalibration,
     RolloutFeatures,
-    Surroundings,
     embed,
 )
-from geoq.rollout.fold_rollouts import (
-    FreshRollouts,
-    TrainedRollouts,
-    trained,
-)
+from geoq.rollout.fold_rollouts import FreshRollouts, TrainedRollouts, trained
 from geoq.rollout.horizon import HeldOutRollouts, Trust, over_tolerance
 from geoq.rollout.recipe import TrainRollout
 from geoq.rollout.region import RolloutRegion
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll_out
-from geoq.safe_region import SafeRule
-from geoq.surrogate import (
-    Array,
-    Surrogate,
-    check_fitted,
-    chunks,
-    evaluate,
-    noting,
-    restore,
-    to_tensor,
-)
+from geoq.safe_region import NeedsNeighbors, Region, check_region
+from geoq.surrogate import Surrogate
+from geoq.training import progress
+from geoq.training.checkpoint import Checkpoint, of_array, of_folds, of_object
+from geoq.training.fold_surrogates import TrainedFolds, is_pretrained
 
 N_PROBES = 8
-_OWN_SCHEMES: dict[str, type[SaturatingGrowth | AdditiveRecursion]] = {
-    scheme.__name__: scheme for scheme in (SaturatingGrowth, AdditiveRecursion)
-}
 
 
 @runtime_checkable
@@ -77,7 +59,7 @@ class RolloutScheme(Protocol):
     def __call__(self, features: RolloutFeatures, /) -> Tensor: ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RolloutGeoQ:
     r"""Error bounds, safe flags and a trusted horizon for the rollouts of a fixed surrogate of one time step.
 
@@ -98,9 +80,7 @@ class RolloutGeoQ:
         n_starts: calibration rollouts per fold.
         n_anchors: k_a, anchors that displacements are measured from.
         n_support: k, states that the support distance averages over.
-        n_safe: K_safe, calibration features that the paper's support score averages over.
-        safe_quantile: alpha_safe, share of the calibration rollouts that are safe throughout.
-        safe_region: the rule of the safe region; ``SafeRegion`` is the paper's, whose share is one of steps.
+        safe_region: the rule of the safe region; ``SafeRegion()`` is the paper's, whose quantile is one of steps.
     """
 
     surrogate: Surrogate | None
@@ -113,9 +93,7 @@ class RolloutGeoQ:
     n_starts: int = 40
     n_anchors: int = 1
     n_support: int = 20
-    n_safe: int = 20
-    safe_quantile: float = 0.95
-    safe_region: SafeRule = RolloutRegion
+    safe_region: Region = field(default_factory=RolloutRegion)
 
     def fit(
         self,
@@ -159,7 +137,7 @@ class RolloutGeoQ:
         points = embedding.normalized.flatten(start_dim=1).cpu().numpy()
         plan = FoldPlan.draw(self.folds, points, gathered.number)
         starts = self._plan(gathered, plan)
-        scene = Scene(
+        scene = RolloutProblem(
             gathered,
             embedding,
             self.normalization_,
@@ -177,7 +155,7 @@ class RolloutGeoQ:
 
     def _calibrate(
         self,
-        scene: Scene,
+        scene: RolloutProblem,
         plan: FoldPlan,
         starts: list[np.ndarray],
         checkpoint: Checkpoint | None,
@@ -185,7 +163,9 @@ class RolloutGeoQ:
         """Surrogate, cross-fitted rollouts, scheme, safe region, and how the bound did on the held-out rollouts."""
         everything = torch.arange(len(scene.trajectories))
         self.surrogate_ = self._deployed(scene.trajectories, everything)
-        self.surroundings_ = scene.surroundings(everything.to(self.limit_.device))
+        self.reference_states_ = scene.reference_states(
+            everything.to(self.limit_.device)
+        )
         self.calibration_ = cross_fit_rollouts(
             scene,
             plan,
@@ -197,11 +177,7 @@ class RolloutGeoQ:
         with progress.stage("scheme"):
             self.scheme_ = copy.deepcopy(self.scheme).fit(self.calibration_)
         with progress.stage("safe region"):
-            self.safe_region_ = self.safe_region.fit(
-                self.calibration_.tuples,
-                n_safe=self.n_safe,
-                safe_quantile=self.safe_quantile,
-            )
+            self.safe_region_ = self.safe_region.fit(self.calibration_.tuples)
         features = self.calibration_.features
         safe = self.safe_region_.contains(self._score(features).flatten())
         self.held_out_ = HeldOutRollouts(
@@ -257,7 +233,7 @@ class RolloutGeoQ:
         dtype = to_tensor(x0[:1], "x0").dtype
         for rows in chunks(len(x0), n_steps * self.limit_.numel()):
             states = roll_out(self.surrogate_, x0[rows], n_steps, self.limit_)
-            features = self.surroundings_.features(
+            features = self.reference_states_.features(
                 states, self.normalization_, self.representation, x0
             )
             lost = ~features.alive
@@ -298,51 +274,11 @@ class RolloutGeoQ:
         return bound.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
     def save(self, path: str | Path) -> None:
-        """Write what ``assess`` needs to one file of arrays and numbers; callables are not in it.
+        """Write what ``assess`` needs to one file of arrays and numbers.
 
-        A fingerprint of the callables is: what they answer on a few stored states.
+        The file does not contain the callables. It contains their answers at a few stored states, to recognise them.
         """
-        check_fitted(self, "held_out_")
-        scheme = type(self.scheme_).__name__
-        if scheme not in _OWN_SCHEMES or not isinstance(
-            self.safe_region_, RolloutRegion
-        ):
-            raise ValueError(
-                f"{scheme} with {type(self.safe_region_).__name__} cannot be saved; files hold a scheme of "
-                f"{[*_OWN_SCHEMES]} and a RolloutRegion."
-            )
-        settings, weights = self.scheme_.state()  # type: ignore[attr-defined]
-        points, climatology = (
-            self.surroundings_.geometry.points,
-            self.surroundings_.climatology,
-        )
-        numbers = {
-            "estimator": "RolloutGeoQ",
-            "n_anchors": self.surroundings_.geometry.n_anchors,
-            "n_support": self.surroundings_.geometry.n_support,
-            "n_calibrated": self.n_calibrated_,
-            "threshold": self.safe_region_.threshold,
-            "scheme": scheme,
-            "scheme_settings": settings,
-            "numpy": isinstance(self.probes_, np.ndarray),
-            "cuda": self.limit_.is_cuda,
-        }
-        arrays = {
-            "mean": self.normalization_.mean,
-            "scale": self.normalization_.scale,
-            "points.z": points.z,
-            "climatology.low": climatology.low,
-            "climatology.high": climatology.high,
-            "climatology.table": climatology.table,
-            **{
-                f"held_out.{name}": part for name, part in self.held_out_.arrays.items()
-            },
-            **{f"scheme.{name}": array for name, array in weights.items()},
-            **{f"probe.{name}": array for name, array in self._fingerprint().items()},
-        }
-        if not points.shared:
-            arrays["points.normalized"] = points.normalized
-        artifact.write(path, numbers, arrays)
+        files.save(self, path)
 
     @classmethod
     def load(
@@ -352,85 +288,30 @@ class RolloutGeoQ:
         surrogate: Surrogate,
         representation: Representation | None = None,
     ) -> "RolloutGeoQ":
-        """Read a calibrated estimator; it answers as the saved one did.
+        """Read a calibrated estimator; its answers are those of the saved one.
 
         Args:
             path: a file that ``save`` wrote.
-            surrogate: the model that the file was calibrated for.
+            surrogate: the model that the file was calibrated with.
             representation: the representation that it was calibrated with, if any.
 
         Raises:
-            ValueError: the file is truncated, altered or foreign, or a callable is not the one it was made with.
+            ValueError: the file is truncated, altered or foreign, or a callable differs from the original one.
         """
-        numbers, stored = artifact.read(path)
-        if numbers.get("estimator") != "RolloutGeoQ":
-            raise ValueError(
-                f"{path} does not hold a RolloutGeoQ; load it with the class that saved it."
-            )
-        if "held_out.bound" not in stored:
-            raise ValueError(
-                f"{path} holds no held-out rollouts, which trusted horizons are tried on; it was written by an earlier "
-                "version of geoq: fit and save the estimator again."
-            )
-        arrays = artifact.placed(numbers, stored)
-        geoq = cls(
-            surrogate,
-            None,
-            representation=representation,
-            n_calibration=numbers["n_calibrated"],
-            n_anchors=numbers["n_anchors"],
-            n_support=numbers["n_support"],
-        )
-        geoq._restore(numbers, arrays)
-        return geoq
+        return files.load(cls, path, surrogate=surrogate, representation=representation)
 
-    def _restore(self, numbers: dict[str, Any], arrays: dict[str, Tensor]) -> None:
-        assert self.surrogate is not None
-        self.surrogate_, self.n_calibrated_ = self.surrogate, self.n_calibration
-        self.normalization_ = Standardization(arrays["mean"], arrays["scale"])
-        self.limit_ = arrays["mean"].abs() + DIVERGED * arrays["scale"]
-        z = arrays["points.z"]
-        self.surroundings_ = Surroundings(
-            Geometry(
-                Embedding(z, arrays.get("points.normalized", z)),
-                n_anchors=self.n_anchors,
-                n_support=self.n_support,
-            ),
-            Climatology(
-                *(arrays[f"climatology.{part}"] for part in ("low", "high", "table"))
-            ),
-        )
-        weights = {
-            name.removeprefix("scheme."): array
-            for name, array in arrays.items()
-            if name.startswith("scheme.")
-        }
-        own = _OWN_SCHEMES[numbers["scheme"]]
-        self.scheme = self.scheme_ = own.from_state(numbers["scheme_settings"], weights)
-        self.safe_region_ = RolloutRegion(numbers["threshold"])
-        self.held_out_ = HeldOutRollouts(
-            **{
-                part: arrays[f"held_out.{part}"]
-                for part in ("bound", "error", "supported", "start")
-            },
-            quantile=self.scheme_.quantile,
-        )
-        probes = arrays["probe.x"]
-        self.probes_ = probes.cpu().numpy() if numbers["numpy"] else probes
-        present = self._fingerprint()
-        for name in ("surrogate", "representation"):
-            artifact.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
+    def __repr__(self) -> str:
+        return represent(self, fitted=hasattr(self, "held_out_"))
 
-    def _fingerprint(self) -> dict[str, Tensor]:
-        """Stored states, and what the callables answer on them."""
-        unlimited = torch.full_like(self.limit_, torch.inf)
-        after = roll_out(self.surrogate_, self.probes_, 1, unlimited)[:, 1]
-        answers = {"x": to_tensor(self.probes_, "x"), "surrogate": after}
-        if self.representation is not None:
-            answers["representation"] = evaluate(
-                self.representation, self.probes_, "representation"
-            )
-        return answers
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 (scikit-learn's signature)
+        """The constructor arguments, as scikit-learn's ``clone`` needs them."""
+        del deep
+        return get_params(self)
+
+    def set_params(self, **params: Any) -> "RolloutGeoQ":
+        """Change constructor arguments."""
+        set_params(self, params)
+        return self
 
     def _deployed(self, trajectories: Trajectories, rows: Tensor) -> Surrogate:
         if self.surrogate is not None:
@@ -458,7 +339,7 @@ class RolloutGeoQ:
     ) -> Checkpoint | None:
         """The checkpoint in the folder, refused unless it is of these trajectories, folds and settings."""
         # What nobody trains need not be kept.
-        if folder is None or is_given(self.train_surrogate):
+        if folder is None or is_pretrained(self.train_surrogate):
             return None
         facts = {
             "trajectories": of_array(trajectories.states),
@@ -472,11 +353,9 @@ class RolloutGeoQ:
 
     def _plan(self, trajectories: Trajectories, plan: FoldPlan) -> list[np.ndarray]:
         """Starts of the calibration rollouts, refused where folds leave too little; nothing is trained yet."""
-        plan.check(
-            n_anchors=self.n_anchors,
-            n_support=self.n_support,
-            n_safe=self.safe_region.n_others(self.n_safe),
-        )
+        plan.check(n_anchors=self.n_anchors, n_support=self.n_support)
+        if isinstance(self.safe_region, NeedsNeighbors):
+            self.safe_region.check_neighbors(plan.n_independent)
         for fold, (kept, _) in enumerate(plan.splits, start=1):
             lengths = [len(run) for run in trajectories.runs(kept)]
             if not lengths:
@@ -485,37 +364,30 @@ class RolloutGeoQ:
                     "of contiguous states, for example TemporalFolds(5)."
                 )
             if isinstance(self.train_surrogate, TrainRollout):
-                with noting(f"the segments are those of fold {fold}"):
+                with add_note_on_error(f"the segments are those of fold {fold}"):
                     self.train_surrogate.check_lengths(lengths)
         starts = [
             trajectories.starts(held_out, self.n_calibration, self.n_starts)
             for _, held_out in plan.splits
         ]
         n_rollouts, quantile = sum(map(len, starts)), self.scheme.quantile
-        if n_rollouts < n_needed(quantile):
+        if n_rollouts < n_required(quantile):
             raise ValueError(
-                f"quantile={quantile} needs at least {n_needed(quantile)} calibration rollouts, but the folds "
+                f"quantile={quantile} needs at least {n_required(quantile)} calibration rollouts, but the folds "
                 f"hold out only {n_rollouts} states with {self.n_calibration} steps of truth ahead of them; lower "
                 "n_calibration, raise n_starts or give more data."
             )
         return starts
 
     def _check_arguments(self) -> None:
-        check_quantile(self.safe_quantile, "safe_quantile")
-        counts = ("n_calibration", "n_starts", "n_anchors", "n_support", "n_safe")
-        for name in counts:
+        for name in ("n_calibration", "n_starts", "n_anchors", "n_support"):
             check_count(getattr(self, name), name)
-        for name, kind, example in (
-            ("scheme", RolloutScheme, "SaturatingGrowth(quantile=0.9)"),
-            ("safe_region", SafeRule, "RolloutRegion"),
-        ):
-            part = getattr(self, name)
-            if not isinstance(part, kind) or (
-                name == "scheme" and isinstance(part, type)
-            ):
-                raise TypeError(
-                    f"{name}={part!r} cannot be fitted; pass an object such as {name}={example}."
-                )
+        if isinstance(self.scheme, type) or not isinstance(self.scheme, RolloutScheme):
+            raise TypeError(
+                f"scheme={self.scheme!r} has no quantile, fit and __call__; pass an object such as "
+                "scheme=SaturatingGrowth(quantile=0.9)."
+            )
+        check_region(self.safe_region)
         check_models(self.surrogate, self.train_surrogate, self.representation)
 
 

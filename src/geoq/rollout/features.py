@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from geoq.climatology import Climatology
+from geoq.arrays import Array, restore
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import Embedding, GeometricFeatures, Geometry
+from geoq.increments.climatology import FittedClimatology
 from geoq.representation import Representation, Standardization
-from geoq.surrogate import Array, evaluate, restore
+from geoq.surrogate import evaluate
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,11 @@ def _per_step(rows: Tensor, alive: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ReferenceStates:
     """The states that rollouts are related to: all of them at inference, what a fold leaves in when calibrating."""
 
     geometry: Geometry
-    climatology: Climatology
+    climatology: FittedClimatology
 
     def features(
         self,

@@ -12,14 +12,22 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.fold_surrogates import Fold, TrainedFolds, in_groups, one_by_one, whose
+from geoq.arrays import Array, take
+from geoq.checks import TRAINED, add_note_on_error, check_callable
 from geoq.rollout.trajectories import (
     TrainStepper,
     TrainSteppersTogether,
     Trajectories,
     roll_out,
 )
-from geoq.surrogate import TRAINED, Array, Surrogate, check_callable, noting, take
+from geoq.surrogate import Surrogate
+from geoq.training.fold_surrogates import (
+    Fold,
+    TrainedFolds,
+    describe_folds,
+    in_jobs,
+    one_by_one,
+)
 
 
 @dataclass(frozen=True)
@@ -32,16 +40,19 @@ class FreshRollouts:
     train_surrogate: TrainStepper
     n_steps: int
     limit: Float[Tensor, " *state"]
+    pretrained: ClassVar[bool] = False
 
-    def groups(
+    def jobs(
         self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
         del y
         if not isinstance(self.train_surrogate, TrainSteppersTogether):
             return one_by_one(folds)
-        with noting(f"while asking {type(self.train_surrogate).__name__} how to train"):
+        with add_note_on_error(
+            f"while asking {type(self.train_surrogate).__name__} how to train"
+        ):
             n_together = self.train_surrogate.n_together(x)
-        return in_groups(folds, n_together, n_workers)
+        return in_jobs(folds, n_together, n_workers)
 
     def predictions(
         self, x: Array, y: Array, folds: Sequence[Fold]
@@ -50,7 +61,7 @@ class FreshRollouts:
             self.train_surrogate,
             Trajectories(x, np.asarray(y)),
             [fold.seen for fold in folds],
-            whose(folds),
+            describe_folds(folds),
         )
         return [
             rolled_out(surrogate, x, fold, self.n_steps, self.limit)
@@ -65,12 +76,12 @@ class TrainedRollouts:
     folds: TrainedFolds
     n_steps: int
     limit: Float[Tensor, " *state"]
-    given: ClassVar[bool] = True
+    pretrained: ClassVar[bool] = True
 
-    def groups(
+    def jobs(
         self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
-        return self.folds.groups(x, y, folds, n_workers)
+        return self.folds.jobs(x, y, folds, n_workers)
 
     def predictions(
         self, x: Array, y: Array, folds: Sequence[Fold]
@@ -87,7 +98,7 @@ def rolled_out(
     surrogate: Surrogate, states: Array, fold: Fold, n_steps: int, limit: Tensor
 ) -> Float[Tensor, " n_starts n_times *state"]:
     """The fold's rollouts from the states it is asked about."""
-    with noting(f"while rolling out the surrogate of {fold}"):
+    with add_note_on_error(f"while rolling out the surrogate of {fold}"):
         return roll_out(surrogate, take(states, fold.asked), n_steps, limit)
 
 
@@ -99,7 +110,7 @@ def trained(
 ) -> list[Surrogate]:
     """A surrogate for each subset of the rows, trained on its contiguous pieces."""
     kept = [rows.numpy() for rows in subsets]
-    with noting(f"while training {what}"):
+    with add_note_on_error(f"while training {what}"):
         if len(kept) > 1 and isinstance(train_surrogate, TrainSteppersTogether):
             runs = [trajectories.runs(rows) for rows in kept]
             surrogates = list(train_surrogate.train_many(trajectories.states, runs))

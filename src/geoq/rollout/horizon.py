@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from geoq.coverage import n_needed
-from geoq.surrogate import chunks
+from geoq.arrays import chunks
+from geoq.quantiles import n_required
 
 # Files keep the bounds and errors of held-out rollouts whole up to so many numbers each, above that the largest per step.
 MOST_STORED = 2**22
@@ -51,15 +51,15 @@ class Trust:
         return (ratio <= 1) & (ratio < self.limit)
 
     def __str__(self) -> str:
-        promise = (
+        statement = (
             f"the horizon is set by {self.n_rollouts} held-out rollouts so that at most {100 * self.broken:.2g} % of such "
             "rollouts exceed the tolerance within it"
         )
-        needed = n_needed(self.quantile)
+        needed = n_required(self.quantile)
         if self.n_apart >= needed:
-            return promise
+            return statement
         return (
-            f"{promise}; more than {100 * (1 - self.quantile):.2g} %, since only {self.n_apart} of them do not overlap "
+            f"{statement}; more than {100 * (1 - self.quantile):.2g} %, since only {self.n_apart} of them do not overlap "
             f"while trusted and {needed} are needed: give longer or more trajectories"
         )
 

@@ -9,19 +9,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from geoq.stacked import Call, Loss, Member, can_stack
-from geoq.surrogate import Array, to_tensor
-from geoq.training import (
+from geoq.arrays import Array, to_tensor
+from geoq.training.loop import Training, seeded, train_on
+from geoq.training.recipe import (
     STACK_NUMBERS,
     TrainedNetwork,
-    Training,
     TrainNetwork,
     check_output,
     mean_squared_error,
-    seeded,
     train_as_one,
-    train_on,
 )
+from geoq.training.stacked import Call, Loss, Member, can_stack
 
 
 @dataclass(frozen=True)

@@ -1,35 +1,40 @@
-"""The safe region of rollouts: how far from the data did held-out rollouts get?"""
+"""The safe region of rollouts: how far from the data held-out rollouts went."""
 
 from dataclasses import dataclass
 
 from geoq.crossfit import CalibrationSet
-from geoq.increment import inverse_cdf_quantile
-from geoq.safe_region import DistanceRegion
+from geoq.quantiles import check_quantile, inverse_cdf_quantile
+from geoq.safe_region import FittedDistanceRegion
+
+MEANING = (
+    "at most as far from the data as held-out rollouts went",
+    "farther from the data than held-out rollouts went; the bound is a guess",
+)
 
 
 @dataclass(frozen=True)
-class RolloutRegion(DistanceRegion):
-    r"""Steps that start no farther from the data than held-out rollouts got in all their steps.
+class RolloutRegion:
+    r"""Steps that start at most as far from the data as held-out rollouts went in all their steps.
 
     .. math:: \Omega_{safe} = \{u : \Delta d_k(u) \le \widehat Q_{\alpha_{safe}}(\max_n \Delta d_k(\widehat u_n))\}
 
-    Whole rollouts are the units, unlike in ``DistanceRegion``: a threshold that one step in twenty exceeds would end the
-    trust in nearly every rollout of a hundred.
+    The quantile is taken over whole rollouts, unlike in ``DistanceRegion``. A threshold that one step in twenty exceeds would
+    end the supported horizon of nearly every rollout of a hundred steps.
+
+    Attributes:
+        quantile: alpha_safe, the fraction of the held-out rollouts that stay in the region throughout.
     """
 
-    meaning = (
-        "no farther from the data than held-out rollouts got",
-        "farther from the data than held-out rollouts got, so take the bound as a guess",
-    )
+    quantile: float = 0.95
 
-    @classmethod
-    def fit(
-        cls, calibration: CalibrationSet, *, n_safe: int, safe_quantile: float
-    ) -> "RolloutRegion":
-        """Set the threshold by the farthest step of each held-out rollout."""
-        del n_safe
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile, "RolloutRegion.quantile")
+
+    def fit(self, calibration: CalibrationSet) -> FittedDistanceRegion:
+        """Set the threshold from the farthest step of each held-out rollout."""
         distance = calibration.features.support_distance
-        rollout = calibration.unit.unique(return_inverse=True)[1]
+        rollout = calibration.group.unique(return_inverse=True)[1]
         farthest = distance.new_zeros(int(rollout.max()) + 1)
         farthest.scatter_reduce_(0, rollout, distance, "amax")
-        return cls(float(inverse_cdf_quantile(farthest, safe_quantile)))
+        threshold = float(inverse_cdf_quantile(farthest, self.quantile))
+        return FittedDistanceRegion(threshold, MEANING)

@@ -35,8 +35,12 @@ from jaxtyping import Bool, Float
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from geoq.coverage import conformal_level
-from geoq.increment import check_quantile, inverse_cdf_quantile, pinball_loss
+from geoq.quantiles import (
+    check_quantile,
+    conformal_factor,
+    inverse_cdf_quantile,
+    pinball_loss,
+)
 from geoq.rollout.features import RolloutCalibration, RolloutFeatures
 
 EXPONENTS = tuple(0.25 * i for i in range(13))
@@ -177,7 +181,7 @@ def horizon_levels(
 ) -> Float[Tensor, " n_steps"]:
     """The level of each step at which held-out rollouts are covered, not decreasing."""
     level = [
-        conformal_level(error[:, step] / shape[:, step], quantile)
+        conformal_factor(error[:, step] / shape[:, step], quantile)
         for step in range(error.shape[1])
     ]
     return error.new_tensor(_not_decreasing(level))

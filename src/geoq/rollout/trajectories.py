@@ -9,7 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from geoq.surrogate import Array, Surrogate, check_finite, restore, take, to_tensor
+from geoq.arrays import Array, restore, take, to_tensor
+from geoq.checks import check_finite
+from geoq.surrogate import Surrogate
 
 # States more than this many standard deviations from the mean of the data have diverged: distances to them say nothing,
 # and their squares soon overflow.

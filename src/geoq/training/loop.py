@@ -3,36 +3,24 @@
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from geoq import progress
-from geoq.recorded import recorded
-from geoq.stacked import (
-    Member,
-    Pairs,
-    Task,
-    can_stack,
-    epochs,
-    train_stack,
-    validation_parts,
-)
-from geoq.surrogate import Array, chunks, few_threads, restore, take, to_tensor
+from geoq.arrays import few_threads
+from geoq.training import progress
+from geoq.training.recorded import recorded
+from geoq.training.stacked import epochs, validation_parts
 
 logger = logging.getLogger(__name__)
 
 RowLoss = Callable[[nn.Module, Tensor], Tensor]
 
-# Networks are trained as one while their batches, inputs and outputs together, have fewer numbers than the first and
-# their weights fewer than the second. Larger ones gain nothing, and would need memory for all of them at once.
-STACK_NUMBERS = 2**18
-STACK_WEIGHTS = 2**24
 # What is left of the learning rate when it is cut, and the share of all steps that each lower rate has at least.
 DECAY = 0.2
 LOWER_RATE = 1 / 8
@@ -94,7 +82,7 @@ class Training:
                 "stop the training; choose between 0 and 1."
             )
 
-    def numbered(self, number: int) -> "Training":
+    def with_seed_offset(self, number: int) -> "Training":
         """That of the first of several networks, or of another: other weights, batches and held-out rows."""
         return replace(self, random_state=self.random_state + number)
 
@@ -153,7 +141,7 @@ def train_on(
 ) -> None:
     """``train`` on rows of the caller's choice, stopped by rows of the caller's choice."""
     descend = _Descend(network, loss, training, repeatable=repeatable)
-    with _threads_for(network):
+    with threads_for(network):
         best_loss, best_step, last_step = descend(training_rows, validation_rows)
     network.eval()
     logger.info(
@@ -165,17 +153,8 @@ def train_on(
     )
 
 
-def train_as_one(members: list[Member], task: Task, training: Training) -> None:
-    """Train the networks of all members in place, those whose batches have one size together."""
-    sizes = [min(training.batch_size, len(m.training_rows)) for m in members]
-    for one in dict.fromkeys(sizes):
-        alike = [m for m, size in zip(members, sizes, strict=True) if size == one]
-        # Threads by the size of one: on a busy machine those of a stack wait for each other at every product.
-        with _threads_for(alike[0].network):
-            train_stack(alike, task, training, training.batch_size)
-
-
-def _threads_for(network: nn.Module) -> AbstractContextManager[None]:
+def threads_for(network: nn.Module) -> AbstractContextManager[None]:
+    """One thread while a small network on the CPU is trained."""
     parameters = list(network.parameters())
     on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
     # A network is small by its parameters: batches are too.
@@ -270,143 +249,3 @@ class _Descend:
         parts = validation_parts(rows, self.training.batch_size)
         total = sum(self.loss(self.network, part) * len(part) for part in parts)
         return float(total / len(rows))
-
-
-def mean_squared_error(y: Tensor, y_hat: Tensor) -> Tensor:
-    """Mean squared error over everything."""
-    return nn.functional.mse_loss(y_hat, y)
-
-
-@dataclass(frozen=True)
-class TrainedNetwork:
-    """A trained network as a surrogate for NumPy arrays and tensors alike; its ``encoder`` can serve as phi."""
-
-    network: nn.Module
-
-    def __call__(self, x: Array) -> Array:
-        return self._through(self.network, x)
-
-    def encoder(self, x: Array) -> Array:
-        """The network's own representation of the inputs, where it has one (``network.encoder``)."""
-        encoder = self.network.encoder
-        assert isinstance(encoder, nn.Module)
-        return self._through(encoder, x)
-
-    @torch.no_grad()
-    def _through(self, module: nn.Module, x: Array) -> Array:
-        tensor = to_tensor(x, "x")
-        parameter = next(module.parameters())
-        parts = [
-            module(tensor[rows].to(parameter.device, parameter.dtype)).to(
-                tensor.device, tensor.dtype
-            )
-            for rows in chunks(len(tensor), tensor[:1].numel())
-        ]
-        return restore(torch.cat(parts), x)
-
-
-@dataclass(frozen=True)
-class TrainNetwork:
-    """Our own recipe for a surrogate: a fresh network of one shape, trained on the pairs it is given.
-
-    Attributes:
-        make_network: returns a network with fresh weights; its output must have y's shape.
-        loss: mean loss of (y, y_hat).
-        training: how to train.
-    """
-
-    make_network: Callable[[], nn.Module]
-    loss: Callable[[Tensor, Tensor], Tensor] = mean_squared_error
-    training: Training = field(default_factory=Training)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.make_network, nn.Module):
-            kind = type(self.make_network).__name__
-            raise TypeError(
-                f"make_network is a {kind}, but every training needs a fresh one; pass what makes it, such as {kind} itself "
-                f"or lambda: {kind}(...)."
-            )
-
-    def __call__(self, x: Array, y: Array) -> TrainedNetwork:
-        inputs, targets = to_tensor(x, "x").float(), to_tensor(y, "y").float()
-        with seeded(self.training.random_state):
-            network = self.make_network().to(inputs.device)
-            check_output(network, inputs[:1], targets[:1])
-            train(
-                network,
-                lambda net, rows: self.loss(targets[rows], net(inputs[rows])),
-                self.training,
-                torch.arange(len(inputs), device=inputs.device),
-            )
-        return TrainedNetwork(network)
-
-    def n_together(self, x: Array, y: Array) -> int:
-        """How many networks are trained as one: as many as keep the memory of a step within bounds.
-
-        Rates are cut at different steps, so that networks whose rates are cut are trained one by one.
-        """
-        if self.training.n_decays:
-            return 1
-        row = to_tensor(x[:1], "x").numel() + to_tensor(y[:1], "y").numel()
-        weights = sum(weight.numel() for weight in self._fresh().parameters())
-        n_batches = STACK_NUMBERS // max(1, row * self.training.batch_size)
-        return max(1, min(n_batches, STACK_WEIGHTS // max(1, weights)))
-
-    def train_many(
-        self,
-        x: Array,
-        y: Array,
-        subsets: Sequence[Int[Array, " _"]],
-        seeds: Sequence[int] | None = None,
-    ) -> list[TrainedNetwork]:
-        """Train a network on each subset of the rows, all of them as one where that is possible.
-
-        Each result is that of ``self.with_seed(seed)(x[rows], y[rows])``, up to rounding.
-        """
-        inputs, targets = to_tensor(x, "x").float(), to_tensor(y, "y").float()
-        pairs = Pairs(inputs, targets, self.loss)
-        if seeds is None:
-            seeds = [self.training.random_state] * len(subsets)
-        recipes = [self.with_seed(int(seed)) for seed in seeds]
-        members = []
-        for recipe, rows in zip(recipes, subsets, strict=True):
-            members.append(recipe._member(torch.as_tensor(rows).to(inputs.device)))
-            members[-1].network.to(inputs.device)
-            check_output(members[-1].network, inputs[:1], targets[:1])
-        alone = len(members) < 2 or self.training.n_decays
-        if alone or not can_stack(members[0].network, pairs):
-            return [
-                recipe(take(x, rows), take(y, rows))
-                for recipe, rows in zip(
-                    recipes, map(torch.as_tensor, subsets), strict=True
-                )
-            ]
-        train_as_one(members, pairs, self.training)
-        return [TrainedNetwork(member.network) for member in members]
-
-    def _member(self, rows: Int[Tensor, " n_rows"]) -> Member:
-        places = torch.arange(len(rows), device=rows.device)
-        training, validation = self.training.hold_out(places)
-        return Member(
-            self._fresh(), rows[training], rows[validation], self.training.random_state
-        )
-
-    def _fresh(self) -> nn.Module:
-        with seeded(self.training.random_state):
-            return self.make_network()
-
-    def with_seed(self, random_state: int) -> "TrainNetwork":
-        """The same recipe with other initial weights and another order of the batches."""
-        return replace(self, training=replace(self.training, random_state=random_state))
-
-
-@torch.no_grad()
-def check_output(network: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Refuse a network whose output the loss would broadcast against y, before it is trained."""
-    network.eval()
-    shape = tuple(network(x).shape[1:])
-    if shape != tuple(y.shape[1:]):
-        raise ValueError(
-            f"make_network() returns rows of shape {shape}, but y has rows of shape {tuple(y.shape[1:])}; "
-            "change the network's output or reshape y."
-        )

@@ -1,6 +1,6 @@
-"""A folder that keeps what every finished fold predicted, so that a calibration that was killed goes on where it was.
+"""A folder that keeps the predictions of every finished fold, so that an interrupted calibration can continue.
 
-Files hold arrays and numbers, never code, and are written whole or not at all.
+Files hold arrays and numbers, never code, and are written completely or not at all.
 """
 
 import hashlib
@@ -14,12 +14,12 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq import artifact
+from geoq import archive
+from geoq.arrays import Array, to_tensor
 from geoq.folds import FoldPlan
-from geoq.surrogate import Array, to_tensor
 
 MANIFEST = "calibration.geoq"
-GROUPS = "groups.geoq"
+JOBS = "jobs.geoq"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: str | Path, facts: Mapping[str, str]) -> "Checkpoint":
-        """Start or continue a checkpoint of the calibration that these facts describe.
+        """Start or continue the checkpoint of the calibration that these facts describe.
 
         Raises:
             ValueError: the folder belongs to a calibration with other data, folds or settings.
@@ -42,10 +42,10 @@ class Checkpoint:
             stray = [path.name for path in place.glob("fold-*.geoq")]
             if stray:
                 raise ValueError(
-                    f"{place} holds {stray[0]} but no {MANIFEST}, so nobody knows what it is of; use an empty folder."
+                    f"{place} holds {stray[0]} but no {MANIFEST}, so its calibration is unknown; use an empty folder."
                 )
-            artifact.write(manifest, dict(facts), {})
-        known, _ = artifact.read(manifest)
+            archive.write(manifest, dict(facts), {})
+        known, _ = archive.read(manifest)
         differences = [
             f"{name} was {known.get(name)}, now {facts.get(name)}"
             for name in {**known, **facts}
@@ -58,36 +58,36 @@ class Checkpoint:
             )
         return cls(place)
 
-    def groups(self, proposed: list[list[int]]) -> list[list[int]]:
-        """Folds that are trained together: as proposed the first time, and the same ever after."""
-        file = self.folder / GROUPS
+    def jobs(self, proposed: list[list[int]]) -> list[list[int]]:
+        """Which folds are trained together: as proposed in the first run, and the same in later runs."""
+        file = self.folder / JOBS
         if not file.exists():
-            artifact.write(file, {"groups": proposed}, {})
-        groups: list[list[int]] = artifact.read(file)[0]["groups"]
-        return groups
+            archive.write(file, {"jobs": proposed}, {})
+        jobs: list[list[int]] = archive.read(file)[0]["jobs"]
+        return jobs
 
     def has(self, fold: int) -> bool:
         """Whether the fold is finished."""
         return self._file(fold).exists()
 
     def load(self, fold: int) -> Float[Tensor, " n *output"]:
-        """What the fold's surrogate predicted."""
+        """The predictions of the surrogate of the fold."""
         try:
-            return artifact.read(self._file(fold))[1]["prediction"]
+            return archive.read(self._file(fold))[1]["prediction"]
         except ValueError as exc:
             exc.add_note(f"delete {self._file(fold)}; the fold is then trained again")
             raise
 
     def save(self, fold: int, prediction: Float[Tensor, " n *output"]) -> None:
-        """Keep a finished fold."""
-        artifact.write(self._file(fold), {"fold": fold}, {"prediction": prediction})
+        """Store the predictions of a finished fold."""
+        archive.write(self._file(fold), {"fold": fold}, {"prediction": prediction})
 
     def _file(self, fold: int) -> Path:
         return self.folder / f"fold-{fold + 1:04d}.geoq"
 
 
 def of_array(array: Array) -> str:
-    """What tells an array from another: kind, shape and a hash of the values."""
+    """An identifier of an array: dtype, shape and a hash of its values."""
     values = array
     if not isinstance(array, np.ndarray):
         values = to_tensor(array, "array").detach().cpu().numpy()
@@ -96,12 +96,12 @@ def of_array(array: Array) -> str:
 
 
 def of_object(thing: object) -> str:
-    """An object in words that are the same in another process; a plain function is known by its name alone."""
+    """An identifier of an object that is the same in another process; a plain function is identified by its name alone."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))
 
 
 def of_folds(plan: FoldPlan) -> str:
-    """The scheme of the folds, and a hash of the rows that they keep in and hold out."""
+    """An identifier of the folds: their scheme, and a hash of their training and held-out rows."""
     digest = hashlib.sha256(json.dumps([len(plan.splits)]).encode())
     for rows in plan.splits:
         for part in rows:

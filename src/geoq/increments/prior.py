@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from geoq.scale import LowRankScale
-from geoq.surrogate import chunks, nonzero_counts
+from geoq.arrays import chunks, nonzero_counts
+from geoq.increments.scale import LowRankScale
 
 # Shares nearer to 0 or 1 are not believed.
 LEAST = 1e-6
@@ -25,7 +25,7 @@ N_NEWTON, SETTLED = 20, 1e-3
 RIDGE = 1.0
 
 
-class CellShares(nn.Module):
+class CellPrior(nn.Module):
     """Logits of the shares in each cell, the same at all queries: few maps, shared by the channels."""
 
     def __init__(self, offset: Float[Tensor, " n_channels n_cells"]) -> None:
@@ -34,11 +34,11 @@ class CellShares(nn.Module):
         self.offset: Tensor
 
     @staticmethod
-    def fit(greater: Bool[Tensor, " n n_channels n_cells"]) -> "CellShares":
+    def fit(greater: Bool[Tensor, " n n_channels n_cells"]) -> "CellPrior":
         """From which held-out errors took the greater value."""
         share = nonzero_counts(greater) / len(greater)
         maps = LowRankScale().maps(share).float()
-        return CellShares(maps.clamp(LEAST, 0.5).logit())
+        return CellPrior(maps.clamp(LEAST, 0.5).logit())
 
     def forward(
         self, prediction: Float[Tensor, " n *output"]
@@ -47,7 +47,7 @@ class CellShares(nn.Module):
         return self.offset
 
 
-class PredictedShares(nn.Module):
+class PredictionPrior(nn.Module):
     """Logits of the shares given channel, cell and prediction: linear between the means of bins of predictions."""
 
     def __init__(
@@ -69,14 +69,14 @@ class PredictedShares(nn.Module):
         greater: Bool[Tensor, " n n_channels n_cells"],
         prediction: Float[Tensor, " n n_channels n_cells"],
         unit: Int[Tensor, " n"],
-    ) -> "PredictedShares":
+    ) -> "PredictionPrior":
         """From which held-out errors took the greater value, and what was predicted there; rows of a unit are no two facts."""
         offset, value, logit = [], [], []
         some = _cells_read(greater)
         # A cell is judged by rows that its share does not come from: on its own it looks better than it is.
         halves = _halves(unit)
-        others = [CellShares.fit(greater[half]).offset for half in halves[::-1]]
-        for channel, cell in enumerate(CellShares.fit(greater).offset):
+        others = [CellPrior.fit(greater[half]).offset for half in halves[::-1]]
+        for channel, cell in enumerate(CellPrior.fit(greater).offset):
             own, predicted = greater[:, channel], prediction[:, channel]
             few, told = own.gather(1, some), predicted.gather(1, some).float()
             known = torch.empty_like(told)
@@ -87,7 +87,7 @@ class PredictedShares(nn.Module):
             offset.append(b * cell + d)
             value.append(table[0])
             logit.append(a * table[1])
-        return PredictedShares(*map(torch.stack, (offset, value, logit)))
+        return PredictionPrior(*map(torch.stack, (offset, value, logit)))
 
     def forward(
         self, prediction: Float[Tensor, " n *output"]

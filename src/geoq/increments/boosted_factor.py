@@ -7,68 +7,24 @@ stays only if it wins on points that it was not learned from.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from geoq.arrays import few_threads
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
-from geoq.increment import pinball_loss
-from geoq.surrogate import few_threads
+from geoq.increments.factor import BoundOf, Learned, subsample
+from geoq.quantiles import pinball_loss
 
-BoundOf = Callable[[GeometricFeatures], Tensor]
-
-# Tuples hold about this many values together, or there are 1000 of them.
-MOST_VALUES = 60_000
-# Scalar errors let the trees see the inputs, unless these are fields; the coordinates of a vector share their trees.
-MOST_INPUTS = 64
-# Every value costs a walk down every tree, so that for fields of more coordinates no trees are tried.
-MOST_COORDINATES = 256
-
-
-def some_tuples(calibration: CalibrationSet) -> CalibrationSet:
-    """As many as hold about ``MOST_VALUES`` values, but 1000 at least."""
-    return calibration.some(max(1000, MOST_VALUES // calibration.error[0].numel()))
-
-
-@runtime_checkable
-class FittedFactor(Protocol):
-    """What was learned: a factor for each value of a bound, given what is known of the queries."""
-
-    def factor(
-        self, features: GeometricFeatures, bound: Tensor, /
-    ) -> Float[Tensor, " n n_coordinates"]: ...
-
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]: ...
-
-
-class Learned(NamedTuple):
-    """The fitted factor, None where 1 was not beaten; tuples to judge it by, and their factors as learned from others."""
-
-    fitted: FittedFactor | None
-    judges: CalibrationSet
-    held_out: Float[Tensor, " n n_coordinates"]
-
-    @staticmethod
-    def nothing(calibration: CalibrationSet) -> "Learned":
-        """A factor of 1."""
-        judges = some_tuples(calibration)
-        one = judges.error.new_ones(1, 1).double()
-        return Learned(None, judges, one.expand(len(judges), judges.error[0].numel()))
-
-
-@runtime_checkable
-class Factor(Protocol):
-    """How a factor is learned: on top of the bound that a function of the features gives."""
-
-    def fit(
-        self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float, /
-    ) -> Learned: ...
+# Trees of scalar errors see the inputs if there are at most this many; the coordinates of a vector share their trees.
+MAX_INPUTS = 64
+# Every value costs a walk down every tree, so no trees are grown for errors of more coordinates.
+MAX_COORDINATES = 256
 
 
 @dataclass(frozen=True)
@@ -79,26 +35,26 @@ class BoostedFactor:
         n_trees: numbers of trees to choose from, on held-out points.
         n_leaves: leaves per tree.
         learning_rate: share of each tree's answer that is used.
-        n_groups: groups that the points are dealt to; each group is held out once.
+        n_splits: number of parts of the points; each part is held out once.
     """
 
     n_trees: tuple[int, ...] = (10, 25, 50, 100)
     n_leaves: int = 8
     learning_rate: float = 0.1
-    n_groups: int = 5
+    n_splits: int = 5
 
     def fit(
         self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float
     ) -> Learned:
         """Learn e / bound, tuples weighted by family and bound, so that the loss is that of the error itself."""
-        if calibration.error[0].numel() > MOST_COORDINATES:
+        if calibration.error[0].numel() > MAX_COORDINATES:
             return Learned.nothing(calibration)
-        calibration = some_tuples(calibration)
+        calibration = subsample(calibration)
         bound = bound_of(calibration.features).cpu()
         # By unit, not by fold: a point is held out by several folds, and its error must not be seen from any of them.
-        units, unit = calibration.unit.cpu().unique(return_inverse=True)
+        units, unit = calibration.group.cpu().unique(return_inverse=True)
         order = torch.randperm(len(units), generator=torch.Generator().manual_seed(0))
-        group = (order % self.n_groups)[unit]
+        group = (order % self.n_splits)[unit]
         if len(group.unique()) < 2 or not (bound > 0).all():
             return Learned.nothing(calibration)
         table = columns(calibration.features, bound).numpy()
@@ -188,7 +144,7 @@ def columns(
     prediction = features.prediction.reshape(n, -1).to(bound)
     inputs = features.inputs.reshape(n, -1).to(bound)
     if n_coordinates == 1:
-        seen = [inputs] if inputs.shape[1] <= MOST_INPUTS else []
+        seen = [inputs] if inputs.shape[1] <= MAX_INPUTS else []
         own = (
             prediction
             if prediction.shape[1] == 1
@@ -216,7 +172,10 @@ TREE_ARRAYS = ("feature", "threshold", "child", "value")
 
 @dataclass(frozen=True)
 class Trees:
-    """Regression trees as arrays, so that a file can hold them; node 0 of each tree is its root, leaves lead to themselves."""
+    """Regression trees as arrays, so that a file can hold them.
+
+    Node 0 of each tree is its root; a leaf is its own child.
+    """
 
     start: float
     feature: Tensor
@@ -254,8 +213,11 @@ class Trees:
         """The factor of each value of the bound."""
         return self(columns(features, bound)).reshape(bound.shape)
 
+    def __str__(self) -> str:
+        return f"a factor of {len(self.value)} boosted trees"
+
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """For a file."""
+        """Settings and arrays, for a file."""
         arrays = {name: getattr(self, name) for name in TREE_ARRAYS}
         return {"start": self.start}, arrays
 

@@ -1,6 +1,6 @@
-"""One file of arrays and numbers: written whole or not at all, checked when read, never code.
+"""One file of arrays and numbers: written completely or not at all, checked when it is read, without code.
 
-The format is safetensors: a JSON header, then raw arrays. Reading it runs nothing that is in it.
+The format is safetensors: a JSON header, then raw arrays. Reading a file does not execute anything in it.
 """
 
 import hashlib
@@ -16,24 +16,24 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 FORMAT = "geoq 1"
-# Answers that differ by less than this share of the largest are those of one model on two machines.
+# Answers of one model on two machines may differ by this fraction of the largest answer.
 SAME = 1e-4
 
 
 def write(
     path: str | Path, numbers: Mapping[str, Any], arrays: Mapping[str, Tensor]
 ) -> None:
-    """Write numbers (anything JSON can hold) and arrays, atomically: the old file stands until the new one is whole."""
+    """Write numbers (anything that JSON can hold) and arrays. The old file is replaced only when the new one is complete."""
     target = Path(path)
     if not target.resolve().parent.is_dir():
         raise FileNotFoundError(
-            f"{target} cannot be written, since its folder does not exist; make the folder first."
+            f"{target} cannot be written because its folder does not exist; create the folder first."
         )
     stored = {
         name: array.detach().cpu().contiguous().clone()
         for name, array in arrays.items()
     }
-    # default: NumPy numbers are numbers too.
+    # default: converts NumPy numbers.
     header = json.dumps(numbers, sort_keys=True, default=lambda number: number.item())
     metadata = {"format": FORMAT, "numbers": header, "sha256": _digest(header, stored)}
     scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -47,7 +47,7 @@ def write(
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The numbers and arrays of a file, refused unless it is whole, unaltered and ours."""
+    """Read the numbers and arrays of a file; refused unless it is complete, unaltered and written by geoq."""
     source = Path(path)
     if not source.is_file():
         raise FileNotFoundError(
@@ -64,7 +64,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if metadata.get("format") != FORMAT:
         raise ValueError(
             f"{source} has format {metadata.get('format')!r}, but this version of geoq reads {FORMAT!r}; "
-            "it was written by something else: save the estimator again with this version."
+            "save the estimator again with this version."
         )
     if metadata.get("sha256") != _digest(metadata["numbers"], arrays):
         raise ValueError(
@@ -74,13 +74,13 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def placed(numbers: dict[str, Any], stored: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Arrays of a file on the GPU, if they came from one and one is here."""
+    """Move the arrays of a file to the GPU if they were saved from one and one is available."""
     on_gpu = numbers["cuda"] and torch.cuda.is_available()
     return {name: array.cuda() if on_gpu else array for name, array in stored.items()}
 
 
 def check_same(name: str, answer: Tensor | None, expected: Tensor | None) -> None:
-    """Refuse a callable that does not answer on the stored inputs as the one did that the file was made with."""
+    """Refuse a callable whose answers on the stored inputs differ from the answers in the file."""
     if answer is None or expected is None:
         if answer is not expected:
             had, way_out = (
@@ -89,20 +89,34 @@ def check_same(name: str, answer: Tensor | None, expected: Tensor | None) -> Non
                 else ("a", f"pass {name}=")
             )
             raise ValueError(
-                f"the file was saved with {had} {name}, unlike this call; {way_out}."
+                f"the file was saved with {had} {name}, but this call differs; {way_out}."
             )
         return
     if answer.shape != expected.shape:
         raise ValueError(
-            f"{name} returns shape {tuple(answer.shape)} on the stored inputs, but the one that the file was "
-            f"calibrated for returned {tuple(expected.shape)}; pass that one."
+            f"{name} returns shape {tuple(answer.shape)} on the stored inputs, but the {name} of the file returned "
+            f"{tuple(expected.shape)}; pass the {name} that the file was calibrated with."
         )
     difference = float((answer - expected.to(answer)).abs().max())
     if difference > SAME * float(expected.abs().max()):
         raise ValueError(
-            f"{name} is not the one that the file was calibrated for: on the stored inputs its answers differ "
-            f"by up to {difference:.3g}; pass that one, or calibrate again."
+            f"{name} is not the one that the file was calibrated with: on the stored inputs its answers differ "
+            f"by up to {difference:.3g}; pass the original {name}, or calibrate again."
         )
+
+
+def with_prefix(prefix: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays with a prefix before each name."""
+    return {f"{prefix}{name}": array for name, array in arrays.items()}
+
+
+def without_prefix(prefix: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays whose names start with the prefix, which is removed."""
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
 
 
 def _digest(header: str, arrays: Mapping[str, Tensor]) -> str:

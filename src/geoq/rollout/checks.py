@@ -3,19 +3,18 @@
 import torch
 from torch import Tensor
 
-from geoq.border import (
-    check_any_model,
-    check_brought,
-    check_count,
-    check_not_only_folds,
-    check_rows,
-    check_same_twice,
-)
-from geoq.fold_surrogates import TrainedFolds
+from geoq.arrays import Array
+from geoq.checks import check_callable, check_count, check_repeatable, check_rows
 from geoq.representation import Representation
 from geoq.rollout.trajectories import TrainStepper, Trajectories, roll_out
-from geoq.surrogate import Array, Surrogate, check_callable
-from geoq.training import TrainNetwork
+from geoq.surrogate import Surrogate
+from geoq.training.fold_surrogates import (
+    TrainedFolds,
+    check_any_model,
+    check_deployed_surrogate_given,
+    check_pretrained_folds,
+)
+from geoq.training.recipe import TrainNetwork
 
 
 def check_models(
@@ -25,9 +24,9 @@ def check_models(
 ) -> None:
     """Refuse what cannot be called, and the absence of any model."""
     check_any_model(surrogate, train_surrogate, "segments")
-    brought = isinstance(train_surrogate, TrainedFolds)
-    check_not_only_folds(surrogate, train_surrogate, brought=brought)
-    check_brought(train_surrogate)
+    pretrained = isinstance(train_surrogate, TrainedFolds)
+    check_deployed_surrogate_given(surrogate, train_surrogate, pretrained=pretrained)
+    check_pretrained_folds(train_surrogate)
     if isinstance(train_surrogate, TrainNetwork):
         raise TypeError(
             "train_surrogate is a TrainNetwork, which learns pairs (x, y), but rollouts are learned from segments of "
@@ -37,7 +36,7 @@ def check_models(
         check_callable(surrogate, "surrogate")
     if representation is not None:
         check_callable(representation, "representation")
-    if not (train_surrogate is None or brought or callable(train_surrogate)):
+    if not (train_surrogate is None or pretrained or callable(train_surrogate)):
         raise TypeError(
             "train_surrogate must be callable as train_surrogate(segments), got "
             f"{type(train_surrogate).__name__}; pass a function, a TrainRollout or TrainedFolds."
@@ -57,12 +56,12 @@ def check_lengths(trajectories: Trajectories, n_calibration: int) -> None:
 def check_steps(surrogate: Surrogate, states: Array) -> None:
     """Refuse a surrogate that does not step, or answers the same question in two ways."""
     limit = torch.full(states.shape[1:], torch.inf)
-    check_same_twice(lambda: roll_out(surrogate, states, 1, limit)[:, 1], "states")
+    check_repeatable(lambda: roll_out(surrogate, states, 1, limit)[:, 1], "states")
 
 
 def check_question(x0: Array, n_steps: int, shape: tuple[int, ...]) -> None:
     """Refuse initial states of another shape than the one fitted, and rollouts of no steps."""
-    check_count(n_steps, "n_steps", "the steps to forecast")
+    check_count(n_steps, "n_steps")
     check_rows(x0, "x0", shape, "RolloutGeoQ was fitted on states", "state")
 
 

@@ -7,142 +7,21 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import reduce
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from geoq.arrays import chunks, nonzero_counts
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
+from geoq.increments.shapes import Shapes, check_spatial, warn_of_channels_last
 from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
+from geoq.quantiles import check_quantile, inverse_cdf_quantile, pinball_loss
 from geoq.representation import Standardization
-from geoq.surrogate import chunks, nonzero_counts, warn
-from geoq.training import Training, seeded, train
-
-# A last dimension of so few places, after dimensions of so many, looks like channels after a grid.
-FEW_CHANNELS, SHORT_GRID = 4, 8
-
-
-@runtime_checkable
-class IncrementModel(Protocol):
-    """g_eta: features to a nonnegative increment of the error's shape, one row per query."""
-
-    def fit(self, calibration: CalibrationSet, /) -> "IncrementModel": ...
-
-    def __call__(self, features: GeometricFeatures, /) -> Tensor: ...
-
-
-@runtime_checkable
-class Storable(Protocol):
-    """An increment model whose fitted state is plain numbers and arrays, so that a file can hold it."""
-
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]: ...
-
-
-@runtime_checkable
-class HasLevels(Protocol):
-    """A fitted increment model whose bound at another level is no multiple of its own."""
-
-    def at_level(self, quantile: float, /) -> IncrementModel: ...
-
-
-@runtime_checkable
-class HasExpected(Protocol):
-    """A fitted increment model that knows the mean of the error as well as its quantile."""
-
-    def expected(self, features: GeometricFeatures, /) -> Tensor: ...
-
-
-class Shapes(NamedTuple):
-    """Of one row each, as far as they are known before the folds are trained."""
-
-    z: tuple[int, ...]
-    error: tuple[int, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-
-    @staticmethod
-    def of(calibration: CalibrationSet) -> "Shapes":
-        """Those of the tuples."""
-        features = calibration.features
-        parts = (
-            features.displacement,
-            calibration.error,
-            features.inputs,
-            features.prediction,
-        )
-        return Shapes(*(tuple(part.shape[1:]) for part in parts))
-
-
-@runtime_checkable
-class ChecksShapes(Protocol):
-    """An increment model that can refuse the shapes of a problem before the folds are trained."""
-
-    def check_shapes(self, shapes: Shapes, /) -> None: ...
-
-
-@runtime_checkable
-class ChecksErrors(Protocol):
-    """An increment model that can refuse the deployed surrogate's errors before the folds are trained."""
-
-    def check_errors(self, prediction: Tensor, error: Tensor, /) -> None: ...
-
-
-def pinball_loss(
-    value: Float[Tensor, " *shape"], estimate: Float[Tensor, " *shape"], quantile: float
-) -> Float[Tensor, " *shape"]:
-    r"""Elementwise pinball loss, least on average where the estimate is the quantile of the values.
-
-    .. math:: \max(\tau (r - g), (\tau - 1) (r - g))
-    """
-    excess = value - estimate
-    return torch.maximum(quantile * excess, (quantile - 1) * excess)
-
-
-def inverse_cdf_quantile(
-    values: Float[Tensor, " n *shape"], quantile: float
-) -> Float[Tensor, " *shape"]:
-    r"""Smallest value that at least the share ``quantile`` of the values does not exceed, per coordinate.
-
-    .. math:: \widehat Q_\tau = \inf \{v : \widehat F(v) \ge \tau\}
-
-    The paper names no definition; this one minimises the pinball loss, which interpolating definitions do not.
-    """
-    # Exact arithmetic would give ceil(n * quantile); the slack keeps 0.95 * 20 = 19.000000000000004 at 19.
-    rank = max(1, math.ceil(len(values) * quantile - 1e-9))
-    return values.kthvalue(rank, dim=0).values
-
-
-def check_quantile(quantile: float, name: str) -> None:
-    """Refuse levels that are not inside (0, 1)."""
-    if not 0 < quantile < 1:
-        raise ValueError(
-            f"{name}={quantile}, but a quantile level lies strictly between 0 and 1; 0.95 is usual."
-        )
-
-
-def check_spatial(n_spatial: int) -> None:
-    """Refuse grids that no network here has convolutions for."""
-    if n_spatial not in (1, 2):
-        raise ValueError(
-            f"n_spatial={n_spatial}, but fields live on a line or in the plane; choose 1 or 2."
-        )
-
-
-def warn_of_channels_last(shape: tuple[int, ...], n_spatial: int) -> None:
-    """Warn of an error whose last dimension is so short, after so long ones, that it may hold channels."""
-    if len(shape) <= n_spatial or shape[-1] > FEW_CHANNELS:
-        return
-    if min(shape[-1 - n_spatial : -1]) < SHORT_GRID:
-        return
-    order = (0, len(shape), *range(1, len(shape)))
-    warn(
-        f"an error has shape {shape}, of which the last n_spatial={n_spatial} dimensions, {shape[-n_spatial:]}, are taken "
-        "for the grid; if the last one holds channels, put them first in x and y and let the surrogate work so: "
-        f"x.permute{order}, or numpy.moveaxis(x, -1, 1)."
-    )
+from geoq.training.loop import Training, seeded, train
 
 
 class _ScaledRate(nn.Module):
@@ -179,7 +58,7 @@ class _ScaledRate(nn.Module):
         norm = features.norm.float().view(-1, *(1,) * self.unit.ndim)
         return norm * self.unit * rate
 
-    def set_units(self, calibration: CalibrationSet, quantile: float) -> None:
+    def fit_normalization(self, calibration: CalibrationSet, quantile: float) -> None:
         """T, and the level of each coordinate at which h starts."""
         standardization = calibration.standardization
         self.mean.copy_(standardization.mean)
@@ -235,9 +114,9 @@ def _fit_rate(
         ).mean()
 
     module.to(increment.device)
-    module.set_units(calibration, quantile)
+    module.fit_normalization(calibration, quantile)
     # Tuples of one point, or of points that depend on each other, must not sit on both sides of the early stopping.
-    train(module, loss, training, units=calibration.unit, repeatable=True)
+    train(module, loss, training, units=calibration.group, repeatable=True)
     apart = calibration.features.norm > 0  # where psi is zero, so is g by construction
     if not apart.any():
         return
@@ -440,7 +319,5 @@ def _fresh(make_network: Callable[[], nn.Module], random_state: int) -> nn.Modul
 
 
 def _load(module: _ScaledRate, weights: dict[str, Tensor]) -> None:
-    # Files from before rare errors had a start of their own have none.
-    start = torch.zeros_like(weights["unit"])
-    module.load_state_dict({"start": start, **weights})
+    module.load_state_dict(weights)
     module.to(weights["unit"].device).eval()

@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from geoq import progress
-from geoq.recorded import Step, recorded
+from geoq.training import progress
+from geoq.training.recorded import Step, recorded
 
 logger = logging.getLogger(__name__)
 

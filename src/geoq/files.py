@@ -1,0 +1,268 @@
+"""Saving and loading of a calibrated GeoQ: what a file contains, and how an estimator is restored from it.
+
+A file contains arrays and numbers, never code. The user's callables are not in it; their answers at a few stored inputs are, so
+that a different callable is refused. ``rollout/files.py`` does the same for ``RolloutGeoQ``.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from geoq import archive
+from geoq.archive import with_prefix, without_prefix
+from geoq.arrays import Array
+from geoq.checks import check_callable, check_fitted
+from geoq.conformal import ConformalFactors
+from geoq.crossfit import CalibrationSet
+from geoq.folds import UnavailableFolds
+from geoq.geometry import Embedding, GeometricFeatures, Geometry
+from geoq.increments.field_scale import FieldScaleIncrement
+from geoq.increments.indicator import IndicatorIncrement
+from geoq.increments.paper import FieldIncrement, NormScaledIncrement
+from geoq.increments.power_law import PowerLawIncrement
+from geoq.increments.protocol import IncrementModel, Storable
+from geoq.representation import Representation, Standardization
+from geoq.safe_region import (
+    DistanceRegion,
+    FittedDistanceRegion,
+    FittedRegion,
+    FittedSafeRegion,
+    Region,
+    SafeRegion,
+)
+from geoq.surrogate import (
+    ErrorFunctional,
+    Surrogate,
+    absolute_error,
+    evaluate,
+    norm_error,
+    relative_norm_error,
+)
+
+if TYPE_CHECKING:
+    from geoq.estimator import GeoQ
+
+_MODELS: dict[str | None, Any] = {
+    model.__name__: model
+    for model in (
+        NormScaledIncrement,
+        FieldIncrement,
+        PowerLawIncrement,
+        FieldScaleIncrement,
+        IndicatorIncrement,
+    )
+}
+_ERRORS: dict[str | None, ErrorFunctional] = {
+    error.__name__: error for error in (absolute_error, norm_error, relative_norm_error)
+}
+_FEATURES = ("displacement", "support_distance", "anchor_error", "prediction", "inputs")
+_TUPLES = ("error", "point", "fold", "family")
+# Calibration features at which an increment model of the user is recognised.
+N_PROBES = 8
+
+
+def save(geoq: "GeoQ", path: str | Path) -> None:
+    """Write a calibrated estimator to one file."""
+    archive.write(path, *state(geoq))
+
+
+def state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The numbers and arrays of a calibrated estimator."""
+    check_fitted(geoq, "probes_")
+    name, settings, weights = _model_state(geoq.increment_model_)
+    calibration, points = geoq.calibration_, geoq.geometry_.points
+    numbers = {
+        # As fitted: the constructor arguments may have been changed since.
+        "n_anchors": geoq.geometry_.n_anchors,
+        "n_support": geoq.geometry_.n_support,
+        "conformal_factors": [
+            geoq.conformal_factors_.safe,
+            geoq.conformal_factors_.unsafe,
+        ],
+        "safe_region": _region_state(geoq.safe_region_),
+        "reach": calibration.reach,
+        "numpy": isinstance(geoq.probes_, np.ndarray),
+        "cuda": geoq.error_.is_cuda,
+        "increment_model": name,
+        "increment_settings": settings,
+        "folds": repr(geoq.folds),
+        "error_functional": getattr(geoq.error_functional, "__name__", None),
+    }
+    features = dict(zip(_FEATURES, calibration.features.parts, strict=True))
+    arrays = {
+        "mean": geoq.normalization_.mean,
+        "scale": geoq.normalization_.scale,
+        "error": geoq.error_,
+        "points.z": points.z,
+        **with_prefix("increment.", weights),
+        **{f"calibration.{name}": getattr(calibration, name) for name in _TUPLES},
+        **with_prefix("features.", features),
+        **with_prefix("probe.", _answers(geoq)),
+    }
+    if not points.shared:
+        arrays["points.normalized"] = points.normalized
+    if calibration.position is not None:
+        arrays["calibration.position"] = calibration.position
+    return numbers, arrays
+
+
+def _model_state(
+    model: IncrementModel,
+) -> tuple[str | None, dict[str, Any], dict[str, Tensor]]:
+    if not isinstance(model, Storable):
+        return None, {}, {}
+    return type(model).__name__, *model.state()
+
+
+def _region_state(region: FittedRegion) -> dict[str, Any]:
+    if isinstance(region, FittedDistanceRegion):
+        return {"kind": "DistanceRegion", "threshold": region.threshold}
+    if isinstance(region, FittedSafeRegion):
+        return {
+            "kind": "SafeRegion",
+            "threshold": region.threshold,
+            "n_neighbors": region.n_neighbors,
+        }
+    raise ValueError(
+        f"a safe region of the user ({type(region).__name__}) cannot be saved; use DistanceRegion or SafeRegion."
+    )
+
+
+def load(
+    cls: type["GeoQ"],
+    path: str | Path,
+    *,
+    surrogate: Surrogate,
+    representation: Representation | None,
+    increment_model: IncrementModel | None,
+    error_functional: ErrorFunctional | None,
+) -> "GeoQ":
+    """Read a calibrated estimator; see ``GeoQ.load``."""
+    numbers, stored = archive.read(path)
+    if "estimator" in numbers:
+        raise ValueError(
+            f"{path} holds a {numbers['estimator']}; load it with {numbers['estimator']}.load."
+        )
+    arrays = archive.placed(numbers, stored)
+    if error_functional is not None:
+        check_callable(error_functional, "error_functional")
+    geoq = cls(
+        surrogate,
+        None,
+        representation=representation,
+        error_functional=error_functional
+        or _ERRORS.get(numbers["error_functional"], _missing_error_functional),
+        folds=UnavailableFolds(numbers["folds"]),
+        n_anchors=numbers["n_anchors"],
+        n_support=numbers["n_support"],
+    )
+    _restore_geometry(geoq, numbers, arrays)
+    geoq.increment_model = geoq.increment_model_ = _restored_model(
+        numbers, arrays, increment_model
+    )
+    geoq.safe_region, geoq.safe_region_ = _restored_region(
+        numbers["safe_region"], geoq.calibration_
+    )
+    probes = arrays["probe.x"]
+    geoq.probes_ = probes.cpu().numpy() if numbers["numpy"] else probes
+    present = _answers(geoq)
+    for name in ("surrogate", "representation", "increment_model"):
+        archive.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
+    return geoq
+
+
+def _restore_geometry(
+    geoq: "GeoQ", numbers: dict[str, Any], arrays: dict[str, Tensor]
+) -> None:
+    """Restore everything but the increment model and the safe region."""
+    from geoq.estimator import mean_over_field
+
+    assert geoq.surrogate is not None
+    geoq.surrogate_ = geoq.surrogate
+    geoq.normalization_ = Standardization(arrays["mean"], arrays["scale"])
+    geoq.error_ = arrays["error"]
+    geoq.error_size_ = mean_over_field(geoq.error_)
+    z = arrays["points.z"]
+    geoq.n_support_ = numbers["n_support"]
+    geoq.geometry_ = Geometry(
+        Embedding(z, arrays.get("points.normalized", z)),
+        n_anchors=geoq.n_anchors,
+        n_support=geoq.n_support_,
+    )
+    geoq.conformal_factors_ = ConformalFactors(*numbers["conformal_factors"])
+    geoq.calibration_ = CalibrationSet(
+        features=GeometricFeatures(*(arrays[f"features.{name}"] for name in _FEATURES)),
+        **{name: arrays[f"calibration.{name}"] for name in _TUPLES},
+        position=arrays.get("calibration.position"),
+        reach=numbers["reach"],
+    )
+
+
+def _restored_model(
+    numbers: dict[str, Any],
+    arrays: dict[str, Tensor],
+    given: IncrementModel | None,
+) -> IncrementModel:
+    own = _MODELS.get(numbers["increment_model"])
+    if own is None:
+        if given is None:
+            raise ValueError(
+                "the file was saved with an increment model of the user, which it does not contain; pass the fitted model as "
+                "increment_model."
+            )
+        return given
+    if given is not None:
+        raise ValueError(
+            f"the file contains its increment model ({numbers['increment_model']}); leave increment_model out."
+        )
+    weights = without_prefix("increment.", arrays)
+    restored: IncrementModel = own.from_state(numbers["increment_settings"], weights)
+    return restored
+
+
+def _restored_region(
+    stored: dict[str, Any], calibration: CalibrationSet
+) -> tuple[Region, FittedRegion]:
+    threshold = stored["threshold"]
+    if stored["kind"] == "DistanceRegion":
+        return DistanceRegion(), FittedDistanceRegion(threshold)
+    n_neighbors = stored["n_neighbors"]
+    fitted = FittedSafeRegion.of(calibration, n_neighbors, threshold)
+    return SafeRegion(n_neighbors), fitted
+
+
+def _answers(geoq: "GeoQ") -> dict[str, Tensor]:
+    """The stored inputs, and the answers of the callables at them."""
+    geoq.check_callables()
+    answers = {
+        "x": _raw(geoq.probes_),
+        "surrogate": evaluate(geoq.surrogate_, geoq.probes_, "surrogate"),
+    }
+    if geoq.representation is not None:
+        answers["representation"] = evaluate(
+            geoq.representation, geoq.probes_, "representation"
+        )
+    if not isinstance(geoq.increment_model_, Storable):
+        answers["increment_model"] = geoq.increment_model_(
+            geoq.calibration_.features[:N_PROBES]
+        )
+    return answers
+
+
+def _missing_error_functional(_y: Array, _prediction: Array) -> Array:
+    raise ValueError(
+        "the file was calibrated with an error functional of the user, which it does not contain; pass it to load as "
+        "error_functional."
+    )
+
+
+def _raw(array: Array) -> Tensor:
+    """The array as a tensor of its own dtype."""
+    return (
+        torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+        if isinstance(array, np.ndarray)
+        else array.detach()
+    )

@@ -1,0 +1,49 @@
+"""Increment models: upper conditional quantiles of the error that the anchors do not explain (line 12).
+
+This package holds the contract of an increment model (``protocol.py``), the models of the paper, the defaults for tables and for
+fields, the model for errors of two values, and the parts that they are made of: scales, references, learned factors, and
+the networks that see fields.
+"""
+
+from geoq.increments.boosted_factor import BoostedFactor
+from geoq.increments.climatology import Climatology
+from geoq.increments.field_factor import FieldFactor
+from geoq.increments.field_network import (
+    anchor_error,
+    displacement,
+    inputs,
+    log_bound,
+    prediction,
+)
+from geoq.increments.field_scale import FieldScaleIncrement
+from geoq.increments.indicator import (
+    IndicatorIncrement,
+    logit_error_values,
+    misclassification_values,
+    probability_error_values,
+)
+from geoq.increments.paper import FieldIncrement, NormScaledIncrement
+from geoq.increments.power_law import PowerLawIncrement
+from geoq.increments.protocol import IncrementModel
+from geoq.increments.scale import LowRankScale
+
+__all__ = [
+    "BoostedFactor",
+    "Climatology",
+    "FieldFactor",
+    "FieldIncrement",
+    "FieldScaleIncrement",
+    "IncrementModel",
+    "IndicatorIncrement",
+    "LowRankScale",
+    "NormScaledIncrement",
+    "PowerLawIncrement",
+    "anchor_error",
+    "displacement",
+    "inputs",
+    "log_bound",
+    "logit_error_values",
+    "misclassification_values",
+    "prediction",
+    "probability_error_values",
+]

@@ -1,0 +1,181 @@
+"""Natural variation of the outputs: how far a predicted value lies from the values in the data."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from geoq.arrays import chunks
+from geoq.crossfit import CalibrationSet
+from geoq.geometry import GeometricFeatures
+from geoq.increments.shapes import Shapes
+from geoq.quantiles import check_quantile, rank
+
+# Order statistics kept per coordinate, and points at which the table is computed; between them it is interpolated.
+N_ORDERED, N_PLACES = 2048, 256
+
+
+@runtime_checkable
+class FittedReference(Protocol):
+    """From flattened predictions to how far each output may naturally be off there; nonnegative, of the same shape."""
+
+    def __call__(self, prediction: Tensor, /) -> Tensor: ...
+
+
+@runtime_checkable
+class Reference(Protocol):
+    """How a natural scale of the errors is found from the reference outputs; ``Climatology()`` is one."""
+
+    def fit(self, outputs: Tensor, quantile: float, /) -> FittedReference: ...
+
+
+@dataclass(frozen=True)
+class Climatology:
+    """The natural scale of a chaotic system: the distance of a value to the values in the data.
+
+    Pass it as ``reference=Climatology()``; it is fitted to the reference outputs with the quantile level of the increment
+    model. The error of a forecast that has lost all information about its initial state has this size.
+    """
+
+    def fit(
+        self, outputs: Float[Tensor, " n *output"], quantile: float
+    ) -> "FittedClimatology":
+        """Tabulate the quantiles of the outputs, one sample per row."""
+        check_quantile(quantile, "quantile")
+        values = outputs.reshape(len(outputs), -1)
+        places = torch.linspace(
+            0, 1, N_PLACES, dtype=values.dtype, device=values.device
+        )
+        low, high = values.amin(dim=0), values.amax(dim=0)
+        table = [
+            _distances(_ordered(column), a + (b - a) * places, quantile)
+            for column, a, b in zip(values.T, low, high, strict=True)
+        ]
+        return FittedClimatology(low, high, torch.stack(table))
+
+
+@dataclass(frozen=True)
+class FittedClimatology:
+    r"""Upper quantile of the distance of a value to the values in the data, for each coordinate.
+
+    .. math:: C_j(v) = \widehat Q_\tau(\{|v - u_{ij}|\}_i)
+
+    Among n sorted values, any m = ceil(tau n) consecutive ones lie in an interval with centre c_i and half width h_i, so
+    C(v) = min_i(|v - c_i| + h_i). C is tabulated between the smallest and the largest value of each coordinate. Outside
+    this range it grows with slope 1.
+    """
+
+    low: Float[Tensor, " n_coordinates"]
+    high: Float[Tensor, " n_coordinates"]
+    table: Float[Tensor, " n_coordinates n_places"]
+
+    def __call__(
+        self, states: Float[Tensor, " *rows n_coordinates"]
+    ) -> Float[Tensor, " *rows n_coordinates"]:
+        low, high, table = (p.to(states) for p in (self.low, self.high, self.table))
+        inside = torch.minimum(torch.maximum(states, low), high)
+        span = torch.where(high > low, high - low, 1.0)
+        at = (inside - low) / span * (N_PLACES - 1)
+        below = at.floor().clamp(0, N_PLACES - 2)
+        fraction = at - below
+        coordinate = torch.arange(len(low), device=states.device)
+        index = coordinate * N_PLACES + below.long()
+        flat = table.flatten()
+        interpolated = flat[index] * (1 - fraction) + flat[index + 1] * fraction
+        return interpolated + (states - inside).abs()
+
+
+def _ordered(values: Float[Tensor, " n"]) -> Float[Tensor, " m"]:
+    """Sorted values, thinned evenly to at most ``N_ORDERED`` order statistics."""
+    ordered = values.sort().values
+    if len(ordered) <= N_ORDERED:
+        return ordered
+    kept = torch.linspace(0, len(ordered) - 1, N_ORDERED, dtype=torch.float64)
+    return ordered[kept.round().long().to(ordered.device)]
+
+
+def _distances(
+    ordered: Float[Tensor, " m"], places: Float[Tensor, " p"], quantile: float
+) -> Float[Tensor, " p"]:
+    n_inside = rank(len(ordered), quantile)
+    left, right = ordered[: len(ordered) - n_inside + 1], ordered[n_inside - 1 :]
+    centre, half_width = (left + right) / 2, (right - left) / 2
+    return ((places[:, None] - centre).abs() + half_width).amin(dim=1)
+
+
+def fit_reference(
+    reference: Reference | None, calibration: CalibrationSet, quantile: float
+) -> FittedReference | None:
+    """Fit the reference to the outputs of the calibration points; None stays None."""
+    if reference is None:
+        return None
+    if isinstance(reference, type) or not isinstance(reference, Reference):
+        raise TypeError(
+            f"reference={reference!r} cannot be fitted; pass an object with fit(outputs, quantile), such as Climatology()."
+        )
+    assert calibration.outputs is not None
+    return reference.fit(calibration.outputs.to(calibration.error), quantile)
+
+
+def check_reference_shapes(reference: Reference | None, shapes: Shapes) -> None:
+    """Refuse a reference if the errors are not elementwise: it has one scale per output."""
+    if reference is not None and math.prod(shapes.outputs) != math.prod(shapes.error):
+        raise ValueError(
+            f"reference={reference!r} has one scale per output, but outputs have shape {shapes.outputs} and errors have "
+            f"shape {shapes.error}; use an elementwise error functional, such as absolute_error, or no reference."
+        )
+
+
+def natural_scale(
+    features: GeometricFeatures, reference: FittedReference | None
+) -> Float[Tensor, " n n_coordinates"]:
+    """The reference at the predictions, in double precision; 1 where there is none, or where an output never varies."""
+    n = len(features)
+    anchor = features.anchor_error.reshape(n, -1).double()
+    if reference is None:
+        return anchor.new_ones(1, 1).expand_as(anchor)
+    predicted = features.prediction.reshape(n, -1).double()
+    natural = torch.as_tensor(reference(predicted)).to(predicted)
+    if natural.shape != anchor.shape or not (natural >= 0).all():
+        raise ValueError(
+            f"reference returned shape {tuple(natural.shape)} with smallest value {float(natural.min()):.3g} for errors of "
+            f"shape {tuple(anchor.shape)}; it must return a nonnegative scale for each error."
+        )
+    return torch.where(natural > 0, natural, 1.0)
+
+
+def over_reference(
+    calibration: CalibrationSet, reference: FittedReference | None
+) -> Float[Tensor, " n *field"]:
+    """Errors divided by the natural scale at their predictions."""
+    error = calibration.error
+    if reference is None:
+        return error
+    parts = [
+        natural_scale(calibration.features[rows], reference).to(error)
+        for rows in chunks(len(error), 4 * error[0].numel())
+    ]
+    return error / torch.cat(parts).reshape(error.shape)
+
+
+def reference_state(reference: FittedReference | None) -> dict[str, Tensor]:
+    """The arrays of a fitted reference, for a file."""
+    if reference is None:
+        return {}
+    if not isinstance(reference, FittedClimatology):
+        raise TypeError(
+            f"a reference of the user ({type(reference).__name__}) cannot be saved; use Climatology()."
+        )
+    return {f"reference.{name}": array for name, array in vars(reference).items()}
+
+
+def reference_from_state(arrays: dict[str, Tensor]) -> FittedClimatology | None:
+    """The reference that ``reference_state`` described."""
+    if "reference.table" not in arrays:
+        return None
+    return FittedClimatology(
+        *(arrays[f"reference.{name}"] for name in ("low", "high", "table"))
+    )

@@ -1,0 +1,65 @@
+"""The contract of a learned factor on a bound.
+
+A factor multiplies each value of a bound. It is learned from calibration tuples and validated on tuples that it was not learned
+from.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor
+
+from geoq.crossfit import CalibrationSet
+from geoq.geometry import GeometricFeatures
+
+BoundOf = Callable[[GeometricFeatures], Tensor]
+
+# A subsample holds about this many values, and at least 1000 tuples.
+MAX_VALUES = 60_000
+
+
+def subsample(calibration: CalibrationSet) -> CalibrationSet:
+    """As many tuples as hold about ``MAX_VALUES`` values, and at least 1000."""
+    return calibration.subsample(max(1000, MAX_VALUES // calibration.error[0].numel()))
+
+
+@runtime_checkable
+class FittedFactor(Protocol):
+    """A learned factor for each value of a bound, given the features of the queries."""
+
+    def factor(
+        self, features: GeometricFeatures, bound: Tensor, /
+    ) -> Float[Tensor, " n n_coordinates"]: ...
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]: ...
+
+
+class Learned(NamedTuple):
+    """The result of fitting a factor.
+
+    Attributes:
+        fitted: the factor; None if it did not lower the held-out loss.
+        validation_set: tuples to validate the bound on.
+        out_of_group_factor: for each of these tuples, the factor learned from the other groups.
+    """
+
+    fitted: FittedFactor | None
+    validation_set: CalibrationSet
+    out_of_group_factor: Float[Tensor, " n n_coordinates"]
+
+    @staticmethod
+    def nothing(calibration: CalibrationSet) -> "Learned":
+        """A factor of 1 everywhere."""
+        tuples = subsample(calibration)
+        one = tuples.error.new_ones(1, 1).double()
+        return Learned(None, tuples, one.expand(len(tuples), tuples.error[0].numel()))
+
+
+@runtime_checkable
+class Factor(Protocol):
+    """How a factor on the bound ``bound_of(features)`` is learned."""
+
+    def fit(
+        self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float, /
+    ) -> Learned: ...

@@ -1,0 +1,368 @@
+r"""A learned factor on the bound of a field: a small convolutional network that sees the query.
+
+.. math:: \widehat E_{cj}(x) = b_{cj}(x) \, \exp\bigl(a_c \, h_{cj}(W u(x), \log \Delta d(x))\bigr)
+
+The bound b contains which cell is hard to predict. Which query is hard depends on local structures in its fields: a front, a
+vortex, an interface. The network h starts at 0, and held-out tuples stop its training. They also choose the exponent a_c of each
+channel, so that a channel for which nothing can be learned (a long lead time, for example) keeps its bound.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from geoq.arrays import chunks
+from geoq.crossfit import CalibrationSet
+from geoq.geometry import GeometricFeatures
+from geoq.increments.factor import BoundOf, Learned
+from geoq.increments.field_network import (
+    SEEN,
+    FieldNetwork,
+    Seen,
+    channels_of,
+    check_grid,
+    check_sees,
+    inputs,
+    max_rows,
+    n_input_channels,
+    names_of,
+)
+from geoq.increments.shapes import Shapes
+from geoq.quantiles import n_required, pinball_loss
+from geoq.training.loop import RowLoss, Training, seeded, train_on
+
+EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class FieldFactor:
+    """How the factor on the bound of a field is learned.
+
+    Attributes:
+        n_spatial: 1 for fields on a line, 2 for fields in the plane.
+        sees: the fields that the networks see, some of ``inputs``, ``prediction``, ``displacement``, ``anchor_error`` and
+            ``log_bound`` (from ``geoq.increments``). The default leaves the prediction out: the predictions of a fold
+            surrogate differ systematically from those of the deployed surrogate, which is trained on more data.
+        widths: channels at each resolution of a network; one resolution is two convolutions.
+        dropout: fraction of the activations that are dropped in training.
+        n_splits: number of parts of the tuples. One network is trained without each part, which stops its training and
+            validates it; the bound uses the mean of all networks.
+        training: how a network is trained; the parts take the place of its ``validation_fraction``.
+
+    Example:
+        >>> from geoq.increments import inputs, prediction
+        >>> factor = FieldFactor(sees=(inputs, prediction), n_splits=3)
+    """
+
+    n_spatial: int = 2
+    sees: tuple[Seen, ...] = (inputs,)
+    widths: tuple[int, ...] = (16,)
+    dropout: float = 0.1
+    n_splits: int = 5
+    training: Training = field(
+        default_factory=lambda: Training(
+            n_steps=400, batch_size=8, learning_rate=2e-3, check_every=25, patience=6
+        )
+    )
+
+    def __post_init__(self) -> None:
+        check_sees(self.sees)
+        if self.n_splits < 2:
+            raise ValueError(
+                f"FieldFactor(n_splits={self.n_splits}): n_splits must be at least 2, because one part stops the training on "
+                "the others."
+            )
+
+    def network(self, n_in: int, n_out: int) -> FieldNetwork:
+        """A new network."""
+        return FieldNetwork(
+            n_in,
+            n_out,
+            n_spatial=self.n_spatial,
+            widths=self.widths,
+            dropout=self.dropout,
+        )
+
+    def check_shapes(self, shapes: Shapes) -> None:
+        """Refuse errors without a grid, and fields to be seen that lie on another grid."""
+        check_grid(self.sees, shapes, self.n_spatial)
+
+    def fit(
+        self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float
+    ) -> Learned:
+        """Train one network without each part of the tuples, and validate it on that part."""
+        splits = self._splits(calibration)
+        if not splits:
+            return Learned.nothing(calibration)
+        with seeded(self.training.random_state):
+            fitted = FittedField.fresh(self, calibration, bound_of, len(splits))
+            loss = self._loss(calibration, fitted, bound_of, quantile)
+            for network, rows in zip(fitted.networks, splits, strict=True):
+                train_on(network, loss, self.training, *rows)
+        validation = _Validation(
+            calibration, [held_out for _, held_out in splits], bound_of
+        )
+        validation.choose_exponents(fitted, quantile)
+        # With too few validation tuples the lift to the quantile level would be infinite.
+        if not fitted.exponent.any() or len(validation.tuples) < n_required(quantile):
+            return Learned.nothing(calibration)
+        return Learned(fitted, validation.tuples, validation.factors(fitted))
+
+    def _splits(self, calibration: CalibrationSet) -> list[tuple[Tensor, Tensor]]:
+        """For each network: the rows to train on, and the rows that stop the training.
+
+        For time series the parts are stretches of time, and tuples that depend on a part are left out of its training.
+        """
+        groups, group = calibration.group.unique(return_inverse=True)
+        n_splits = min(self.n_splits, len(groups))
+        order = torch.arange(len(groups))
+        if calibration.position is None:
+            order = torch.randperm(
+                len(groups), generator=torch.Generator().manual_seed(0)
+            )
+        part = (order * n_splits // len(groups)).to(group.device)[group]
+        splits = []
+        for number in range(n_splits):
+            held_out = part == number
+            independent = calibration.independent_of(held_out)
+            if independent.any():
+                splits.append((independent.nonzero()[:, 0], held_out.nonzero()[:, 0]))
+        return splits
+
+    def _loss(
+        self,
+        calibration: CalibrationSet,
+        fitted: "FittedField",
+        bound_of: BoundOf,
+        quantile: float,
+    ) -> RowLoss:
+        error = calibration.error
+        # Channels of different sizes have equal weight, and so have families of folds.
+        grid = tuple(range(error.ndim - self.n_spatial, error.ndim))
+        size = error.mean(dim=(0, *grid), keepdim=True).float()
+        size = torch.where(size > 0, size, 1.0)
+        weight = (calibration.weight * len(calibration)).float()
+
+        def loss(network: nn.Module, rows: Tensor) -> Tensor:
+            features = calibration.features[rows]
+            bound = bound_of(features)
+            scaled = (network(fitted.seen(features, bound)).exp() * bound).float()
+            missed = pinball_loss(
+                error[rows].float(), scaled.view_as(error[rows]), quantile
+            )
+            by_row = (missed / size).flatten(1).mean(dim=1)
+            return (weight[rows] * by_row).mean()
+
+        return loss
+
+    def settings(self) -> dict[str, Any]:
+        """Plain settings, for a file."""
+        plain = {name: value for name, value in vars(self).items() if name != "sees"}
+        return plain | {
+            "sees": names_of(self.sees),
+            "training": asdict(self.training),
+        }
+
+    @staticmethod
+    def from_settings(settings: dict[str, Any]) -> "FieldFactor":
+        """The factor that ``settings`` described."""
+        return FieldFactor(
+            **{
+                **settings,
+                "sees": tuple(SEEN[name] for name in settings["sees"]),
+                "widths": tuple(settings["widths"]),
+                "training": Training(**settings["training"]),
+            }
+        )
+
+
+@dataclass
+class FittedField:
+    """Trained networks and, for each channel, the exponent and the range of the logarithm of its factor.
+
+    The logarithms are limited to the range that the held-out tuples had. Far from the data the output of a network is
+    arbitrary, and its exponential reached 1e11 without this limit.
+    """
+
+    networks: list[FieldNetwork]
+    settings: FieldFactor
+    field_shape: tuple[int, ...]
+    exponent: Float[Tensor, " n_channels"]
+    least: Float[Tensor, " n_channels"]
+    most: Float[Tensor, " n_channels"]
+
+    @staticmethod
+    def fresh(
+        settings: FieldFactor,
+        calibration: CalibrationSet,
+        bound_of: BoundOf,
+        n_networks: int,
+    ) -> "FittedField":
+        """New networks, normalised by the calibration tuples."""
+        shape = tuple(calibration.error.shape[1:])
+        some = calibration.subsample(max_rows(shape))
+        grid = shape[len(shape) - settings.n_spatial :]
+        channels = torch.cat(
+            [
+                channels_of(
+                    settings.sees,
+                    some.features[rows],
+                    bound_of(some.features[rows]),
+                    grid,
+                )
+                for rows in chunks(len(some), 4 * some.error[0].numel())
+            ]
+        )
+        n_out = math.prod(shape) // math.prod(grid)
+        networks = [
+            settings.network(channels.shape[1], n_out).to(some.error.device)
+            for _ in range(n_networks)
+        ]
+        networks[0].fit_normalization(
+            channels,
+            n_input_channels(settings.sees, some.features, grid),
+            some.features.support_distance.float(),
+        )
+        for network in networks[1:]:
+            network.copy_normalization(networks[0])
+        free = torch.full((n_out,), math.inf)
+        return FittedField(networks, settings, shape, torch.ones(n_out), -free, free)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        return self.field_shape[len(self.field_shape) - self.settings.n_spatial :]
+
+    def seen(self, features: GeometricFeatures, bound: Tensor) -> tuple[Tensor, Tensor]:
+        """The input of the networks."""
+        channels = channels_of(self.settings.sees, features, bound, self.grid)
+        return channels, features.support_distance
+
+    @torch.no_grad()
+    def log_factor(
+        self,
+        network: FieldNetwork,
+        features: GeometricFeatures,
+        bound: Float[Tensor, " n n_coordinates"],
+    ) -> Float[Tensor, " n n_channels n_cells"]:
+        """The output of one network, with all exponents at 1."""
+        answer: Tensor = network.to(bound.device)(self.seen(features, bound))
+        return answer.view(len(bound), len(self.exponent), -1)
+
+    def factor(
+        self, features: GeometricFeatures, bound: Float[Tensor, " n n_coordinates"]
+    ) -> Float[Tensor, " n n_coordinates"]:
+        """The factor on each value of the bound: the geometric mean over the networks."""
+        answers = [self.log_factor(net, features, bound) for net in self.networks]
+        mean = torch.stack(answers).mean(dim=0)
+        power, least, most = (
+            part.to(bound.device)[:, None]
+            for part in (self.exponent, self.least, self.most)
+        )
+        limited = power * mean.clamp(least, most)
+        return limited.exp().reshape(bound.shape).to(bound)
+
+    def __str__(self) -> str:
+        used = int((self.exponent > 0).sum())
+        return f"a convolutional factor on {used} of {len(self.exponent)} channels"
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Settings and weights, for a file."""
+        settings = {
+            "settings": self.settings.settings(),
+            "field_shape": self.field_shape,
+            "n_networks": len(self.networks),
+        }
+        weights = {
+            f"{number}.{name}": array
+            for number, network in enumerate(self.networks)
+            for name, array in network.state_dict().items()
+        }
+        of_channels = {
+            name: getattr(self, name) for name in ("exponent", "least", "most")
+        }
+        return settings, {**of_channels, **weights}
+
+    @staticmethod
+    def from_state(
+        settings: dict[str, Any], arrays: dict[str, Tensor]
+    ) -> "FittedField":
+        """The factor that ``state`` described."""
+        how = FieldFactor.from_settings(settings["settings"])
+        exponent = arrays["exponent"]
+        networks = []
+        for number in range(settings["n_networks"]):
+            prefix = f"{number}."
+            weights = {
+                name.removeprefix(prefix): array
+                for name, array in arrays.items()
+                if name.startswith(prefix)
+            }
+            with seeded(how.training.random_state):
+                network = how.network(len(weights["mean"]), len(exponent))
+            network.load_state_dict(weights)
+            networks.append(network.eval())
+        shape = tuple(settings["field_shape"])
+        return FittedField(
+            networks, how, shape, exponent, arrays["least"], arrays["most"]
+        )
+
+
+@dataclass(frozen=True)
+class _Validation:
+    """Held-out tuples of each part, for the network that was trained without that part."""
+
+    calibration: CalibrationSet
+    parts: list[Tensor]
+    bound_of: BoundOf
+
+    @cached_property
+    def rows(self) -> list[Tensor]:
+        """A limited number of rows, spread evenly over each part."""
+        most = max(1, max_rows(self.calibration.error.shape[1:]) // len(self.parts))
+        return [rows[:: math.ceil(len(rows) / most)] for rows in self.parts]
+
+    @cached_property
+    def tuples(self) -> CalibrationSet:
+        """The tuples, part by part."""
+        return self.calibration[torch.cat(self.rows)]
+
+    def _answers(self, fitted: FittedField) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Rows, bounds and log factors, part by part in chunks."""
+        for network, rows in zip(fitted.networks, self.rows, strict=True):
+            for part in chunks(len(rows), 8 * math.prod(fitted.field_shape)):
+                features = self.calibration.features[rows[part]]
+                bound = self.bound_of(features)
+                yield rows[part], bound, fitted.log_factor(network, features, bound)
+
+    def choose_exponents(self, fitted: FittedField, quantile: float) -> None:
+        """Set the exponent of each channel to the best one, and the range of its log factors to the one found here."""
+        losses = torch.zeros(len(EXPONENTS), len(fitted.exponent), dtype=torch.float64)
+        ranges = []
+        for rows, bound, log in self._answers(fitted):
+            ends = torch.stack([log.amin(dim=(0, 2)), log.amax(dim=(0, 2))])
+            ranges.append(ends.cpu())
+            own, error = (
+                part.reshape(log.shape).float()
+                for part in (bound, self.calibration.error[rows])
+            )
+            for place, power in enumerate(EXPONENTS):
+                missed = pinball_loss(error, own * (power * log).exp(), quantile)
+                losses[place] += missed.mean(dim=2).sum(dim=0).double().cpu()
+        fitted.exponent = torch.tensor(EXPONENTS)[losses.argmin(dim=0)]
+        least, most = torch.stack(ranges, dim=1)
+        fitted.least, fitted.most = least.amin(dim=0), most.amax(dim=0)
+
+    def factors(self, fitted: FittedField) -> Float[Tensor, " n n_coordinates"]:
+        """The factor of each of the tuples."""
+        power = fitted.exponent[:, None]
+        parts = [
+            (power.to(log.device) * log).exp().flatten(1)
+            for _, _, log in self._answers(fitted)
+        ]
+        return torch.cat(parts)

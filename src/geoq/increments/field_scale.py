@@ -1,0 +1,214 @@
+r"""The default increment for fields: a scale for each cell, and a learned factor for each query.
+
+.. math:: b_{cj}(x) = k \, s_{cj} \, r_{cj}(\widehat F(x)), \qquad
+    \widehat E_{cj}(x) = \lambda f_{cj}(x) \, b_{cj}(x) + 2 L_{cj} (\Delta d(x) - d_r)_+
+
+It uses neither the anchor error nor a power of the distance. The distances between fields are nearly equal, so a power law
+fitted to their short range would be arbitrary; the errors of the nearest fields hardly inform about where a field is wrong. The
+factor f sees the fields of the query and the distance, and is used only if it lowers the loss on held-out tuples.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from geoq.archive import without_prefix
+from geoq.arrays import chunks
+from geoq.crossfit import CalibrationSet
+from geoq.geometry import GeometricFeatures
+from geoq.increments.climatology import (
+    Climatology,
+    FittedReference,
+    Reference,
+    check_reference_shapes,
+    fit_reference,
+    natural_scale,
+    over_reference,
+    reference_from_state,
+    reference_state,
+)
+from geoq.increments.edge import (
+    STEEPNESS,
+    edge_distance,
+    random_coordinates,
+    required_lift,
+    steepest_slope,
+)
+from geoq.increments.factor import Factor, Learned
+from geoq.increments.field_factor import FieldFactor, FittedField
+from geoq.increments.scale import LowRankScale
+from geoq.increments.shapes import Shapes
+from geoq.quantiles import check_quantile, weighted_quantile
+
+# The coefficient k is one number; it is computed from about this many values.
+MAX_VALUES = 200_000
+
+
+@dataclass
+class FieldScaleIncrement:
+    """The increment model for errors on a grid, such as weather fields.
+
+    The bound can be smaller than the anchor error, so increments can be negative.
+
+    Attributes:
+        quantile: tau, the level of the conditional quantile.
+        n_spatial: 1 for fields on a line, 2 for fields in the plane. The grid is the last ``n_spatial`` dimensions of the
+            error; all dimensions before it are channels.
+        factor: how the factor f is learned; None means ``FieldFactor(n_spatial)``.
+        reference: r, the natural scale of each output, such as ``Climatology()``; None leaves it out.
+
+    Example:
+        >>> from geoq import FieldScaleIncrement
+        >>> from geoq.increments import FieldFactor, inputs, prediction
+        >>> increment = FieldScaleIncrement(0.9, factor=FieldFactor(sees=(inputs, prediction)))
+    """
+
+    quantile: float = 0.95
+    n_spatial: int = 2
+    factor: Factor | None = None
+    reference: Reference | None = None
+    may_be_negative = True
+
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile, "quantile")
+
+    def check_shapes(self, shapes: Shapes) -> None:
+        """Refuse errors without a grid, and fields on another grid."""
+        factor = self._factor
+        if isinstance(factor, FieldFactor):
+            factor.check_shapes(shapes)
+        LowRankScale(self.n_spatial).check_shape(shapes.error)
+        check_reference_shapes(self.reference, shapes)
+
+    @property
+    def _factor(self) -> Factor:
+        return self.factor or FieldFactor(n_spatial=self.n_spatial)
+
+    def fit(self, calibration: CalibrationSet) -> "FieldScaleIncrement":
+        self.reference_ = fit_reference(self.reference, calibration, self.quantile)
+        self.edge_ = edge_distance(calibration)
+        device = calibration.error.device
+        self.slope_ = steepest_slope(calibration, self.quantile)
+        scale = LowRankScale(self.n_spatial)(
+            over_reference(calibration, self.reference_),
+            calibration.weight,
+            self.quantile,
+        )
+        scale = scale.reshape(-1).double().cpu()
+        scale = scale / scale.mean() if scale.any() else torch.ones_like(scale)
+        coefficient = _coefficient(calibration, self.reference_, scale, self.quantile)
+        self.scale_, self.coefficient_ = scale.to(device), coefficient
+        learned = self._factor.fit(calibration, self._bound, self.quantile)
+        self.factor_ = learned.fitted
+        self.lift_ = self._lift(learned)
+        return self
+
+    def _lift(self, learned: Learned) -> float:
+        lift = required_lift(
+            learned, self._bound, edge=self.edge_, quantile=self.quantile
+        )
+        return lift if math.isfinite(lift) else 1.0
+
+    def _bound(self, features: GeometricFeatures) -> Float[Tensor, " n n_coordinates"]:
+        """The bound b, without factor, lift and slope."""
+        natural = natural_scale(features, self.reference_)
+        return self.coefficient_ * (natural * self.scale_.to(natural.device))
+
+    def __call__(self, features: GeometricFeatures) -> Tensor:
+        shape = features.anchor_error.shape
+        parts = [
+            self._increment(features[rows])
+            for rows in chunks(len(features), 4 * math.prod(shape[1:]))
+        ]
+        return torch.cat(parts).reshape(shape).to(features.support_distance)
+
+    def _increment(
+        self, features: GeometricFeatures
+    ) -> Float[Tensor, " n n_coordinates"]:
+        bound = self._bound(features)
+        if self.factor_ is not None:
+            bound = self.factor_.factor(features, bound) * bound
+        beyond = (features.support_distance.double() - self.edge_).clamp(min=0)[:, None]
+        line = beyond * self.slope_.to(bound.device) * STEEPNESS
+        anchor = features.anchor_error.reshape(bound.shape)
+        return self.lift_ * bound + line / 2 - anchor
+
+    def describe(self) -> str:
+        """The fitted bound in one sentence."""
+        factor = "no learned factor" if self.factor_ is None else str(self.factor_)
+        return f"a scale for each cell, {factor}, lifted by {self.lift_:.2f}"
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Settings and fitted numbers, for a file."""
+        if not isinstance(self._factor, FieldFactor):
+            raise TypeError(
+                f"factor={self.factor!r} is an object of the user, which a file cannot hold; use a FieldFactor."
+            )
+        settings = {
+            "quantile": self.quantile,
+            "n_spatial": self.n_spatial,
+            "factor": self._factor.settings(),
+            "coefficient": self.coefficient_,
+            "edge": self.edge_,
+            "lift": self.lift_,
+        }
+        arrays = {"scale": self.scale_, "slope": self.slope_}
+        arrays |= reference_state(self.reference_)
+        if self.factor_ is not None:
+            settings["learned"], learned = self.factor_.state()
+            arrays |= {f"learned.{name}": array for name, array in learned.items()}
+        return settings, arrays
+
+    @staticmethod
+    def from_state(
+        settings: dict[str, Any], weights: dict[str, Tensor]
+    ) -> "FieldScaleIncrement":
+        """The fitted model that ``state`` described."""
+        arrays = {name: array.cpu() for name, array in weights.items()}
+        reference = reference_from_state(arrays)
+        model = FieldScaleIncrement(
+            settings["quantile"],
+            settings["n_spatial"],
+            FieldFactor.from_settings(settings["factor"]),
+            None if reference is None else Climatology(),
+        )
+        model.reference_ = reference
+        model.scale_, model.slope_ = arrays["scale"], arrays["slope"]
+        model.coefficient_ = settings["coefficient"]
+        model.edge_, model.lift_ = settings["edge"], settings["lift"]
+        model.factor_ = None
+        if "learned" in settings:
+            learned = without_prefix("learned.", arrays)
+            model.factor_ = FittedField.from_state(settings["learned"], learned)
+        return model
+
+
+def _coefficient(
+    calibration: CalibrationSet,
+    reference: FittedReference | None,
+    scale: Float[Tensor, " n_coordinates"],
+    quantile: float,
+) -> float:
+    """The multiple of the scale with the least pinball loss: the quantile of e / shape, weighted by the shape."""
+    calibration = calibration.subsample(max(1000, MAX_VALUES // len(scale)))
+    columns = random_coordinates(len(scale), MAX_VALUES // len(calibration))
+    naturals, errors = [], []
+    for rows in chunks(len(calibration), 8 * len(scale)):
+        natural = natural_scale(calibration.features[rows], reference)
+        error = calibration.error[rows].reshape(natural.shape).double()
+        naturals.append(natural.cpu()[:, columns])
+        errors.append(error.cpu()[:, columns])
+    error, shape = torch.cat(errors), torch.cat(naturals) * scale[columns]
+    weight = calibration.weight.double().cpu()[:, None].expand_as(error)
+    positive = shape > 0
+    if not positive.any():
+        return 1.0
+    return float(
+        weighted_quantile(
+            error[positive] / shape[positive], (weight * shape)[positive], quantile
+        )
+    )

@@ -1,0 +1,59 @@
+"""Shapes of one row of a problem, and the checks that fields lie on one grid."""
+
+from typing import NamedTuple
+
+from geoq.checks import warn
+from geoq.crossfit import CalibrationSet
+
+# A shape such as (64, 64, 3) probably has its channels last: at most this many channels after a grid of at least this size.
+MAX_CHANNELS_LAST, MIN_GRID_SIZE = 4, 8
+
+
+class Shapes(NamedTuple):
+    """Shapes of one row each, as they are known before the folds are trained.
+
+    Attributes:
+        z: the representation.
+        error: the error.
+        inputs: the inputs.
+        outputs: the reference outputs.
+    """
+
+    z: tuple[int, ...]
+    error: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @staticmethod
+    def of(calibration: CalibrationSet) -> "Shapes":
+        """The shapes of the calibration tuples."""
+        features = calibration.features
+        parts = (
+            features.displacement,
+            calibration.error,
+            features.inputs,
+            features.prediction,
+        )
+        return Shapes(*(tuple(part.shape[1:]) for part in parts))
+
+
+def check_spatial(n_spatial: int) -> None:
+    """Refuse grids that the networks here have no convolutions for."""
+    if n_spatial not in (1, 2):
+        raise ValueError(
+            f"n_spatial={n_spatial}, but fields lie on a line or in the plane; choose 1 or 2."
+        )
+
+
+def warn_of_channels_last(shape: tuple[int, ...], n_spatial: int) -> None:
+    """Warn if the last dimension of an error is so short, after long ones, that it probably holds channels."""
+    if len(shape) <= n_spatial or shape[-1] > MAX_CHANNELS_LAST:
+        return
+    if min(shape[-1 - n_spatial : -1]) < MIN_GRID_SIZE:
+        return
+    order = (0, len(shape), *range(1, len(shape)))
+    warn(
+        f"an error has shape {shape}, and its last n_spatial={n_spatial} dimensions, {shape[-n_spatial:]}, are used as the "
+        "grid; if the last dimension holds channels, put it first in x and y and let the surrogate work in that order: "
+        f"x.permute{order}, or numpy.moveaxis(x, -1, 1)."
+    )

@@ -1,0 +1,143 @@
+"""Saving and loading of a calibrated RolloutGeoQ."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from geoq import archive
+from geoq.archive import with_prefix, without_prefix
+from geoq.arrays import to_tensor
+from geoq.checks import check_fitted
+from geoq.geometry import Embedding, Geometry
+from geoq.increments.climatology import FittedClimatology
+from geoq.representation import Representation, Standardization
+from geoq.rollout.additive import AdditiveRecursion
+from geoq.rollout.features import ReferenceStates
+from geoq.rollout.horizon import HeldOutRollouts
+from geoq.rollout.region import MEANING
+from geoq.rollout.saturating import SaturatingGrowth
+from geoq.rollout.trajectories import DIVERGED, roll_out
+from geoq.safe_region import FittedDistanceRegion
+from geoq.surrogate import Surrogate, evaluate
+
+if TYPE_CHECKING:
+    from geoq.rollout.estimator import RolloutGeoQ
+
+_SCHEMES: dict[str, type[SaturatingGrowth | AdditiveRecursion]] = {
+    scheme.__name__: scheme for scheme in (SaturatingGrowth, AdditiveRecursion)
+}
+_CLIMATOLOGY = ("low", "high", "table")
+_HELD_OUT = ("bound", "error", "supported", "start")
+
+
+def save(geoq: "RolloutGeoQ", path: str | Path) -> None:
+    """Write a calibrated estimator to one file."""
+    check_fitted(geoq, "held_out_")
+    scheme, region = geoq.scheme_, geoq.safe_region_
+    if not isinstance(scheme, SaturatingGrowth | AdditiveRecursion) or not isinstance(
+        region, FittedDistanceRegion
+    ):
+        raise TypeError(
+            f"{type(scheme).__name__} with {type(region).__name__} cannot be saved; a file can hold a scheme of "
+            f"{[*_SCHEMES]} and a RolloutRegion."
+        )
+    settings, weights = scheme.state()
+    geometry = geoq.reference_states_.geometry
+    climatology = geoq.reference_states_.climatology
+    numbers = {
+        "estimator": "RolloutGeoQ",
+        "n_anchors": geometry.n_anchors,
+        "n_support": geometry.n_support,
+        "n_calibrated": geoq.n_calibrated_,
+        "threshold": region.threshold,
+        "scheme": type(scheme).__name__,
+        "scheme_settings": settings,
+        "numpy": isinstance(geoq.probes_, np.ndarray),
+        "cuda": geoq.limit_.is_cuda,
+    }
+    arrays = {
+        "mean": geoq.normalization_.mean,
+        "scale": geoq.normalization_.scale,
+        "points.z": geometry.points.z,
+        **{f"climatology.{part}": getattr(climatology, part) for part in _CLIMATOLOGY},
+        **with_prefix("held_out.", geoq.held_out_.arrays),
+        **with_prefix("scheme.", weights),
+        **with_prefix("probe.", _answers(geoq)),
+    }
+    if not geometry.points.shared:
+        arrays["points.normalized"] = geometry.points.normalized
+    archive.write(path, numbers, arrays)
+
+
+def load(
+    cls: type["RolloutGeoQ"],
+    path: str | Path,
+    *,
+    surrogate: Surrogate,
+    representation: Representation | None,
+) -> "RolloutGeoQ":
+    """Read a calibrated estimator; see ``RolloutGeoQ.load``."""
+    numbers, stored = archive.read(path)
+    if numbers.get("estimator") != "RolloutGeoQ":
+        raise ValueError(
+            f"{path} does not hold a RolloutGeoQ; load it with the class that saved it."
+        )
+    arrays = archive.placed(numbers, stored)
+    geoq = cls(
+        surrogate,
+        None,
+        representation=representation,
+        n_calibration=numbers["n_calibrated"],
+        n_anchors=numbers["n_anchors"],
+        n_support=numbers["n_support"],
+    )
+    _restore(geoq, numbers, arrays)
+    present = _answers(geoq)
+    for name in ("surrogate", "representation"):
+        archive.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
+    return geoq
+
+
+def _restore(
+    geoq: "RolloutGeoQ", numbers: dict[str, Any], arrays: dict[str, Tensor]
+) -> None:
+    assert geoq.surrogate is not None
+    geoq.surrogate_, geoq.n_calibrated_ = geoq.surrogate, geoq.n_calibration
+    geoq.normalization_ = Standardization(arrays["mean"], arrays["scale"])
+    geoq.limit_ = arrays["mean"].abs() + DIVERGED * arrays["scale"]
+    z = arrays["points.z"]
+    geometry = Geometry(
+        Embedding(z, arrays.get("points.normalized", z)),
+        n_anchors=geoq.n_anchors,
+        n_support=geoq.n_support,
+    )
+    climatology = FittedClimatology(
+        *(arrays[f"climatology.{part}"] for part in _CLIMATOLOGY)
+    )
+    geoq.reference_states_ = ReferenceStates(geometry, climatology)
+    scheme = _SCHEMES[numbers["scheme"]].from_state(
+        numbers["scheme_settings"], without_prefix("scheme.", arrays)
+    )
+    geoq.scheme = geoq.scheme_ = scheme
+    geoq.safe_region_ = FittedDistanceRegion(numbers["threshold"], MEANING)
+    geoq.held_out_ = HeldOutRollouts(
+        **{part: arrays[f"held_out.{part}"] for part in _HELD_OUT},
+        quantile=scheme.quantile,
+    )
+    probes = arrays["probe.x"]
+    geoq.probes_ = probes.cpu().numpy() if numbers["numpy"] else probes
+
+
+def _answers(geoq: "RolloutGeoQ") -> dict[str, Tensor]:
+    """The stored states, and the answers of the callables at them."""
+    unlimited = torch.full_like(geoq.limit_, torch.inf)
+    after = roll_out(geoq.surrogate_, geoq.probes_, 1, unlimited)[:, 1]
+    answers = {"x": to_tensor(geoq.probes_, "x"), "surrogate": after}
+    if geoq.representation is not None:
+        answers["representation"] = evaluate(
+            geoq.representation, geoq.probes_, "representation"
+        )
+    return answers
