@@ -291,5 +291,5 @@ def test_more_neighbours_than_other_points_are_refused(k):
 
 def test_too_few_points_beyond_reach_are_refused():
     position = torch.tensor([0, 1, 2, 9])
-    with pytest.raises(ValueError, match="k=2, but point 0 has only 1 others"):
+    with pytest.raises(ValueError, match="k=2, but only 1 points differ from point 0 by"):
         Neighbors(normal(4, 2)).nearest_other(2, position=position, reach=3)
