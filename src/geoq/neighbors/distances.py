@@ -81,9 +81,7 @@ def distances_by_differences(
     """Distances of each query to its candidates; the same bits for every batch size."""
     work, n_dims = work_size(points) // 2, points.shape[1]
     n_columns = max(1, min(candidates.shape[1], work // n_dims))
-    distance = torch.empty(
-        candidates.shape, dtype=torch.float64, device=candidates.device
-    )
+    distance = candidates.new_empty(candidates.shape, dtype=torch.float64)
     done = 0
     for part in block.split(work // (n_columns * n_dims)):
         query = block.queries[part.rows, None].double()
@@ -103,6 +101,7 @@ def distances_by_products(
     Products of chosen pairs do not copy the points, which saves time in many dimensions on a CPU.
     """
     points, n_points, shape = centred.points, len(centred.points), candidates.shape
+    size = (block.size, n_points)
     begin = torch.arange(0, candidates.numel() + 1, shape[1])
     product = torch.zeros(candidates.numel(), dtype=torch.float64)
     total = centred.square[candidates]
@@ -115,11 +114,7 @@ def distances_by_products(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse CSR tensor support")
             pairs = torch.sparse_csr_tensor(
-                begin,
-                candidates.flatten(),
-                product,
-                (block.size, n_points),
-                check_invariants=False,
+                begin, candidates.flatten(), product, size, check_invariants=False
             )
         product = torch.sparse.sampled_addmm(pairs, left, right.T).values()
         total += left.square_().sum(dim=1, keepdim=True)
@@ -127,10 +122,8 @@ def distances_by_products(
     distance = square.clamp(min=0).sqrt()
     one, two = (square < total / 1024).nonzero(as_tuple=True)
     near = block._replace(rows=block.indices[one])
-    near_distance = distances_by_differences(
-        near, points, candidates[one, two][:, None]
-    )
-    distance[one, two] = near_distance[:, 0]
+    candidate = candidates[one, two][:, None]
+    distance[one, two] = distances_by_differences(near, points, candidate)[:, 0]
     return distance
 
 

@@ -1,8 +1,7 @@
 """Engines: fast methods that propose neighbours and bound the distance of all other points.
 
-An engine has a ``block_size``, the number of queries that it answers best together, and ``propose``, which returns
-the indices of some points per query, at least the requested number, and a lower bound of the squared distance from
-the query to all other points that are not excluded.
+``propose`` returns at least ``n_proposed`` candidates for each query of a block, and a lower bound of the squared distance
+to all other points that are not excluded. ``block_size`` is the number of queries that an engine serves best together.
 """
 
 import math
@@ -16,6 +15,9 @@ from torch import Tensor
 
 from geoq.neighbors.blocks import Block, Rows, as_slice, work_size
 from geoq.neighbors.distances import ROUNDING, WIDTH, Centred
+
+# Candidates of each query, and a lower bound of the squared distance to all other points.
+Proposals = tuple[Int[Tensor, " n_block n_candidates"], Float[Tensor, " n_block"]]
 
 # Largest dimension in which the tree serves on a CPU. At 2e5 points it takes half the time of products in 8
 # dimensions, the same time in 9 and twice the time in 10.
@@ -31,9 +33,7 @@ class Line:
     def __init__(self, points: Float[Tensor, " n_points 1"]) -> None:
         self.value, self.order = points[:, 0].double().sort(stable=True)
 
-    def propose(
-        self, block: Block, n_proposed: int
-    ) -> tuple[Int[Tensor, " n_block n_candidates"], Float[Tensor, " n_block"]]:
+    def propose(self, block: Block, n_proposed: int) -> Proposals:
         """Propose ``n_proposed`` points on each side, and as many as may be excluded."""
         n_points = len(self.value)
         n_side = n_proposed + block.n_excluded
@@ -61,9 +61,7 @@ class Tree:
 
         self.tree = cKDTree(points.numpy())
 
-    def propose(
-        self, block: Block, n_proposed: int
-    ) -> tuple[Int[Tensor, " n_block n_candidates"], Float[Tensor, " n_block"]]:
+    def propose(self, block: Block, n_proposed: int) -> Proposals:
         """Propose the nearest points; the last one is the bound, because the tree returns ties in any order."""
         n_candidates = min(n_proposed + block.n_excluded, self.tree.n)
         query = block.queries[block.rows].numpy()
@@ -107,9 +105,7 @@ class Products:
         if centred.points.device.type == "cuda":
             self.block_size = 4096
 
-    def propose(
-        self, block: Block, n_proposed: int
-    ) -> tuple[Int[Tensor, " n_block n_candidates"], Float[Tensor, " n_block"]]:
+    def propose(self, block: Block, n_proposed: int) -> Proposals:
         """Propose the points with the smallest values."""
         n_points = len(self.centred.points)
         square, factor = self._rescaling(block)

@@ -16,7 +16,7 @@ from geoq.neighbors.distances import (
     distances_by_products,
     first_copies,
 )
-from geoq.neighbors.engines import MAX_TREE_DIMS, Line, Products, Tree
+from geoq.neighbors.engines import MAX_TREE_DIMS, Line, Products, Proposals, Tree
 
 
 @runtime_checkable
@@ -25,9 +25,7 @@ class Engine(Protocol):
 
     block_size: int
 
-    def propose(
-        self, block: Block, n_proposed: int
-    ) -> tuple[Int[Tensor, " n_block n_candidates"], Float[Tensor, " n_block"]]: ...
+    def propose(self, block: Block, n_proposed: int) -> Proposals: ...
 
 
 class _Answer(NamedTuple):
