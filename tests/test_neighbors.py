@@ -69,7 +69,7 @@ counts = st.sampled_from([1, 2, 5, 20, 1000])
 
 @laws
 @given(cloud=clouds(), k=counts)
-def test_neighbours_equal_those_of_all_sorted_distances(cloud, k, device):
+def test_neighbours_are_the_first_of_all_sorted_distances(cloud, k, device):
     points, queries = (part.to(device) for part in cloud)
     k = min(k, len(points))
     agree(Neighbors(points).nearest(queries, k), by_hand(points, queries, k))

@@ -78,7 +78,7 @@ class UNet(nn.Module):
         n_condition: Length of the vector that the network computes from the number of each field.
         dropout: Probability of dropout at the end of each block.
         gpu_dtype: Precision of the convolutions on a GPU, where bfloat16 takes about half the time of float32. On a
-            CPU the precision is that of the field.
+            CPU the convolutions have the precision of the field.
 
     Example:
         >>> import torch
