@@ -138,7 +138,7 @@ def test_a_process_agrees_with_scikit_learn():
     np.testing.assert_allclose(bound.error_hat[:, 0], 1.96 * deviation, rtol=0.03)
 
 
-def test_a_process_per_coordinate_is_a_process_for_each(problem):
+def test_coordinates_have_independent_processes(problem):
     fields = torch.stack([problem.y[:, 0], problem.x[:, 0].sin()], dim=1)
     together = GaussianProcess().fit(problem.x, fields).predict(problem.queries)
     for j in range(2):
@@ -147,7 +147,7 @@ def test_a_process_per_coordinate_is_a_process_for_each(problem):
         assert_close(together.error_hat[:, j], alone.error_hat)
 
 
-def test_the_noise_bound_holds_and_lets_noise_free_data_through():
+def test_noise_free_data_attain_the_noise_bound():
     x = np.linspace(0, 1, 30)[:, None]
     coarse, fine = (
         GaussianProcess(bound).fit(x, np.sin(6 * x)) for bound in (1e-3, 1e-8)
@@ -168,7 +168,7 @@ def test_a_constant_output_is_predicted_exactly():
     assert bound.error_hat.max() < 0.01
 
 
-def test_a_process_refuses_what_it_cannot_use(problem):
+def test_a_process_refuses_invalid_settings_and_inputs(problem):
     with pytest.raises(ValueError, match="noise_lower_bound=0"):
         GaussianProcess(0.0).fit(problem.x, problem.y)
     with pytest.raises(ValueError, match="one distinct point in 4 rows"):
@@ -196,7 +196,7 @@ def test_dropout_before_a_linear_layer_has_the_known_spread():
     assert_close(bound.error_hat, 1.96 * variance.sqrt(), rtol=0.08, atol=0)
 
 
-def test_dropout_repeats_and_leaves_the_network_in_eval_mode():
+def test_dropout_is_reproducible_and_leaves_the_network_in_eval_mode():
     x = torch.linspace(-1, 1, 40)[:, None].double().numpy()
     recipe = TrainNetwork(partial(MLP, 1, 1, hidden=(8,), dropout=0.1), training=QUICK)
     baseline = MCDropout(recipe, n_passes=5).fit(x, x)
@@ -207,7 +207,7 @@ def test_dropout_repeats_and_leaves_the_network_in_eval_mode():
     assert not any(module.training for module in baseline.surrogate_.network.modules())
 
 
-def test_dropout_leaves_normalisation_layers_alone():
+def test_dropout_does_not_change_normalization_layers():
     x = torch.linspace(-1, 1, 40)[:, None]
 
     def make_network():
@@ -223,7 +223,7 @@ def test_dropout_leaves_normalisation_layers_alone():
     assert torch.equal(baseline.surrogate_.network[1].running_mean, before)
 
 
-def test_dropout_is_refused_where_there_is_none(problem):
+def test_a_network_without_dropout_is_refused(problem):
     x = torch.linspace(-1, 1, 40)[:, None]
     for rate in (None, 0.0):
         layers = [] if rate is None else [nn.Dropout(rate)]
@@ -231,7 +231,9 @@ def test_dropout_is_refused_where_there_is_none(problem):
             lambda layers=layers: nn.Sequential(nn.Linear(1, 1), *layers),
             training=QUICK,
         )
-        with pytest.raises(ValueError, match="no dropout layer with a rate above 0"):
+        with pytest.raises(
+            ValueError, match="no dropout layer with a probability above 0"
+        ):
             MCDropout(recipe).fit(x, x)
     with pytest.raises(TypeError, match="has no attribute network"):
         MCDropout(problem.train).fit(problem.x, problem.y)
@@ -256,7 +258,7 @@ def test_identical_members_have_no_spread(problem):
     assert_close(bound.prediction, problem.train(problem.x, problem.y)(problem.queries))
 
 
-def test_members_differ_by_seeds_that_repeat(problem):
+def test_members_have_different_reproducible_seeds(problem):
     def seeds(random_state):
         recipe = Recipe(problem.train, shift=1.0)
         members = (
@@ -287,17 +289,17 @@ def test_an_ensemble_refuses_one_member_and_recipes_without_a_seed(problem):
 
 
 def test_the_conformal_rank_by_hand():
-    """Of 19 scores the 0.95 level takes the 19th, of 99 the 95th."""
+    """The 0.95 quantile of 19 scores is the 19th smallest, of 99 scores the 95th smallest."""
     assert conformal_quantile(torch.arange(1.0, 20), 0.95) == 19
     assert conformal_quantile(torch.arange(1.0, 100), 0.95) == 95
 
 
-def test_too_few_scores_promise_nothing():
+def test_too_few_scores_are_refused():
     with pytest.raises(ValueError, match=r"18 calibration scores .* at least 19"):
         conformal_quantile(torch.arange(18.0), 0.95)
 
 
-def test_split_conformal_keeps_its_finite_sample_promise():
+def test_split_conformal_has_its_guaranteed_coverage():
     """Coverage given the split is Beta(k, n + 1 - k) for continuous errors, with mean k / (n + 1) >= tau."""
     n_repeats, n_calibration, quantile = 400, 20, 0.9
     generator = np.random.default_rng(0)
@@ -323,7 +325,7 @@ def lstsq(x, y):
     return lambda x: x @ weights
 
 
-def test_split_conformal_bounds_each_coordinate_by_what_was_held_out(problem):
+def test_split_conformal_bounds_each_coordinate_by_held_out_errors(problem):
     seen = []
 
     def train(x, y):
@@ -345,7 +347,7 @@ def test_split_conformal_bounds_each_coordinate_by_what_was_held_out(problem):
 
 def test_split_conformal_refuses_too_small_splits(problem):
     with pytest.raises(
-        ValueError, match=r"keeps 12 of 120 rows, but .* needs at least 19"
+        ValueError, match=r"holds out 12 of 120 rows, but .* needs at least 19"
     ):
         SplitConformal(problem.train, 0.95, 0.1).fit(problem.x, problem.y)
     with pytest.raises(ValueError, match="calibration_fraction=1"):

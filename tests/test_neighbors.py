@@ -17,14 +17,14 @@ laws = settings(
 )
 
 
-def by_hand(points, queries, k, hidden=None):
-    """All distances in float64, sorted by (distance, index)."""
+def by_hand(points, queries, k, excluded=None):
+    """Compute all distances in float64 and sort them by (distance, index)."""
     parts = queries.double().split(max(1, 2**20 // points.numel()))
     points = points.double()
     distance = [(q[:, None] - points).square().sum(dim=2).sqrt() for q in parts]
     distance = torch.cat(distance)
-    if hidden is not None:
-        distance = distance.masked_fill(hidden, math.inf)
+    if excluded is not None:
+        distance = distance.masked_fill(excluded, math.inf)
     distance, index = distance.sort(dim=1, stable=True)
     return distance[:, :k].to(queries.dtype), index[:, :k]
 
@@ -40,14 +40,14 @@ def normal(*shape, seed=0, dtype=torch.float64):
 
 
 def whole(high, *shape, seed=0):
-    """Whole numbers, whose distances are often equal and always exact."""
+    """Integers, whose distances are often equal and always exact."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(high, shape, generator=generator).double()
 
 
 @st.composite
 def clouds(draw):
-    """Points and queries: many ties, copies and offsets, few points or some hundred."""
+    """Points and queries with ties, copies and offsets."""
     n_points = draw(st.integers(1, 40) | st.sampled_from([300, 1000]))
     n_dims, seed = draw(st.sampled_from(DIMS)), draw(st.integers(0, 999))
     kind = draw(st.sampled_from(["ties", "copies", "equal", "generic"]))
@@ -69,7 +69,7 @@ counts = st.sampled_from([1, 2, 5, 20, 1000])
 
 @laws
 @given(cloud=clouds(), k=counts)
-def test_neighbours_are_those_of_all_distances_sorted(cloud, k, device):
+def test_neighbours_are_the_first_of_all_sorted_distances(cloud, k, device):
     points, queries = (part.to(device) for part in cloud)
     k = min(k, len(points))
     agree(Neighbors(points).nearest(queries, k), by_hand(points, queries, k))
@@ -92,7 +92,7 @@ def test_no_point_is_its_own_other_neighbour(cloud, k, device):
     reach=st.sampled_from([0, 1, 2.5, 7]),
     fraction=st.booleans(),
 )
-def test_points_within_reach_in_position_are_left_out(
+def test_points_within_reach_in_position_are_excluded(
     cloud, k, n_groups, reach, fraction, device
 ):
     points = cloud[0].to(device)
@@ -108,7 +108,7 @@ def test_points_within_reach_in_position_are_left_out(
 
 @every_dimension
 def test_ties_go_to_the_lower_index(n_dims, device):
-    """Every point twice: the copies stand next to each other, the first one first."""
+    """Each point occurs twice; the copy with the lower index is the first neighbour."""
     points = normal(50, n_dims).repeat(2, 1).to(device)
     _, index = Neighbors(points).nearest(points[:50], 2)
     first = torch.arange(50, device=device)
@@ -124,7 +124,7 @@ def test_a_copy_is_a_neighbour_at_distance_zero(n_dims, device):
 
 
 @pytest.mark.parametrize("n_dims", [1, 3, 12])
-def test_many_equal_points_are_answered_in_order(n_dims, device):
+def test_neighbours_among_equal_points_are_in_index_order(n_dims, device):
     points = torch.full((30_000, n_dims), 0.3, device=device)
     distance, index = Neighbors(points).nearest_other(3)
     assert_close(distance, torch.zeros_like(distance))
@@ -133,14 +133,14 @@ def test_many_equal_points_are_answered_in_order(n_dims, device):
 
 
 @pytest.mark.parametrize("n_dims", [1, 3, 12])
-def test_points_in_triplicate_agree(n_dims, device):
+def test_points_with_three_copies_agree(n_dims, device):
     points = normal(300, n_dims).repeat(3, 1).to(device)
     queries = normal(30, n_dims, seed=1).to(device)
     agree(Neighbors(points).nearest(queries, 8), by_hand(points, queries, 8))
 
 
 @pytest.mark.parametrize("n_dims", [1, 3, 12])
-def test_groups_of_equal_points_find_each_other(n_dims, device):
+def test_equal_points_of_other_groups_are_found(n_dims, device):
     points = torch.zeros(3000, n_dims, device=device)
     group = torch.arange(3000, device=device) % 2
     _, index = Neighbors(points).nearest_other(2, position=group)
@@ -158,8 +158,8 @@ def test_a_point_surrounded_by_ties_takes_the_lowest_indices(n_dims, device):
     assert index[0].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_distinct_tied_points_are_told_apart(device):
-    """Corners of a cube in twelve dimensions: 924 of 4096 are equally far from one."""
+def test_distinct_points_at_equal_distance_are_all_found(device):
+    """Corners of a cube in twelve dimensions: 924 of 4096 are at the same distance from one."""
     corners = torch.cartesian_prod(*[torch.arange(2.0)] * 12).to(device)
     agree(
         Neighbors(corners).nearest(corners[::500], 2000),
@@ -187,20 +187,20 @@ def test_thousands_of_dimensions_agree(dtype, offset, device):
 
 @pytest.mark.parametrize("factor", [1e-30, 1e-15, 1e15, 1e30])
 @every_dimension
-def test_scale_does_not_matter(n_dims, factor, device):
+def test_multiplying_all_points_does_not_change_the_neighbours(n_dims, factor, device):
     points = (normal(3000, n_dims) * factor).float().to(device)
     queries = points[:20] * 1.01
     agree(Neighbors(points).nearest(queries, 5), by_hand(points, queries, 5))
 
 
 @pytest.mark.parametrize("factor", [1e-100, 1e100])
-def test_double_precision_may_leave_the_range_of_single(factor, device):
+def test_float64_may_exceed_the_range_of_float32(factor, device):
     points, queries = normal(3000, 12).to(device), normal(20, 12, seed=1).to(device)
     distance, index = Neighbors(factor * points).nearest(factor * queries, 5)
     agree((distance / factor, index), by_hand(points, queries, 5))
 
 
-def test_outliers_do_not_blur_the_others(device):
+def test_outliers_do_not_affect_other_points(device):
     points = normal(3000, 12).to(device)
     points[::100] *= 1e7
     queries = torch.cat([points[:30], normal(30, 12, seed=1).to(device)])
@@ -208,8 +208,8 @@ def test_outliers_do_not_blur_the_others(device):
 
 
 @pytest.mark.parametrize("n_dims", [*DIMS, 3000])
-def test_queries_do_not_see_each_other(n_dims, device):
-    """One at a time or all at once, the answers are the same to the last bit."""
+def test_the_answer_for_a_query_does_not_depend_on_the_others(n_dims, device):
+    """The answers are equal bit for bit, for one query at a time and for all at once."""
     n_points = 3000 if n_dims < 1000 else 300
     points, queries = normal(n_points, n_dims).to(device), normal(30, n_dims, seed=1)
     cloud, queries = Neighbors(points), queries.to(device)
@@ -220,13 +220,13 @@ def test_queries_do_not_see_each_other(n_dims, device):
 
 
 @every_dimension
-def test_all_points_can_be_asked_for(n_dims, device):
+def test_k_may_be_the_number_of_points(n_dims, device):
     points = (4 * normal(60, n_dims)).round().to(device)
     agree(Neighbors(points).nearest(points, 60), by_hand(points, points, 60))
 
 
 @every_dimension
-def test_one_point_is_enough(n_dims, device):
+def test_a_single_point_is_found(n_dims, device):
     distance, index = Neighbors(torch.ones(1, n_dims, device=device)).nearest(
         torch.zeros(2, n_dims, device=device), 1
     )
@@ -234,7 +234,7 @@ def test_one_point_is_enough(n_dims, device):
     assert index.tolist() == [[0], [0]]
 
 
-def test_no_queries_have_no_neighbours(device):
+def test_an_empty_set_of_queries_has_an_empty_answer(device):
     distance, index = Neighbors(normal(10, 3).to(device)).nearest(
         torch.empty(0, 3, dtype=torch.float64, device=device), 2
     )
@@ -242,7 +242,7 @@ def test_no_queries_have_no_neighbours(device):
 
 
 @pytest.mark.parametrize("n_dims", [1, 3, 12])
-def test_a_wide_reach_leaves_out_most_of_a_trajectory(n_dims, device):
+def test_a_large_reach_excludes_most_of_a_trajectory(n_dims, device):
     points = normal(900, n_dims).cumsum(dim=0).to(device)
     time = torch.arange(900, device=device)
     near = (time[:, None] - time).abs() <= 400
@@ -250,7 +250,7 @@ def test_a_wide_reach_leaves_out_most_of_a_trajectory(n_dims, device):
     agree(found, by_hand(points, points, 10, near))
 
 
-def test_large_whole_positions_are_compared_exactly(device):
+def test_large_integer_positions_are_compared_exactly(device):
     """In float64 these times, in nanoseconds, would be equal."""
     points = normal(2, 3).to(device)
     time = torch.tensor([1_700_000_000_000_000_001, 1_700_000_000_000_000_002])
@@ -259,13 +259,13 @@ def test_large_whole_positions_are_compared_exactly(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_distances_come_in_the_precision_of_the_points(dtype, device):
+def test_distances_have_the_precision_of_the_points(dtype, device):
     points = normal(10, 3, dtype=dtype).to(device)
     distance, index = Neighbors(points).nearest(points, 2)
     assert (distance.dtype, index.dtype) == (dtype, torch.int64)
 
 
-def test_reduced_precision_of_products_is_not_used_and_stays_set(device):
+def test_a_reduced_matmul_precision_is_not_used_and_is_restored(device):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
@@ -291,5 +291,7 @@ def test_more_neighbours_than_other_points_are_refused(k):
 
 def test_too_few_points_beyond_reach_are_refused():
     position = torch.tensor([0, 1, 2, 9])
-    with pytest.raises(ValueError, match="k=2, but point 0 has only 1 others"):
+    with pytest.raises(
+        ValueError, match="k=2, but only 1 points differ from point 0 by"
+    ):
         Neighbors(normal(4, 2)).nearest_other(2, position=position, reach=3)

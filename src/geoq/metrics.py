@@ -1,7 +1,8 @@
-"""How good a bound is: pinball loss, coverage, correlation, and where each of them fails.
+"""Metrics of a bound: pinball loss, coverage and correlation; and the relative error of a prediction.
 
-Every metric takes arrays of any shape, of either kind, and ``where=``: a boolean mask over the rows, over rows and
-lead times, or over single values. The safe region is such a mask, not a second evaluator. Over nothing a metric is nan.
+Metrics take NumPy arrays or torch tensors of any shape with one row per sample. Most of them accept ``where``, a boolean
+mask of the rows, of rows and lead times, or of single values, for example the mask of safe queries. A metric of no
+values is nan.
 """
 
 import math
@@ -22,9 +23,24 @@ def pinball(
     quantile: float,
     where: Array | None = None,
 ) -> float:
-    r"""Mean pinball loss; least where the bound is the quantile of the error.
+    r"""Mean pinball loss; it is smallest if the bound is the quantile of the error.
 
     .. math:: \operatorname{mean} \max(\tau (E - \widehat E), (\tau - 1) (E - \widehat E))
+
+    Args:
+        error: Observed errors :math:`E`.
+        error_hat: Their bounds :math:`\widehat E`, in the same shape.
+        quantile: Quantile level :math:`\tau`, between 0 and 1.
+        where: Boolean mask of the values to include; None includes all.
+
+    Returns:
+        The mean loss, in the unit of the error.
+
+    Example:
+        An error above its bound costs 0.9 of the difference, an error below its bound 0.1 of it:
+
+        >>> round(pinball(np.array([3.0, 0.0]), np.array([1.0, 1.0]), 0.9), 6)
+        0.95
     """
     check_quantile(quantile, "quantile")
     values, estimates = _selected(error, error_hat, where, names=("error", "error_hat"))
@@ -36,9 +52,25 @@ def coverage(
     error_hat: Array,
     where: Array | None = None,
 ) -> float:
-    r"""Share of the errors that do not exceed their bound.
+    r"""Fraction of the errors that do not exceed their bound.
 
     .. math:: \operatorname{mean} 1[E \le \widehat E]
+
+    Args:
+        error: Observed errors :math:`E`.
+        error_hat: Their bounds :math:`\widehat E`, in the same shape.
+        where: Boolean mask of the values to include; None includes all.
+
+    Returns:
+        A number between 0 and 1.
+
+    Example:
+        >>> error, error_hat = np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0])
+        >>> round(coverage(error, error_hat), 3)
+        0.667
+        >>> safe = np.array([True, True, False])
+        >>> coverage(error, error_hat, where=safe)
+        1.0
     """
     values, estimates = _selected(error, error_hat, where, names=("error", "error_hat"))
     return float((values <= estimates).double().mean())
@@ -49,7 +81,22 @@ def correlation(
     error_hat: Array,
     where: Array | None = None,
 ) -> float:
-    """Pearson correlation of errors and bounds; nan where either is constant, as a conformal bound is."""
+    """Pearson correlation of errors and bounds.
+
+    Args:
+        error: Observed errors.
+        error_hat: Their bounds, in the same shape.
+        where: Boolean mask of the values to include; None includes all.
+
+    Returns:
+        A number between -1 and 1; nan if the errors or the bounds are constant, as the bound of split conformal
+        prediction is.
+
+    Example:
+        >>> error, error_hat = np.array([1.0, 2.0, 4.0]), np.array([3.0, 5.0, 9.0])
+        >>> round(correlation(error, error_hat), 6)
+        1.0
+    """
     values, estimates = _selected(error, error_hat, where, names=("error", "error_hat"))
     if len(values) < 2 or any(
         bool((part == part[0]).all()) for part in (values, estimates)
@@ -63,9 +110,22 @@ def relative_l2(
     y_hat: Array,
     where: Array | None = None,
 ) -> float:
-    r"""Norm of the error in units of the norm of the reference, over all values at once.
+    r"""Norm of the error of a prediction divided by the norm of the reference, over all values together.
 
     .. math:: \|y - \widehat y\|_2 / \|y\|_2
+
+    Args:
+        y: Reference values.
+        y_hat: Predictions, in the same shape.
+        where: Boolean mask of the values to include; None includes all.
+
+    Returns:
+        The relative error; 0 for a perfect prediction, 1 for a prediction of zeros.
+
+    Example:
+        >>> y = np.array([[3.0, 0.0], [0.0, 4.0]])
+        >>> relative_l2(y, y + 0.5)
+        0.2
     """
     reference, prediction = _selected(y, y_hat, where, names=("y", "y_hat"))
     return float((reference - prediction).norm() / reference.norm())
@@ -73,7 +133,14 @@ def relative_l2(
 
 @dataclass(frozen=True)
 class CoverageBin:
-    """Coverage of the rows whose score lies in (lower, upper]; the first bin contains its lower end as well."""
+    """Coverage of the rows whose score lies in (lower, upper]; the first bin also contains ``lower``.
+
+    Attributes:
+        lower: Lower end of the bin.
+        upper: Upper end of the bin.
+        count: Number of scores in the bin.
+        coverage: Fraction of the errors in the bin that do not exceed their bound.
+    """
 
     lower: float
     upper: float
@@ -87,19 +154,37 @@ def coverage_by_bin(
     score: Array,
     n_bins: int,
 ) -> list[CoverageBin]:
-    """Coverage in bins of the support score that hold about equally many rows.
+    """Coverage in bins of the support score that contain about the same number of rows.
 
-    Equal scores share a bin, so there are fewer bins than asked for where scores repeat.
+    Args:
+        error: Observed errors.
+        error_hat: Their bounds, in the same shape.
+        score: One score per row, or per row and lead time.
+        n_bins: Largest number of bins. Equal scores are in the same bin, so repeated scores may give fewer bins.
+
+    Returns:
+        The bins in ascending order; an empty list for no rows.
+
+    Raises:
+        ValueError: ``n_bins`` is below 1, or shapes do not match.
+
+    Example:
+        >>> error, error_hat = np.array([0.1, 0.2, 0.9, 0.3]), np.full(4, 0.5)
+        >>> score = np.array([1.0, 2.0, 4.0, 3.0])
+        >>> for bin in coverage_by_bin(error, error_hat, score, n_bins=2):
+        ...     print(bin)
+        CoverageBin(lower=1.0, upper=2.0, count=2, coverage=1.0)
+        CoverageBin(lower=2.0, upper=4.0, count=2, coverage=0.5)
     """
     if n_bins < 1:
-        raise ValueError(f"n_bins={n_bins}, but it counts bins; choose 1 or more.")
+        raise ValueError(f"n_bins={n_bins}: n_bins must be an integer >= 1.")
     values, estimates = _pair(error, error_hat, names=("error", "error_hat"))
     scores = to_tensor(score, "score").to(values)
     _check_leading(scores, values, "score")
     covered = (values <= estimates).double()
     if not scores.numel():
         return []
-    # One coverage per score: a row's mean over its field.
+    # One coverage per score: the mean over the values of its row.
     covered = covered.reshape(scores.numel(), -1).mean(dim=1)
     flat = scores.flatten()
     ranks = (torch.arange(1, n_bins + 1) * len(flat) / n_bins).ceil().long().clamp(
@@ -122,68 +207,73 @@ def coverage_by_bin(
 def coverage_by_lead(
     error: Array, error_hat: Array, axis: int = 1
 ) -> Float[np.ndarray, " n_leads"]:
-    """Coverage at each place along one axis, lead times for rollouts: pooled coverage hides how it drifts."""
+    """Coverage at each lead time, or at each index of another axis.
+
+    The coverage over all lead times can hide that it decreases with the lead time.
+
+    Args:
+        error: Observed errors.
+        error_hat: Their bounds, in the same shape.
+        axis: Axis of the lead times.
+
+    Returns:
+        One coverage per index of the axis.
+
+    Raises:
+        ValueError: The arrays do not have this axis, or shapes do not match.
+
+    Example:
+        >>> error = np.array([[0.1, 0.4, 0.9], [0.2, 0.6, 0.8]])
+        >>> coverage_by_lead(error, np.full((2, 3), 0.5)).tolist()
+        [1.0, 0.5, 0.0]
+    """
     values, estimates = _pair(error, error_hat, names=("error", "error_hat"))
     if not -values.ndim <= axis < values.ndim:
         raise ValueError(
-            f"axis={axis}, but error has {values.ndim} dimensions; choose one of them."
+            f"axis={axis}, but error has {values.ndim} dimensions; choose one of its axes."
         )
     covered = (values <= estimates).double().movedim(axis, 0)
     return covered.reshape(len(covered), -1).mean(dim=1).cpu().numpy()
 
 
-def roc_area(score: Array, positive: Array) -> float:
-    r"""Area under the ROC curve: how well the score tells the positive cases from the others.
-
-    .. math:: P(s^+ > s^-) + \tfrac12 P(s^+ = s^-)
-
-    For a support score the positive cases are those whose error exceeds what was promised. nan if all are of one kind.
-    """
-    scores, truth = _pair(score, positive, names=("score", "positive"))
-    scores, is_positive = scores.flatten(), truth.flatten() > 0
-    n_positive = int(is_positive.sum())
-    n_negative = len(scores) - n_positive
-    if not n_positive or not n_negative:
-        return math.nan
-    _, place, counts = scores.unique(return_inverse=True, return_counts=True)
-    midrank = counts.cumsum(0) - (counts - 1) / 2
-    rank_sum = float(midrank[place][is_positive].double().sum())
-    return (rank_sum - n_positive * (n_positive + 1) / 2) / (n_positive * n_negative)
-
-
 def _pair(
     first: Array, second: Array, *, names: tuple[str, str]
 ) -> tuple[Tensor, Tensor]:
+    """Two arrays as tensors of float64, checked for equal shapes."""
     left = to_tensor(first, names[0]).double()
     right = to_tensor(second, names[1]).to(left)
     if left.shape != right.shape:
         raise ValueError(
-            f"{names[0]} has shape {tuple(left.shape)} and {names[1]} has {tuple(right.shape)}; "
-            "they are compared value by value, so reshape one of them."
+            f"{names[0]} has shape {tuple(left.shape)} and {names[1]} has {tuple(right.shape)}, "
+            "but they are compared value by value; give both the same shape."
         )
     if not left.ndim:
-        raise ValueError(f"{names[0]} is a single number; pass one row per sample.")
+        raise ValueError(
+            f"{names[0]} is a single number, but it needs one row per sample; pass an array."
+        )
     return left, right
 
 
 def _selected(
     first: Array, second: Array, where: Array | None, *, names: tuple[str, str]
 ) -> tuple[Tensor, Tensor]:
+    """The values of two arrays where the mask is true."""
     left, right = _pair(first, second, names=names)
     if where is None:
         return left.flatten(), right.flatten()
     mask = torch.as_tensor(where, device=left.device)
     if mask.dtype != torch.bool:
         raise TypeError(
-            f"where has dtype {mask.dtype}, but it must be a boolean mask; compare it to something first."
+            f"where has dtype {mask.dtype}, but it must be a boolean mask; pass an array of dtype bool."
         )
     _check_leading(mask, left, "where")
     return left[mask].flatten(), right[mask].flatten()
 
 
 def _check_leading(part: Tensor, whole: Tensor, name: str) -> None:
+    """Raise unless an array has the shape of the leading axes of another."""
     if not part.ndim or part.shape != whole.shape[: part.ndim]:
         raise ValueError(
-            f"{name} has shape {tuple(part.shape)}, but error has {tuple(whole.shape)}; "
-            f"give one value per row, or per value, of it."
+            f"{name} has shape {tuple(part.shape)}, but the values have shape {tuple(whole.shape)}; "
+            f"pass {name} with one entry per row, or per value."
         )

@@ -1,6 +1,8 @@
-"""Methods to compare GeoQ with: the paper's four, and rivals that use GeoQ's own folds and held-out errors.
+"""The four methods that the paper compares GeoQ with: Gaussian process, MC dropout, deep ensemble, split conformal.
 
-Each is a dataclass of settings with ``fit(x, y)``, which returns itself, and ``predict(x)``, which returns a ``Bound``.
+Each baseline is a dataclass of settings. ``fit(x, y)`` trains it and returns the baseline; ``predict(x)`` returns a
+``Bound``, the prediction of the baseline and an upper bound of the error of that prediction. Only baselines of the paper
+live here.
 """
 
 from geoq.baselines.boosted_quantile import BoostedQuantile

@@ -1,4 +1,4 @@
-"""What every baseline answers, and what the baselines of the paper share."""
+"""The result of a baseline, and the mean and standard deviation of several predictions."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -8,12 +8,17 @@ from torch import Tensor
 
 from geoq.arrays import Array
 
-# The paper turns a predictive standard deviation into a bound by this factor: 95 % of a Gaussian's values lie within.
+# The paper multiplies a predictive standard deviation by this factor: 95 % of a Gaussian lies within.
 GAUSSIAN_95 = 1.96
 
 
 class Bound(NamedTuple):
-    """A baseline's own prediction and its upper estimate of that prediction's error, in the user's kind of array."""
+    """Prediction of a baseline and an upper bound of its error, as NumPy arrays or tensors like the input.
+
+    Attributes:
+        prediction: The prediction of the baseline itself.
+        error_hat: Upper bound of the error of that prediction.
+    """
 
     prediction: Float[Array, " n *output"]
     error_hat: Float[Array, " n *field"]
@@ -22,9 +27,21 @@ class Bound(NamedTuple):
 def spread(
     predictions: Iterable[Float[Tensor, " n *output"]],
 ) -> tuple[Float[Tensor, " n *output"], Float[Tensor, " n *output"]]:
-    r"""Mean and population standard deviation of several predictions, keeping only one of them at a time.
+    r"""Mean and population standard deviation of several predictions.
 
     .. math:: \overline y = \frac1M \sum_m \widehat y_m, \quad \sigma^2 = \frac1M \sum_m (\widehat y_m - \overline y)^2
+
+    Args:
+        predictions: The predictions; only one of them is in memory at a time.
+
+    Returns:
+        The mean and the standard deviation.
+
+    Example:
+        >>> import torch
+        >>> mean, deviation = spread([torch.tensor([1.0]), torch.tensor([5.0])])
+        >>> mean.tolist(), deviation.tolist()
+        ([3.0], [2.0])
     """
     members = iter(predictions)
     mean = next(members).clone()

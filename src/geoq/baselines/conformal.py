@@ -1,6 +1,5 @@
-"""Split conformal prediction: residuals of data that were kept from the surrogate."""
+"""Split conformal prediction: the bound is a quantile of errors on data that the surrogate was not trained on."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,63 +9,89 @@ from torch import Tensor
 from geoq.arrays import Array, restore, take
 from geoq.baselines.bound import Bound
 from geoq.checks import check_fitted, check_pairs, clear_fitted
-from geoq.quantiles import check_quantile, n_required
+from geoq.quantiles import check_quantile, n_required, rank
 from geoq.surrogate import Surrogate, TrainSurrogate, absolute_error, evaluate, observe
 
 
 def conformal_quantile(
     scores: Float[Tensor, " n *field"], quantile: float
 ) -> Float[Tensor, " *field"]:
-    r"""Score that a fresh one does not exceed with at least the probability ``quantile``, per coordinate.
+    r"""Conformal quantile of the scores of each coordinate.
 
     .. math:: \text{the } \lceil (n + 1) \tau \rceil \text{-th smallest of } n \text{ scores}
 
+    The score of a new exchangeable row does not exceed it with a probability of at least :math:`\tau`.
+
+    Args:
+        scores: Scores of the calibration rows.
+        quantile: Quantile level :math:`\tau`.
+
     Raises:
-        ValueError: so few scores that no finite one will do.
+        ValueError: There are too few scores for a finite result.
+
+    Example:
+        >>> float(conformal_quantile(torch.arange(1.0, 20.0), 0.95))
+        19.0
     """
     n_scores = len(scores)
     if n_scores < n_required(quantile):
         raise ValueError(
-            f"quantile={quantile}, but {n_scores} calibration scores promise no finite bound at that level; "
-            f"calibrate on at least {n_required(quantile)} or lower the quantile."
+            f"quantile={quantile}, but {n_scores} calibration scores give no finite bound at this quantile level; "
+            f"use at least {n_required(quantile)} scores or lower quantile."
         )
-    # The slack keeps products such as 0.95 * 20 = 19.000000000000004 at their exact value.
-    return scores.kthvalue(math.ceil((n_scores + 1) * quantile - 1e-9), dim=0).values
+    return scores.kthvalue(rank(n_scores + 1, quantile), dim=0).values
 
 
 def conformal_factor(
     error: Float[Tensor, " n *field"], scale: Float[Tensor, " n *rest"], quantile: float
 ) -> Float[Tensor, " *field"]:
-    r"""Factor c by which a scale must be multiplied to bound the error, per coordinate.
+    r"""Factor c, per coordinate, with which a scale becomes a bound of the error.
 
     .. math:: c = \widehat Q_\tau(e_i / s_i), \quad \widehat E(x) = c \, s(x)
 
-    ``scale`` has the shape of the error, or one number per row.
+    Args:
+        error: Errors :math:`e_i` of the calibration rows.
+        scale: Scales :math:`s_i`, in the shape of the errors, or one number per row.
+        quantile: Quantile level :math:`\tau`.
+
+    Raises:
+        ValueError: There are too few rows, or too many errors are positive where their scale is zero.
     """
-    # Where nothing is wrong any factor will do, also where the scale is zero.
+    # Every factor bounds an error of zero, also where the scale is zero.
     per_value = scale.reshape(*scale.shape, *(1,) * (error.ndim - scale.ndim))
     ratio = torch.where(error == 0, 0, error / per_value)
     factor = conformal_quantile(ratio, quantile)
     if not factor.isfinite().all():
         raise ValueError(
-            f"in {int((~factor.isfinite()).sum())} of {factor.numel()} output coordinates more than the share "
-            f"{1 - quantile:g} of the calibration errors is positive where their scale is zero, so no factor bounds "
-            "them; remove repeated inputs."
+            f"quantile={quantile}, but in {int((~factor.isfinite()).sum())} of {factor.numel()} output coordinates more "
+            f"than the fraction {1 - quantile:g} of the calibration errors is positive where the scale is zero, so no "
+            "factor bounds them; remove repeated inputs."
         )
     return factor
 
 
 @dataclass
 class SplitConformal:
-    r"""The paper's conformal prediction: one number, or one field, that bounds the error of every query.
+    r"""The paper's split conformal prediction: the same bound for all queries, one number per output coordinate.
 
     .. math:: \widehat E_j = \widehat Q_\tau(|y_{ij} - \widehat F_j(x_i)|), \quad i \text{ held out of training}
 
     Attributes:
-        train_surrogate: trains the surrogate, on the rows that do not calibrate it.
-        quantile: tau, the coverage that a fresh query is promised.
-        calibration_fraction: share of the rows kept from training.
-        random_state: seed of the split.
+        train_surrogate: Function that trains a surrogate; it receives the rows that are not held out.
+        quantile: Quantile level :math:`\tau`, the guaranteed coverage of a new exchangeable query.
+        calibration_fraction: Fraction of the rows that are held out of training.
+        random_state: Seed of the split.
+
+    Example:
+        >>> import numpy as np
+        >>> def train_line(x, y):
+        ...     weights = np.linalg.lstsq(x, y, rcond=None)[0]
+        ...     return lambda x: x @ weights
+        >>> x = np.linspace(0, 1, 100)[:, None]
+        >>> baseline = SplitConformal(train_line, quantile=0.9).fit(x, x + 0.1 * np.sin(99 * x))
+        >>> prediction, error_hat = baseline.predict(np.array([[0.5], [9.0]]))
+        >>> error_hat.round(2).tolist()
+        [[0.1], [0.1]]
     """
 
     train_surrogate: TrainSurrogate
@@ -75,11 +100,20 @@ class SplitConformal:
     random_state: int = 0
 
     def fit(self, x: Array, y: Array) -> "SplitConformal":
+        """Train the surrogate on a part of the rows and compute the bound from the others.
+
+        Args:
+            x: Inputs, one row per sample.
+            y: Reference outputs.
+
+        Raises:
+            ValueError: A setting is out of range, or the split leaves too few rows on one side.
+        """
         check_quantile(self.quantile, "quantile")
         if not 0 < self.calibration_fraction < 1:
             raise ValueError(
-                f"calibration_fraction={self.calibration_fraction}, but some rows must train and some must calibrate; "
-                "choose between 0 and 1."
+                f"calibration_fraction={self.calibration_fraction}, but a fraction lies strictly between 0 and 1; "
+                "0.2 is usual."
             )
         clear_fitted(self)
         check_pairs(x, y)
@@ -89,9 +123,9 @@ class SplitConformal:
         n_calibration = round(self.calibration_fraction * len(x))
         if not n_required(self.quantile) <= n_calibration < len(x):
             raise ValueError(
-                f"calibration_fraction={self.calibration_fraction} keeps {n_calibration} of {len(x)} rows, but "
+                f"calibration_fraction={self.calibration_fraction} holds out {n_calibration} of {len(x)} rows, but "
                 f"quantile={self.quantile} needs at least {n_required(self.quantile)} of them, and training at least 1; "
-                "change the fraction, lower the quantile or give more data."
+                "change calibration_fraction, lower quantile or pass more rows."
             )
         calibration, training = order[:n_calibration], order[n_calibration:]
         self.surrogate_: Surrogate = self.train_surrogate(
@@ -104,6 +138,7 @@ class SplitConformal:
         return self
 
     def predict(self, x: Array) -> Bound:
+        """Predictions of the surrogate and the bound, which is the same for all rows of ``x``."""
         check_fitted(self, "bound_")
         prediction = evaluate(self.surrogate_, x, "surrogate")
         error_hat = self.bound_.to(prediction).expand_as(prediction).clone()

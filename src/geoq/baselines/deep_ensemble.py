@@ -1,4 +1,4 @@
-"""Deep ensemble: the same recipe trained from several seeds."""
+"""Deep ensemble: several surrogates that differ only in the seed of their training."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -13,21 +13,34 @@ from geoq.surrogate import Surrogate, TrainSurrogate, TrainTogether, evaluate
 
 @runtime_checkable
 class SeededRecipe(Protocol):
-    """A recipe for a surrogate that can be started from another seed; ``geoq.TrainNetwork`` is one."""
+    """A function that trains a surrogate and whose seed can be set, such as ``geoq.TrainNetwork``."""
 
-    def with_seed(self, random_state: int, /) -> TrainSurrogate: ...
+    def with_seed(self, random_state: int, /) -> TrainSurrogate:
+        """Return the same function with another seed."""
 
 
 @dataclass
 class DeepEnsemble:
-    r"""The paper's deep ensemble: mean of the members, and their standard deviation as a bound.
+    r"""The paper's deep ensemble: the bound is a multiple of the standard deviation of the members.
 
     .. math:: \widehat E(x) = 1.96 \sigma(x)
 
+    The prediction is the mean of the members.
+
     Attributes:
-        train_surrogate: the recipe of one member, a ``geoq.TrainNetwork`` or your own ``SeededRecipe``.
-        n_members: the paper takes as many as GeoQ has folds, for equal cost.
-        random_state: seed that the members' own seeds are drawn from.
+        train_surrogate: Function that trains one member: a ``geoq.TrainNetwork``, or an object with ``with_seed``.
+        n_members: Number of members; the paper uses the number of folds of GeoQ, for equal cost.
+        random_state: Seed from which the seeds of the members are derived.
+
+    Example:
+        >>> from functools import partial
+        >>> from geoq import Training, TrainNetwork
+        >>> from geoq.nets.mlp import MLP
+        >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+        >>> recipe = TrainNetwork(partial(MLP, 1, 1, hidden=(8,)), training=Training(n_steps=20))
+        >>> bound = DeepEnsemble(recipe, n_members=3).fit(x, x**2).predict(x)
+        >>> bound.prediction.shape, bool((bound.error_hat > 0).all())
+        ((40, 1), True)
     """
 
     train_surrogate: TrainSurrogate
@@ -35,18 +48,28 @@ class DeepEnsemble:
     random_state: int = 0
 
     def fit(self, x: Array, y: Array) -> "DeepEnsemble":
+        """Train all members on all rows.
+
+        Args:
+            x: Inputs, one row per sample.
+            y: Reference outputs.
+
+        Raises:
+            ValueError: There are fewer than 2 members.
+            TypeError: The seed of ``train_surrogate`` cannot be set.
+        """
         if self.n_members < 2:
             raise ValueError(
-                f"n_members={self.n_members}, but a spread needs at least 2; 5 to 10 are usual."
+                f"n_members={self.n_members}, but a standard deviation needs at least 2 members; 5 to 10 are usual."
             )
         if not isinstance(self.train_surrogate, SeededRecipe):
             raise TypeError(
-                f"train_surrogate is a {type(self.train_surrogate).__name__} without with_seed(random_state), so its "
-                "members could not differ; pass a geoq.TrainNetwork."
+                f"train_surrogate is a {type(self.train_surrogate).__name__} without with_seed(random_state), so all "
+                "members would be equal; pass a geoq.TrainNetwork."
             )
         clear_fitted(self)
         check_pairs(x, y)
-        # 31 bits, which every library takes as a seed.
+        # Seeds of 31 bits, which every library accepts.
         seeds = (
             np.random.SeedSequence(self.random_state).generate_state(self.n_members)
             >> 1
@@ -64,6 +87,7 @@ class DeepEnsemble:
         return self
 
     def predict(self, x: Array) -> Bound:
+        """Mean of the members, and 1.96 times their standard deviation as the bound."""
         check_fitted(self, "members_")
         mean, deviation = spread(
             evaluate(member, x, "the ensemble member") for member in self.members_

@@ -1,9 +1,9 @@
-r"""Gaussian process regression, exact, with one independent process per output coordinate.
+"""Exact Gaussian process regression with one independent process per output coordinate.
 
-The processes of all coordinates share the inputs, so for one length scale a single eigendecomposition of the
-correlation matrix gives the likelihood of every coordinate at every signal and noise level. That makes a search over
-all length scales affordable, for one output and for many, on CPU and GPU, without local optima or restarts; general
-libraries factorise a matrix per coordinate and step.
+All processes have the same inputs. For each length scale, one eigendecomposition of the correlation matrix therefore
+gives the likelihood of all coordinates, signal variances and noise variances. This makes a grid search over the length
+scale affordable, which has no local optima and needs no restarts. General libraries factorise one matrix per coordinate
+and step.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from geoq.baselines.bound import GAUSSIAN_95, Bound
 from geoq.checks import check_finite, check_fitted, check_pairs, clear_fitted
 from geoq.representation import Standardization
 
-# Length scales are searched on a grid of this many steps per factor of two, first by whole factors.
+# Length scales lie on a grid with this number of steps per factor of two; the search starts with whole factors.
 STEPS_PER_OCTAVE = 32
 MOST_OCTAVES = 24
-# Noise-to-signal ratios as powers of ten: from, to, step. Below the first the factorisation is rounding.
+# Noise-to-signal ratios as powers of ten: from, to, step. A smaller ratio would be below the rounding errors.
 RATIO_EXPONENTS = (-13.0, 5.0, 0.01)
 
 
@@ -33,7 +33,13 @@ class _Spectrum(NamedTuple):
 
 
 class _Profile(NamedTuple):
-    """Each coordinate's best likelihood at one length scale, and the levels that reach it."""
+    """Largest likelihood of each coordinate at one length scale, and the variances that attain it.
+
+    Attributes:
+        log_likelihood: Logarithm of the likelihood.
+        ratio: Noise variance divided by signal variance.
+        signal: Signal variance.
+    """
 
     log_likelihood: Float[Tensor, " n_outputs"]
     ratio: Float[Tensor, " n_outputs"]
@@ -42,26 +48,45 @@ class _Profile(NamedTuple):
 
 @dataclass
 class GaussianProcess:
-    r"""The paper's Gaussian process: constant times RBF plus white noise, by maximum likelihood.
+    r"""The paper's Gaussian process: a constant times an RBF kernel plus white noise, by maximum likelihood.
 
     .. math:: k(x, x') = c \exp(-\|\nu(x) - \nu(x')\|^2 / 2 \ell^2) + s \, 1[x = x'], \quad \widehat E(x) = 1.96 \sigma(x)
 
-    Inputs are standardised and outputs normalised. :math:`\sigma^2` is the variance of an observation, noise
-    included, since the error is measured against an observed reference; scikit-learn answers the same.
+    Inputs and outputs are standardised. :math:`\sigma^2` is the variance of an observation and includes the noise,
+    because the error is measured against an observed reference; scikit-learn does the same.
 
     Attributes:
-        noise_lower_bound: least :math:`s`, in units of each output's variance. On noise-free data the likelihood
-            pushes the noise to this bound, which then decides how the process extrapolates: a smaller one brings
-            its mean closer and its bounds down, on the Forrester function below the error. The default is
-            scikit-learn's.
+        noise_lower_bound: Smallest noise variance :math:`s`, relative to the variance of each output. On noise-free
+            data the maximum of the likelihood is at this bound, which then determines the extrapolation: with a
+            smaller bound the mean is more accurate and the error bounds are smaller, on the Forrester function
+            smaller than the error. The default is the one of scikit-learn.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.linspace(0, 1, 20)[:, None]
+        >>> process = GaussianProcess().fit(x, np.sin(6 * x))
+        >>> prediction, error_hat = process.predict(np.array([[0.52], [3.0]]))
+        >>> bool(abs(prediction[0, 0] - np.sin(6 * 0.52)) < 0.01)
+        True
+        >>> bool(error_hat[1, 0] > 10 * error_hat[0, 0])
+        True
     """
 
     noise_lower_bound: float = 1e-5
 
     def fit(self, x: Array, y: Array) -> "GaussianProcess":
+        """Find the length scale and the variances of each output coordinate.
+
+        Args:
+            x: Inputs, one row per sample.
+            y: Reference outputs.
+
+        Raises:
+            ValueError: ``noise_lower_bound`` is not positive, or all rows of ``x`` are equal.
+        """
         if not self.noise_lower_bound > 0:
             raise ValueError(
-                f"noise_lower_bound={self.noise_lower_bound}, but the covariance must be invertible; choose above 0."
+                f"noise_lower_bound={self.noise_lower_bound}, but the covariance matrix must be invertible; choose a number above 0."
             )
         clear_fitted(self)
         inputs, outputs = check_pairs(x, y)
@@ -76,13 +101,21 @@ class GaussianProcess:
         return self
 
     def predict(self, x: Array) -> Bound:
+        """Mean of the process, and 1.96 times its standard deviation as the bound.
+
+        Args:
+            x: Queries, with the input shape of ``fit``.
+
+        Raises:
+            ValueError: The queries have another size per row than the inputs of ``fit``, or are not finite.
+        """
         check_fitted(self, "points_")
         inputs = to_tensor(x, "x")
         rows = inputs.reshape(len(inputs), -1).to(self.points_)
         if rows.shape[1] != self.points_.shape[1]:
             raise ValueError(
                 f"x has {rows.shape[1]} numbers per row, but the process was fitted on {self.points_.shape[1]}; "
-                "pass the same inputs."
+                "pass queries with the input shape of fit."
             )
         check_finite(rows, "x")
         parts = [
@@ -100,7 +133,7 @@ class GaussianProcess:
         )
 
     def _posterior(self, queries: Float[Tensor, " n d"]) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of an observation, all coordinates of a length scale at a time."""
+        """Mean and standard deviation of an observation, computed for each length scale in turn."""
         mean, variance = (
             queries.new_empty(len(queries), self.targets_.shape[1]) for _ in range(2)
         )
@@ -120,13 +153,13 @@ class GaussianProcess:
         return mean, variance.sqrt()
 
     def _search(self, squared_distance: Float[Tensor, " n n"]) -> None:
-        """Length scale, noise and signal of each coordinate: by whole octaves everywhere, then finer about the best."""
+        """Find the length scale, noise and signal of each coordinate: in steps of factor two, then finer near the best."""
         distance = squared_distance[squared_distance > 0].sqrt()
         if not len(distance):
             raise ValueError(
-                f"x holds one distinct point in {len(self.points_)} rows, so it has no length scale; give more points."
+                f"x has only one distinct point in {len(self.points_)} rows, but a length scale needs two; pass more points."
             )
-        # Shorter than the least distance a process is white noise, much longer than the greatest a polynomial.
+        # Below the smallest distance the process is white noise; far above the largest it is a polynomial.
         last = int(distance.max().log2().ceil()) + 4
         first = max(int(distance.min().log2().floor()) - 1, last - MOST_OCTAVES)
         profiles: dict[int, _Profile] = {}
@@ -175,6 +208,7 @@ def _correlation(squared_distance: Tensor, step: int) -> Tensor:
 
 
 def _spectrum(squared_distance: Tensor, step: int) -> _Spectrum:
+    """Eigendecomposition of the correlation matrix at one step of the grid of length scales."""
     values, vectors = torch.linalg.eigh(_correlation(squared_distance, step))
     return _Spectrum(values.clamp(min=0), vectors)
 
@@ -184,7 +218,7 @@ def _profile(
     targets: Float[Tensor, " n n_outputs"],
     noise_lower_bound: float,
 ) -> _Profile:
-    r"""Best noise-to-signal ratio s / c of each coordinate, with the signal c in closed form.
+    r"""Noise-to-signal ratio s / c with the largest likelihood for each coordinate; the signal c has a closed form.
 
     .. math:: -2 \log p = n \log 2 \pi c + \sum_i \log(\lambda_i + s/c) + \frac1c \sum_i (u_i^T y)^2 / (\lambda_i + s/c)
     """
@@ -194,7 +228,7 @@ def _profile(
     shifted = spectrum.values + ratio[:, None]
     energy = (1 / shifted) @ squares
     log_determinant = shifted.log().sum(dim=1, keepdim=True)
-    # The noise is bounded from below, so the signal is too, for each ratio of the two.
+    # A lower bound of the noise is a lower bound of the signal, for each ratio of the two.
     signal = torch.maximum(energy / n_points, noise_lower_bound / ratio[:, None])
     deviance = (
         n_points * (2 * torch.pi * signal).log() + log_determinant + energy / signal

@@ -1,7 +1,12 @@
-"""Exact nearest points in bounded memory, from one dimension to a hundred thousand.
+"""Exact nearest neighbours in bounded memory, from one dimension to a hundred thousand.
 
-Read ``search.py`` first: quick engines (``line.py``, ``tree.py``, ``products.py``)
-propose points and bound the distance of all others; the search measures and decides.
+``Neighbors`` is the only public name. This package contains what serves its answers and nothing else: no geometry of
+GeoQ, no fold, no error. The files, in reading order:
+
+- ``blocks.py``: queries that are answered together, and the points excluded from the answer of each query.
+- ``distances.py``: distances in float64, and copies of points.
+- ``engines.py``: fast methods that propose neighbours and bound the distance of all other points.
+- ``search.py``: ``Neighbors``, which measures the proposals and searches again where they do not decide.
 """
 
 from geoq.neighbors.search import Neighbors

@@ -1,4 +1,4 @@
-"""The search: quick proposals, exact distances, and care where these do not decide."""
+"""The search: an engine proposes points, their distances are measured, and undecided queries are searched again."""
 
 import math
 from functools import cached_property
@@ -8,34 +8,28 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
-from geoq.neighbors.block import Block
-from geoq.neighbors.centred import Centred
-from geoq.neighbors.copies import first_copies
+from geoq.neighbors.blocks import Block, Excluded, Rows, exclude_within, work_size
 from geoq.neighbors.distances import (
     ROUNDING,
+    Centred,
     distances_by_differences,
     distances_by_products,
+    first_copies,
 )
-from geoq.neighbors.left_out import LeftOut, left_out
-from geoq.neighbors.line import Line
-from geoq.neighbors.products import Products
-from geoq.neighbors.rows import Rows, work_size
-from geoq.neighbors.tree import MAX_TREE_DIMS, Tree
+from geoq.neighbors.engines import MAX_TREE_DIMS, Line, Products, Proposals, Tree
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Proposes neighbours, and bounds the squared distance of all other points."""
+    """Fast method that proposes neighbours and bounds the squared distance of all other points."""
 
     block_size: int
 
-    def propose(
-        self, block: Block, n_proposed: int
-    ) -> tuple[Int[Tensor, " n_block n_candidates"], Float[Tensor, " n_block"]]: ...
+    def propose(self, block: Block, n_proposed: int) -> Proposals: ...
 
 
 class _Answer(NamedTuple):
-    """Distances and indices for all queries, written block by block."""
+    """Distances and indices for all queries, filled in block by block."""
 
     distance: Float[Tensor, " n_queries k"]
     indices: Int[Tensor, " n_queries k"]
@@ -47,19 +41,33 @@ class _Answer(NamedTuple):
 
 @final
 class Neighbors:
-    r"""Exact k nearest points, bounded memory, ties to the lower index.
+    r"""Exact k nearest points in bounded memory; ties go to the lower index.
 
     .. math:: \mathcal N_k(q) = \text{first } k \text{ of the pairs }
         (\lVert q - p_j \rVert_2, j) \text{ in lexicographic order}
 
-    Distances are those of a loop over all points in float64: the root of the
-    summed squared differences. A quick engine (sorted values, k-d tree or matrix
-    products) proposes a few more than k points and a lower bound for all others;
-    where the k-th distance is below it the answer is final. The rest is searched
-    again with more care, at last among all points the bound does not rule out.
+    Distances are computed in float64. An engine (sorted values, k-d tree or matrix products) proposes a few more than k
+    points and a lower bound of the distance to all other points. Where the k-th distance is below the bound, the answer
+    is final. The other queries are searched again with more proposals, and finally among all points that the bound does
+    not rule out. The answer for a query does not depend on the other queries.
 
     Args:
-        points: The cloud, finite, float32 or float64, on any device; not copied.
+        points: The points to search, finite, in float32 or float64, on any device. They are not copied.
+
+    Example:
+        >>> points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [3.0, 4.0], [0.0, 0.0]])
+        >>> neighbors = Neighbors(points)
+        >>> distance, index = neighbors.nearest(torch.tensor([[0.0, 0.0]]), k=4)
+        >>> distance.tolist(), index.tolist()
+        ([[0.0, 0.0, 1.0, 5.0]], [[0, 3, 1, 2]])
+
+        For each point, the nearest other point, and the nearest point of another group:
+
+        >>> neighbors.nearest_other(1)[1].flatten().tolist()
+        [3, 0, 1, 0]
+        >>> group = torch.tensor([0, 0, 1, 0])
+        >>> neighbors.nearest_other(1, position=group)[1].flatten().tolist()
+        [2, 2, 1, 2]
     """
 
     def __init__(self, points: Float[Tensor, " n_points n_dims"]) -> None:
@@ -70,8 +78,15 @@ class Neighbors:
     ) -> tuple[Float[Tensor, " n_queries k"], Int[Tensor, " n_queries k"]]:
         """Distances (ascending) and indices of the k points nearest to each query.
 
+        Args:
+            queries: The queries, on the device of the points.
+            k: Number of neighbours.
+
+        Returns:
+            The distances, in the precision of the queries, and the indices.
+
         Raises:
-            ValueError: If there are fewer than k points.
+            ValueError: There are fewer than k points.
         """
         n_points = len(self.points)
         if not 1 <= k <= n_points:
@@ -88,52 +103,54 @@ class Neighbors:
         position: Num[Tensor, " n_points"] | None = None,
         reach: float = 0,
     ) -> tuple[Float[Tensor, " n_points k"], Int[Tensor, " n_points k"]]:
-        r"""Distances and indices of the k nearest other points, for every point.
+        r"""Distances (ascending) and indices of the k nearest other points, for each point.
 
         .. math:: \{ p_j : j \neq i \} \quad \text{or, with positions } t, \quad
             \{ p_j : |t_i - t_j| > \text{reach} \}
 
-        A copy of a point is another point, at distance zero.
+        A copy of a point counts as another point, at distance zero.
 
         Args:
             k: Number of neighbours.
-            position: One number for each point, a time or a group code; points
-                close in position are no neighbours.
-            reach: Difference in position up to which points are left out; zero
-                leaves out those of equal position.
+            position: One number for each point, such as a time or a group number. Points that are close in position
+                are excluded.
+            reach: Largest difference in position that excludes a point; zero excludes points of equal position.
+
+        Returns:
+            The distances, in the precision of the points, and the indices.
 
         Raises:
-            ValueError: If some point has fewer than k others to choose from.
+            ValueError: A point has fewer than k other points that are not excluded.
         """
         n_points, device = len(self.points), self.points.device
         if not 1 <= k < n_points:
             raise ValueError(
-                f"k={k}, but each of the {n_points} points has {n_points - 1} "
-                "others; choose k from 1 to that number."
+                f"k={k}, but each of the {n_points} points has {n_points - 1} other "
+                f"points; choose k from 1 to {n_points - 1}."
             )
         if position is None:
             position, reach = torch.arange(n_points), 0
         position = position.to(device)
-        hidden = left_out(position, position, reach)
-        fewest, at = (n_points - hidden.stop + hidden.start).min(dim=0)
+        excluded = exclude_within(position, position, reach)
+        fewest, at = (n_points - excluded.stop + excluded.start).min(dim=0)
         if k > fewest:
             raise ValueError(
-                f"k={k}, but point {int(at)} has only {int(fewest)} others more "
-                f"than reach={reach} away in position; lower k or reach."
+                f"k={k}, but only {int(fewest)} points differ from point {int(at)} by "
+                f"more than reach={reach} in position; lower k or reach."
             )
-        # Large groups one by one, each against all others, keep a quick engine in
-        # use; more than a few take longer to prepare than to search by products.
-        if reach == 0 and self._engine(k, hidden.most) is not self._engine(k, 1):
+        # Line and tree cannot exclude many points. A few large groups are searched one
+        # by one, each among all other groups; many groups are searched by products.
+        if reach == 0 and self._engine(k, excluded.most) is not self._engine(k, 1):
             groups = position.unique()
             if len(groups) <= 32:
                 return self._nearest_outside(k, position, groups)
-        return self._search(self.points, k, hidden)
+        return self._search(self.points, k, excluded)
 
     def _nearest_outside(
         self, k: int, position: Num[Tensor, " n_points"], groups: Num[Tensor, " _"]
     ) -> tuple[Float[Tensor, " n_points k"], Int[Tensor, " n_points k"]]:
-        """Neighbours of each group's points among the points of other groups."""
-        distance, index = _blank(self.points, k)
+        """Neighbours of the points of each group among the points of all other groups."""
+        distance, index = _empty_answer(self.points, k)
         for group in groups:
             inside = (position == group).nonzero()[:, 0]
             outside = (position != group).nonzero()[:, 0]
@@ -146,51 +163,54 @@ class Neighbors:
         self,
         queries: Float[Tensor, " n_queries n_dims"],
         k: int,
-        hidden: LeftOut | None,
+        excluded: Excluded | None,
     ) -> tuple[Float[Tensor, " n_queries k"], Int[Tensor, " n_queries k"]]:
-        answer = _blank(queries, k)
-        rows: Rows = slice(0, len(queries)) if hidden is None else hidden.order
-        self._answer(Block(queries, rows, hidden), answer)
+        """Answer all queries, in the order of their positions where points are excluded."""
+        answer = _empty_answer(queries, k)
+        rows: Rows = slice(0, len(queries)) if excluded is None else excluded.order
+        self._answer(Block(queries, rows, excluded), answer)
         return answer.distance, answer.indices
 
     def _answer(self, block: Block, answer: _Answer) -> None:
-        """Write the answers of a block: quickly, then with more and more care."""
+        """Fill in the answers of a block, with more proposals for the queries that remain undecided."""
         k = answer.k
-        engine = self._engine(k, block.n_left_out)
+        engine = self._engine(k, block.n_excluded)
         kept = None
         if isinstance(engine, Tree) and self._mostly_copies:
-            # A tree cannot part copies: it would compare them all with each query.
-            kept = self._needed(k, block.left_out)
+            # A tree cannot separate copies: it would compare all of them with a query.
+            kept = self._needed(k, block.excluded)
         if kept is None:
-            n_asked = block.size
-            block = self._settle(block, answer, engine, k + 4 + k // 16)
-            if 100 * block.size > n_asked:  # Few undecided are no sign of copies.
-                kept = self._needed(k, block.left_out)
+            n_queries = block.size
+            block = self._answer_proposed(block, answer, engine, k + 4 + k // 16)
+            if 100 * block.size > n_queries:  # Copies leave many queries undecided.
+                kept = self._needed(k, block.excluded)
         if kept is not None:
-            self._answer_from(kept, block, answer)
+            self._answer_among(kept, block, answer)
             return
-        engine = self._careful if isinstance(engine, Products) else engine
-        block = self._settle(block, answer, engine, 16 * k + 64)
+        engine = self._precise if isinstance(engine, Products) else engine
+        block = self._answer_proposed(block, answer, engine, 16 * k + 64)
         for part in block.split(work_size(self.points) // len(self.points)):
-            self._exhaust(part, answer)
+            self._answer_exhaustively(part, answer)
 
-    def _needed(self, k: int, hidden: LeftOut | None) -> Int[Tensor, " n_kept"] | None:
-        """Points without the copies no answer needs; None where that is over half."""
-        kept = first_copies(self.points, k, hidden)
+    def _needed(
+        self, k: int, excluded: Excluded | None
+    ) -> Int[Tensor, " n_kept"] | None:
+        """Points without unneeded copies; None if more than half of the points remain."""
+        kept = first_copies(self.points, k, excluded)
         return kept if 2 * len(kept) <= len(self.points) else None
 
-    def _answer_from(
+    def _answer_among(
         self, kept: Int[Tensor, " n_kept"], block: Block, answer: _Answer
     ) -> None:
-        """Write the answers of a block that needs only some of the points."""
-        fewer = block.left_out.among(kept) if block.left_out else None
-        Neighbors(self.points[kept])._answer(block._replace(left_out=fewer), answer)
+        """Fill in the answers of a block from the kept points."""
+        fewer = block.excluded.among(kept) if block.excluded else None
+        Neighbors(self.points[kept])._answer(block._replace(excluded=fewer), answer)
         answer.indices[block.rows] = kept[answer.indices[block.rows]]
 
-    def _settle(
+    def _answer_proposed(
         self, block: Block, answer: _Answer, engine: Engine, n_proposed: int
     ) -> Block:
-        """Answer from an engine's proposals; return what these leave undecided."""
+        """Fill in answers from the proposals of an engine; return the undecided queries."""
         k, n_points, device = answer.k, len(self.points), self.points.device
         everything = torch.arange(n_points, device=device)
         size = work_size(self.points) // min(n_proposed, n_points)
@@ -205,10 +225,10 @@ class Neighbors:
             distance = self._distances(part, candidates)
             twice = candidates[:, 1:] == candidates[:, :-1]
             distance[:, 1:].masked_fill_(twice, math.inf)
-            if part.left_out is not None:
-                rank = part.left_out.rank[candidates]
-                distance.masked_fill_(part.left_out.hides(part.rows, rank), math.inf)
-            # Stable, and candidates ascend: ties go to the lower index.
+            if part.excluded is not None:
+                rank = part.excluded.rank[candidates]
+                distance.masked_fill_(part.excluded.mask(part.rows, rank), math.inf)
+            # The sort is stable and candidates ascend, so ties go to the lower index.
             distance, by = distance.sort(dim=1, stable=True)
             answer.distance[part.rows] = distance[:, :k].to(answer.distance.dtype)
             answer.indices[part.rows] = candidates.gather(1, by[:, :k])
@@ -216,17 +236,17 @@ class Neighbors:
             undecided.append(part.indices[~decided])
         return block._replace(rows=torch.cat(undecided))
 
-    def _exhaust(self, block: Block, answer: _Answer) -> None:
-        """Answer from all points not provably beyond the k-th distance found."""
+    def _answer_exhaustively(self, block: Block, answer: _Answer) -> None:
+        """Fill in answers from all points that may be nearer than the k-th distance so far."""
         k, tiny = answer.k, torch.finfo(answer.distance.dtype).tiny
         radius = answer.distance[block.rows, k - 1].double() * (1 + 1e-6) + tiny
-        which, index = self._careful.within(block, radius)
+        which, index = self._precise.within(block, radius)
         if 2 * len(which) > block.size * len(self.points):
-            self._settle(block, answer, self._careful, len(self.points))
+            self._answer_proposed(block, answer, self._precise, len(self.points))
             return
         pairs = block._replace(rows=block.indices[which])
         distance = distances_by_differences(pairs, self.points, index[:, None])[:, 0]
-        # By query, then distance, then index; each query's first k.
+        # Sort by query, then distance, then index; take the first k of each query.
         by = index.argsort(stable=True)
         by = by[distance[by].argsort(stable=True)]
         by = by[which[by].argsort(stable=True)]
@@ -239,24 +259,25 @@ class Neighbors:
     def _distances(
         self, block: Block, candidates: Int[Tensor, " n_block n_candidates"]
     ) -> Float[Tensor, " n_block n_candidates"]:
-        """Distances in float64 of each query to candidates of its own."""
+        """Distances of each query to its candidates, in float64."""
         n_points, n_dims = self.points.shape
         if self.points.device.type == "cpu" and n_dims > 2048 and n_points < 2**14:
             return distances_by_products(block, self._centred, candidates)
         return distances_by_differences(block, self.points, candidates)
 
-    def _engine(self, k: int, n_left_out: int) -> Engine:
-        """What proposes neighbours when up to so many points are left out."""
-        if n_left_out <= 4 * k + 64:  # Line and tree have to propose these, too.
+    def _engine(self, k: int, n_excluded: int) -> Engine:
+        """Fastest engine for k neighbours with up to ``n_excluded`` excluded points."""
+        if n_excluded <= 4 * k + 64:  # Line and tree must propose excluded points, too.
             n_dims = self.points.shape[1]
             if n_dims == 1:
                 return self._line
             if n_dims <= MAX_TREE_DIMS and self.points.device.type == "cpu":
                 return self._tree
-        return self._quick
+        return self._fast
 
     @cached_property
     def _mostly_copies(self) -> bool:
+        """Whether at least half of the points are copies of earlier points."""
         return 2 * len(first_copies(self.points, 1, None)) <= len(self.points)
 
     @cached_property
@@ -272,15 +293,15 @@ class Neighbors:
         return Centred(self.points)
 
     @cached_property
-    def _quick(self) -> Products:
+    def _fast(self) -> Products:
         return Products(self._centred, torch.float32)
 
     @cached_property
-    def _careful(self) -> Products:
+    def _precise(self) -> Products:
         return Products(self._centred, torch.float64)
 
 
-def _blank(queries: Float[Tensor, " n_queries n_dims"], k: int) -> _Answer:
+def _empty_answer(queries: Float[Tensor, " n_queries n_dims"], k: int) -> _Answer:
     shape = (len(queries), k)
     indices = queries.new_empty(shape, dtype=torch.int64)
     return _Answer(queries.new_empty(shape), indices)

@@ -1,4 +1,4 @@
-"""Fully connected networks, with the part that serves as phi."""
+"""Fully connected networks whose first layers can serve as the representation."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -7,10 +7,24 @@ from torch import nn
 
 
 class MLP(nn.Sequential):
-    """Hidden layers with ReLU, then a linear output.
+    """Fully connected network: hidden layers with ReLU, then a linear output layer.
 
-    ``encoder`` ends with hidden layer number ``n_encoder_layers`` (all of them by default), ``head`` is the rest; the
-    paper's Forrester surrogate is ``MLP(1, 1, hidden=(64, 64, 16, 32), n_encoder_layers=3)``.
+    ``encoder`` contains the first hidden layers and can serve as the representation phi; ``head`` contains all other
+    layers. The example is the surrogate of the paper's Forrester problem.
+
+    Args:
+        n_inputs: Number of inputs.
+        n_outputs: Number of outputs.
+        hidden: Width of each hidden layer.
+        n_encoder_layers: Number of hidden layers in ``encoder``; None puts all of them there.
+        dropout: Probability of dropout after each hidden layer; 0 adds no dropout layers.
+
+    Example:
+        >>> import torch
+        >>> network = MLP(1, 1, hidden=(64, 64, 16, 32), n_encoder_layers=3)
+        >>> x = torch.zeros(5, 1)
+        >>> network(x).shape, network.encoder(x).shape
+        (torch.Size([5, 1]), torch.Size([5, 16]))
     """
 
     def __init__(
@@ -25,12 +39,10 @@ class MLP(nn.Sequential):
         widths = [n_inputs, *hidden]
         layers = []
         for n_in, n_out in zip(widths, hidden, strict=False):
-            layer = [nn.Linear(n_in, n_out), nn.ReLU()]
-            layers.append(
-                nn.Sequential(*layer, nn.Dropout(dropout))
-                if dropout
-                else nn.Sequential(*layer)
-            )
+            layer: list[nn.Module] = [nn.Linear(n_in, n_out), nn.ReLU()]
+            if dropout:
+                layer.append(nn.Dropout(dropout))
+            layers.append(nn.Sequential(*layer))
         split = len(layers) if n_encoder_layers is None else n_encoder_layers
         encoder = nn.Sequential(*layers[:split])
         head = nn.Sequential(*layers[split:], nn.Linear(widths[-1], n_outputs))

@@ -10,14 +10,23 @@ from torch import Tensor, nn
 
 # GELU of a standard normal has the root mean square 1 / 1.534.
 GELU_GAIN = 1.534
-# Up to so many levels networks are heard as torch starts them, and to be quiet at first serves them where data are few.
-SHALLOW = 3
+# PyTorch's default initialization shrinks activations to about a third per convolution and GELU. Up to this depth
+# that does no harm, and with few data it is a useful prior; in a deeper network the coarse resolutions would have no
+# effect during the first thousands of training steps.
+MAX_DEPTH_WITH_DEFAULT_INIT = 3
 
 
 class FiLMBlock(nn.Module):
-    """Two convolutions with GELU, modulated between them by ``scale * features + shift``.
+    """Two convolutions with GELU; FiLM modulates the first one by ``(1 + scale) * features + shift``.
 
-    ``keeps_loudness``: whether fresh weights return fields about as large as those they are given.
+    Args:
+        n_in: Number of input channels.
+        n_out: Number of output channels.
+        n_condition: Length of the vector that ``scale`` and ``shift`` are computed from.
+        n_spatial: Number of spatial dimensions, 1 or 2.
+        dropout: Probability of dropout after the second convolution.
+        variance_preserving_init: Whether the initial weights keep the variance of the activations; otherwise they have
+            PyTorch's default initialization.
     """
 
     def __init__(
@@ -28,7 +37,7 @@ class FiLMBlock(nn.Module):
         n_condition: int,
         n_spatial: int,
         dropout: float,
-        keeps_loudness: bool,
+        variance_preserving_init: bool,
     ) -> None:
         super().__init__()
         convolution = (nn.Conv1d, nn.Conv2d)[n_spatial - 1]
@@ -37,14 +46,14 @@ class FiLMBlock(nn.Module):
         self.modulation = nn.Linear(n_condition, 2 * n_out)
         self.activation = nn.GELU()
         self.dropout = nn.Dropout(dropout)
-        if keeps_loudness:
-            for convolved in (self.first, self.second):
-                n_summed = convolved.weight[0].numel()
-                nn.init.normal_(convolved.weight, std=GELU_GAIN / math.sqrt(n_summed))
-                nn.init.zeros_(convolved.get_parameter("bias"))
+        if variance_preserving_init:
+            for layer in (self.first, self.second):
+                n_summed = layer.weight[0].numel()
+                nn.init.normal_(layer.weight, std=GELU_GAIN / math.sqrt(n_summed))
+                nn.init.zeros_(layer.get_parameter("bias"))
 
     def forward(self, field: Tensor, condition: Tensor) -> Tensor:
-        """The field after both convolutions; ``condition`` has one row per field."""
+        """Return the field after both convolutions; ``condition`` has one row per field."""
         scale, shift = self.modulation(condition).chunk(2, dim=1)
         singleton = (*scale.shape, *(1,) * (field.ndim - 2))
         features = self.first(field)
@@ -56,10 +65,27 @@ class FiLMBlock(nn.Module):
 
 
 class UNet(nn.Module):
-    """Encoder and decoder with skips; ``widths`` are the channels per level, the last one the bottleneck's.
+    """Encoder and decoder with skip connections, for grids of any size.
 
-    Any spatial size works: the way up follows the sizes of the way down. ``n_spatial`` is 1 or 2. ``gpu_dtype`` is what the
-    convolutions compute in on a GPU, where float32 takes about twice as long.
+    Each resolution of the encoder has half as many grid points per dimension as the one before it, rounded up. The
+    decoder returns to the same grids. Every block is conditioned on one number per field, for example a lead time.
+
+    Args:
+        n_in: Number of input channels.
+        n_out: Number of output channels.
+        n_spatial: Number of spatial dimensions, 1 or 2.
+        widths: Number of channels at each resolution, from the finest to the coarsest. Their number is the depth.
+        n_condition: Length of the vector that the network computes from the number of each field.
+        dropout: Probability of dropout at the end of each block.
+        gpu_dtype: Precision of the convolutions on a GPU, where bfloat16 takes about half the time of float32. On a
+            CPU the convolutions have the precision of the field.
+
+    Example:
+        >>> import torch
+        >>> network = UNet(3, 2, n_spatial=2, widths=(4, 8))
+        >>> fields, lead_times = torch.zeros(5, 3, 20, 17), torch.ones(5)
+        >>> network(fields, lead_times).shape
+        torch.Size([5, 2, 20, 17])
     """
 
     def __init__(
@@ -80,9 +106,7 @@ class UNet(nn.Module):
             n_condition=n_condition,
             n_spatial=n_spatial,
             dropout=dropout,
-            # By torch's own start each convolution and GELU return about a third of what they are given. Of a fifth level
-            # nothing would be heard at first, and a training would spend thousands of steps on that.
-            keeps_loudness=len(widths) > SHALLOW,
+            variance_preserving_init=len(widths) > MAX_DEPTH_WITH_DEFAULT_INIT,
         )
         self.embedding = nn.Sequential(
             nn.Linear(1, n_condition), nn.GELU(), nn.Linear(n_condition, n_condition)
@@ -105,16 +129,31 @@ class UNet(nn.Module):
     def forward(
         self, field: Float[Tensor, " n n_in *space"], number: Float[Tensor, " n"]
     ) -> Float[Tensor, " n n_out *space"]:
+        """Apply the layers, on a GPU in the precision ``gpu_dtype`` and with channels last.
+
+        Args:
+            field: The input fields.
+            number: The number that conditions each field.
+
+        Returns:
+            The output fields, in the precision of the input fields.
+        """
         if not field.is_cuda:
-            return self._forward(field, number)
+            return self.apply_layers(field, number)
         if field.ndim == 4:
             field = field.contiguous(memory_format=torch.channels_last)
         with torch.autocast(
             "cuda", self.gpu_dtype, enabled=self.gpu_dtype != torch.float32
         ):
-            return self._forward(field, number).to(field.dtype).contiguous()
+            return self.apply_layers(field, number).to(field.dtype).contiguous()
 
-    def _forward(self, field: Tensor, number: Tensor) -> Tensor:
+    def apply_layers(
+        self, field: Float[Tensor, " n n_in *space"], number: Float[Tensor, " n"]
+    ) -> Float[Tensor, " n n_out *space"]:
+        """Apply the layers in the current precision.
+
+        ``forward`` calls this method for all arithmetic, so ``UNet.apply_layers`` may be replaced by a compiled version.
+        """
         condition = self.embedding(number[:, None])
         skips: list[Tensor] = []
         for block in self.down:
