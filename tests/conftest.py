@@ -2,58 +2,34 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from jaxtyping import install_import_hook
+from reading_order import REFUSING
 
 # One thread: the networks here are small, and threads that wait for each other on a busy machine take minutes.
 torch.set_num_threads(1)
 
-# The border (GeoQ, its scikit-learn and xarray faces, the command) refuses bad input in its own words, so only what lies inside it
-# is checked against its annotations.
-INSIDE = [
-    "representation",
-    "neighbors",
-    "geometry",
-    "folds",
-    "progress",
-    "recorded",
-    "stacked",
-    "training",
-    "nets",
-    "artifact",
-    "checkpoint",
-    "fold_surrogates",
-    "cheaper",
-    "crossfit",
-    "increment",
-    "coverage",
-    "climatology",
-    "scale",
-    "levels",
-    "shares",
-    "factor",
-    "field_factor",
-    "indicator",
-    "power_law",
-    "rollout.features",
-    "rollout.saturating",
-    "rollout.additive",
-    "rollout.recipe",
-    "rollout.fold_rollouts",
-    "rollout.crossfit",
-    "rollout.region",
-    "rollout.assessment",
-]
-INSIDE += ["safe_region", "assessment", "metrics", "baselines", "plots"]
+PACKAGE = Path(__file__).parents[1] / "src" / "geoq"
 
-with install_import_hook([f"geoq.{module}" for module in INSIDE], "typecheck.checked"):
+
+def checked_modules() -> list[str]:
+    """All modules of geoq whose annotations are checked while the tests run."""
+    names = [
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "__init__.py"
+    ]
+    return [f"geoq.{name}" for name in names if name not in REFUSING]
+
+
+with install_import_hook(checked_modules(), "typecheck.checked"):
     import geoq
     import geoq.baselines
-    import geoq.cheaper
     import geoq.metrics
     import geoq.plots  # noqa: F401
 

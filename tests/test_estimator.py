@@ -531,8 +531,10 @@ def test_the_absence_of_a_recipe_names_the_choice(problem):
 
 
 def test_a_class_promises_nothing(problem):
-    with pytest.raises(TypeError, match=r"pass an object such as promise=WholeField\("):
-        calibrate(problem).conformalize(problem.x, problem.y, promise=WholeField)
+    with pytest.raises(
+        TypeError, match=r"pass an object such as guarantee=WholeField\("
+    ):
+        calibrate(problem).conformalize(problem.x, problem.y, guarantee=WholeField)
 
 
 def test_a_model_in_place_of_its_training_gets_the_hint(problem):
@@ -627,13 +629,13 @@ def test_whole_fields_are_covered_where_that_is_promised(device):
     """Nine of ten fresh fields have 95 % of their values within the bound; pointwise many do not."""
     new, truth = fields(400, device, 2)
 
-    def share(**promise):
-        geoq = of_fields(device).conformalize(*fields(200, device, 1), **promise)
+    def share(**guarantee):
+        geoq = of_fields(device).conformalize(*fields(200, device, 1), **guarantee)
         assessment = geoq.assess(new)
         within = (truth.abs() <= assessment.error_hat).double().mean(dim=(1, 2, 3))
         return (within[assessment.safe] >= 0.95).double().mean()
 
-    assert share(promise=WholeField(0.9)) > 0.85
+    assert share(guarantee=WholeField(0.9)) > 0.85
     assert share() < 0.75
 
 
@@ -644,10 +646,12 @@ def test_a_finish_scales_bounds_that_do_not_rest_on_the_anchors(device, size):
     plain = geoq.assess(x)
     geoq.conformalize(x, size * y)
     finished = geoq.assess(x)
-    factor = torch.where(plain.safe, geoq.finish_.safe, geoq.finish_.unsafe)
+    factor = torch.where(
+        plain.safe, geoq.conformal_factors_.safe, geoq.conformal_factors_.unsafe
+    )
     scaled = factor[:, None, None, None] * plain.error_hat
     assert (plain.increment < 0).any()
-    assert (geoq.finish_.safe > 1) == (size > 1)
+    assert (geoq.conformal_factors_.safe > 1) == (size > 1)
     assert_close(finished.error_hat, scaled)
 
 
@@ -661,7 +665,7 @@ def test_too_few_safe_pairs_promise_nothing(device):
 def test_bounds_of_several_levels_cover_their_shares_and_never_cross(device):
     geoq = GeoQ(first, None, folds=RandomFolds(5)).fit(*noisy(1000, device, 0))
     new, truth = noisy(4000, device, 1)
-    bounds = geoq.predict_levels(new, (0.5, 0.95, 0.9))
+    bounds = geoq.bounds(new, (0.5, 0.95, 0.9))
     assert (bounds[0.5] <= bounds[0.9]).all()
     assert (bounds[0.9] <= bounds[0.95]).all()
     assert_close(bounds[0.95], geoq.predict(new))
@@ -673,18 +677,18 @@ def test_bounds_of_several_levels_cover_their_shares_and_never_cross(device):
 
 def test_levels_may_come_in_an_array(problem):
     geoq = calibrate(problem)
-    expected = geoq.predict_levels(problem.queries, (0.5, 0.9))
+    expected = geoq.bounds(problem.queries, (0.5, 0.9))
     for levels in (
         np.array([0.5, 0.9]),
         torch.tensor([0.5, 0.9], dtype=torch.float32),
     ):
-        bounds = geoq.predict_levels(problem.queries, levels)
+        bounds = geoq.bounds(problem.queries, levels)
         assert_close(bounds, expected)
 
 
 def test_one_level_alone_gets_the_hint(problem):
     with pytest.raises(TypeError, match=r"levels=0.9; pass several"):
-        calibrate(problem).predict_levels(problem.queries, 0.9)
+        calibrate(problem).bounds(problem.queries, 0.9)
 
 
 def test_the_error_functional_comes_back_with_the_file(problem, tmp_path):
@@ -709,7 +713,7 @@ def test_a_model_without_a_level_has_no_other_levels(problem):
 
     geoq = calibrate(problem, increment_model=Nothing())
     with pytest.raises(TypeError, match=r"attribute quantile, but .* has none"):
-        geoq.predict_levels(problem.queries, (0.5,))
+        geoq.bounds(problem.queries, (0.5,))
 
 
 def test_a_number_of_folds_is_not_a_fold_scheme(problem):

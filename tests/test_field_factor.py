@@ -7,19 +7,19 @@ from conftest import fresh
 from torch.testing import assert_close
 
 from geoq import (
-    FieldFactor,
     FieldIncrement,
     GeoQ,
     IndicatorIncrement,
     PowerLawIncrement,
     RandomFolds,
     Training,
-    View,
 )
 from geoq.crossfit import CalibrationSet
-from geoq.field_factor import _Judged
 from geoq.geometry import GeometricFeatures
-from geoq.increment import Shapes, pinball_loss
+from geoq.increments import FieldFactor, View
+from geoq.increments.field_factor import _Judged
+from geoq.increments.shapes import Shapes
+from geoq.quantiles import pinball_loss
 
 GRID = (6, 8)
 QUICK = FieldFactor(
@@ -320,7 +320,7 @@ def test_the_networks_see_every_channel_in_its_own_unit_and_the_inputs_uncorrela
     channels = torch.cat([first, later, other], dim=1).float()
     with torch.random.fork_rng():
         network = FieldFactor().network(3, 1)
-    network.set_units(channels, 2, torch.ones(40))
+    network.fit_normalization(channels, 2, torch.ones(40))
     centred = channels - network.mean.view(-1, 1, 1)
     seen = torch.einsum("cd,nchw->dnhw", network.whitening, centred).flatten(1)
     assert_close(torch.cov(seen[:2]), torch.eye(2), atol=1e-3, rtol=0)

@@ -5,19 +5,17 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from geoq import (
-    GeoQ,
-    IndicatorIncrement,
-    RandomFolds,
-    Training,
-    View,
-    of_logit,
-    of_probability,
-    zero_or_one,
-)
+from geoq import GeoQ, IndicatorIncrement, RandomFolds, Training
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
-from geoq.increment import Shapes, pinball_loss
+from geoq.increments import (
+    View,
+    logit_error_values,
+    misclassification_values,
+    probability_error_values,
+)
+from geoq.increments.shapes import Shapes
+from geoq.quantiles import pinball_loss
 
 GRID = (6, 8)
 QUICK = IndicatorIncrement(
@@ -182,14 +180,14 @@ def test_probabilities_and_their_logits_have_the_same_bound():
         features=replace(data.features, prediction=data.features.prediction.sigmoid()),
     )
     view = View()
-    one = replace(QUICK, values=of_logit, view=view).fit(data)
-    other = replace(QUICK, values=of_probability, view=view).fit(as_p)
+    one = replace(QUICK, values=logit_error_values, view=view).fit(data)
+    other = replace(QUICK, values=probability_error_values, view=view).fit(as_p)
     assert_close(one(data.features), other(as_p.features))
 
 
 def test_the_bound_of_a_probability_is_one_of_the_two_errors_it_can_have():
     """The greater one where p is unsure, the lesser one where the truth is clear."""
-    model = replace(QUICK, values=of_logit).fit(of_logits())
+    model = replace(QUICK, values=logit_error_values).fit(of_logits())
     queries = of_logits(100, seed=100)
     x, p = queries.features.inputs, queries.features.prediction.sigmoid()
     bound = bound_of(model, queries.features)
@@ -201,10 +199,10 @@ def test_the_bound_of_a_probability_is_one_of_the_two_errors_it_can_have():
 
 
 def test_the_expected_error_lies_between_the_two_and_is_right_on_average():
-    model = replace(QUICK, values=of_logit).fit(of_logits())
+    model = replace(QUICK, values=logit_error_values).fit(of_logits())
     queries = of_logits(100, seed=100)
     expected = model.expected(queries.features)
-    less, greater = of_logit(queries.features.prediction)
+    less, greater = logit_error_values(queries.features.prediction)
     assert ((less <= expected) & (expected <= greater)).all()
     assert expected.mean().item() == pytest.approx(queries.error.mean().item(), rel=0.1)
 
@@ -215,7 +213,9 @@ def test_values_of_the_users_own_work_but_stay_out_of_files():
     data = replace(data, error=5 * data.error)
     own = replace(QUICK, values=lambda p: (0 * p, 0 * p + 5)).fit(data)
     assert bound_of(own, data.features).unique().tolist() == [0, 5]
-    with pytest.raises(ValueError, match=r"cannot be saved; use one of zero_or_one"):
+    with pytest.raises(
+        ValueError, match=r"cannot be saved; use one of misclassification_values"
+    ):
         own.state()
 
 
@@ -252,15 +252,25 @@ def test_errors_that_are_not_0_or_1_are_refused(wrong):
 @pytest.mark.parametrize(
     ("predict", "error", "values", "way_out"),
     [
-        (torch.sigmoid, None, zero_or_one, "those of values=of_probability: from geoq"),
+        (
+            torch.sigmoid,
+            None,
+            misclassification_values,
+            "those of values=probability_error_values: from geoq",
+        ),
         (
             lambda x: x,
             torch.sigmoid,
-            zero_or_one,
-            "those of values=of_logit: from geoq",
+            misclassification_values,
+            "those of values=logit_error_values: from geoq",
         ),
-        (lambda x: (x > 0) + 0.0, None, of_logit, "those of values=zero_or_one: from"),
-        (lambda x: x, None, zero_or_one, "give the values that they take"),
+        (
+            lambda x: (x > 0) + 0.0,
+            None,
+            logit_error_values,
+            "those of values=misclassification_values: from",
+        ),
+        (lambda x: x, None, misclassification_values, "give the values that they take"),
     ],
     ids=["probabilities", "logits", "verdicts", "numbers"],
 )
@@ -287,7 +297,7 @@ def test_errors_of_other_values_are_refused_before_the_folds_are_trained(
 
 def test_the_verdict_is_described_in_a_sentence(fitted):
     assert fitted.describe() == (
-        "the error takes one of two values (zero_or_one), and the bound is the greater one where that has more than the "
+        "the error takes one of two values (misclassification_values), and the bound is the greater one where that has more than the "
         "probability 0.1, judged from inputs, prediction and the distance to the data"
     )
 
@@ -306,9 +316,9 @@ def test_impossible_settings_are_refused():
         IndicatorIncrement(view=View(bound=True))
     # Set afterwards, because types are checked before anything else while testing.
     model = IndicatorIncrement()
-    model.values = "of_probability"
+    model.values = "probability_error_values"
     with pytest.raises(
-        TypeError, match=r"values='of_probability', but it is called as"
+        TypeError, match=r"values='probability_error_values', but it is called as"
     ):
         model.__post_init__()
 
@@ -331,7 +341,7 @@ def verdicts_of_geoq():
 
 def test_levels_of_verdicts_are_judged_anew_and_never_cross():
     geoq, x, _ = verdicts_of_geoq()
-    low, own, high = geoq.predict_levels(x[:9], (0.5, 0.9, 0.999)).values()
+    low, own, high = geoq.bounds(x[:9], (0.5, 0.9, 0.999)).values()
     assert torch.equal(own, geoq.predict(x[:9]))
     assert (low <= own).all()
     assert (own <= high).all()
@@ -368,7 +378,7 @@ def test_the_first_network_is_that_of_a_model_with_one():
 def test_geoq_answers_the_expected_error_beside_the_verdict():
     """Where the verdict is right at 0.9, no more than a tenth is expected; where it is wrong, more."""
     geoq, x, _ = verdicts_of_geoq()
-    expected, verdict = geoq.predict_expected(x), geoq.predict(x)
+    expected, verdict = geoq.expected_error(x), geoq.predict(x)
     assert expected.shape == verdict.shape
     assert (expected[verdict == 0] <= 0.1).all()
     assert (expected[verdict == 1] > 0.1).all()
@@ -379,4 +389,4 @@ def test_a_model_that_knows_only_a_quantile_answers_no_expected_error():
     x = normal(40, 1)
     geoq.fit(x, x)
     with pytest.raises(TypeError, match="PowerLawIncrement knows an upper quantile"):
-        geoq.predict_expected(x)
+        geoq.expected_error(x)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from geoq import GeoQ, RolloutAssessment, plots
+from geoq import GeoQ, plots
 from geoq.metrics import coverage_by_bin
+from geoq.rollout import RolloutAssessment
 from geoq.rollout.horizon import Trust
 
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from geoq import Climatology, FieldFactor, LowRankScale, PowerLawIncrement
+from geoq import PowerLawIncrement
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
-from geoq.increment import Shapes, inverse_cdf_quantile, pinball_loss
-from geoq.power_law import (
+from geoq.increments import Climatology, FieldFactor, LowRankScale
+from geoq.increments.power_law import (
     ANCHOR_WEIGHTS,
     EXPONENTS,
     MOST_VALUES,
@@ -19,7 +19,9 @@ from geoq.power_law import (
     _coordinates,
     fit_power_law,
 )
-from geoq.scale import coordinate_scale, weighted_quantile
+from geoq.increments.scale import coordinate_scale
+from geoq.increments.shapes import Shapes
+from geoq.quantiles import inverse_cdf_quantile, pinball_loss, weighted_quantile
 
 
 def uniform(*shape, seed=0):
@@ -222,7 +224,7 @@ def test_a_factor_that_wins_nothing_is_dropped():
 def test_the_trees_answer_as_scikit_learn_does():
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    from geoq.factor import Trees
+    from geoq.increments.boosted_factor import Trees
 
     table, target = uniform(500, 3).numpy(), uniform(500, seed=1).numpy()
     model = HistGradientBoostingRegressor(

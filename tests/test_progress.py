@@ -1,7 +1,8 @@
 import io
 import sys
 
-from geoq import GeoQ, NormScaledIncrement, RandomFolds, Training, progress
+from geoq import GeoQ, NormScaledIncrement, RandomFolds, Training
+from geoq.training import progress
 
 QUICK = NormScaledIncrement(training=Training(n_steps=40, check_every=20))
 

@@ -15,25 +15,23 @@ from torch import nn
 from torch.testing import assert_close
 
 from geoq import (
-    AdditiveRecursion,
     ClusterFolds,
     GeoQ,
     GroupFolds,
     RandomFolds,
     RolloutGeoQ,
     SafeRegion,
-    SaturatingGrowth,
     TemporalFolds,
     TrainedFolds,
     Training,
     TrainNetwork,
-    TrainRollout,
-    artifact,
+    archive,
 )
-from geoq.climatology import Climatology
-from geoq.coverage import conformal_level
+from geoq.increments.climatology import Climatology
 from geoq.metrics import coverage_by_lead
 from geoq.nets.mlp import MLP
+from geoq.quantiles import conformal_factor
+from geoq.rollout import AdditiveRecursion, SaturatingGrowth, TrainRollout
 from geoq.rollout.horizon import HeldOutRollouts, count_apart, over_tolerance
 from geoq.rollout.recipe import Windows
 from geoq.rollout.trajectories import Trajectories, roll_out
@@ -582,7 +580,7 @@ def test_risk_control_covers_a_fresh_rollout_at_its_level():
     for _ in range(400):
         size = torch.randn(21, 1, generator=generator).exp()
         ratio = size * torch.rand(21, 8, generator=generator)
-        level = conformal_level(ratio[:20], 0.9)
+        level = conformal_factor(ratio[:20], 0.9)
         shares.append(float((ratio[20] <= level).double().mean()))
     assert 0.9 - 0.02 < np.mean(shares) < 0.97
 
@@ -652,9 +650,9 @@ def test_files_of_large_states_keep_what_one_tolerance_for_all_needs(
 def test_files_without_held_out_rollouts_are_refused(tmp_path):
     surrogate = analogue([STATES[:300]])
     small(surrogate, None).fit(STATES[300:800]).save(tmp_path / "new.geoq")
-    numbers, arrays = artifact.read(tmp_path / "new.geoq")
+    numbers, arrays = archive.read(tmp_path / "new.geoq")
     kept = {n: a for n, a in arrays.items() if not n.startswith("held_out")}
-    artifact.write(tmp_path / "old.geoq", numbers, kept)
+    archive.write(tmp_path / "old.geoq", numbers, kept)
     with pytest.raises(ValueError, match="holds no held-out rollouts"):
         RolloutGeoQ.load(tmp_path / "old.geoq", surrogate=surrogate)
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from geoq import LowRankScale
-from geoq.increment import inverse_cdf_quantile, pinball_loss
-from geoq.scale import LEAST_SHARE, coordinate_scale
+from geoq.increments import LowRankScale
+from geoq.increments.scale import LEAST_SHARE, coordinate_scale
+from geoq.quantiles import inverse_cdf_quantile, pinball_loss
 
 LEVELS = torch.tensor([1.0, 3.0, 0.2, 10.0], dtype=torch.float64)
 

@@ -98,7 +98,7 @@ def test_its_bound_is_that_of_geoq_with_one_fresh_clone_per_fold(data):
         n_safe=7,
         safe_quantile=0.8,
     ).fit(X, y)
-    assert_allclose(fitted.predict_error(queries), geoq.predict(queries), rtol=1e-6)
+    assert_allclose(fitted.bound(queries), geoq.predict(queries), rtol=1e-6)
     assert_array_equal(fitted.assess(queries).safe, geoq.assess(queries).safe)
     assert fitted.geoq_.safe_region_.threshold == geoq.safe_region_.threshold
 
@@ -108,9 +108,7 @@ def test_unless_told_it_uses_random_folds_and_the_increment_and_counts_of_geoq(
 ):
     X, y, queries, _ = data
     geoq = GeoQ(None, lambda x, y: Ridge().fit(x, y).predict, folds=RandomFolds())
-    assert_allclose(
-        usual.predict_error(queries), geoq.fit(X, y).predict(queries), rtol=1e-6
-    )
+    assert_allclose(usual.bound(queries), geoq.fit(X, y).predict(queries), rtol=1e-6)
 
 
 def test_fitting_leaves_the_given_regressor_unfitted(data):
@@ -124,7 +122,7 @@ def test_fitting_leaves_the_given_regressor_unfitted(data):
 def test_the_bound_covers_most_held_out_errors_without_being_vast(usual, data):
     _, _, queries, truth = data
     error = abs(truth - usual.predict(queries))
-    bound = usual.predict_error(queries)
+    bound = usual.bound(queries)
     assert (error <= bound).mean() >= 0.85
     assert bound.mean() < 4 * error.mean()
 
@@ -134,7 +132,7 @@ def test_an_assessment_holds_the_prediction_and_the_bound(data):
     fitted = regressor().fit(X, y)
     assessment = fitted.assess(queries)
     assert_array_equal(assessment.prediction, fitted.predict(queries))
-    assert_array_equal(assessment.error_hat, fitted.predict_error(queries))
+    assert_array_equal(assessment.error_hat, fitted.bound(queries))
 
 
 def test_a_query_far_from_the_data_is_not_safe(data):
@@ -148,7 +146,7 @@ def test_a_query_far_from_the_data_is_not_safe(data):
 def test_several_outputs_have_a_bound_each(data):
     X, y, queries, _ = data
     Y = np.stack([y, 100 * X[:, 0] ** 2], axis=1)
-    bound = regressor().fit(X, Y).predict_error(queries)
+    bound = regressor().fit(X, Y).bound(queries)
     assert bound.shape == (len(queries), 2)
     assert bound[:, 1].mean() > 10 * bound[:, 0].mean()
 
@@ -156,7 +154,7 @@ def test_several_outputs_have_a_bound_each(data):
 def test_another_error_functional_gives_several_outputs_one_bound(data):
     X, y, queries, _ = data
     fitted = regressor(error_functional=norm_error).fit(X, np.stack([y, y], axis=1))
-    assert fitted.predict_error(queries).shape == (len(queries),)
+    assert fitted.bound(queries).shape == (len(queries),)
 
 
 def test_a_column_of_targets_gives_columns_even_if_the_regressor_drops_them(data):
@@ -165,9 +163,7 @@ def test_a_column_of_targets_gives_columns_even_if_the_regressor_drops_them(data
     column, row = regressor(tree).fit(X, y[:, None]), regressor(tree).fit(X, y)
     assert column.estimator_.predict(queries).ndim == 1
     assert_array_equal(column.predict(queries), row.predict(queries)[:, None])
-    assert_allclose(
-        column.predict_error(queries), row.predict_error(queries)[:, None], rtol=1e-6
-    )
+    assert_allclose(column.bound(queries), row.bound(queries)[:, None], rtol=1e-6)
 
 
 @pytest.mark.parametrize("several", [True, False])
@@ -182,8 +178,8 @@ def test_a_table_and_its_array_give_the_same_and_names_are_kept(data):
     named = regressor().fit(table, pd.Series(y))
     assert named.feature_names_in_.tolist() == ["a", "b"]
     assert_allclose(
-        named.predict_error(pd.DataFrame(queries, columns=["a", "b"])),
-        regressor().fit(X, y).predict_error(queries),
+        named.bound(pd.DataFrame(queries, columns=["a", "b"])),
+        regressor().fit(X, y).bound(queries),
         rtol=1e-6,
     )
 
@@ -192,16 +188,16 @@ def test_columns_in_another_order_are_refused(data):
     X, y, _, _ = data
     fitted = regressor().fit(pd.DataFrame(X, columns=["a", "b"]), y)
     with pytest.raises(ValueError, match="feature names"):
-        fitted.predict_error(pd.DataFrame(X, columns=["b", "a"]))
+        fitted.bound(pd.DataFrame(X, columns=["b", "a"]))
 
 
-@pytest.mark.parametrize("method", ["predict", "predict_error", "assess"])
+@pytest.mark.parametrize("method", ["predict", "bound", "assess"])
 def test_asking_before_fitting_is_refused(method, data):
     with pytest.raises(NotFittedError, match="not fitted yet"):
         getattr(regressor(), method)(data[2])
 
 
-@pytest.mark.parametrize("method", ["predict", "predict_error", "assess"])
+@pytest.mark.parametrize("method", ["predict", "bound", "assess"])
 def test_queries_with_another_number_of_columns_are_refused(method, data):
     X, y, queries, _ = data
     with pytest.raises(ValueError, match="expecting 2 features"):
@@ -213,9 +209,7 @@ def test_a_clone_is_unfitted_and_fits_to_the_same_bound(data):
     fitted = regressor(Ridge(alpha=2), n_anchors=3).fit(X, y)
     copy = clone(fitted)
     assert not hasattr(copy, "geoq_")
-    assert_array_equal(
-        copy.fit(X, y).predict_error(queries), fitted.predict_error(queries)
-    )
+    assert_array_equal(copy.fit(X, y).bound(queries), fitted.bound(queries))
 
 
 def test_a_pipeline_serves_inside_and_around_it(data):

@@ -13,8 +13,8 @@ from geoq import Training, TrainNetwork, training
 from geoq.baselines import DeepEnsemble
 from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
-from geoq.stacked import chain
 from geoq.surrogate import TrainTogether
+from geoq.training.stacked import chain
 
 QUICK = Training(n_steps=60, batch_size=16, learning_rate=5e-3, check_every=20)
 

@@ -7,17 +7,9 @@ from torch.testing import assert_close
 
 from geoq import absolute_error, norm_error, relative_norm_error
 from geoq import surrogate as border
-from geoq.surrogate import (
-    check_callable,
-    check_finite,
-    check_pairs,
-    chunks,
-    evaluate,
-    observe,
-    restore,
-    take,
-    to_tensor,
-)
+from geoq.arrays import chunks, restore, take, to_tensor
+from geoq.checks import check_callable, check_finite, check_pairs
+from geoq.surrogate import evaluate, observe
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])

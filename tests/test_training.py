@@ -10,8 +10,8 @@ from torch.testing import assert_close
 
 from geoq import Training, TrainNetwork
 from geoq.nets.mlp import MLP
-from geoq.recorded import recorded
-from geoq.training import train, train_on
+from geoq.training.loop import train, train_on
+from geoq.training.recorded import recorded
 
 QUICK = Training(n_steps=300, batch_size=16, learning_rate=1e-2, check_every=20)
 

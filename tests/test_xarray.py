@@ -16,11 +16,11 @@ from geoq import (
     NormScaledIncrement,
     RandomFolds,
     Training,
-    View,
     norm_error,
     relative_norm_error,
 )
-from geoq.coverage import Finish
+from geoq.conformal import ConformalFactors
+from geoq.increments import View
 from geoq.xarray import XarrayGeoQ
 
 QUICK = NormScaledIncrement(training=Training(n_steps=50, check_every=25, patience=1))
@@ -167,16 +167,16 @@ def test_expected_errors_are_labelled_and_lazy_too(x, y, queries, chunks):
     )
     labelled = XarrayGeoQ(plain, "time").fit(x, y)
     asked = queries if chunks is None else queries.chunk(time=chunks)
-    expected = labelled.predict_expected(asked)
+    expected = labelled.expected_error(asked)
     assert (expected.chunks is None) == (chunks is None)
     assert expected.dims == ("time", "lead", "lat", "lon")
     xr.testing.assert_identical(expected.lat, y.lat)
-    assert_allclose(expected, labelled.geoq.predict_expected(queries.values), rtol=1e-5)
+    assert_allclose(expected, labelled.geoq.expected_error(queries.values), rtol=1e-5)
 
 
 def test_a_model_that_knows_no_mean_is_refused_before_anything_lazy(fitted, queries):
     with pytest.raises(TypeError, match="knows an upper quantile of the error"):
-        fitted.predict_expected(queries.chunk(time=5))
+        fitted.expected_error(queries.chunk(time=5))
 
 
 @pytest.mark.parametrize(
@@ -261,8 +261,8 @@ def test_pairs_set_aside_finish_the_bound_as_they_do_for_plain_arrays(x, y):
     estimator.conformalize(x2, y2.transpose("lat", ...))
     plain = geoq(x1.values, y1.values).fit(x1.values, y1.values)
     plain.conformalize(x2.values, y2.values)
-    assert estimator.geoq.finish_ == plain.finish_
-    assert plain.finish_ != Finish()
+    assert estimator.geoq.conformal_factors_ == plain.conformal_factors_
+    assert plain.conformal_factors_ != ConformalFactors()
     with pytest.raises(ValueError, match="y has another grid along 'lead'"):
         estimator.conformalize(x2, y2.assign_coords(lead=[24, 72]))
 

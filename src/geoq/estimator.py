@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from geoq import files
@@ -40,6 +39,7 @@ from geoq.geometry import (
     Geometry,
     Relation,
     anchor_error,
+    mean_over_field,
 )
 from geoq.increments.power_law import PowerLawIncrement
 from geoq.increments.protocol import (
@@ -538,8 +538,3 @@ class GeoQ:
         """Change constructor arguments."""
         set_params(self, params)
         return self
-
-
-def mean_over_field(error: Float[Tensor, " n *field"]) -> Float[Tensor, " n"]:
-    """The error of each point, averaged over its field."""
-    return error.reshape(len(error), -1).mean(dim=1)

@@ -18,7 +18,12 @@ from geoq.checks import check_callable, check_fitted
 from geoq.conformal import ConformalFactors
 from geoq.crossfit import CalibrationSet
 from geoq.folds import UnavailableFolds
-from geoq.geometry import Embedding, GeometricFeatures, Geometry
+from geoq.geometry import (
+    Embedding,
+    GeometricFeatures,
+    Geometry,
+    mean_over_field,
+)
 from geoq.increments.field_scale import FieldScaleIncrement
 from geoq.increments.indicator import IndicatorIncrement
 from geoq.increments.paper import FieldIncrement, NormScaledIncrement
@@ -178,8 +183,6 @@ def _restore_geometry(
     geoq: "GeoQ", numbers: dict[str, Any], arrays: dict[str, Tensor]
 ) -> None:
     """Restore everything but the increment model and the safe region."""
-    from geoq.estimator import mean_over_field
-
     assert geoq.surrogate is not None
     geoq.surrogate_ = geoq.surrogate
     geoq.normalization_ = Standardization(arrays["mean"], arrays["scale"])

@@ -1,4 +1,4 @@
-"""Where a query stands relative to a cloud of points: its anchors, its displacement, its support."""
+"""The geometry of a query relative to a set of points: its anchors, its displacement and its support distance."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +14,7 @@ def anchor_mean(
     anchors: Int[Tensor, " n_queries n_anchors"],
     values: Float[Tensor, " n_points *shape"],
 ) -> Float[Tensor, " n_queries *shape"]:
-    """Mean of the anchors' values, gathered one anchor at a time so that no (queries, anchors, field) block stands."""
+    """Mean of the values of the anchors. It is summed one anchor at a time to avoid an array (queries, anchors, field)."""
     total = values[anchors[:, 0]]
     for anchor in anchors.T[1:]:
         total += values[anchor]
@@ -32,6 +32,11 @@ def anchor_error(
     return anchor_mean(anchors, error)
 
 
+def mean_over_field(error: Float[Tensor, " n *field"]) -> Float[Tensor, " n"]:
+    """The error of each point, averaged over its field."""
+    return error.reshape(len(error), -1).mean(dim=1)
+
+
 def displacement(
     z: Float[Tensor, " n_queries *z"],
     anchors: Int[Tensor, " n_queries n_anchors"],
@@ -47,7 +52,7 @@ def displacement(
 def support_distance(
     distances: Float[Tensor, " n_queries n_support"],
 ) -> Float[Tensor, " n_queries"]:
-    r"""Mean distance to the nearest points in the normalised input space.
+    r"""Mean distance to the nearest points in the space of standardised inputs.
 
     .. math:: \Delta d_k(x) = \frac{1}{k} \sum_{x_j \in \mathcal N_{\nu, k}(x)} \|\nu(x) - \nu(x_j)\|  (eq:dd)
     """
@@ -56,13 +61,19 @@ def support_distance(
 
 @dataclass(frozen=True)
 class GeometricFeatures:
-    r"""What is known of a query before its reference is.
+    r"""The features of queries, which are available before the reference output is.
 
     .. math:: \psi_{k_a, k}(x) = (\Delta z_{k_a}(x), \Delta d_k(x))  (eq:psi)
 
-    The paper's increment models read ``displacement`` and ``support_distance`` alone. The anchor error, the surrogate's
-    prediction and the normalised inputs nu(x) travel along for models that want to know where the query and its
-    prediction sit, which psi discards.
+    The paper's increment models use only ``displacement`` and ``support_distance``. Other models can also use the anchor
+    error, the prediction of the surrogate and the standardised inputs nu(x), which psi does not contain.
+
+    Attributes:
+        displacement: mean displacement from the anchors, in representation space.
+        support_distance: mean distance to the nearest points, in standardised inputs.
+        anchor_error: mean observed error of the anchors.
+        prediction: prediction of the surrogate.
+        inputs: standardised inputs nu(x).
     """
 
     displacement: Float[Tensor, " n *z"]
@@ -79,7 +90,7 @@ class GeometricFeatures:
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """The fields in their order."""
+        """The attributes in their order."""
         return (
             self.displacement,
             self.support_distance,
@@ -100,7 +111,7 @@ class GeometricFeatures:
 
     @property
     def flat(self) -> Float[Tensor, " n n_features"]:
-        """Psi as one vector per query, to measure distances with."""
+        """Psi as one vector per query."""
         return torch.cat(
             [self.displacement.reshape(len(self), -1), self.support_distance[:, None]],
             dim=1,
@@ -122,7 +133,12 @@ class GeometricFeatures:
 
 @dataclass(frozen=True)
 class Embedding:
-    """Inputs as the geometry sees them: ``z`` is phi(x), ``normalized`` is nu(x); one tensor where phi is nu."""
+    """Inputs in the coordinates of the geometry.
+
+    Attributes:
+        z: the representation phi(x).
+        normalized: the standardised inputs nu(x); the same tensor as ``z`` if phi is nu.
+    """
 
     z: Float[Tensor, " n *z"]
     normalized: Float[Tensor, " n *coordinates"]
@@ -136,13 +152,20 @@ class Embedding:
 
     @property
     def shared(self) -> bool:
-        """Whether phi is nu, so that one neighbour search serves anchors and support."""
+        """Whether phi is nu, so that one neighbour search gives both anchors and support distance."""
         return self.z is self.normalized
 
 
 @dataclass(frozen=True)
 class Relation:
-    """Queries related to a cloud: which anchors, how far each in representation space, and the two parts of psi."""
+    """Queries related to a set of points.
+
+    Attributes:
+        anchors: rows of the nearest points in representation space, the nearest first.
+        anchor_distance: distances to the anchors.
+        displacement: the first part of psi.
+        support_distance: the second part of psi.
+    """
 
     anchors: Int[Tensor, " n n_anchors"]
     anchor_distance: Float[Tensor, " n n_anchors"]
@@ -152,7 +175,13 @@ class Relation:
 
 @dataclass(frozen=True)
 class Geometry:
-    """A cloud of points that queries are related to: all the data at inference, what a fold leaves in when calibrating."""
+    """A set of points that queries are related to: all data at inference, the training points of a fold in calibration.
+
+    Attributes:
+        points: the points in the coordinates of the geometry.
+        n_anchors: k_a, the number of anchors.
+        n_support: k, the number of points that the support distance averages over.
+    """
 
     points: Embedding
     n_anchors: int

@@ -1,4 +1,4 @@
-"""phi, and the one class of the two fixed standardisations: nu of the inputs, T of the features."""
+"""The representation phi, and the standardisation that serves as nu (of the inputs) and as T (of the features)."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -11,13 +11,13 @@ from geoq.arrays import Array
 
 @runtime_checkable
 class Representation(Protocol):
-    """phi: one row of any shape per input, fixed and shared by all folds."""
+    """The representation phi: one row of any shape per input, fixed and shared by all folds."""
 
     def __call__(self, x: Array, /) -> Array: ...
 
 
 def identity(x: Array) -> Array:
-    r"""The inputs as they are, in their own units.
+    r"""The inputs in their own units, which is the representation of the paper.
 
     .. math:: \phi = \operatorname{Id}_{\mathcal X}
     """
@@ -26,11 +26,22 @@ def identity(x: Array) -> Array:
 
 @dataclass(frozen=True)
 class Standardization:
-    r"""Each coordinate centred and scaled by its population mean and standard deviation.
+    r"""Centring and scaling of each coordinate by its population mean and standard deviation.
 
     .. math:: \nu(x) = (x - \mu) / \sigma
 
-    A constant coordinate keeps scale 1: it says nothing about who is near, and must not say it loudly.
+    A constant coordinate carries no information about distances. Its scale is 1, which avoids a division by almost zero.
+
+    Attributes:
+        mean: mean of each coordinate.
+        scale: standard deviation of each coordinate.
+
+    Example:
+        >>> import torch
+        >>> points = torch.tensor([[0.0], [2.0]])
+        >>> Standardization.fit(points)(points)
+        tensor([[-1.],
+                [ 1.]])
     """
 
     mean: Float[Tensor, " *coordinates"]
@@ -40,7 +51,7 @@ class Standardization:
     def fit(cls, points: Float[Tensor, " n *coordinates"]) -> "Standardization":
         """Mean and scale of each coordinate over the points."""
         scale = points.std(dim=0, correction=0)
-        # Exact equality, not a small deviation: rounding leaves a constant column a deviation of 1e-17.
+        # Exact equality is tested, because rounding gives a constant column a deviation of 1e-17.
         constant = points.amin(dim=0) == points.amax(dim=0)
         return cls(
             mean=points.mean(dim=0),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from geoq.arrays import chunks
@@ -82,7 +82,7 @@ class HeldOutRollouts:
     start: Int[Tensor, " n"]
     quantile: float
 
-    def trust(self, tolerance: Float[Tensor, " *state"]) -> Trust:
+    def trust(self, tolerance: Shaped[Tensor, " *per_coordinate"]) -> Trust:
         r"""The rule for this tolerance.
 
         .. math:: \frac{G}{G+1} \frac{a}{n} + \frac{1}{G+1} \le 1 - \tau
@@ -160,7 +160,8 @@ class HeldOutRollouts:
 
 
 def over_tolerance(
-    bound: Float[Tensor, " n n_steps *state"], tolerance: Float[Tensor, " *state"]
+    bound: Float[Tensor, " n n_steps *state"],
+    tolerance: Shaped[Tensor, " *per_coordinate"],
 ) -> Float[Tensor, " n n_steps"]:
     """The largest bound of each step in units of the tolerance."""
     flat = bound.flatten(start_dim=2)

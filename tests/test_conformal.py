@@ -7,16 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from geoq.coverage import (
-    ExpectedShare,
-    Finish,
-    Promise,
+from geoq.conformal import (
+    ConformalFactors,
+    ExpectedCoverage,
+    Guarantee,
     WholeField,
-    conformal_level,
     level_factors,
-    n_needed,
-    ratios,
 )
+from geoq.quantiles import conformal_factor, error_ratios, n_required
 
 EVERY = torch.ones(40, dtype=torch.bool)
 
@@ -29,15 +27,15 @@ def uniform(*shape, seed=0):
 
 @pytest.mark.parametrize(("quantile", "fewest"), [(0.5, 1), (0.9, 9), (0.95, 19)])
 def test_a_level_needs_so_many_errors(quantile, fewest):
-    assert n_needed(quantile) == fewest
-    assert math.isinf(conformal_level(uniform(fewest - 1, 1), quantile))
+    assert n_required(quantile) == fewest
+    assert math.isinf(conformal_factor(uniform(fewest - 1, 1), quantile))
     ratio = uniform(fewest, 1)
-    assert conformal_level(ratio, quantile) == ratio.max()
+    assert conformal_factor(ratio, quantile) == ratio.max()
 
 
 def test_for_one_number_per_row_it_is_split_conformal():
     ratio = torch.arange(1.0, 40.0)[:, None]  # 39 rows: the 38th is promised
-    assert conformal_level(ratio, 0.95) == 38.0
+    assert conformal_factor(ratio, 0.95) == 38.0
 
 
 @pytest.mark.parametrize("n_coordinates", [1, 5])
@@ -46,21 +44,21 @@ def test_a_fresh_row_has_the_promised_share_of_its_values(n_coordinates):
     covered = []
     for seed in range(1500):
         rows = uniform(20, 1, seed=seed) + uniform(20, n_coordinates, seed=seed + 9999)
-        covered.append((rows[-1] <= conformal_level(rows[:-1], 0.9)).double().mean())
+        covered.append((rows[-1] <= conformal_factor(rows[:-1], 0.9)).double().mean())
     share = torch.stack(covered)
     assert share.mean() >= 0.9 - 3 * share.std() / math.sqrt(len(share))
 
 
 def test_nothing_wrong_needs_no_bound():
     error, bound = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 4.0])
-    assert ratios(error, bound)[:, 0].tolist() == [0.0, math.inf, 0.5]
+    assert error_ratios(error, bound)[:, 0].tolist() == [0.0, math.inf, 0.5]
 
 
 def test_safe_queries_and_others_have_their_own_factors():
     ratio = torch.cat([torch.full((30, 1), 2.0), torch.full((30, 1), 5.0)])
     safe = torch.arange(60) < 30
-    finish = Finish.fit(ratio, safe, 0.95)
-    assert finish == Finish(safe=2.0, unsafe=5.0)
+    finish = ConformalFactors.fit(ratio, safe, 0.95)
+    assert finish == ConformalFactors(safe=2.0, unsafe=5.0)
     bound = finish(torch.ones(60, 3), safe)
     assert bound[0].tolist() == [2.0] * 3
     assert bound[-1].tolist() == [5.0] * 3
@@ -68,8 +66,8 @@ def test_safe_queries_and_others_have_their_own_factors():
 
 def test_too_few_others_get_no_less_than_the_safe_ones():
     safe = torch.arange(40) < 38
-    assert Finish.fit(torch.full((40, 1), 2.0), safe, 0.95).unsafe == 2.0
-    assert Finish.fit(torch.full((40, 1), 0.5), safe, 0.95).unsafe == 1.0
+    assert ConformalFactors.fit(torch.full((40, 1), 2.0), safe, 0.95).unsafe == 2.0
+    assert ConformalFactors.fit(torch.full((40, 1), 0.5), safe, 0.95).unsafe == 1.0
 
 
 @pytest.mark.parametrize(
@@ -85,7 +83,7 @@ def test_too_few_others_get_no_less_than_the_safe_ones():
 )
 def test_what_cannot_be_promised_is_refused(ratio, safe, message):
     with pytest.raises(ValueError, match=message):
-        Finish.fit(ratio, safe, 0.95)
+        ConformalFactors.fit(ratio, safe, 0.95)
 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=6))
@@ -104,7 +102,7 @@ def test_the_models_own_level_is_left_as_it_is():
 
 def test_bounds_of_zero_tell_nothing_of_other_levels():
     ratio = torch.full((40, 1), math.inf)
-    assert level_factors(ratio, EVERY, [0.5], 0.95) == [Finish()]
+    assert level_factors(ratio, EVERY, [0.5], 0.95) == [ConformalFactors()]
 
 
 def test_a_level_outside_0_and_1_is_refused():
@@ -112,10 +110,10 @@ def test_a_level_outside_0_and_1_is_refused():
         level_factors(uniform(40, 1), EVERY, [0.5, 1.5], 0.95)
 
 
-@pytest.mark.parametrize("promise", [ExpectedShare(), WholeField(0.8)])
-def test_promises_need_so_many_rows_and_no_more(promise):
-    assert isinstance(promise, Promise)
-    needed = promise.n_needed(0.9)
+@pytest.mark.parametrize("promise", [ExpectedCoverage(), WholeField(0.8)])
+def test_promises_need_so_many_rows_and_no_more(guarantee):
+    assert isinstance(guarantee, Guarantee)
+    needed = promise.n_required(0.9)
     assert math.isfinite(promise.factor(uniform(needed, 5), 0.9))
     assert math.isinf(promise.factor(uniform(needed - 1, 5), 0.9))
 
@@ -123,7 +121,9 @@ def test_promises_need_so_many_rows_and_no_more(promise):
 @pytest.mark.parametrize("quantile", [0.5, 0.9])
 def test_the_expected_share_is_the_conformal_level(quantile):
     ratio = uniform(20, 5)
-    assert ExpectedShare().factor(ratio, quantile) == conformal_level(ratio, quantile)
+    assert ExpectedCoverage().factor(ratio, quantile) == conformal_factor(
+        ratio, quantile
+    )
 
 
 def test_a_whole_field_by_hand():
@@ -137,12 +137,12 @@ def test_a_whole_field_by_hand():
 
 def test_for_one_number_per_row_a_whole_field_is_split_conformal_at_its_confidence():
     ratio = torch.arange(1.0, 40.0)[:, None]
-    assert WholeField(0.9).factor(ratio, 0.5) == conformal_level(ratio, 0.9) == 36.0
+    assert WholeField(0.9).factor(ratio, 0.5) == conformal_factor(ratio, 0.9) == 36.0
 
 
 def test_nine_fields_of_ten_have_their_share_where_it_is_promised_field_by_field():
     """One field in five is four times as loud: that 95 % of all values are covered leaves it below its share."""
-    promises = WholeField(0.9), ExpectedShare()
+    promises = WholeField(0.9), ExpectedCoverage()
     kept = torch.zeros(500, 2, dtype=torch.float64)
     for seed in range(500):
         loud = 1 + 3 * (uniform(40, 1, seed=seed) > 0.8)
@@ -159,8 +159,8 @@ def test_too_few_fields_are_refused_with_the_number_that_is_needed():
     with pytest.raises(
         ValueError, match="it takes 9 safe pairs, and there are 8; give more"
     ):
-        Finish.fit(uniform(8, 5), EVERY[:8], 0.95, WholeField(0.9))
-    enough = Finish.fit(uniform(9, 5), EVERY[:9], 0.95, WholeField(0.9))
+        ConformalFactors.fit(uniform(8, 5), EVERY[:8], 0.95, WholeField(0.9))
+    enough = ConformalFactors.fit(uniform(9, 5), EVERY[:9], 0.95, WholeField(0.9))
     assert math.isfinite(enough.safe)
     assert enough.unsafe == 1.0
 

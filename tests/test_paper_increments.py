@@ -10,7 +10,8 @@ from torch.testing import assert_close
 from geoq import FieldIncrement, NormScaledIncrement, Training
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
-from geoq.increment import Shapes, inverse_cdf_quantile, pinball_loss
+from geoq.increments.shapes import Shapes
+from geoq.quantiles import inverse_cdf_quantile, pinball_loss
 
 QUICK = Training(n_steps=400, batch_size=128, learning_rate=3e-3, check_every=50)
 QUICK_FIELD = Training(n_steps=30, batch_size=16, check_every=10)
@@ -199,7 +200,7 @@ def test_rare_errors_start_at_their_mean_and_are_counted_in_their_size():
     data = calibration(error, displacement, support_distance=torch.zeros(40))
     model = FieldIncrement(widths=(4,), training=Training(n_steps=1, learning_rate=0.1))
     model._build((2, 2), (1, 2, 2))
-    model.module_.set_units(data, 0.95)
+    model.module_.fit_normalization(data, 0.95)
     with torch.no_grad():
         for parameter in model.module_.network.parameters():
             parameter.zero_()

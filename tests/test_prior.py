@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from geoq.shares import N_BINS, CellShares, PredictedShares
+from geoq.increments.prior import N_BINS, CellPrior, PredictionPrior
 
 
 def rows(value):
@@ -12,7 +12,7 @@ def rows(value):
 def fit(value, greater):
     """One channel of one cell, a row per prediction."""
     value, greater = torch.as_tensor(value).float(), torch.as_tensor(greater)
-    return PredictedShares.fit(
+    return PredictionPrior.fit(
         greater.bool()[:, None, None], value[:, None, None], rows(value)
     )
 
@@ -53,7 +53,7 @@ def test_what_the_prediction_does_not_tell_is_left_to_the_cells():
     value = (torch.rand(2000, 1, 2, generator=generator) < 0.5).float()
     chance = torch.tensor([0.5, 0.02])
     greater = torch.rand(2000, 1, 2, generator=generator) < chance
-    found = PredictedShares.fit(greater, value, rows(value))(value[:5]).sigmoid()
+    found = PredictionPrior.fit(greater, value, rows(value))(value[:5]).sigmoid()
     assert_close(found, chance.expand_as(found), rtol=0.1, atol=0.01)
 
 
@@ -64,10 +64,10 @@ def test_prediction_and_cell_add_as_logits():
     greater = torch.rand(5000, 1, 3, generator=generator) < (value + cell).sigmoid()
     asked = value[:200]
     moderate = asked.abs() < 1.5
-    gap = (PredictedShares.fit(greater, value, rows(value))(asked) - asked - cell)[
+    gap = (PredictionPrior.fit(greater, value, rows(value))(asked) - asked - cell)[
         moderate
     ]
-    blind = (CellShares.fit(greater)(asked) - asked - cell)[moderate]
+    blind = (CellPrior.fit(greater)(asked) - asked - cell)[moderate]
     assert gap.abs().mean() < 0.3
     assert blind.abs().mean() > 0.6
 
@@ -78,7 +78,7 @@ def test_channels_have_tables_of_their_own():
     value = (torch.rand(4000, 2, 1, generator=generator) < 0.5).float()
     coin = torch.rand(4000, 2, 1, generator=generator) < 0.5
     greater = coin & (value == torch.tensor([0.0, 1.0])[:, None])
-    shares = PredictedShares.fit(greater, value, rows(value))
+    shares = PredictionPrior.fit(greater, value, rows(value))
     none, all_ = (
         shares(torch.full((1, 2, 1), v)).sigmoid().flatten() for v in (0.0, 1.0)
     )
@@ -104,9 +104,9 @@ def test_chunks_do_not_change_the_shares(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     value = torch.randn(50, 2, 30, generator=generator)
     greater = torch.rand(50, 2, 30, generator=generator) < value.sigmoid()
-    whole = PredictedShares.fit(greater, value, rows(value))
+    whole = PredictionPrior.fit(greater, value, rows(value))
     monkeypatch.setattr("geoq.surrogate.CHUNK_NUMBERS", 8 * 30 * 7)
-    parts = PredictedShares.fit(greater, value, rows(value))
+    parts = PredictionPrior.fit(greater, value, rows(value))
     for name, table in whole.state_dict().items():
         assert_close(parts.state_dict()[name], table)
 
@@ -114,7 +114,7 @@ def test_chunks_do_not_change_the_shares(monkeypatch):
 def test_cells_have_the_share_of_their_errors():
     greater = torch.zeros(100, 1, 3, dtype=torch.bool)
     greater[:50, 0, 0] = greater[:10, 0, 1] = greater[:1, 0, 2] = True
-    shares = CellShares.fit(greater)(torch.zeros(4, 1, 3)).sigmoid()
+    shares = CellPrior.fit(greater)(torch.zeros(4, 1, 3)).sigmoid()
     assert_close(shares, torch.tensor([[0.5, 0.1, 0.01]]))
 
 
@@ -125,7 +125,7 @@ def test_few_errors_leave_no_peaks():
     for n_greater in (1, 3, 10, 31):
         greater = torch.zeros(10_000, dtype=torch.bool)
         greater[torch.randperm(10_000, generator=generator)[:n_greater]] = True
-        shares = PredictedShares.fit(greater.view(100, 1, 100), value, rows(value))
+        shares = PredictionPrior.fit(greater.view(100, 1, 100), value, rows(value))
         assert shares(value).sigmoid().max() < 0.05
 
 
@@ -135,7 +135,7 @@ def test_cells_that_tell_nothing_are_not_believed():
     value = torch.randn(120, 1, 4000, generator=generator)
     truth = -1.5 * value.abs() - 3
     greater = torch.rand(value.shape, generator=generator) < truth.sigmoid()
-    shares = PredictedShares.fit(greater[:20], value[:20], rows(value[:20]))
+    shares = PredictionPrior.fit(greater[:20], value[:20], rows(value[:20]))
 
     def loss(logit):
         return torch.nn.functional.binary_cross_entropy_with_logits(
@@ -155,7 +155,7 @@ def test_errors_in_few_cells_are_found():
     value = torch.randn(4000, 1, 64 * 64, generator=generator)
     greater = torch.rand(value.shape, generator=generator) < chance.flatten()
     found = (
-        PredictedShares.fit(greater, value, rows(value))(value[:50])
+        PredictionPrior.fit(greater, value, rows(value))(value[:50])
         .sigmoid()
         .mean(dim=0)
     )
@@ -168,12 +168,12 @@ def test_copies_of_a_point_do_not_vouch_for_each_other():
     value = torch.zeros(10, 1, 400)
     greater = torch.rand(10, 1, 400, generator=generator) < 0.1
     twice, unit = greater.repeat(2, 1, 1), torch.arange(10).repeat(2)
-    honest = PredictedShares.fit(twice, value.repeat(2, 1, 1), unit)
-    fooled = PredictedShares.fit(twice, value.repeat(2, 1, 1), torch.arange(20))
+    honest = PredictionPrior.fit(twice, value.repeat(2, 1, 1), unit)
+    fooled = PredictionPrior.fit(twice, value.repeat(2, 1, 1), torch.arange(20))
     assert honest.offset.std() < 0.2 * fooled.offset.std()
 
 
 def test_one_row_is_enough():
     greater = torch.tensor([[[True, False, False, False]]])
-    shares = PredictedShares.fit(greater, torch.zeros(1, 1, 4), torch.zeros(1).long())
+    shares = PredictionPrior.fit(greater, torch.zeros(1, 1, 4), torch.zeros(1).long())
     assert shares(torch.zeros(2, 1, 4)).isfinite().all()

@@ -9,20 +9,18 @@ from safetensors.torch import save_file
 from torch import nn
 
 from geoq import (
-    FieldFactor,
     FieldIncrement,
     GeoQ,
     IndicatorIncrement,
-    LowRankScale,
     NormScaledIncrement,
     PowerLawIncrement,
     RandomFolds,
     TemporalFolds,
     Training,
-    View,
     WholeField,
-    artifact,
+    archive,
 )
+from geoq.increments import FieldFactor, LowRankScale, View
 
 QUICK = NormScaledIncrement(training=Training(n_steps=40, check_every=20))
 NETWORK = fresh(nn.Linear, 2, 1).double()
@@ -149,7 +147,7 @@ def test_a_learned_factor_and_a_promise_are_in_the_file(tmp_path):
     geoq = GeoQ(torch.zeros_like, None, folds=RandomFolds(2), increment_model=model)
     geoq.fit(x[:60], x[:60].exp())
     plain = geoq.predict(x)
-    geoq.conformalize(x[60:], x[60:].exp(), promise=WholeField(0.8))
+    geoq.conformalize(x[60:], x[60:].exp(), guarantee=WholeField(0.8))
     geoq.save(tmp_path / "a.geoq")
     loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=torch.zeros_like)
     assert loaded.increment_model_.factor_ is not None
@@ -254,7 +252,7 @@ def test_foreign_files_are_refused_and_nothing_in_them_runs(tmp_path):
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
     path = tmp_path / "a"
-    artifact.write(path, {"a": 1}, {"t": torch.ones(2)})
+    archive.write(path, {"a": 1}, {"t": torch.ones(2)})
     before = path.read_bytes()
 
     class Interrupted(KeyboardInterrupt):
@@ -264,13 +262,13 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
         raise Interrupted
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(artifact, "save_file", interrupted)
+        patch.setattr(archive, "save_file", interrupted)
         with pytest.raises(Interrupted):
-            artifact.write(path, {"a": 2}, {"t": torch.ones(2)})
+            archive.write(path, {"a": 2}, {"t": torch.ones(2)})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_numpy_numbers_are_numbers(tmp_path):
-    artifact.write(tmp_path / "a", {"n": np.int64(2), "tau": np.float32(0.5)}, {})
-    assert artifact.read(tmp_path / "a")[0] == {"n": 2, "tau": 0.5}
+    archive.write(tmp_path / "a", {"n": np.int64(2), "tau": np.float32(0.5)}, {})
+    assert archive.read(tmp_path / "a")[0] == {"n": 2, "tau": 0.5}

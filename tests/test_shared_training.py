@@ -13,9 +13,9 @@ from geoq import (
     Training,
     TrainNetwork,
 )
-from geoq.cheaper import RefittedHead, SharedTraining, SkippedFolds, shares
-from geoq.fold_surrogates import Fold
 from geoq.nets.mlp import MLP
+from geoq.training.fold_surrogates import Fold
+from geoq.training.shared import RefittedHead, SharedTraining, SkippedFolds, shares
 
 QUICK = NormScaledIncrement(training=Training(n_steps=40, check_every=20))
 NETWORK = TrainNetwork(

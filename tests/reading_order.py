@@ -1,0 +1,48 @@
+"""The modules and packages of geoq in the order of Algorithm 1; each imports only from those above it."""
+
+READING_ORDER = [
+    "arrays",
+    "quantiles",
+    "checks",
+    "surrogate",
+    "representation",
+    "neighbors",
+    "geometry",
+    "folds",
+    "archive",
+    "nets",
+    "training",
+    "crossfit",
+    "increments",
+    "safe_region",
+    "conformal",
+    "assessment",
+    "parameters",
+    "files",
+    "estimator",
+    "rollout",
+    "metrics",
+    "baselines",
+    "plots",
+    "sklearn",
+    "xarray",
+    "cli",
+    "__main__",
+]
+
+# These modules refuse bad input with their own messages, so their annotations are not checked at run time.
+REFUSING = {
+    "arrays",
+    "checks",
+    "surrogate",
+    "parameters",
+    "files",
+    "estimator",
+    "rollout.estimator",
+    "rollout.checks",
+    "rollout.files",
+    "sklearn",
+    "xarray",
+    "cli",
+    "__main__",
+}
