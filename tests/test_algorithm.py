@@ -11,7 +11,6 @@ import torch
 from torch.testing import assert_close
 
 from geoq import GeoQ, SafeRegion, identity
-from geoq.crossfit import CalibrationSet
 from geoq.safe_region import leave_one_out_scores
 
 X = torch.tensor([[0.0], [1.0], [3.0], [7.0]], dtype=torch.float64)
@@ -29,7 +28,9 @@ class TwoFolds:
 
 
 class Sum:
-    """g(psi) = ||psi||: an increment model in five lines."""
+    """g(psi) = ||psi||: an increment model in six lines."""
+
+    quantile = 0.5
 
     def fit(self, calibration):
         self.calibration = calibration
@@ -55,9 +56,7 @@ def geoq():
         increment_model=Sum(),
         n_anchors=1,
         n_support=2,
-        n_safe=1,
-        safe_quantile=0.5,
-        safe_region=SafeRegion,
+        safe_region=SafeRegion(n_neighbors=1, quantile=0.5),
     ).fit(X, Y)
 
 
@@ -98,7 +97,7 @@ def test_line_8_increments_are_positive_parts(geoq):
     assert_close(geoq.calibration_.increment, expected)
 
 
-def test_line_10_tuples_remember_their_point_and_fold(geoq):
+def test_line_10_tuples_keep_their_point_and_fold(geoq):
     assert geoq.calibration_.point.tolist() == [0, 3, 1, 2]
     assert geoq.calibration_.fold.tolist() == [0, 0, 1, 1]
 
@@ -129,7 +128,7 @@ def test_the_threshold_is_the_quantile_of_leave_one_out_scores(geoq):
     distance = (psi[:, None] - psi[None]).norm(dim=2)
     distance.fill_diagonal_(math.inf)
     scores = distance.min(dim=1).values
-    assert_close(leave_one_out_scores(geoq.calibration_, n_safe=1), scores)
+    assert_close(leave_one_out_scores(geoq.calibration_, n_neighbors=1), scores)
     assert_close(geoq.safe_region_.threshold, scores.sort().values[1].item())
 
 
@@ -147,6 +146,5 @@ def test_lines_15_and_16_score_estimate_and_flag(geoq):
     assert assessment.safe.tolist() == [score <= geoq.safe_region_.threshold, False]
 
 
-def test_the_paper_names_each_part_once(geoq):
-    assert isinstance(geoq.calibration_, CalibrationSet)
-    assert_close(geoq.predict(X), geoq.assess(X).error_hat)
+def test_the_bound_is_the_estimate_of_the_assessment(geoq):
+    assert_close(geoq.bound(X), geoq.assess(X).error_hat)

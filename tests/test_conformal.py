@@ -1,3 +1,5 @@
+"""Conformal factors and guarantees."""
+
 import math
 from itertools import pairwise
 
@@ -26,7 +28,7 @@ def uniform(*shape, seed=0):
 
 
 @pytest.mark.parametrize(("quantile", "fewest"), [(0.5, 1), (0.9, 9), (0.95, 19)])
-def test_a_level_needs_so_many_errors(quantile, fewest):
+def test_a_level_needs_a_minimum_number_of_errors(quantile, fewest):
     assert n_required(quantile) == fewest
     assert math.isinf(conformal_factor(uniform(fewest - 1, 1), quantile))
     ratio = uniform(fewest, 1)
@@ -34,22 +36,22 @@ def test_a_level_needs_so_many_errors(quantile, fewest):
 
 
 def test_for_one_number_per_row_it_is_split_conformal():
-    ratio = torch.arange(1.0, 40.0)[:, None]  # 39 rows: the 38th is promised
+    ratio = torch.arange(1.0, 40.0)[:, None]  # 39 rows: the 38th smallest is the factor
     assert conformal_factor(ratio, 0.95) == 38.0
 
 
 @pytest.mark.parametrize("n_coordinates", [1, 5])
-def test_a_fresh_row_has_the_promised_share_of_its_values(n_coordinates):
-    """Risk control: over many draws of 19 rows of dependent values and a fresh one, the mean share is at least 0.9."""
+def test_a_new_row_has_the_guaranteed_fraction_of_its_values_covered(n_coordinates):
+    """Risk control: over many draws of 19 rows of dependent values and a new one, the mean coverage is at least 0.9."""
     covered = []
     for seed in range(1500):
         rows = uniform(20, 1, seed=seed) + uniform(20, n_coordinates, seed=seed + 9999)
         covered.append((rows[-1] <= conformal_factor(rows[:-1], 0.9)).double().mean())
-    share = torch.stack(covered)
-    assert share.mean() >= 0.9 - 3 * share.std() / math.sqrt(len(share))
+    coverage = torch.stack(covered)
+    assert coverage.mean() >= 0.9 - 3 * coverage.std() / math.sqrt(len(coverage))
 
 
-def test_nothing_wrong_needs_no_bound():
+def test_a_zero_error_has_a_zero_ratio_whatever_the_bound():
     error, bound = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 4.0])
     assert error_ratios(error, bound)[:, 0].tolist() == [0.0, math.inf, 0.5]
 
@@ -57,14 +59,14 @@ def test_nothing_wrong_needs_no_bound():
 def test_safe_queries_and_others_have_their_own_factors():
     ratio = torch.cat([torch.full((30, 1), 2.0), torch.full((30, 1), 5.0)])
     safe = torch.arange(60) < 30
-    finish = ConformalFactors.fit(ratio, safe, 0.95)
-    assert finish == ConformalFactors(safe=2.0, unsafe=5.0)
-    bound = finish(torch.ones(60, 3), safe)
+    factors = ConformalFactors.fit(ratio, safe, 0.95)
+    assert factors == ConformalFactors(safe=2.0, unsafe=5.0)
+    bound = factors(torch.ones(60, 3), safe)
     assert bound[0].tolist() == [2.0] * 3
     assert bound[-1].tolist() == [5.0] * 3
 
 
-def test_too_few_others_get_no_less_than_the_safe_ones():
+def test_too_few_unsafe_pairs_give_the_factor_of_the_safe_ones_but_at_least_1():
     safe = torch.arange(40) < 38
     assert ConformalFactors.fit(torch.full((40, 1), 2.0), safe, 0.95).unsafe == 2.0
     assert ConformalFactors.fit(torch.full((40, 1), 0.5), safe, 0.95).unsafe == 1.0
@@ -76,12 +78,12 @@ def test_too_few_others_get_no_less_than_the_safe_ones():
         (
             torch.ones(40, 1),
             torch.arange(40) < 10,
-            "19 safe pairs, and there are 10 among the 40 given;",
+            "19 safe pairs are needed, and there are 10 among the 40 given;",
         ),
         (torch.full((40, 1), math.inf), EVERY, "positive where the bound is zero"),
     ],
 )
-def test_what_cannot_be_promised_is_refused(ratio, safe, message):
+def test_an_infinite_factor_is_refused(ratio, safe, message):
     with pytest.raises(ValueError, match=message):
         ConformalFactors.fit(ratio, safe, 0.95)
 
@@ -94,13 +96,13 @@ def test_levels_never_cross(levels):
     assert all(a.unsafe <= b.unsafe for a, b in pairwise(factors))
 
 
-def test_the_models_own_level_is_left_as_it_is():
+def test_the_factor_of_the_own_level_is_1():
     ratio = uniform(100, 1)
     (same,) = level_factors(ratio, ratio[:, 0] < 0.5, [0.9], 0.9)
     assert_close((same.safe, same.unsafe), (1.0, 1.0))
 
 
-def test_bounds_of_zero_tell_nothing_of_other_levels():
+def test_bounds_of_zero_are_not_scaled():
     ratio = torch.full((40, 1), math.inf)
     assert level_factors(ratio, EVERY, [0.5], 0.95) == [ConformalFactors()]
 
@@ -110,24 +112,16 @@ def test_a_level_outside_0_and_1_is_refused():
         level_factors(uniform(40, 1), EVERY, [0.5, 1.5], 0.95)
 
 
-@pytest.mark.parametrize("promise", [ExpectedCoverage(), WholeField(0.8)])
-def test_promises_need_so_many_rows_and_no_more(guarantee):
+@pytest.mark.parametrize("guarantee", [ExpectedCoverage(), WholeField(0.8)])
+def test_a_guarantee_is_finite_from_its_required_number_of_rows_on(guarantee):
     assert isinstance(guarantee, Guarantee)
-    needed = promise.n_required(0.9)
-    assert math.isfinite(promise.factor(uniform(needed, 5), 0.9))
-    assert math.isinf(promise.factor(uniform(needed - 1, 5), 0.9))
-
-
-@pytest.mark.parametrize("quantile", [0.5, 0.9])
-def test_the_expected_share_is_the_conformal_level(quantile):
-    ratio = uniform(20, 5)
-    assert ExpectedCoverage().factor(ratio, quantile) == conformal_factor(
-        ratio, quantile
-    )
+    needed = guarantee.n_required(0.9)
+    assert math.isfinite(guarantee.factor(uniform(needed, 5), 0.9))
+    assert math.isinf(guarantee.factor(uniform(needed - 1, 5), 0.9))
 
 
 def test_a_whole_field_by_hand():
-    """Three of four values are within 3, 1 and 7 times the bound; of three fresh fields two are promised, or three."""
+    """Three of four values of each field are within 3, 1 and 7 times the bound."""
     ratio = torch.tensor(
         [[1.0, 2.0, 3.0, 4.0], [10.0, 1.0, 1.0, 1.0], [5.0, 6.0, 8.0, 7.0]]
     )
@@ -140,15 +134,15 @@ def test_for_one_number_per_row_a_whole_field_is_split_conformal_at_its_confiden
     assert WholeField(0.9).factor(ratio, 0.5) == conformal_factor(ratio, 0.9) == 36.0
 
 
-def test_nine_fields_of_ten_have_their_share_where_it_is_promised_field_by_field():
-    """One field in five is four times as loud: that 95 % of all values are covered leaves it below its share."""
-    promises = WholeField(0.9), ExpectedCoverage()
+def test_a_whole_field_guarantee_holds_where_a_pointwise_one_does_not():
+    """One field in five has errors four times as large, so pointwise coverage of 95 % leaves it below 95 %."""
+    guarantees = WholeField(0.9), ExpectedCoverage()
     kept = torch.zeros(500, 2, dtype=torch.float64)
     for seed in range(500):
-        loud = 1 + 3 * (uniform(40, 1, seed=seed) > 0.8)
-        ratio = loud * uniform(40, 50, seed=seed + 999)
-        for number, promise in enumerate(promises):
-            within = ratio[-1] <= promise.factor(ratio[:-1], 0.95)
+        size = 1 + 3 * (uniform(40, 1, seed=seed) > 0.8)
+        ratio = size * uniform(40, 50, seed=seed + 999)
+        for number, guarantee in enumerate(guarantees):
+            within = ratio[-1] <= guarantee.factor(ratio[:-1], 0.95)
             kept[seed, number] = within.double().mean() >= 0.95
     of_fields, pointwise = kept.mean(dim=0).tolist()
     assert of_fields >= 0.9 - 3 * math.sqrt(0.9 * 0.1 / 500)
@@ -157,7 +151,7 @@ def test_nine_fields_of_ten_have_their_share_where_it_is_promised_field_by_field
 
 def test_too_few_fields_are_refused_with_the_number_that_is_needed():
     with pytest.raises(
-        ValueError, match="it takes 9 safe pairs, and there are 8; give more"
+        ValueError, match="9 safe pairs are needed, and there are 8; give more"
     ):
         ConformalFactors.fit(uniform(8, 5), EVERY[:8], 0.95, WholeField(0.9))
     enough = ConformalFactors.fit(uniform(9, 5), EVERY[:9], 0.95, WholeField(0.9))

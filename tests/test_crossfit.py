@@ -13,7 +13,7 @@ QUICK = NormScaledIncrement(training=Training(n_steps=40, check_every=20))
 
 
 class Recorder:
-    """A recipe that remembers what it was trained on."""
+    """A recipe that records what it was trained on."""
 
     def __init__(self, train):
         self.train, self.seen = train, []
@@ -42,7 +42,7 @@ def test_each_fold_is_trained_once_on_what_it_does_not_hold_out(problem):
         assert rows_of(seen, problem.x) == set(range(120)) - held_out
 
 
-def test_a_gap_is_seen_by_nobody(problem):
+def test_no_fold_is_trained_on_its_gap(problem):
     recorder = Recorder(problem.train)
     fit(problem, recorder, folds=TemporalFolds(3, gap=5))
     assert rows_of(recorder.seen[1], problem.x) == {*range(35), *range(85, 120)}
@@ -108,7 +108,7 @@ def test_a_fold_surrogate_in_training_mode_is_refused(problem):
     assert caught.value.__notes__ == ["while training the surrogate of fold 1 of 4"]
 
 
-def test_a_training_that_died_is_reported(problem):
+def test_a_failed_training_is_reported(problem):
     calls = []
 
     def second_dies(x, y):
@@ -119,7 +119,7 @@ def test_a_training_that_died_is_reported(problem):
 
     with pytest.warns(
         UserWarning,
-        match=r"out of family .*: fold 2 \(\d+ held out, \d+ in sample\) of 4",
+        match=r"mean errors of fold 2 \(\d+ held out, \d+ in sample\) of 4 are more than 5",
     ):
         fit(problem, second_dies)
 

@@ -10,24 +10,27 @@ from torch import nn
 
 from geoq import (
     FieldIncrement,
+    FieldScaleIncrement,
     GeoQ,
     IndicatorIncrement,
     NormScaledIncrement,
-    PowerLawIncrement,
     RandomFolds,
+    SafeRegion,
     TemporalFolds,
     Training,
     WholeField,
     archive,
 )
-from geoq.increments import FieldFactor, LowRankScale, View
+from geoq.increments import FieldFactor, inputs, log_bound
 
 QUICK = NormScaledIncrement(training=Training(n_steps=40, check_every=20))
 NETWORK = fresh(nn.Linear, 2, 1).double()
 
 
 class Tenth:
-    """An increment model of the user's own, unknown to the file."""
+    """An increment model of the user, which a file does not contain."""
+
+    quantile = 0.95
 
     def fit(self, calibration):
         return self
@@ -76,7 +79,7 @@ def assert_same(geoq, loaded, queries):
     [
         {},
         {"representation": encoder, "n_anchors": 3},
-        {"folds": TemporalFolds(3, gap=3), "n_safe": 5},
+        {"folds": TemporalFolds(3, gap=3), "safe_region": SafeRegion(5)},
         {"increment_model": Tenth()},
     ],
     ids=["plain", "encoder", "gap", "own model"],
@@ -117,18 +120,17 @@ def test_fields_survive_too(tmp_path):
 
 SHORT = Training(n_steps=20, check_every=10, batch_size=8, learning_rate=1e-2)
 OF_FIELDS = [
-    PowerLawIncrement.for_fields(
+    FieldScaleIncrement(
         factor=FieldFactor(
-            widths=(4,), n_groups=2, view=View(bound=True), training=SHORT
+            widths=(4,), n_splits=2, sees=(inputs, log_bound), training=SHORT
         )
     ),
-    PowerLawIncrement(factor=None, scale=LowRankScale(rank=1), anchor_weights=(0.0,)),
     IndicatorIncrement(quantile=0.8, widths=(4, 8), training=SHORT),
 ]
 
 
-@pytest.mark.parametrize("model", OF_FIELDS, ids=["factor", "scale", "indicator"])
-def test_our_forms_for_fields_answer_bit_for_bit(tmp_path, model):
+@pytest.mark.parametrize("model", OF_FIELDS, ids=["factor", "indicator"])
+def test_models_for_fields_answer_bit_for_bit(tmp_path, model):
     """Whether a cell is wrong is in the first input field, so that there is something to learn and to store."""
     x = torch.randn(60, 2, 6, 5, generator=torch.Generator().manual_seed(0))
     y = (x[:, :1] > 1).float() if isinstance(model, IndicatorIncrement) else x.exp()
@@ -141,18 +143,18 @@ def test_our_forms_for_fields_answer_bit_for_bit(tmp_path, model):
     assert (geoq.assess(x[40:]).increment < 0).any()
 
 
-def test_a_learned_factor_and_a_promise_are_in_the_file(tmp_path):
+def test_a_learned_factor_and_conformal_factors_are_in_the_file(tmp_path):
     x = torch.randn(120, 2, 6, 5, generator=torch.Generator().manual_seed(0))
     model = OF_FIELDS[0]
     geoq = GeoQ(torch.zeros_like, None, folds=RandomFolds(2), increment_model=model)
     geoq.fit(x[:60], x[:60].exp())
-    plain = geoq.predict(x)
+    plain = geoq.bound(x)
     geoq.conformalize(x[60:], x[60:].exp(), guarantee=WholeField(0.8))
     geoq.save(tmp_path / "a.geoq")
     loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=torch.zeros_like)
     assert loaded.increment_model_.factor_ is not None
-    assert torch.equal(loaded.predict(x), geoq.predict(x))
-    assert not torch.equal(loaded.predict(x), plain)
+    assert torch.equal(loaded.bound(x), geoq.bound(x))
+    assert not torch.equal(loaded.bound(x), plain)
 
 
 def test_a_loaded_estimator_can_be_saved_again(saved, problem, tmp_path):
@@ -175,9 +177,9 @@ def test_a_surrogate_of_another_shape_is_refused(saved):
         GeoQ.load(saved[1], surrogate=lambda x: x)
 
 
-def test_a_representation_too_many_or_too_few_is_refused(saved, problem, tmp_path):
+def test_a_missing_or_additional_representation_is_refused(saved, problem, tmp_path):
     with pytest.raises(
-        ValueError, match="saved with no representation, unlike this call"
+        ValueError, match="saved with no representation, but this call differs"
     ):
         GeoQ.load(saved[1], surrogate=surrogate, representation=encoder)
     geoq = GeoQ(
@@ -198,10 +200,10 @@ def test_a_representation_too_many_or_too_few_is_refused(saved, problem, tmp_pat
         )
 
 
-def test_an_own_increment_model_must_be_handed_in(problem, tmp_path):
+def test_an_increment_model_of_the_user_must_be_passed_to_load(problem, tmp_path):
     geoq = GeoQ(surrogate, None, folds=RandomFolds(3), increment_model=Tenth())
     geoq.fit(problem.x, problem.y).save(tmp_path / "a.geoq")
-    with pytest.raises(ValueError, match="pass the fitted one as increment_model"):
+    with pytest.raises(ValueError, match="pass the fitted model as increment_model"):
         GeoQ.load(tmp_path / "a.geoq", surrogate=surrogate)
 
 

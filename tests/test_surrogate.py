@@ -5,10 +5,9 @@ from conftest import fresh
 from torch import nn
 from torch.testing import assert_close
 
-from geoq import absolute_error, norm_error, relative_norm_error
-from geoq import surrogate as border
+from geoq import absolute_error, arrays, norm_error, relative_norm_error
 from geoq.arrays import chunks, restore, take, to_tensor
-from geoq.checks import check_callable, check_finite, check_pairs
+from geoq.checks import TRAINED, check_callable, check_finite, check_pairs
 from geoq.surrogate import evaluate, observe
 
 
@@ -98,7 +97,10 @@ def test_the_first_bad_value_is_named_and_all_are_counted():
 
 @pytest.mark.parametrize(
     ("masked", "message"),
-    [(4, "same places in all samples.* fill them with 0 in x and y"), (3, "remove or")],
+    [
+        (4, "same places are missing in all samples.* fill them with 0 in x and y"),
+        (3, "remove or"),
+    ],
 )
 def test_values_missing_at_the_same_places_of_all_samples_are_to_be_masked(
     masked, message
@@ -110,8 +112,8 @@ def test_values_missing_at_the_same_places_of_all_samples_are_to_be_masked(
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 2), (4, 3, 3)])
-def test_what_is_missing_altogether_is_no_mask(shape):
-    """A table with an empty column has no land, and fields without a value have nothing else."""
+def test_a_missing_column_or_field_is_not_a_mask(shape):
+    """Neither a table with an empty column nor fields without any value have a mask."""
     x = torch.zeros(4, 2)
     y = torch.zeros(shape)
     y[..., :1] = torch.nan
@@ -132,7 +134,7 @@ def test_chunks_cover_all_rows_once(n_rows, row_numbers):
 
 
 def test_a_function_is_called_on_chunks_and_answers_as_on_the_whole(monkeypatch):
-    monkeypatch.setattr(border, "CHUNK_NUMBERS", 4)
+    monkeypatch.setattr(arrays, "CHUNK_NUMBERS", 4)
     sizes = []
 
     def double(x):
@@ -249,11 +251,11 @@ class Ridge:
         ),
         ("train_surrogate", nn.Linear, "got the class Linear; pass a function that"),
         (
-            border.TRAINED,
+            TRAINED,
             Ridge(),
             r"as surrogate\(x\), got Ridge; return model.predict from train_surrogate",
         ),
-        (border.TRAINED, None, "NoneType; return a function from train_surrogate"),
+        (TRAINED, None, "NoneType; return a function from train_surrogate"),
         (
             "error_functional",
             "mse",
@@ -276,4 +278,4 @@ def test_a_class_whose_objects_answer_is_a_recipe():
 
 def test_a_recipe_that_returns_a_network_in_training_mode_gets_the_hint():
     with pytest.raises(ValueError, match=r"; return model.eval\(\) from train_surr"):
-        check_callable(fresh(nn.Linear, 1, 1).train(), border.TRAINED)
+        check_callable(fresh(nn.Linear, 1, 1).train(), TRAINED)

@@ -1,53 +1,79 @@
-"""Constructor arguments of estimators, in the manner of scikit-learn, for dataclasses.
+"""Constructor arguments of estimators that are dataclasses, with the methods that scikit-learn's ``clone`` needs.
 
-The estimators are dataclasses with ``get_params`` instead of subclasses of scikit-learn's ``BaseEstimator``. ``clone`` accepts
-both, and importing scikit-learn would nearly double the time of ``import geoq``.
+The estimators are not subclasses of scikit-learn's ``BaseEstimator``, because importing scikit-learn would nearly double the
+time of ``import geoq``.
 """
 
 from dataclasses import fields
 from typing import Any
 
-# Settings are shown in full up to this many characters, and by their type beyond.
+# Settings are shown in full up to this many characters. Longer settings are shown by the name of their type.
 LONGEST_SETTING = 100
 _MODELS = ("surrogate", "train_surrogate")
 
 
 def get_params(estimator: Any) -> dict[str, Any]:
-    """The constructor arguments by name."""
+    """Return the constructor arguments by name.
+
+    Args:
+        estimator: a dataclass object.
+
+    Example:
+        >>> from geoq import SafeRegion
+        >>> get_params(SafeRegion(n_neighbors=5))
+        {'n_neighbors': 5, 'quantile': 0.95}
+    """
     return {part.name: getattr(estimator, part.name) for part in fields(estimator)}
 
 
 def set_params(estimator: Any, params: dict[str, Any]) -> None:
-    """Change constructor arguments; refuse names that the constructor does not have."""
-    known = get_params(estimator)
-    for name, value in params.items():
-        if name not in known:
+    """Change constructor arguments.
+
+    Args:
+        estimator: a dataclass object.
+        params: the new values by name.
+
+    Raises:
+        ValueError: the constructor has no argument of such a name. Then no argument is changed.
+    """
+    names = [part.name for part in fields(estimator)]
+    for name in params:
+        if name not in names:
             raise ValueError(
-                f"{type(estimator).__name__} has no parameter {name!r}; it has {', '.join(known)}."
+                f"{type(estimator).__name__} has no parameter {name!r}; it has {', '.join(names)}."
             )
+    for name, value in params.items():
         setattr(estimator, name, value)
 
 
 def represent(estimator: Any, *, fitted: bool) -> str:
-    """A repr that shows the models and all settings that differ from the defaults."""
-    usual = get_params(type(estimator)(None, None))
+    """Describe an estimator in one line.
+
+    Args:
+        estimator: a dataclass object with two models as its first arguments.
+        fitted: whether the estimator is fitted.
+
+    Returns:
+        The names of the models, all settings that differ from the defaults, and whether the estimator is fitted.
+    """
+    defaults = get_params(type(estimator)(None, None))
     parts = [
         f"{name}={_name(value) if name in _MODELS else _short(value)}"
         for name, value in get_params(estimator).items()
-        if name in _MODELS or repr(value) != repr(usual[name])
+        if name in _MODELS or repr(value) != repr(defaults[name])
     ]
     state = "fitted" if fitted else "not fitted"
     return f"{type(estimator).__name__}({', '.join(parts)}), {state}"
 
 
-def _name(part: object) -> str:
+def _name(value: object) -> str:
     """The name of a function or class; the name of the type of any other object."""
-    if part is None:
+    if value is None:
         return "None"
-    return str(getattr(part, "__qualname__", type(part).__name__))
+    return str(getattr(value, "__qualname__", type(value).__name__))
 
 
 def _short(value: object) -> str:
     text = _name(value) if hasattr(value, "__qualname__") else repr(value)
-    flat = len(text) <= LONGEST_SETTING and "\n" not in text
-    return text if flat else f"{_name(value)}(...)"
+    fits = len(text) <= LONGEST_SETTING and "\n" not in text
+    return text if fits else f"{_name(value)}(...)"

@@ -16,11 +16,10 @@ from geoq.arrays import Array
 from geoq.assessment import Assessment
 from geoq.conformal import POINTWISE, Guarantee
 from geoq.estimator import GeoQ
-from geoq.folds import Folds, default_folds
-from geoq.increments.power_law import PowerLawIncrement
+from geoq.folds import Folds
 from geoq.increments.protocol import IncrementModel
 from geoq.representation import Representation
-from geoq.safe_region import DistanceRegion, Region
+from geoq.safe_region import Region
 from geoq.surrogate import ErrorFunctional, absolute_error
 
 
@@ -30,12 +29,12 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
     .. math:: \widehat E(x) = \overline E_{k_a}(x) + g_\eta(\psi_{k_a, k}(x))  (eq:anchor_error_decomposition)
 
     ``predict`` returns the prediction of the regressor, in the shape of y; ``score`` and searches over ``estimator__...``
-    evaluate that prediction. The calibration fits one clone of the regressor per fold, with the same defaults as ``GeoQ``.
-    Data frames are converted to arrays, so the regressor does not receive column names.
+    evaluate that prediction. The calibration fits one clone of the regressor per fold. The defaults are the defaults of
+    ``GeoQ``. Data frames are converted to arrays, so the regressor does not receive column names.
 
     Args:
         estimator: the regressor, cloned before it is fitted. None means ``RandomForestRegressor(random_state=0)``.
-        representation: phi; None means the standardised input.
+        representation: phi; None means the standardised inputs.
         error_functional: rho, the error that is bounded.
         folds: which points are held out together. None means ``default_folds()``, 15 fits of the regressor;
             ``RandomFolds(5)`` is cheaper and suits queries inside the data.
@@ -96,7 +95,10 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
             X: inputs, one row per sample.
             y: targets, one per row: a number or a row of several outputs.
             groups: a label per row, for fold schemes that hold out whole groups.
-            checkpoint: a folder that keeps each finished fold, see ``GeoQ.fit``.
+            checkpoint: a folder that stores each finished fold, see ``GeoQ.fit``.
+
+        Returns:
+            The regressor itself.
 
         Raises:
             ValueError: the data or a setting is unusable. These checks come before any training.
@@ -104,69 +106,73 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         x, y = validate_data(
             self, X, y, multi_output=True, y_numeric=True, ensure_min_samples=2
         )
-        geoq = GeoQ(
-            None,
-            _TrainClone(self._regressor),
-            representation=self.representation,
-            error_functional=self.error_functional,
-            folds=default_folds() if self.folds is None else self.folds,
-            increment_model=PowerLawIncrement()
-            if self.increment_model is None
-            else self.increment_model,
-            n_anchors=self.n_anchors,
-            n_support=self.n_support,
-            safe_region=DistanceRegion()
-            if self.safe_region is None
-            else self.safe_region,
-        )
+        settings = self.get_params(deep=False)
+        del settings["estimator"]
+        # GeoQ has the defaults of the settings that are None.
+        chosen = {name: part for name, part in settings.items() if part is not None}
+        geoq = GeoQ(None, _TrainClone(self._regressor), **chosen)
         self.geoq_ = geoq.fit(x, y, groups=groups, checkpoint=checkpoint)
-        assert isinstance(self.geoq_.surrogate_, _FittedClone)
-        self.estimator_ = self.geoq_.surrogate_.estimator
+        self.estimator_ = self._surrogate.estimator
         return self
 
     def predict(self, X: Any) -> Array:
-        """The prediction of the regressor fitted on all data."""
-        return self._fitted.surrogate_(self._validated(X))
+        """Return the prediction of the regressor that was fitted on all data."""
+        check_is_fitted(self, "geoq_")
+        return self._surrogate(self._validated(X))
 
     def bound(self, X: Any) -> Array:
-        """Upper bound of the error of the prediction at each row, in the shape of the error."""
-        return self._fitted.bound(self._validated(X))
+        """Return an upper bound of the error of the prediction at each row, in the shape of the error."""
+        return self._calibrated.bound(self._validated(X))
 
     def bounds(self, X: Any, levels: Sequence[float]) -> dict[float, Array]:
-        """Error bounds at several quantile levels, see ``GeoQ.bounds``."""
-        return self._fitted.bounds(self._validated(X), levels)
+        """Return error bounds at several quantile levels, see ``GeoQ.bounds``."""
+        return self._calibrated.bounds(self._validated(X), levels)
 
     def expected_error(self, X: Any) -> Array:
-        """The expected error at each row, see ``GeoQ.expected_error``."""
-        return self._fitted.expected_error(self._validated(X))
+        """Return the expected error at each row, see ``GeoQ.expected_error``."""
+        return self._calibrated.expected_error(self._validated(X))
 
     def assess(self, X: Any) -> Assessment:
-        """Prediction, bound, safe flag and their parts at each row."""
-        return self._fitted.assess(self._validated(X))
+        """Return the prediction, the bound, the safe flag and their parts at each row."""
+        return self._calibrated.assess(self._validated(X))
 
     def conformalize(
         self, X: Any, y: Any, *, guarantee: Guarantee = POINTWISE
     ) -> "GeoQRegressor":
-        """Scale the bound so that it holds on pairs that were set aside, see ``GeoQ.conformalize``."""
-        self._fitted.conformalize(
+        """Scale the bound so that it holds on pairs that ``fit`` has not seen, see ``GeoQ.conformalize``."""
+        self._calibrated.conformalize(
             self._validated(X), np.asarray(y), guarantee=guarantee
         )
         return self
 
     def save(self, path: str | Path) -> None:
-        """Write the calibration to one file, see ``GeoQ.save``; the fitted regressor is not in it."""
-        numbers, arrays = files.state(self._fitted)
-        assert isinstance(self.geoq_.surrogate_, _FittedClone)
+        """Write the calibration to one file, see ``GeoQ.save``. The file does not contain the regressor."""
+        numbers, arrays = files.state(self._calibrated)
         own = {
-            "output_shape": list(self.geoq_.surrogate_.output_shape),
+            "output_shape": list(self._surrogate.output_shape),
             "n_features_in": int(self.n_features_in_),
             "feature_names": [*map(str, getattr(self, "feature_names_in_", ()))],
         }
         archive.write(path, numbers | {"sklearn": own}, arrays)
 
     @classmethod
-    def load(cls, path: str | Path, *, estimator: Any) -> "GeoQRegressor":
-        """Read a calibration; ``estimator`` is the fitted regressor, ``estimator_`` of the saved object.
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        estimator: Any,
+        representation: Representation | None = None,
+        increment_model: IncrementModel | None = None,
+        error_functional: ErrorFunctional | None = None,
+    ) -> "GeoQRegressor":
+        """Read a calibrated regressor; its answers are bit for bit the answers of the saved one.
+
+        Args:
+            path: a file that ``save`` wrote.
+            estimator: the fitted regressor, ``estimator_`` of the saved object.
+            representation: see ``GeoQ.load``, as for the arguments below.
+            increment_model: the fitted increment model, if it was an object of the user.
+            error_functional: the error functional, if it was a function of the user.
 
         Raises:
             ValueError: the file is unusable, or the regressor is not the one that was calibrated.
@@ -177,32 +183,42 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
                 f"{path} was not saved by a GeoQRegressor; load it with the class that saved it."
             )
         own = numbers["sklearn"]
-        fitted = _FittedClone(estimator, tuple(own["output_shape"]))
-        regressor = cls(estimator)
-        regressor.geoq_ = GeoQ.load(path, surrogate=fitted)
-        regressor.estimator_ = estimator
+        geoq = GeoQ.load(
+            path,
+            surrogate=_FittedClone(estimator, tuple(own["output_shape"])),
+            representation=representation,
+            increment_model=increment_model,
+            error_functional=error_functional,
+        )
+        settings = geoq.get_params()
+        del settings["surrogate"], settings["train_surrogate"]
+        regressor = cls(estimator, **settings)
+        regressor.geoq_, regressor.estimator_ = geoq, estimator
         regressor.n_features_in_ = own["n_features_in"]
         if own["feature_names"]:
             regressor.feature_names_in_ = np.array(own["feature_names"], dtype=object)
         return regressor
 
     @property
-    def _fitted(self) -> GeoQ:
+    def _calibrated(self) -> GeoQ:
         check_is_fitted(self, "geoq_")
         return self.geoq_
 
-    def _validated(self, X: Any) -> np.ndarray:
-        check_is_fitted(self, "geoq_")
-        validated: np.ndarray = validate_data(self, X, reset=False)
-        return validated
+    @property
+    def _surrogate(self) -> "_FittedClone":
+        surrogate = self.geoq_.surrogate_
+        assert isinstance(surrogate, _FittedClone)
+        return surrogate
 
     @property
     def _regressor(self) -> Any:
-        return (
-            RandomForestRegressor(random_state=0)
-            if self.estimator is None
-            else self.estimator
-        )
+        if self.estimator is None:
+            return RandomForestRegressor(random_state=0)
+        return self.estimator
+
+    def _validated(self, X: Any) -> np.ndarray:
+        validated: np.ndarray = validate_data(self, X, reset=False)
+        return validated
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -214,7 +230,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
 
 @dataclass(frozen=True)
 class _TrainClone:
-    """Fits a clone of the regressor. This is a class because closures cannot be pickled."""
+    """A recipe that fits a clone of the regressor. It is a class because closures cannot be pickled."""
 
     estimator: Any
 

@@ -5,6 +5,7 @@ from.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -63,3 +64,14 @@ class Factor(Protocol):
     def fit(
         self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float, /
     ) -> Learned: ...
+
+
+@dataclass(frozen=True)
+class NoFactor:
+    """No factor: the bound stays as it is."""
+
+    def fit(
+        self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float
+    ) -> Learned:
+        del bound_of, quantile
+        return Learned.nothing(calibration)

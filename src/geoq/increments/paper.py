@@ -1,6 +1,8 @@
-r"""Increment models: an upper conditional quantile of what the anchors do not explain (line 12).
+r"""The increment models of the paper: the length of psi times a learned rate (line 12).
 
 .. math:: g_\eta(\psi) = \|\psi\|_{\mathscr P} \, h_\eta(T(\psi))
+
+The rate h is a network, and T standardises the features (line 11). The increment is zero where psi is zero, and never negative.
 """
 
 import math
@@ -23,14 +25,20 @@ from geoq.quantiles import check_quantile, inverse_cdf_quantile, pinball_loss
 from geoq.representation import Standardization
 from geoq.training.loop import Training, seeded, train
 
+# A cell without any error starts at this fraction of the mean rate of its channel.
+INITIAL_FRACTION = 0.01
+
 
 class _ScaledRate(nn.Module):
-    """||psi|| h(T(psi)) with everything it needs in one state dict: T, the units and the network.
+    r"""The function ||psi|| h(T(psi)); its state dict contains T, u, b and the weights of the network n.
 
-    h is ``unit * softplus(network + start) / softplus(0)``. It cannot die as a ReLU output does, and starts at the pooled
-    quantile of r / ||psi|| in each coordinate, whatever the units of the data: that is the unit, and start is 0. Where the
-    quantile is 0, since errors are rare, the unit is the size of an error where there is one, and start leads to the mean:
-    in units of the mean the network would have to answer 1000 for a cell that is wrong once in a thousand.
+    .. math:: h(\psi) = u \, \operatorname{softplus}(n(T(\psi)) + b) / \operatorname{softplus}(0)
+
+    The typical rate u and the offset b have one value per coordinate of the error. They are chosen so that the training starts
+    near the quantile of r / ||psi||, whatever the units of the data are. Normally u is this quantile, or the mean of
+    r / ||psi|| if the mean is larger, and b is 0. If errors are so rare that the quantile is 0, u is the mean of the nonzero
+    rates, and b makes h start at the mean of all rates. With the mean of all rates as u, the network would have to return
+    1000 in a cell that is wrong once in a thousand tuples.
     """
 
     def __init__(
@@ -44,50 +52,47 @@ class _ScaledRate(nn.Module):
         self.network, self.n_spatial = network, n_spatial
         self.register_buffer("mean", torch.zeros(n_features))
         self.register_buffer("scale", torch.ones(n_features))
-        self.register_buffer("unit", torch.ones(field_shape))
-        self.register_buffer("start", torch.zeros(field_shape))
+        self.register_buffer("typical_rate", torch.ones(field_shape))
+        self.register_buffer("offset", torch.zeros(field_shape))
         self.mean: Tensor
         self.scale: Tensor
-        self.unit: Tensor
-        self.start: Tensor
+        self.typical_rate: Tensor
+        self.offset: Tensor
 
     def forward(self, features: GeometricFeatures) -> Tensor:
         standardised = Standardization(self.mean, self.scale)(features.flat.float())
-        answer = self.network(standardised).view(-1, *self.unit.shape) + self.start
-        rate = nn.functional.softplus(answer) / math.log(2)
-        norm = features.norm.float().view(-1, *(1,) * self.unit.ndim)
-        return norm * self.unit * rate
+        output = self.network(standardised).view(-1, *self.offset.shape) + self.offset
+        rate = nn.functional.softplus(output) / math.log(2)
+        norm = features.norm.float().view(-1, *(1,) * self.offset.ndim)
+        return norm * self.typical_rate * rate
 
     def fit_normalization(self, calibration: CalibrationSet, quantile: float) -> None:
-        """T, and the level of each coordinate at which h starts."""
+        """Set T, u and b from the calibration tuples."""
         standardization = calibration.standardization
         self.mean.copy_(standardization.mean)
         self.scale.copy_(standardization.scale)
         norm = calibration.features.norm
-        apart = norm > 0
-        slope = calibration.increment[apart] / norm[apart].view(
-            -1, *(1,) * self.unit.ndim
+        positive = norm > 0
+        rate = calibration.increment[positive] / norm[positive].view(
+            -1, *(1,) * self.offset.ndim
         )
-        if not len(slope):
-            self.unit.zero_()
+        if not len(rate):
+            self.typical_rate.zero_()
             return
-        level, mean = inverse_cdf_quantile(slope, quantile), slope.mean(dim=0)
-        # Where more than the level's share of the increments is zero, the mean keeps h off zero so that it can learn;
-        # a cell that was never wrong starts where its channel does.
-        by_channel = self._by_channel(mean)
-        first = torch.where(mean > 0, mean, 0.01 * by_channel)
-        share = self._by_channel(nonzero_counts(slope).to(slope) / len(slope))
-        size = torch.where(share > 0, by_channel / share, 0.0)
-        rare = (level == 0) & (size > 0)
-        level = torch.maximum(level, first)
-        self.unit.copy_(torch.where(rare, size, level))
-        # Of softplus(start) / softplus(0) = first / size.
-        # Less than one wrong value in a million starts no lower.
-        softplus = (math.log(2) * first / size).clamp(1e-6, 30.0)
-        self.start.copy_(torch.where(rare, softplus.expm1().log(), 0.0))
+        upper, mean = inverse_cdf_quantile(rate, quantile), rate.mean(dim=0)
+        channel_mean = self.channel_mean(mean)
+        initial = torch.where(mean > 0, mean, INITIAL_FRACTION * channel_mean)
+        nonzero = self.channel_mean(nonzero_counts(rate).to(rate) / len(rate))
+        nonzero_mean = torch.where(nonzero > 0, channel_mean / nonzero, 0.0)
+        rare = (upper == 0) & (nonzero_mean > 0)
+        usual = torch.maximum(upper, initial)
+        self.typical_rate.copy_(torch.where(rare, nonzero_mean, usual))
+        # Solve softplus(b) / softplus(0) = initial / nonzero_mean for b; the lower limit is one error in a million values.
+        softplus = (math.log(2) * initial / nonzero_mean).clamp(1e-6, 30.0)
+        self.offset.copy_(torch.where(rare, softplus.expm1().log(), 0.0))
 
-    def _by_channel(self, values: Float[Tensor, " *field"]) -> Float[Tensor, " *field"]:
-        """Values averaged over the grid, if there is one: its cells share a unit, other coordinates need not."""
+    def channel_mean(self, values: Float[Tensor, " *field"]) -> Float[Tensor, " *field"]:
+        """The mean over the grid of each channel; the values themselves if there is no grid."""
         grid = tuple(range(values.ndim - self.n_spatial, values.ndim))
         return values.mean(dim=grid, keepdim=True).expand_as(values) if grid else values
 
@@ -99,10 +104,11 @@ def _fit_rate(
     training: Training,
     weights: tuple[float, ...] = (),
 ) -> None:
+    """Train the rate with the pinball loss, each channel divided by its mean increment."""
     increment = calibration.increment.float()
-    # Outputs in other units weigh alike: the minimiser of each coordinate's pinball loss does not depend on its weight,
-    # but what a shared network learns in finite time does.
-    typical = module._by_channel(increment.mean(dim=0))
+    # The best bound of a coordinate does not depend on its weight in the loss, but a shared network that is trained for a
+    # finite time fits the coordinates with large weights first. Therefore outputs in different units get equal weights.
+    typical = module.channel_mean(increment.mean(dim=0))
     weight = torch.where(typical > 0, 1 / typical, 0)
     if weights:
         weight = weight * weight.new_tensor(weights).view(-1, *(1,) * (weight.ndim - 1))
@@ -115,45 +121,60 @@ def _fit_rate(
 
     module.to(increment.device)
     module.fit_normalization(calibration, quantile)
-    # Tuples of one point, or of points that depend on each other, must not sit on both sides of the early stopping.
-    train(module, loss, training, units=calibration.group, repeatable=True)
-    apart = calibration.features.norm > 0  # where psi is zero, so is g by construction
-    if not apart.any():
+    # Dependent tuples, such as tuples of one point, stay on the same side of the split for early stopping.
+    train(module, loss, training, calibration.group, repeatable=True)
+    _check_not_zero(module, calibration, quantile)
+
+
+def _check_not_zero(
+    module: _ScaledRate, calibration: CalibrationSet, quantile: float
+) -> None:
+    """Refuse a trained rate that is zero in a coordinate with positive increments."""
+    positive = calibration.features.norm > 0
+    if not positive.any():
         return
-    answers = _parts(module, calibration.features)
+    answers = _in_chunks(module, calibration.features)
     largest = reduce(torch.maximum, (part.amax(dim=0) for part in answers))
-    dead = (largest == 0) & (inverse_cdf_quantile(increment[apart], quantile) > 0)
-    if dead.any():
+    increment = calibration.increment.float()[positive]
+    failed = (largest == 0) & (inverse_cdf_quantile(increment, quantile) > 0)
+    if failed.any():
         raise RuntimeError(
-            f"the increment model returns zero everywhere in {int(dead.sum())} of {dead.numel()} output coordinates, "
-            f"though the {quantile:g} quantile of the calibration increments there is positive; "
-            "its training died: change its random_state or lower its learning_rate."
+            f"the increment model returns zero everywhere in {int(failed.sum())} of {failed.numel()} output coordinates, "
+            f"although the {quantile:g} quantile of the calibration increments is positive there. Its training has failed; "
+            "lower the learning_rate of its training, or change the random_state."
         )
 
 
-def _parts(module: _ScaledRate, features: GeometricFeatures) -> Iterator[Tensor]:
-    """Answers, some rows at a time."""
-    row_numbers = max(features.displacement[:1].numel(), module.unit.numel())
+def _in_chunks(module: _ScaledRate, features: GeometricFeatures) -> Iterator[Tensor]:
+    """The increments of the features, a limited number of rows at a time."""
+    row_numbers = max(features.displacement[:1].numel(), module.offset.numel())
     for rows in chunks(len(features), row_numbers):
         with torch.no_grad():
             part = module(features[rows])
         yield part
 
 
-def _apply(module: _ScaledRate, features: GeometricFeatures) -> Tensor:
-    return torch.cat(list(_parts(module, features)))
+def _increments(module: _ScaledRate, features: GeometricFeatures) -> Tensor:
+    """The increments of all features, in the precision of the features."""
+    increments = torch.cat(list(_in_chunks(module, features)))
+    return increments.to(features.support_distance.dtype)
 
 
 @dataclass
 class NormScaledIncrement:
-    r"""The paper's increment for scalar and vector errors.
+    r"""The paper's increment model for scalar and vector errors.
 
     .. math:: g_\eta(\psi) = \|\psi\| \, h_\eta(T(\psi)), \quad h_\eta \text{ an MLP}
 
     Attributes:
-        quantile: tau, the level of the conditional quantile.
-        hidden: widths of h's hidden layers.
+        quantile: tau, the quantile level of the bound.
+        hidden: widths of the hidden layers of h.
         training: how h is trained.
+
+    Example:
+        >>> from geoq import GeoQ, NormScaledIncrement, Training
+        >>> increment = NormScaledIncrement(0.9, training=Training(n_steps=1000))
+        >>> geoq = GeoQ(lambda x: 2 * x, None, increment_model=increment)
     """
 
     quantile: float = 0.95
@@ -166,13 +187,14 @@ class NormScaledIncrement:
         check_quantile(self.quantile, "quantile")
 
     def fit(self, calibration: CalibrationSet) -> "NormScaledIncrement":
-        features = calibration.features.flat.shape[1]
-        self._build(features, tuple(calibration.error.shape[1:]))
+        """Train h on the calibration tuples."""
+        n_features = calibration.features.flat.shape[1]
+        self._build(n_features, tuple(calibration.error.shape[1:]))
         _fit_rate(self.module_, calibration, self.quantile, self.training)
         return self
 
     def __call__(self, features: GeometricFeatures) -> Tensor:
-        return _apply(self.module_, features).to(features.support_distance.dtype)
+        return _increments(self.module_, features)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Settings and weights, for a file."""
@@ -185,7 +207,7 @@ class NormScaledIncrement:
         """The fitted model that ``state`` described."""
         hidden, training = tuple(settings["hidden"]), Training(**settings["training"])
         model = NormScaledIncrement(settings["quantile"], hidden, training)
-        model._build(len(weights["mean"]), tuple(weights["unit"].shape))
+        model._build(len(weights["mean"]), tuple(weights["offset"].shape))
         _load(model.module_, weights)
         return model
 
@@ -193,12 +215,12 @@ class NormScaledIncrement:
         def make_network() -> nn.Module:
             return MLP(n_features, math.prod(field_shape), hidden=self.hidden)
 
-        network = _fresh(make_network, self.training.random_state)
+        network = _initialized(make_network, self.training.random_state)
         self.module_ = _ScaledRate(network, n_features, field_shape, n_spatial=0)
 
 
 class _FieldNetwork(nn.Module):
-    """A U-Net on the flattened psi: unpacks the field, conditions on the support distance, packs the answer."""
+    """A U-Net for the flattened psi: it sees the displacement as a field, and the support distance through FiLM."""
 
     def __init__(
         self,
@@ -208,7 +230,7 @@ class _FieldNetwork(nn.Module):
         widths: tuple[int, ...],
     ):
         super().__init__()
-        self.space = z_shape[-n_spatial:]
+        self.grid = z_shape[-n_spatial:]
         self.n_in = math.prod(z_shape[:-n_spatial])
         self.unet = UNet(
             self.n_in,
@@ -218,28 +240,31 @@ class _FieldNetwork(nn.Module):
         )
 
     def forward(self, psi: Tensor) -> Tensor:
-        result: Tensor = self.unet(
-            psi[:, :-1].view(-1, self.n_in, *self.space), psi[:, -1]
-        )
+        displacement = psi[:, :-1].view(-1, self.n_in, *self.grid)
+        result: Tensor = self.unet(displacement, psi[:, -1])
         return result
 
 
 @dataclass
 class FieldIncrement:
-    r"""The paper's increment for fields.
+    r"""The paper's increment model for fields.
 
     .. math:: g_\eta(\psi) = \|\psi\| \, h_\eta(T(\psi)), \quad h_\eta \text{ a U-Net conditioned on } \Delta d \text{ by FiLM}
 
-    Displacement and error are fields on the same grid, which is their last ``n_spatial`` dimensions; all dimensions
-    before it are channels, and the error may have others than the input (40 lead times of 3 variables, say).
+    The displacement and the error are fields on the same grid. The grid is their last ``n_spatial`` dimensions; all dimensions
+    before it are channels. The error can have other channels than the displacement, for example 40 lead times of 3 variables.
 
     Attributes:
-        quantile: tau, the level of the conditional quantile.
+        quantile: tau, the quantile level of the bound.
         n_spatial: 1 for fields on a line, 2 for fields in the plane.
-        widths: channels per level of the U-Net.
+        widths: channels at each resolution of the U-Net.
         training: how h is trained.
-        weights: of the first dimension of the error in the loss, for example growing with lead time as in the paper;
-            none means alike.
+        weights: weights in the loss along the first dimension of the error, for example weights that grow with the lead
+            time as in the paper. An empty tuple means equal weights.
+
+    Example:
+        >>> from geoq import FieldIncrement
+        >>> increment = FieldIncrement(n_spatial=1, widths=(16, 32), weights=(1.0, 2.0))
     """
 
     quantile: float = 0.95
@@ -255,22 +280,23 @@ class FieldIncrement:
         check_spatial(self.n_spatial)
 
     def check_shapes(self, shapes: Shapes) -> None:
-        """Refuse displacements and errors that do not live on one grid."""
+        """Refuse displacements and errors on different grids, and weights that do not fit the error."""
         grids = shapes.z[-self.n_spatial :], shapes.error[-self.n_spatial :]
         if grids[0] != grids[1] or len(grids[0]) < self.n_spatial:
             raise ValueError(
-                f"FieldIncrement(n_spatial={self.n_spatial}), but a row of the representation has shape {shapes.z} and "
-                f"a row of the error {shapes.error}, which do not end in one grid; put the grid last in both, or use "
-                "NormScaledIncrement."
+                f"FieldIncrement(n_spatial={self.n_spatial}), but a row of the representation has shape {shapes.z} and a "
+                f"row of the error has shape {shapes.error}, which do not end in the same grid; put the grid last in both, "
+                "or use NormScaledIncrement."
             )
         warn_of_channels_last(shapes.error, self.n_spatial)
         if self.weights and len(self.weights) != shapes.error[0]:
             raise ValueError(
-                f"FieldIncrement got {len(self.weights)} weights, but a row of the error has shape {shapes.error}; give one "
-                "for each place along its first dimension."
+                f"FieldIncrement has {len(self.weights)} weights, but a row of the error has shape {shapes.error}; pass "
+                f"{shapes.error[0]} weights, one for each index of its first dimension."
             )
 
     def fit(self, calibration: CalibrationSet) -> "FieldIncrement":
+        """Train h on the calibration tuples."""
         shapes = Shapes.of(calibration)
         self.check_shapes(shapes)
         self._build(shapes.z, shapes.error)
@@ -278,10 +304,10 @@ class FieldIncrement:
         return self
 
     def __call__(self, features: GeometricFeatures) -> Tensor:
-        return _apply(self.module_, features).to(features.support_distance.dtype)
+        return _increments(self.module_, features)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Settings, shape of the representation, and weights, for a file."""
+        """Settings, the shape of the representation, and weights, for a file."""
         return {**asdict(self), "z_shape": self.z_shape_}, self.module_.state_dict()
 
     @staticmethod
@@ -289,15 +315,14 @@ class FieldIncrement:
         settings: dict[str, Any], weights: dict[str, Tensor]
     ) -> "FieldIncrement":
         """The fitted model that ``state`` described."""
-        widths, training = tuple(settings["widths"]), Training(**settings["training"])
         model = FieldIncrement(
             settings["quantile"],
             settings["n_spatial"],
-            widths,
-            training,
+            tuple(settings["widths"]),
+            Training(**settings["training"]),
             tuple(settings["weights"]),
         )
-        model._build(tuple(settings["z_shape"]), tuple(weights["unit"].shape))
+        model._build(tuple(settings["z_shape"]), tuple(weights["offset"].shape))
         _load(model.module_, weights)
         return model
 
@@ -307,17 +332,17 @@ class FieldIncrement:
         def make_network() -> nn.Module:
             return _FieldNetwork(field_shape, z_shape, self.n_spatial, self.widths)
 
-        network = _fresh(make_network, self.training.random_state)
+        network = _initialized(make_network, self.training.random_state)
         self.module_ = _ScaledRate(
             network, math.prod(z_shape) + 1, field_shape, self.n_spatial
         )
 
 
-def _fresh(make_network: Callable[[], nn.Module], random_state: int) -> nn.Module:
+def _initialized(make_network: Callable[[], nn.Module], random_state: int) -> nn.Module:
     with seeded(random_state):
         return make_network()
 
 
 def _load(module: _ScaledRate, weights: dict[str, Tensor]) -> None:
     module.load_state_dict(weights)
-    module.to(weights["unit"].device).eval()
+    module.to(weights["offset"].device).eval()

@@ -296,10 +296,10 @@ def check_pretrained_folds(train_surrogate: object) -> None:
 
 
 def check_models(
-    surrogate: Surrogate | None,
-    train_surrogate: TrainSurrogate | FoldSurrogates | None,
-    representation: Representation | None,
-    error_functional: ErrorFunctional,
+    surrogate: object,
+    train_surrogate: object,
+    representation: object,
+    error_functional: object,
 ) -> None:
     """Refuse objects that cannot be called, and the absence of any model."""
     check_any_model(surrogate, train_surrogate, "x, y")
