@@ -179,20 +179,33 @@ def test_files_named_by_the_equations_exist():
     assert [name for name in files if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=name_of
-)
+def can_be_imported(module: str, name: str) -> bool:
+    if hasattr(importlib.import_module(module), name):
+        return True
+    return module == "geoq" and (PACKAGE / f"{name}.py").exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_names_imported_by_a_page_exist(page):
-    """A name in an import statement of a page, run or not, exists in the package."""
-    missing = []
+    """A name in an import statement of a page exists in the package, whether the page is executed or not."""
     pattern = r"^from (geoq[\w.]*) import (?:\(([^)]*)\)|(.*))$"
-    for module, inside, line in re.findall(
-        pattern, page.read_text(), flags=re.MULTILINE
-    ):
-        target = importlib.import_module(module)
-        names = [name.strip() for name in (inside or line).split(",") if name.strip()]
-        missing += [f"{module}.{name}" for name in names if not hasattr(target, name)]
-    assert not missing
+    imports = re.findall(pattern, page.read_text(), flags=re.MULTILINE)
+    names = [
+        (module, name.strip())
+        for module, inside, line in imports
+        for name in (inside or line).split(",")
+        if name.strip()
+    ]
+    assert [name for name in names if not can_be_imported(*name)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_scripts_named_by_a_page_exist(page):
+    prose = re.sub(
+        r"<!-- (\S+) -->\n.*?<!-- /\1 -->", "", page.read_text(), flags=re.DOTALL
+    )
+    scripts = set(re.findall(r"(?:benchmarks|docs|tests)/[\w/]+\.py", prose))
+    assert [name for name in sorted(scripts) if not (ROOT / name).exists()] == []
 
 
 def slug(heading: str) -> str:
