@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Threads that wait should sleep: on a busy machine spinning ones cost minutes.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test lint format setup bench golden clean
+.PHONY: demo test lint docs-check format setup bench golden clean
 
 demo: setup  ## Calibrate GeoQ around a small neural surrogate of the Forrester function
 	$(BIN)/geoq demo
@@ -20,11 +20,14 @@ lint: setup  ## Lint and types alone
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs-check: setup  ## The examples, links, names and words of the documentation
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_docs.py tests/test_readme.py
+
 format: setup  ## Rewrite the files in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup  ## The speed figures of the README
+bench: setup  ## The speed figures of docs/speed.md
 	$(BIN)/python benchmarks/speed.py
 
 golden: setup  ## Store the answers that tests/test_golden.py compares with, after a change on purpose

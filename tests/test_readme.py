@@ -1,4 +1,4 @@
-"""What the README and the page of pictures show runs as it stands."""
+"""The examples of all pages run as they stand, and the README shows what they print and where things are."""
 
 import re
 from pathlib import Path
@@ -6,43 +6,81 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PICTURES = ROOT / "docs" / "pictures.md"
+# Pages whose code blocks are fragments about the reader's own data.
+FRAGMENTS = {"cost.md", "rollouts.md", "weather.md"}
+# The modules of these packages are named in the tree as well.
+NAMED_PACKAGES = ("increments", "training", "nets")
+
+
+def code_blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
 def run(page: Path) -> dict[str, object]:
     names: dict[str, object] = {}
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     with np.errstate(all="raise"):
-        for block in blocks:
+        for block in code_blocks(page):
             exec(compile(block, page.name, "exec"), names)  # noqa: S102
     return names
 
 
-def test_the_examples_run_one_after_the_other(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)  # where they save pictures
+def runnable_pages() -> list[Path]:
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    return [
+        page
+        for page in pages
+        if code_blocks(page) and page != PICTURES and page.name not in FRAGMENTS
+    ]
+
+
+def test_the_readme_prints_what_it_shows(capsys):
     names = run(README)
-    printed = capsys.readouterr().out
-    assert "NOT safe" in printed
-    assert names["a"].safe.tolist() == [True, False]
+    shown = re.search(r"```text\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    assert capsys.readouterr().out == shown[1]
+    assert names["answer"].safe.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("page", runnable_pages(), ids=lambda page: page.name)
+def test_the_code_blocks_of_a_page_run_one_after_the_other(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # where they save files
+    run(page)
 
 
 @pytest.mark.slow
 def test_the_page_of_pictures_draws_what_it_shows(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    page = README.parent / "docs" / "pictures.md"
-    names = run(page)
+    names = run(PICTURES)
     drawn = {path.name for path in tmp_path.glob("*.png")}
-    assert drawn == {path.name for path in page.parent.glob("pictures-*.png")}
-    assert drawn == set(re.findall(r"\((pictures-.*?\.png)\)", page.read_text()))
-    # What the page says of its last field.
+    assert drawn == {path.name for path in PICTURES.parent.glob("pictures-*.png")}
+    assert drawn == set(re.findall(r"\((pictures-.*?\.png)\)", PICTURES.read_text()))
+    # Statements of the page about its last field and its rollouts.
     assert names["strings"].safe.tolist() == [True, False]
+    assert (names["forecast"].trusted_horizon > names["held"]).sum() == 2
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text().splitlines()) <= 150
 
 
 def test_the_tree_names_every_module():
-    tree = README.read_text()
-    package = README.parent / "src" / "geoq"
-    modules = [
+    tree = README.read_text().split("src/geoq/\n")[1].split("```")[0]
+    package = ROOT / "src" / "geoq"
+    members = [
         path for path in package.iterdir() if not path.name.startswith(("_", "py"))
     ]
-    missing = [path.name for path in modules if f"  {path.name}" not in tree]
+    missing = [path.name for path in members if f"\n  {path.name}" not in "\n" + tree]
+    words = set(re.findall(r"\w+", tree))
+    for name in NAMED_PACKAGES:
+        modules = (package / name).glob("[!_]*.py")
+        missing += [f"{name}/{m.name}" for m in modules if m.stem not in words]
     assert not missing
+
+
+def test_the_tree_names_nothing_that_is_gone():
+    tree = README.read_text().split("src/geoq/\n")[1].split("tests/  ")[0]
+    named = re.findall(r"^  (\w+(?:\.py|/))", tree, flags=re.MULTILINE)
+    gone = [name for name in named if not (ROOT / "src" / "geoq" / name).exists()]
+    assert not gone

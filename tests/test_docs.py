@@ -1,0 +1,269 @@
+"""Names, labels, links and words of the documentation; ``python tests/test_docs.py`` prints all words to replace."""
+
+import importlib
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "geoq"
+EQUATIONS = ROOT / "docs" / "equations.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+# All labels of the paper's LaTeX source, one per line: grep -o '\\label{[^}]*}' paper.tex
+LABELS = set((ROOT / "tests" / "data" / "paper_labels.txt").read_text().split())
+
+PAGES = [ROOT / "README.md", CONTRIBUTING, *sorted((ROOT / "docs").glob("*.md"))]
+LINKED_PAGES = [*PAGES, ROOT / "CHANGELOG.md"]
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+# Words that are not used, each with the reason or the word to use. docs/glossary.md explains them.
+NOT_ALLOWED = {
+    r"tells?|telling|told": "data contain, describe or determine",
+    r"says|said": "states, gives, returns",
+    r"knows": "reads, contains, was trained on",
+    r"verdicts?": "flag, classification",
+    r"judge[sd]?|judging": "evaluate",
+    r"hears?|heard": "read, used",
+    r"loud\w*": "large",
+    r"promise[sd]?|promising": "guarantee",
+    r"forgets?|forgot|forgotten": "lost, unavailable",
+    r"believe[sd]?": "assumed, clamped to",
+    r"vouch\w*": "support",
+    r"brought": "given",
+    r"sceptics?": "reader",
+    r"so many|so few": "the number",
+    r"no two|none of which": "a sentence with a subject",
+    r"may well|at the most|as of|by itself tells": "a shorter phrase",
+    r"those of|that of": "repeat the noun",
+    r"(?:a|the|this|that|its|their|same|larger|expected|which|what) shares?(?! (?:a|the|one|their|its)\b)"
+    r"|shares? of": "fraction",
+    r"(?:a|one|per|each|of) unit of (?:rows|tuples|points|time)|rows of a unit": "group",
+    r"the finish|a finish|conformal finish|finish_": "conformal factors",
+    r"borders?": "checks",
+}
+PATTERNS = {
+    # An underscore is no letter, so that parts of identifiers are found as well.
+    re.compile(rf"(?<![A-Za-z])(?:{words})(?![A-Za-z])", re.IGNORECASE): instead
+    for words, instead in NOT_ALLOWED.items()
+}
+
+
+def prose_of_page(path: Path) -> list[tuple[int, str]]:
+    """Return numbered lines without inline code, links' targets and generated tables."""
+    text = path.read_text()
+    # Generated tables are written by the benchmarks; their line numbers are kept.
+    text = re.sub(
+        r"<!-- (\S+) -->\n.*?<!-- /\1 -->",
+        lambda match: "\n" * match[0].count("\n"),
+        text,
+        flags=re.DOTALL,
+    )
+    text = re.sub(r"(?<!`)`[^`\n]+`(?!`)", "", text)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return list(enumerate(text.splitlines(), start=1))
+
+
+def prose_of_source(path: Path) -> list[tuple[int, str]]:
+    """Return numbered lines of names, comments, docstrings and messages: everything but operators and numbers."""
+    kept = (tokenize.NAME, tokenize.COMMENT, tokenize.STRING)
+    kept += (getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING),)
+    lines = []
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type in kept:
+            parts = token.string.splitlines()
+            lines += [(token.start[0] + i, part) for i, part in enumerate(parts)]
+    return lines
+
+
+def violations(path: Path) -> list[str]:
+    read = prose_of_source if path.suffix == ".py" else prose_of_page
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]!r} -> {instead}"
+        for number, line in read(path)
+        for pattern, instead in PATTERNS.items()
+        for match in pattern.finditer(line)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", [*PAGES, *SOURCES], ids=name_of)
+def test_only_plain_words_are_used(path):
+    assert not violations(path)
+
+
+def test_words_are_found_in_names_and_messages_and_not_in_code_spans(tmp_path):
+    source = tmp_path / "module.py"
+    source.write_text('def anchors_told(x):\n    raise ValueError(f"{x} promises")\n')
+    found = [
+        pattern.pattern
+        for pattern in PATTERNS
+        if any(pattern.search(line) for _, line in prose_of_source(source))
+    ]
+    assert len(found) == 2
+    page = tmp_path / "page.md"
+    page.write_text("`promise` is avoided\n")
+    lines = [line for _, line in prose_of_page(page)]
+    assert not any(p.search(line) for p in PATTERNS for line in lines)
+
+
+def code_spans(page: Path) -> set[str]:
+    return set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page.read_text()))
+
+
+def labels_in(text: str) -> set[str]:
+    return set(re.findall(r"\b(?:eq|alg|sec|tab|subsec|append):\w+", text))
+
+
+@pytest.mark.parametrize("path", [EQUATIONS, *SOURCES], ids=name_of)
+def test_labels_are_labels_of_the_paper(path):
+    assert labels_in(path.read_text()) <= LABELS
+
+
+def test_the_central_equations_are_listed():
+    central = {label for label in LABELS if label.startswith(("eq:anchor", "eq:safe"))}
+    listed = labels_in(EQUATIONS.read_text())
+    assert central | {"eq:dz", "eq:dd", "eq:psi", "alg:geoq"} <= listed
+
+
+def resolve(name: str) -> object:
+    """Return what a dotted name relative to geoq refers to; the longest prefix that is a module is imported."""
+    parts = name.split(".")
+    for n_module in range(len(parts), -1, -1):
+        try:
+            target = importlib.import_module(".".join(["geoq", *parts[:n_module]]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[n_module:]:
+            annotations = getattr(target, "__annotations__", {})
+            target = getattr(target, part, annotations.get(part))
+        return target
+    return None
+
+
+def is_found(name: str) -> bool:
+    homes = ("", "increments.", "rollout.", "training.")
+    return any(resolve(home + name) is not None for home in homes)
+
+
+def names_in(page: Path) -> list[str]:
+    """Return dotted names, and names of classes with or without arguments."""
+    spans = [span.split("(")[0] for span in sorted(code_spans(page))]
+    dotted = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+"
+    named = r"[A-Z][a-z]\w*[A-Z]\w*|GeoQ"
+    return [
+        span
+        for span in spans
+        if re.fullmatch(f"{dotted}|{named}", span)
+        and not re.search(r"\.(py|md|geoq|json|png|tex)$", span)
+    ]
+
+
+def test_names_of_the_equations_exist_in_the_code():
+    names = names_in(EQUATIONS)
+    assert len(names) > 20
+    assert [name for name in names if not is_found(name)] == []
+
+
+def test_files_named_by_the_equations_exist():
+    files = [
+        span for span in code_spans(EQUATIONS) if re.fullmatch(r"\S+/\S+\.py", span)
+    ]
+    assert files
+    assert [name for name in files if not (ROOT / name).exists()] == []
+
+
+def can_be_imported(module: str, name: str) -> bool:
+    if hasattr(importlib.import_module(module), name):
+        return True
+    return module == "geoq" and (PACKAGE / f"{name}.py").exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_names_imported_by_a_page_exist(page):
+    """A name in an import statement of a page exists in the package, whether the page is executed or not."""
+    pattern = r"^from (geoq[\w.]*) import (?:\(([^)]*)\)|(.*))$"
+    imports = re.findall(pattern, page.read_text(), flags=re.MULTILINE)
+    names = [
+        (module, name.strip())
+        for module, inside, line in imports
+        for name in (inside or line).split(",")
+        if name.strip()
+    ]
+    assert [name for name in names if not can_be_imported(*name)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_scripts_named_by_a_page_exist(page):
+    prose = re.sub(
+        r"<!-- (\S+) -->\n.*?<!-- /\1 -->", "", page.read_text(), flags=re.DOTALL
+    )
+    scripts = set(re.findall(r"(?:benchmarks|docs|tests)/[\w/]+\.py", prose))
+    assert [name for name in sorted(scripts) if not (ROOT / name).exists()] == []
+
+
+def slug(heading: str) -> str:
+    """Return the anchor of a heading: lower case, without punctuation, hyphens for spaces."""
+    plain = re.sub(r"[`*]|\]\([^)]*\)|\[", "", heading).strip().lower()
+    return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+
+
+def anchors_of(page: Path) -> set[str]:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    return {
+        slug(heading) for heading in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize("page", LINKED_PAGES, ids=name_of)
+def test_links_and_anchors_exist(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name) if name else page
+        if not path.exists() or (anchor and anchor not in anchors_of(path)):
+            broken.append(target)
+    assert not broken
+
+
+def test_the_index_lists_every_page():
+    index = ROOT / "docs" / "index.md"
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", index.read_text()))
+    assert listed == {page.name for page in index.parent.glob("*.md")} - {"index.md"}
+
+
+def contributing_sections() -> dict[str, str]:
+    parts = re.split(r"^## ", CONTRIBUTING.read_text(), flags=re.MULTILINE)[1:]
+    blocks = {
+        part.splitlines()[0]: re.findall(r"```python\n(.*?)```", part, flags=re.DOTALL)
+        for part in parts
+    }
+    return {title: found[0] for title, found in blocks.items() if found}
+
+
+def test_contributing_shows_the_four_parts():
+    ends = ("fold scheme", "increment model", "safe rule", "benchmark")
+    titles = list(contributing_sections())
+    assert len(titles) == len(ends)
+    assert all(title.endswith(end) for title, end in zip(titles, ends, strict=True))
+
+
+@pytest.mark.parametrize("title", contributing_sections())
+def test_what_contributing_shows_works_and_is_short(title):
+    block = contributing_sections()[title]
+    assert len(block.splitlines()) < 30
+    exec(compile(block, title, "exec"), {})  # noqa: S102
+
+
+if __name__ == "__main__":
+    for checked in [*PAGES, *SOURCES]:
+        print("\n".join(violations(checked)), end="\n" if violations(checked) else "")  # noqa: T201
