@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-FORMAT = "geoq 1"
+FORMAT = "geoq 2"
 # Answers of one model on two machines may differ by this fraction of the largest answer.
 SAME = 1e-4
 
