@@ -1,7 +1,7 @@
 """Cross-fitted calibration data: errors at points that the surrogate of a fold has not seen (lines 5-11)."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from geoq.geometry import (
     Relation,
     anchor_error,
 )
+from geoq.metric import FittedMetric
 from geoq.representation import Standardization
 from geoq.surrogate import ErrorFunctional, errors_of
 from geoq.training.checkpoint import Checkpoint
@@ -31,6 +32,25 @@ logger = logging.getLogger(__name__)
 # training points and on its held-out points. Extrapolation raises only the errors on held-out points.
 FAILED_FOLD_RATIO = 5.0
 N_IN_SAMPLE = 256
+
+
+@dataclass(frozen=True)
+class CalibrationPoints:
+    """The points of the data, as increment models and safe regions may use them when they are fitted.
+
+    Attributes:
+        inputs: the coordinates T(x) of all points, or nu(x) without a metric.
+        outputs: the reference outputs.
+        error: the observed errors of the deployed surrogate.
+        splits: the training rows and the held-out rows of each fold.
+        metric: the metric of the geometry; None for a representation of the user.
+    """
+
+    inputs: Float[Tensor, " n_points *coordinates"]
+    outputs: Float[Tensor, " n_points *output"]
+    error: Float[Tensor, " n_points *field"]
+    splits: tuple[tuple[np.ndarray, np.ndarray], ...]
+    metric: FittedMetric | None
 
 
 @dataclass(frozen=True)
@@ -46,7 +66,7 @@ class CalibrationSet:
         position: for dependent points, the group or the time of the point. Two tuples depend on each other if their
             positions differ by at most ``reach``.
         reach: see ``position``.
-        outputs: reference outputs of all points of the data. None in an estimator that was loaded from a file.
+        data: the points that the tuples come from. None in an estimator that was loaded from a file.
     """
 
     features: GeometricFeatures
@@ -56,7 +76,7 @@ class CalibrationSet:
     family: Int[Tensor, " n"]
     position: Int[Tensor, " n"] | None = None
     reach: int = 0
-    outputs: Float[Tensor, " n_points *output"] | None = None
+    data: "CalibrationPoints | None" = None
 
     def __len__(self) -> int:
         return len(self.error)
@@ -70,7 +90,7 @@ class CalibrationSet:
             family=self.family[rows],
             position=None if self.position is None else self.position[rows],
             reach=self.reach,
-            outputs=self.outputs,
+            data=self.data,
         )
 
     def subsample(self, n_rows: int) -> "CalibrationSet":
@@ -152,11 +172,13 @@ class CalibrationSet:
 
 @dataclass(frozen=True)
 class Observations:
-    """The user's pairs, and the inputs in the coordinates of the geometry."""
+    """The user's pairs, the inputs in the coordinates of the geometry, and the errors of the deployed surrogate."""
 
     x: Array
     y: Array
     embedding: Embedding
+    error: Float[Tensor, " n *field"]
+    metric: FittedMetric | None = None
 
     def __len__(self) -> int:
         return len(self.embedding)
@@ -170,6 +192,7 @@ def cross_fit(
     error_functional: ErrorFunctional,
     n_anchors: int,
     n_support: int,
+    collects: bool = False,
     checkpoint: Checkpoint | None = None,
 ) -> CalibrationSet:
     """Features and errors of every held-out point of all folds (lines 6-10).
@@ -179,7 +202,7 @@ def cross_fit(
     """
     # Line 8, first part: the anchors and features of the held-out points.
     held_out = [
-        _HeldOut.relate(data, number, plan, n_anchors, n_support)
+        _HeldOut.relate(data, number, plan, (n_anchors, n_support), collects=collects)
         for number in range(len(plan.splits))
     ]
     # The tuples of all folds are written into one place: concatenating fields would take twice the memory.
@@ -219,7 +242,13 @@ def cross_fit(
         if dependence is None
         else on_device(dependence.position[plan.point]),
         reach=0 if dependence is None else dependence.reach,
-        outputs=to_tensor(data.y, "y"),
+        data=CalibrationPoints(
+            inputs=data.embedding.coordinates,
+            outputs=to_tensor(data.y, "y"),
+            error=data.error,
+            splits=plan.splits,
+            metric=data.metric,
+        ),
     )
 
 
@@ -237,7 +266,7 @@ class _FoldTuples(NamedTuple):
     def room_for(self, n: int) -> "_FoldTuples":
         """Empty arrays for n tuples of this shape."""
         *features, error = (part.new_empty(n, *part.shape[1:]) for part in self.parts)
-        return _FoldTuples(GeometricFeatures(*features), error, 0.0)
+        return _FoldTuples(GeometricFeatures.of(features), error, 0.0)
 
     def put(self, other: "_FoldTuples", end: int) -> None:
         """Copy the tuples of another fold into the rows before ``end``."""
@@ -261,16 +290,30 @@ class _HeldOut:
 
     @staticmethod
     def relate(
-        data: Observations, number: int, plan: FoldPlan, n_anchors: int, n_support: int
+        data: Observations,
+        number: int,
+        plan: FoldPlan,
+        counts: tuple[int, int],
+        *,
+        collects: bool,
     ) -> "_HeldOut":
         device = data.embedding.z.device
         seen, unseen = (
             torch.as_tensor(rows, device=device) for rows in plan.splits[number]
         )
+        n_anchors, n_support = counts
         geometry = Geometry(
-            data.embedding[seen], n_anchors=n_anchors, n_support=n_support
+            data.embedding[seen],
+            n_anchors=n_anchors,
+            n_support=n_support,
+            collects=collects,
         )
         relation = geometry.relate(data.embedding[unseen])
+        if relation.neighborhood is not None:
+            # The rows of the data, not of the fold.
+            rows = seen[relation.neighborhood.rows].to(torch.int32)
+            neighborhood = replace(relation.neighborhood, rows=rows)
+            relation = replace(relation, neighborhood=neighborhood)
         used, anchors = relation.anchors.unique(return_inverse=True)
         few = seen[:: max(1, len(seen) // N_IN_SAMPLE)]
         asked = torch.cat([unseen, seen[used], few])
@@ -295,7 +338,8 @@ class _HeldOut:
             # In-sample on purpose: at deployment anchor errors are observed, query errors are not.
             anchor_error(self.anchors, of_anchors),
             prediction[:n_unseen].to(z.device, z.dtype, copy=True),
-            data.embedding.normalized[self.unseen],
+            data.embedding.coordinates[self.unseen],
+            self.relation.neighborhood,
         )
         # A copy, so that the memory for the other errors is freed.
         return _FoldTuples(features, held_out.clone(), float(in_sample.mean()))

@@ -1,5 +1,6 @@
 """The geometry of a query relative to a set of points: its anchors, its displacement and its support distance."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,6 +61,30 @@ def support_distance(
 
 
 @dataclass(frozen=True)
+class Neighborhood:
+    """The nearest points of each query, for increment models that use their outputs and errors.
+
+    Attributes:
+        rows: rows of the data that the support distance averages over, the nearest first.
+        nearest: distance to the nearest point.
+        side: length of the mean displacement to these points, divided by the support distance. It is about 0 amid the data
+            and about 1 outside.
+    """
+
+    rows: Int[Tensor, " n k"]
+    nearest: Float[Tensor, " n"]
+    side: Float[Tensor, " n"]
+
+    def __getitem__(self, rows: slice | Tensor) -> "Neighborhood":
+        return Neighborhood(self.rows[rows], self.nearest[rows], self.side[rows])
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The attributes in their order."""
+        return self.rows, self.nearest, self.side
+
+
+@dataclass(frozen=True)
 class GeometricFeatures:
     r"""The features of queries, which are available before the reference output is.
 
@@ -73,7 +98,8 @@ class GeometricFeatures:
         support_distance: mean distance to the nearest points, in standardised inputs.
         anchor_error: mean observed error of the anchors.
         prediction: prediction of the surrogate.
-        inputs: standardised inputs nu(x).
+        inputs: standardised inputs nu(x), or the coordinates T(x) of a metric.
+        neighborhood: the nearest points; None unless the increment model or the safe region uses them.
     """
 
     displacement: Float[Tensor, " n *z"]
@@ -81,33 +107,37 @@ class GeometricFeatures:
     anchor_error: Float[Tensor, " n *field"]
     prediction: Float[Tensor, " n *output"]
     inputs: Float[Tensor, " n *coordinates"]
+    neighborhood: Neighborhood | None = None
 
     def __len__(self) -> int:
         return len(self.support_distance)
 
     def __getitem__(self, rows: slice | Tensor) -> "GeometricFeatures":
-        return GeometricFeatures(*(part[rows] for part in self.parts))
+        return GeometricFeatures.of([part[rows] for part in self.parts])
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """The attributes in their order."""
-        return (
+        """All arrays in a fixed order, for ``of``."""
+        own = (
             self.displacement,
             self.support_distance,
             self.anchor_error,
             self.prediction,
             self.inputs,
         )
+        return own if self.neighborhood is None else own + self.neighborhood.parts
+
+    @staticmethod
+    def of(parts: Sequence[Tensor]) -> "GeometricFeatures":
+        """The features that have these parts."""
+        neighborhood = Neighborhood(*parts[5:]) if len(parts) > 5 else None
+        return GeometricFeatures(*parts[:5], neighborhood)
 
     @staticmethod
     def cat(parts: "list[GeometricFeatures]") -> "GeometricFeatures":
         """The rows of all parts, in order."""
-        return GeometricFeatures(
-            *(
-                torch.cat(columns)
-                for columns in zip(*(p.parts for p in parts), strict=True)
-            )
-        )
+        columns = zip(*(p.parts for p in parts), strict=True)
+        return GeometricFeatures.of([torch.cat(column) for column in columns])
 
     @property
     def flat(self) -> Float[Tensor, " n n_features"]:
@@ -137,18 +167,30 @@ class Embedding:
 
     Attributes:
         z: the representation phi(x).
-        normalized: the standardised inputs nu(x); the same tensor as ``z`` if phi is nu.
+        normalized: the standardised inputs nu(x), in which support distances are measured; the same tensor as ``z`` if one
+            metric serves both.
+        inputs: the coordinates that models and safe regions see; ``normalized`` if None.
     """
 
     z: Float[Tensor, " n *z"]
     normalized: Float[Tensor, " n *coordinates"]
+    inputs: Float[Tensor, " n *coordinates"] | None = None
 
     def __len__(self) -> int:
         return len(self.z)
 
     def __getitem__(self, rows: slice | Tensor) -> "Embedding":
         z = self.z[rows]
-        return Embedding(z=z, normalized=z if self.shared else self.normalized[rows])
+        return Embedding(
+            z=z,
+            normalized=z if self.shared else self.normalized[rows],
+            inputs=None if self.inputs is None else self.inputs[rows],
+        )
+
+    @property
+    def coordinates(self) -> Float[Tensor, " n *coordinates"]:
+        """The coordinates that models and safe regions see."""
+        return self.normalized if self.inputs is None else self.inputs
 
     @property
     def shared(self) -> bool:
@@ -165,12 +207,14 @@ class Relation:
         anchor_distance: distances to the anchors.
         displacement: the first part of psi.
         support_distance: the second part of psi.
+        neighborhood: the nearest points, if the geometry collects them.
     """
 
     anchors: Int[Tensor, " n n_anchors"]
     anchor_distance: Float[Tensor, " n n_anchors"]
     displacement: Float[Tensor, " n *z"]
     support_distance: Float[Tensor, " n"]
+    neighborhood: Neighborhood | None = None
 
 
 @dataclass(frozen=True)
@@ -181,11 +225,13 @@ class Geometry:
         points: the points in the coordinates of the geometry.
         n_anchors: k_a, the number of anchors.
         n_support: k, the number of points that the support distance averages over.
+        collects: whether ``relate`` returns the neighbourhood of the queries.
     """
 
     points: Embedding
     n_anchors: int
     n_support: int
+    collects: bool = False
 
     @cached_property
     def _support(self) -> Neighbors:
@@ -207,7 +253,7 @@ class Geometry:
                 nearest[:, : self.n_anchors],
             )
         else:
-            distances, _ = self._support.nearest(flat, self.n_support)
+            distances, nearest = self._support.nearest(flat, self.n_support)
             anchor_distance, anchors = self._anchors.nearest(
                 _rows(queries.z), self.n_anchors
             )
@@ -216,7 +262,19 @@ class Geometry:
             anchor_distance=anchor_distance,
             displacement=displacement(queries.z, anchors, self.points.z),
             support_distance=support_distance(distances[:, : self.n_support]),
+            neighborhood=self._neighborhood(flat, distances, nearest)
+            if self.collects
+            else None,
         )
+
+    def _neighborhood(
+        self, queries: Tensor, distances: Tensor, nearest: Tensor
+    ) -> Neighborhood:
+        rows, distances = nearest[:, : self.n_support], distances[:, : self.n_support]
+        centre = anchor_mean(rows, _rows(self.points.normalized))
+        length = torch.linalg.vector_norm(queries - centre, dim=1)
+        side = length / distances.mean(dim=1).clamp(min=1e-12)
+        return Neighborhood(rows.to(torch.int32), distances[:, 0], side)
 
 
 def _rows(points: Float[Tensor, " n *shape"]) -> Float[Tensor, " n n_dims"]:

@@ -19,6 +19,14 @@ def check_quantile(quantile: float, name: str) -> None:
         )
 
 
+def check_fraction(value: float, name: str) -> None:
+    """Refuse fractions outside the half-open interval (0, 1]."""
+    if not 0 < value <= 1:
+        raise ValueError(
+            f"{name}={value}, but it is a fraction; choose a value above 0 and at most 1."
+        )
+
+
 def pinball_loss(
     value: Float[Tensor, " *shape"], estimate: Float[Tensor, " *shape"], quantile: float
 ) -> Float[Tensor, " *shape"]:

@@ -1,0 +1,249 @@
+r"""A log-linear law of the error: an upper quantile that is an exponential of seven features.
+
+.. math:: b_j(x) = s_j \exp\bigl(a(\tau) + \theta \cdot \tilde\varphi_j(x)\bigr)
+
+The law is fitted by linear quantile regression of the logarithm of the error, which is possible because a quantile commutes with
+the logarithm. Fitting the error itself would let the few largest errors determine the slopes.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from geoq.increments.quantile_regression import fit_line
+from geoq.quantiles import rank, weighted_quantile
+from geoq.resemblance import MIN_DISTANCE, MIN_NEAREST
+
+# Scales, slopes beyond the edge and the bound of a law are fitted at this level; other levels are shifts of it.
+LEVEL = 0.95
+# The slopes of the law of the interpolating folds minimise the pinball losses of these levels together.
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+# Levels at which intercepts are stored; between them the intercept is linear in the logit of the level.
+TABLE = tuple(
+    sorted({*(i / 100 for i in range(1, 100)), 0.975, 0.985, 0.995, 0.999})
+)
+LOGITS = tuple(math.log(level / (1 - level)) for level in TABLE)
+# The logarithm of the distance may exceed the range of the calibration tuples by this much; no other feature may.
+REACH = math.log(3)
+# A law is fitted to at most this many values (tuples times outputs).
+MAX_VALUES = 200_000
+# Added to the errors, in units of their scale, before the logarithm.
+MIN_ERROR = 1e-4
+
+# Features that have one value per query, and features that have one value per query and output.
+PER_QUERY = ("distance", "nearest", "side")
+PER_OUTPUT = ("anchor", "held_out", "departure", "variability")
+NAMES = PER_QUERY + PER_OUTPUT
+# Added before the logarithm, in units of the scale of the errors.
+_ADDED = {"anchor": 0.05, "held_out": 0.02, "departure": 0.05}
+_MIN_VARIABILITY = 0.02
+# Words for ``describe``.
+WORDS = {
+    "distance": "the distance to the data",
+    "nearest": "the distance to the nearest point",
+    "side": "the one-sidedness of the nearest points",
+    "anchor": "the observed error of the anchor",
+    "held_out": "the held-out errors of the nearest points",
+    "departure": "the difference between the prediction and the nearest outputs",
+    "variability": "the variation of the nearest outputs",
+}
+
+
+@dataclass(frozen=True)
+class LawFeatures:
+    """The seven features of a law.
+
+    Attributes:
+        distance: mean distance to the k nearest points.
+        nearest: distance to the nearest point.
+        side: length of the mean displacement to the k nearest points, divided by ``distance``.
+        anchor: observed error of the anchors.
+        held_out: mean held-out error of the k nearest points.
+        departure: absolute difference between the prediction and the mean output of the k nearest points.
+        variability: standard deviation of the outputs of the k nearest points, in units of their deviation in the data.
+    """
+
+    distance: Float[Tensor, " n"]
+    nearest: Float[Tensor, " n"]
+    side: Float[Tensor, " n"]
+    anchor: Float[Tensor, " n n_outputs"]
+    held_out: Float[Tensor, " n n_outputs"]
+    departure: Float[Tensor, " n n_outputs"]
+    variability: Float[Tensor, " n n_outputs"]
+
+    def __len__(self) -> int:
+        return len(self.distance)
+
+    def __getitem__(self, rows: Tensor | slice) -> "LawFeatures":
+        return LawFeatures(*(part[rows] for part in vars(self).values()))
+
+    def column(
+        self, name: str, scale: Tensor | None = None, outputs: Tensor | None = None
+    ) -> Tensor:
+        """One feature as it enters the law: one value per query, or per query and output.
+
+        Args:
+            name: the name of the feature.
+            scale: the scale of the errors, for features in units of the error.
+            outputs: a subset of the outputs of each row; None means all outputs.
+        """
+        if name == "distance":
+            return (self.distance + MIN_DISTANCE).log()
+        if name == "nearest":
+            return (self.nearest + MIN_NEAREST).log()
+        values: Tensor = getattr(self, name)
+        if name == "side":
+            return values
+        values = values if outputs is None else values.gather(1, outputs)
+        if name == "variability":
+            return (values + _MIN_VARIABILITY).log()
+        assert scale is not None
+        return (values / scale + _ADDED[name]).log()
+
+
+@dataclass(frozen=True)
+class Law:
+    """A fitted law; the features are standardised and limited to the range of the calibration tuples.
+
+    Attributes:
+        scale: s_j, the quantile of the errors of each output.
+        mean: mean of each feature.
+        deviation: standard deviation of each feature.
+        low: smallest standardised value of each feature.
+        high: largest standardised value of each feature.
+        slopes: theta.
+        table: the intercept a at each level of ``TABLE``.
+    """
+
+    scale: Float[Tensor, " n_outputs"]
+    mean: Float[Tensor, " 7"]
+    deviation: Float[Tensor, " 7"]
+    low: Float[Tensor, " 7"]
+    high: Float[Tensor, " 7"]
+    slopes: Float[Tensor, " 7"]
+    table: Float[Tensor, " n_levels"]
+
+    @staticmethod
+    def fit(
+        features: LawFeatures,
+        error: Float[Tensor, " n n_outputs"],
+        weight: Float[Tensor, " n"],
+        *,
+        levels: tuple[float, ...],
+        ridge: float,
+        conformal: bool,
+    ) -> "Law":
+        """Fit the law to calibration tuples.
+
+        Args:
+            features: the features of the tuples.
+            error: their errors.
+            weight: their weights.
+            levels: the quantile levels whose pinball losses the slopes minimise together.
+            ridge: penalty on the slopes.
+            conformal: whether intercepts are conformal ranks of the residuals; otherwise the intercept at 0.95 is the
+                one of the regression.
+        """
+        scale = weighted_quantile(error, weight[:, None].expand_as(error), LEVEL) + 1e-12
+        outputs = _random_outputs(*error.shape)
+        own, chosen = scale, error
+        if outputs is not None:
+            outputs = outputs.to(error.device)
+            own, chosen = scale[outputs], error.gather(1, outputs)
+        columns = [features.column(name, own, outputs) for name in NAMES]
+        phi = torch.stack(
+            [
+                (c[:, None] if c.ndim == 1 else c).expand(chosen.shape).reshape(-1)
+                for c in columns
+            ],
+            dim=1,
+        )
+        mean, deviation = phi.mean(dim=0), phi.std(dim=0, correction=0) + 1e-9
+        phi = (phi - mean) / deviation
+        target = (chosen / own + MIN_ERROR).log().reshape(-1)
+        per_value = weight[:, None].expand_as(chosen).reshape(-1)
+        line = fit_line(phi, target, per_value, levels, ridge)
+        residual = target - phi @ line.slopes
+        table = _intercepts(residual, per_value, len(error), conformal=conformal)
+        if not conformal:
+            here = line.intercepts[levels.index(LEVEL)]
+            table = table + here - table[TABLE.index(LEVEL)]
+        low, high = phi.amin(dim=0), phi.amax(dim=0)
+        high[0] += REACH / deviation[0]
+        return Law(scale, mean, deviation, low, high, line.slopes, table)
+
+    def per_query(self, features: LawFeatures) -> Float[Tensor, " n"]:
+        """The part of log b that all outputs of a query have in common, at the level 0.95."""
+        total = torch.full_like(features.distance, self.intercept(LEVEL))
+        for place, name in enumerate(PER_QUERY):
+            total += self._term(place, features.column(name))
+        return total
+
+    def per_output(
+        self, features: LawFeatures, natural: Tensor
+    ) -> Float[Tensor, " n n_outputs"]:
+        """The part of log b that differs between outputs; ``natural`` multiplies the scale."""
+        scale = self.scale * natural
+        total = scale.log().expand_as(features.anchor).clone()
+        for place, name in enumerate(PER_OUTPUT, start=len(PER_QUERY)):
+            total += self._term(place, features.column(name, scale))
+        return total
+
+    def _term(self, place: int, values: Tensor) -> Tensor:
+        standardised = (values - self.mean[place]) / self.deviation[place]
+        low, high = float(self.low[place]), float(self.high[place])
+        return self.slopes[place] * standardised.clamp(low, high)
+
+    def intercept(self, level: float) -> float:
+        """The intercept at any level: linear in the logit between the levels of ``TABLE``, and constant beyond them."""
+        here = math.log(level / (1 - level))
+        here = min(max(here, LOGITS[0]), LOGITS[-1])
+        above = min(max(sum(logit < here for logit in LOGITS), 1), len(LOGITS) - 1)
+        part = (here - LOGITS[above - 1]) / (LOGITS[above] - LOGITS[above - 1])
+        low, high = self.table[above - 1], self.table[above]
+        return float(low + part * (high - low))
+
+    def shift(self, level: float) -> float:
+        """The difference between the intercepts at a level and at 0.95."""
+        return self.intercept(level) - self.intercept(LEVEL)
+
+    def describe(self) -> str:
+        """The features that change the bound most, as factors between one deviation below and one above the mean."""
+        factors = (2 * self.slopes).exp().tolist()
+        order = sorted(range(len(NAMES)), key=lambda i: -abs(math.log(factors[i])))
+        parts = [f"{WORDS[NAMES[i]]} (x {factors[i]:.2g})" for i in order[:3]]
+        return ", ".join(parts)
+
+
+def _intercepts(
+    residual: Float[Tensor, " n_values"],
+    weight: Float[Tensor, " n_values"],
+    n_rows: int,
+    *,
+    conformal: bool,
+) -> Float[Tensor, " n_levels"]:
+    """The intercept at each level of ``TABLE``: a conformal rank, or a weighted quantile, of the residuals."""
+    n_values = len(residual)
+    if conformal:
+        ordered = residual.sort().values
+        ranks = [rank(n_values, level * (n_rows + 1) / n_rows) for level in TABLE]
+        places = residual.new_tensor([min(r, n_values) - 1 for r in ranks]).long()
+        return ordered[places]
+    order = residual.argsort(stable=True)
+    passed = weight[order].cumsum(dim=0)
+    wanted = passed[-1] * passed.new_tensor(TABLE) * (1 - 1e-12)
+    places = torch.searchsorted(passed, wanted).clamp(max=n_values - 1)
+    return residual[order[places]]
+
+
+def _random_outputs(n_rows: int, n_outputs: int) -> Int[Tensor, " n n_chosen"] | None:
+    """A subset of the outputs for each tuple if all of them would be too many values; None means all."""
+    if n_rows * n_outputs <= MAX_VALUES:
+        return None
+    n_chosen = max(1, MAX_VALUES // n_rows)
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randint(n_outputs, (n_rows, 1), generator=generator)
+    return (start + torch.arange(n_chosen) * n_outputs // n_chosen) % n_outputs

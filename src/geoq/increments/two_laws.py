@@ -1,0 +1,345 @@
+r"""The default increment for tables: two laws of the error, blended by a resemblance.
+
+.. math:: \log b = (1 - \pi) \log b_{in} + \pi \log b_{out}, \qquad
+    \ell = b(\min(\Delta d, d_r)) + L (\Delta d - d_r)_+, \qquad B = \sqrt{b \, \ell}, \qquad
+    \widehat E = \max\bigl(\overline E, \; B + \min(O / 4, B / 2)\bigr)
+
+The law b_in is fitted to the tuples of the interpolating (random) folds, the law b_out to the tuples of all folds, and the
+resemblance pi is the probability that a query looks like a point that an extrapolating fold held out. So a query amid the data is
+bounded like a point of the random folds, and a query outside like a point of the extrapolating folds.
+
+Beyond the edge d_r, which is a quantile of the distances of the random folds, the data do not determine how the error continues.
+The bound is the geometric mean of two continuations: the law, and a straight line with the steepest slope L that was observed. The
+overhang O is the change of the output outside the ranges of the inputs, if it kept changing as inside.
+
+This is a departure from the paper in form, not in structure: the bound is still the anchor error plus a nonnegative increment, and
+an upper conditional quantile given geometry, learned from cross-fitted tuples.
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from geoq.archive import with_prefix, without_prefix
+from geoq.arrays import chunks
+from geoq.checks import warn
+from geoq.crossfit import CalibrationSet
+from geoq.geometry import GeometricFeatures, anchor_mean
+from geoq.increments.climatology import (
+    Climatology,
+    Reference,
+    check_reference_shapes,
+    fit_reference,
+    natural_scale,
+    reference_from_state,
+    reference_state,
+)
+from geoq.increments.edge import edge_distance
+from geoq.increments.law import LEVEL, LEVELS, Law, LawFeatures
+from geoq.increments.shapes import MIN_GRID_SIZE, Shapes
+from geoq.metric import FittedMetric
+from geoq.quantiles import check_quantile, weighted_quantile
+from geoq.resemblance import Resemblance
+
+# Penalty on the slopes: of the law of the interpolating folds, divided by their number of tuples, and of the other law.
+RIDGE_INSIDE, RIDGE_OUTSIDE = 15.0, 0.01
+# A slope beyond the edge needs at least this many tuples of a family there.
+MIN_BEYOND = 20
+# The fraction of the overhang that is added, and the largest addition as a fraction of the bound.
+OVERHANG_FRACTION, MAX_OVERHANG = 0.25, 0.5
+
+
+@dataclass
+class TwoLawIncrement:
+    """The default increment model for scalar and vector errors.
+
+    It has two laws of eight numbers each, a resemblance of three numbers, and a slope per output. It is fitted in milliseconds.
+
+    Attributes:
+        quantile: tau, the level of the conditional quantile.
+        reference: the natural scale of each output, such as ``Climatology()``; None leaves it out.
+
+    Example:
+        >>> from geoq import GeoQ, TwoLawIncrement
+        >>> geoq = GeoQ(lambda x: x[:, 0], None, increment_model=TwoLawIncrement(quantile=0.9))
+    """
+
+    quantile: float = LEVEL
+    reference: Reference | None = None
+    uses_neighborhood: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile, "quantile")
+
+    def check_shapes(self, shapes: Shapes) -> None:
+        """Refuse a reference for errors that are not elementwise, and warn of errors on a grid."""
+        shape = shapes.error
+        if len(shape) >= 2 and min(shape[-2:]) >= MIN_GRID_SIZE:
+            warn(
+                f"an error has shape {shape}, which may be a field on a grid; TwoLawIncrement treats its values as "
+                f"{math.prod(shape)} unrelated outputs. If it is a field, pass increment_model=FieldScaleIncrement(); if not, "
+                "flatten y to one row per sample."
+            )
+        check_reference_shapes(self.reference, shapes)
+
+    def fit(self, calibration: CalibrationSet) -> "TwoLawIncrement":
+        assert calibration.data is not None
+        self.reference_ = fit_reference(self.reference, calibration, self.quantile)
+        self.metric_ = calibration.data.metric
+        self.points_ = _Points.of(calibration)
+        self.edge_ = edge_distance(calibration)
+        # Errors in units of the natural scale; the bound is multiplied by it at the end.
+        features = self._law_features(calibration.features)
+        natural = self._natural(calibration.features)
+        error = calibration.error.reshape(len(calibration), -1).double()
+        weight, inner = calibration.weight.double(), calibration.interpolating
+        n_inner = int(inner.sum())
+        self.inside_ = Law.fit(
+            _over(features[inner], natural[inner]),
+            error[inner] / natural[inner],
+            error.new_full((n_inner,), 1 / n_inner),
+            levels=LEVELS,
+            ridge=RIDGE_INSIDE / n_inner,
+            conformal=True,
+        )
+        self.outside_, self.resemblance_ = self.inside_, None
+        if not inner.all():
+            self.outside_ = Law.fit(
+                _over(features, natural),
+                error / natural,
+                weight,
+                levels=(LEVEL,),
+                ridge=RIDGE_OUTSIDE,
+                conformal=False,
+            )
+            self.resemblance_ = Resemblance.fit(calibration.features, inner, weight)
+        self.slope_ = self._steepest_slope(calibration, features, natural, error)
+        return self
+
+    def _law_features(self, features: GeometricFeatures) -> LawFeatures:
+        """The features of the laws, in double precision."""
+        neighborhood = features.neighborhood
+        assert neighborhood is not None
+        points, rows = self.points_.on(features.anchor_error.device), neighborhood.rows
+        anchor = features.anchor_error.reshape(len(features), -1).double()
+        prediction = features.prediction.reshape(len(features), -1).double()
+        departure, variability = points.spread(rows.long(), prediction, anchor.shape[1])
+        return LawFeatures(
+            distance=features.support_distance.double(),
+            nearest=neighborhood.nearest.double(),
+            side=neighborhood.side.double(),
+            anchor=anchor,
+            held_out=anchor_mean(rows.long(), points.held_out_error),
+            departure=departure,
+            variability=variability,
+        )
+
+    def _natural(self, features: GeometricFeatures) -> Float[Tensor, " n n_outputs"]:
+        return natural_scale(features, self.reference_)
+
+    def _resemblance(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
+        if self.resemblance_ is None:
+            return torch.zeros_like(features.support_distance.double())
+        return self.resemblance_(features)
+
+    def _logarithms(
+        self, features: LawFeatures, natural: Tensor, pi: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Log b of each output, and how much it exceeds log b at the edge."""
+        inside, outside = self.inside_, self.outside_
+        law = inside.per_output(features, natural)
+        law += pi[:, None] * (outside.per_output(features, natural) - law)
+        up_to_edge = LawFeatures(
+            **{**vars(features), "distance": features.distance.clamp(max=self.edge_)}
+        )
+        here, at_edge = (
+            torch.lerp(inside.per_query(where), outside.per_query(where), pi)
+            for where in (features, up_to_edge)
+        )
+        return law + here[:, None], here - at_edge
+
+    def _steepest_slope(
+        self,
+        calibration: CalibrationSet,
+        features: LawFeatures,
+        natural: Tensor,
+        error: Float[Tensor, " n n_outputs"],
+    ) -> Float[Tensor, " n_outputs"]:
+        """L: the quantile of (e - b at the edge) / (d - d_r), maximised over the families of folds; at least 0."""
+        slope = error.new_zeros(error.shape[1])
+        pi, beyond = self._resemblance(calibration.features), features.distance > self.edge_
+        for family in calibration.family.unique():
+            rows = ((calibration.family == family) & beyond).nonzero()[:, 0]
+            if len(rows) < MIN_BEYOND:
+                continue
+            some = features[rows]
+            law, rise = self._logarithms(some, natural[rows], pi[rows])
+            excess = some.distance - self.edge_
+            at_edge = (law - rise[:, None]).exp()
+            steepness = (error[rows] - at_edge) / excess[:, None]
+            weight = calibration.weight.double()[rows] * excess
+            steepest = weighted_quantile(
+                steepness, weight[:, None].expand_as(steepness), LEVEL
+            )
+            slope = torch.maximum(slope, steepest)
+        return slope
+
+    def __call__(self, features: GeometricFeatures) -> Tensor:
+        shape = features.anchor_error.shape
+        parts = [
+            self._increment(features[rows])
+            for rows in chunks(len(features), 8 * math.prod(shape[1:]))
+        ]
+        return torch.cat(parts).reshape(shape).to(features.support_distance)
+
+    def _increment(self, features: GeometricFeatures) -> Float[Tensor, " n n_outputs"]:
+        own, natural = self._law_features(features), self._natural(features)
+        pi = self._resemblance(features)
+        logarithm, rise = self._logarithms(own, natural, pi)
+        law = logarithm.exp()
+        excess = (own.distance - self.edge_).clamp(min=0)[:, None]
+        line = law * (-rise).exp()[:, None] + self.slope_.to(law.device) * excess
+        bound = (law * line).sqrt()
+        overhang = self._overhang(features, bound.shape[1])
+        if overhang is not None:
+            bound = bound + torch.minimum(
+                OVERHANG_FRACTION * overhang, MAX_OVERHANG * bound
+            )
+        shift = (1 - pi) * self.inside_.shift(self.quantile)
+        shift = shift + pi * self.outside_.shift(self.quantile)
+        bound = bound * shift.exp()[:, None]
+        return (bound - own.anchor).clamp(min=0)
+
+    def _overhang(
+        self, features: GeometricFeatures, n_outputs: int
+    ) -> Float[Tensor, " n n_outputs"] | None:
+        if self.metric_ is None or self.metric_.sensitivity is None:
+            return None
+        overhang = self.metric_.overhang(features.inputs.to(self.metric_.low)).double()
+        if overhang.shape[1] != n_outputs:
+            # The error is not elementwise: one number for all outputs.
+            return overhang.square().sum(dim=1, keepdim=True).sqrt()
+        return overhang
+
+    def at_level(self, quantile: float) -> "TwoLawIncrement":
+        """The same laws at another quantile level; a higher level never has a smaller bound."""
+        check_quantile(quantile, "levels")
+        other = copy.copy(self)
+        other.quantile = quantile
+        return other
+
+    def describe(self) -> str:
+        """The fitted laws in two sentences."""
+        metric = "" if self.metric_ is None else f" {self.metric_.describe().capitalize()}."
+        return (
+            f"Amid the data the bound depends most on {self.inside_.describe()}. Outside it depends most on "
+            f"{self.outside_.describe()}.{metric}"
+        )
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Settings and fitted numbers, for a file."""
+        settings = {"quantile": self.quantile, "edge": self.edge_}
+        arrays = {
+            "slope": self.slope_,
+            **with_prefix("inside.", vars(self.inside_)),
+            **with_prefix("outside.", vars(self.outside_)),
+            **with_prefix("points.", vars(self.points_)),
+            **reference_state(self.reference_),
+        }
+        if self.resemblance_ is not None:
+            arrays |= with_prefix("resemblance.", self.resemblance_.state())
+        if self.metric_ is not None:
+            arrays |= with_prefix("metric.", self.metric_.state())
+        return settings, arrays
+
+    @staticmethod
+    def from_state(
+        settings: dict[str, Any], arrays: dict[str, Tensor]
+    ) -> "TwoLawIncrement":
+        """The fitted model that ``state`` described."""
+        reference = reference_from_state(arrays)
+        model = TwoLawIncrement(
+            settings["quantile"], None if reference is None else Climatology()
+        )
+        model.reference_, model.edge_ = reference, settings["edge"]
+        model.slope_ = arrays["slope"]
+        model.inside_ = Law(**without_prefix("inside.", arrays))
+        model.outside_ = Law(**without_prefix("outside.", arrays))
+        model.points_ = _Points(**without_prefix("points.", arrays))
+        resemblance = without_prefix("resemblance.", arrays)
+        model.resemblance_ = (
+            Resemblance.from_state(resemblance) if resemblance else None
+        )
+        metric = without_prefix("metric.", arrays)
+        model.metric_ = FittedMetric.from_state(metric) if metric else None
+        return model
+
+
+@dataclass(frozen=True)
+class _Points:
+    """What the laws use of the points of the data.
+
+    Attributes:
+        outputs: reference outputs, one row per point.
+        deviation: standard deviation of each output.
+        held_out_error: error of each point under a fold surrogate that has not seen it.
+    """
+
+    outputs: Float[Tensor, " n_points n_values"]
+    deviation: Float[Tensor, " n_values"]
+    held_out_error: Float[Tensor, " n_points n_outputs"]
+
+    @staticmethod
+    def of(calibration: CalibrationSet) -> "_Points":
+        assert calibration.data is not None
+        error = calibration.error.reshape(len(calibration), -1).double()
+        observed = calibration.data.error
+        # Points that no interpolating fold holds out keep their observed error.
+        held_out = observed.reshape(len(observed), -1).double().clone()
+        inner = calibration.interpolating
+        point = calibration.point[inner]
+        count = point.bincount(minlength=len(held_out)).double()
+        total = torch.zeros_like(held_out).index_add_(0, point, error[inner])
+        known = count > 0
+        held_out[known] = total[known] / count[known, None]
+        outputs = calibration.data.outputs
+        outputs = outputs.reshape(len(outputs), -1).to(held_out)
+        deviation = outputs.std(dim=0, correction=0)
+        return _Points(outputs, torch.where(deviation > 0, deviation, 1.0), held_out)
+
+    def on(self, device: torch.device) -> "_Points":
+        return _Points(*(part.to(device) for part in vars(self).values()))
+
+    def spread(
+        self,
+        rows: Int[Tensor, " n k"],
+        prediction: Float[Tensor, " n n_values"],
+        n_outputs: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Departure and variability; one neighbour at a time, so that no array (queries, k, outputs) is needed."""
+        mean = self.outputs[rows[:, 0]]
+        squares = torch.zeros_like(mean)
+        for count, column in enumerate(rows.T[1:], start=2):
+            gap = self.outputs[column] - mean
+            mean = mean + gap / count
+            squares += gap * (self.outputs[column] - mean)
+        departure = (prediction - mean).abs()
+        variability = (squares / rows.shape[1]).sqrt() / self.deviation
+        if departure.shape[1] == n_outputs:
+            return departure, variability
+        # The error is not elementwise: one number for all outputs.
+        departure = departure.square().sum(dim=1, keepdim=True).sqrt()
+        variability = variability.square().mean(dim=1, keepdim=True).sqrt()
+        return departure.expand(-1, n_outputs), variability.expand(-1, n_outputs)
+
+
+def _over(features: LawFeatures, natural: Tensor) -> LawFeatures:
+    """Features in units of the error, divided by the natural scale."""
+    in_units = ("anchor", "held_out", "departure")
+    divided = {name: getattr(features, name) / natural for name in in_units}
+    return LawFeatures(**{**vars(features), **divided})

@@ -1,0 +1,106 @@
+r"""The resemblance: the probability that a query looks like a point that an extrapolating fold held out.
+
+.. math:: \operatorname{logit} \pi(x) = c_0 + c_1 \log \Delta d(x) + c_2 \log(d_1(x) + \varepsilon)
+
+Held-out points of random folds lie amid the other points; held-out points of cluster and nested folds do not. A logistic regression
+on the two distances separates the two kinds, with half of the total weight on each.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from geoq.geometry import GeometricFeatures
+
+# Added to the distance to the nearest point before the logarithm.
+MIN_NEAREST = 1e-3
+MIN_DISTANCE = 1e-9
+MAX_STEPS, SETTLED = 50, 1e-10
+
+
+def distance_columns(features: GeometricFeatures) -> Float[Tensor, " n 2"]:
+    """Logarithms of the support distance and of the distance to the nearest point."""
+    assert features.neighborhood is not None
+    distance = features.support_distance.double()
+    nearest = features.neighborhood.nearest.double()
+    return torch.stack(
+        [(distance + MIN_DISTANCE).log(), (nearest + MIN_NEAREST).log()], dim=1
+    )
+
+
+@dataclass(frozen=True)
+class Resemblance:
+    """A fitted logistic regression; ``Resemblance.fit`` finds it by Newton's method with a ridge penalty of 1."""
+
+    mean: Float[Tensor, " 2"]
+    deviation: Float[Tensor, " 2"]
+    coefficients: Float[Tensor, " 3"]
+
+    @staticmethod
+    def fit(
+        features: GeometricFeatures,
+        interpolating: Bool[Tensor, " n"],
+        weight: Float[Tensor, " n"],
+    ) -> "Resemblance":
+        """Fit to calibration tuples, of which some come from the interpolating folds."""
+        columns, weight = distance_columns(features), weight.double()
+        mean = columns.mean(dim=0)
+        deviation = columns.std(dim=0, correction=0) + 1e-9
+        x = torch.cat(
+            [(columns - mean) / deviation, torch.ones_like(columns[:, :1])], dim=1
+        )
+        outside = (~interpolating).double()
+        total = torch.where(
+            interpolating, weight[interpolating].sum(), weight[~interpolating].sum()
+        )
+        w = 0.5 * weight / total * len(x)
+        penalty = x.new_tensor([1.0, 1.0, 0.0])
+
+        def loss(theta: Tensor) -> float:
+            z = x @ theta
+            fit = (w * (torch.nn.functional.softplus(z) - outside * z)).sum()
+            return float(fit + 0.5 * (penalty * theta**2).sum())
+
+        theta, value = x.new_zeros(3), float("inf")
+        for _ in range(MAX_STEPS):
+            before = loss(theta)
+            p = torch.sigmoid(x @ theta)
+            gradient = x.T @ (w * (p - outside)) + penalty * theta
+            curvature = (x * (w * p * (1 - p))[:, None]).T @ x
+            step = torch.linalg.solve(
+                curvature + torch.diag(penalty + 1e-9), gradient
+            )
+            length = 1.0
+            while (value := loss(theta - length * step)) > before and length > 1e-4:
+                length /= 2
+            theta = theta - length * step
+            if before - value <= SETTLED * abs(before):
+                break
+        return Resemblance(mean, deviation, theta)
+
+    def __call__(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
+        """The probability pi of each query."""
+        x = (distance_columns(features) - self.mean) / self.deviation
+        return torch.sigmoid(x @ self.coefficients[:2] + self.coefficients[2])
+
+    def length(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
+        r"""A distance with the same order as pi: :math:`\Delta d^a (d_1 + \varepsilon)^{1 - a}`."""
+        slope = self.coefficients[:2] / self.deviation
+        if float(slope.sum()) <= 0:
+            # pi decreases with the distances, so only its odds have the right order.
+            pi = self(features)
+            return pi / (1 - pi)
+        return (distance_columns(features) @ (slope / slope.sum())).exp()
+
+    def state(self) -> dict[str, Tensor]:
+        """The arrays, for a file."""
+        return dict(vars(self))
+
+    @staticmethod
+    def from_state(arrays: dict[str, Any]) -> "Resemblance":
+        """The resemblance that ``state`` described."""
+        names = ("mean", "deviation", "coefficients")
+        return Resemblance(*(arrays[name] for name in names))

@@ -1,0 +1,463 @@
+r"""The default safe region for tables: several scores of a query, each with its own threshold.
+
+.. math:: S(x) = \max_k s_k(x) / t_k, \qquad \Omega_{safe} = \{x : S(x) \le 1\}
+
+A mean distance hardly changes when one influential input leaves its range and all others stay inside. So the region combines
+scores that look at the query from different sides, all in the coordinates T of the metric:
+
+==========  ==============================================================================  ====================================
+score       definition                                                                      what it detects
+==========  ==============================================================================  ====================================
+distance    mean distance to the 3 nearest distinct points                                  far queries, holes in all inputs
+input       max over inputs of w_j times the distance of T_j to the nearest value of input j  one input out of range, gaps
+pair        max over pairs of inputs of the distance to the nearest point in their plane    holes, ridges, new combinations
+axis        max over principal axes of the distance to the nearest value, in deviations     broken correlations, new modes
+similarity  a distance with the same order as the resemblance pi                            sparse regions between the points
+==========  ==============================================================================  ====================================
+
+A threshold is the 1 - (1 - alpha_safe) / K quantile of its score over the held-out points of the interpolating folds, each scored
+against the points that its fold left in; K is the number of scores. A constant input that changes is never safe.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from geoq.crossfit import CalibrationPoints, CalibrationSet
+from geoq.geometry import GeometricFeatures
+from geoq.metric import Coordinates, FittedMetric
+from geoq.quantiles import check_fraction, check_quantile, rank
+from geoq.resemblance import Resemblance
+from geoq.safe_region import DistanceRegion, FittedRegion
+
+SCORES = ("distance", "input", "pair", "axis", "similarity")
+# Thresholds are never smaller than these, so that many points do not turn the region into a bounding box.
+MIN_THRESHOLD = {"distance": 0.0, "input": 0.05, "pair": 0.1, "axis": 0.1, "similarity": 0.0}
+N_NEAREST = 3
+# Pairs are formed from this many inputs, the most influential ones.
+N_PAIRED = 10
+# Principal axes with a smaller deviation are directions in which the data do not vary.
+MIN_DEVIATION = 1e-3
+# Distances off the span of the axes below this many ``MIN_DEVIATION`` are rounding.
+ROUNDING = 0.01
+CHUNK_ROWS = 20_000
+SAFE = 1 + 1e-9
+
+
+class _SortedColumns:
+    """Distances to the nearest value of each column."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.columns = [np.unique(column) for column in values.T]
+
+    def __call__(self, queries: np.ndarray) -> np.ndarray:
+        gap = np.empty_like(queries)
+        for j, (taken, query) in enumerate(zip(self.columns, queries.T, strict=True)):
+            above = np.searchsorted(taken, query)
+            upper = abs(taken[np.minimum(above, len(taken) - 1)] - query)
+            lower = abs(query - taken[np.maximum(above - 1, 0)])
+            gap[:, j] = np.minimum(upper, lower)
+        return gap
+
+    def neighbours(self, j: int, value: float) -> tuple[float, float]:
+        """The values of column j on either side of a value; infinite if there is none."""
+        taken = self.columns[j]
+        above = int(np.searchsorted(taken, value))
+        return (
+            float(taken[above - 1]) if above > 0 else -math.inf,
+            float(taken[above]) if above < len(taken) else math.inf,
+        )
+
+
+@dataclass(frozen=True)
+class _Cloud:
+    """The points that queries are scored against, in the coordinates of the inputs that vary."""
+
+    points: np.ndarray
+    importance: np.ndarray
+    min_weight: float
+
+    @cached_property
+    def weight(self) -> np.ndarray:
+        typical = math.sqrt(float((self.importance**2).mean()))
+        if not typical:
+            return np.ones_like(self.importance)
+        return np.maximum(np.sqrt(self.importance / typical), self.min_weight)
+
+    @cached_property
+    def low(self) -> np.ndarray:
+        return self.points.min(axis=0)
+
+    @cached_property
+    def high(self) -> np.ndarray:
+        return self.points.max(axis=0)
+
+    @cached_property
+    def tree(self) -> cKDTree:
+        return cKDTree(np.unique(self.points, axis=0))
+
+    @cached_property
+    def values(self) -> _SortedColumns:
+        return _SortedColumns(self.points)
+
+    @cached_property
+    def pairs(self) -> dict[tuple[int, int], cKDTree]:
+        top = np.argsort(-self.importance, kind="stable")[:N_PAIRED]
+        return {
+            (int(j), int(k)): cKDTree(self.points[:, (j, k)])
+            for j, k in combinations(sorted(top), 2)
+        }
+
+    @cached_property
+    def mean(self) -> np.ndarray:
+        return self.points.mean(axis=0)
+
+    @cached_property
+    def axes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Directions of the principal axes as columns, and their deviations."""
+        _, size, directions = np.linalg.svd(
+            self.points - self.mean, full_matrices=False
+        )
+        size = size / math.sqrt(len(self.points))
+        return directions[size > MIN_DEVIATION].T, size[size > MIN_DEVIATION]
+
+    @cached_property
+    def along(self) -> _SortedColumns:
+        return _SortedColumns((self.points - self.mean) @ self.axes[0])
+
+    def by_distance(self, t: np.ndarray) -> np.ndarray:
+        k = min(N_NEAREST, self.tree.n)
+        return self.tree.query(t, k)[0].reshape(len(t), k).mean(axis=1)
+
+    def by_input(self, t: np.ndarray) -> np.ndarray:
+        """One column per input."""
+        return self.weight * self.values(t)
+
+    def by_pair(self, t: np.ndarray) -> np.ndarray:
+        """One column per pair of inputs. Queries are clipped to the ranges, because ``by_input`` covers the outside."""
+        clipped = t.clip(self.low, self.high)
+        found = [tree.query(clipped[:, pair])[0] for pair, tree in self.pairs.items()]
+        return np.stack(found, axis=1) if found else np.zeros((len(t), 1))
+
+    def by_axis(self, t: np.ndarray) -> np.ndarray:
+        """One column per principal axis, and one for the distance off their span."""
+        directions, deviation = self.axes
+        centred = t - self.mean
+        p = centred @ directions
+        off = np.linalg.norm(centred - p @ directions.T, axis=1) / MIN_DEVIATION
+        return np.column_stack(
+            [self.along(p) / deviation, np.where(off > ROUNDING, off, 0.0)]
+        )
+
+    def scores(self, t: np.ndarray) -> np.ndarray:
+        """The first four scores, one column each."""
+        parts = [
+            np.column_stack(
+                [
+                    self.by_distance(part),
+                    self.by_input(part).max(axis=1),
+                    self.by_pair(part).max(axis=1),
+                    self.by_axis(part).max(axis=1),
+                ]
+            )
+            for part in np.array_split(t, max(1, math.ceil(len(t) / CHUNK_ROWS)))
+        ]
+        return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class SupportRegion:
+    """Queries that lie where the calibration has points, by five scores; see the module for their definitions.
+
+    For inputs with many coordinates, such as fields, and for representations of the user, the region is a ``DistanceRegion``.
+
+    Attributes:
+        quantile: alpha_safe, the fraction of the held-out points of the interpolating folds that the region contains, nearly.
+        min_weight: smallest weight of an input in the score "input". A smaller value accepts more queries in which only an
+            input without influence is out of range.
+        max_inputs: with more inputs than this the region is a ``DistanceRegion``.
+
+    Example:
+        >>> SupportRegion(quantile=0.9)
+        SupportRegion(quantile=0.9, min_weight=0.3, max_inputs=64)
+    """
+
+    quantile: float = 0.95
+    min_weight: float = 0.3
+    max_inputs: int = 64
+
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile, "SupportRegion.quantile")
+        check_fraction(self.min_weight, "SupportRegion.min_weight")
+
+    @property
+    def uses_neighborhood(self) -> bool:
+        """The score "similarity" needs the distance to the nearest point."""
+        return True
+
+    def fit(self, calibration: CalibrationSet) -> FittedRegion:
+        """Set the thresholds from the held-out points of the interpolating folds."""
+        data = calibration.data
+        assert data is not None
+        metric = data.metric
+        n_inputs = math.prod(data.inputs.shape[1:])
+        if metric is None or n_inputs > self.max_inputs or metric.coordinates.constant.all():
+            return DistanceRegion(self.quantile).fit(calibration)
+        points = _varying(data.inputs, metric.coordinates)
+        importance = _numpy(metric.importance)[_varies(metric.coordinates)]
+        cloud = _Cloud(points, importance, self.min_weight)
+        inner = calibration.interpolating
+        scores = [
+            _Cloud(points[train], importance, self.min_weight).scores(points[held_out])
+            for train, held_out in _splits(calibration, data)
+        ]
+        held_out = np.concatenate(scores)
+        resemblance = None
+        if not inner.all():
+            weight = calibration.weight
+            resemblance = Resemblance.fit(calibration.features, inner, weight)
+            similarity = resemblance.length(calibration.features[inner])
+            held_out = np.column_stack([held_out, _numpy(similarity)])
+        threshold = _thresholds(held_out, self.quantile)
+        return FittedSupportRegion(metric, cloud, resemblance, threshold)
+
+
+def _varies(coordinates: Coordinates) -> np.ndarray:
+    return (~coordinates.constant).reshape(-1).cpu().numpy()
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().double().cpu().numpy()
+
+
+def _varying(inputs: Tensor, coordinates: Coordinates) -> np.ndarray:
+    """The coordinates of the inputs that vary, one row per point."""
+    return _numpy(inputs.reshape(len(inputs), -1))[:, _varies(coordinates)]
+
+
+def _splits(
+    calibration: CalibrationSet, data: CalibrationPoints
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The splits of the interpolating folds, in the order of their tuples."""
+    folds = calibration.fold[calibration.interpolating].unique_consecutive().tolist()
+    return [data.splits[fold] for fold in folds]
+
+
+def _thresholds(held_out: np.ndarray, quantile: float) -> np.ndarray:
+    level = 1 - (1 - quantile) / held_out.shape[1]
+    place = min(rank(len(held_out), level), len(held_out)) - 1
+    ordered = np.sort(held_out, axis=0)[place]
+    least = [MIN_THRESHOLD[name] for name in SCORES[: held_out.shape[1]]]
+    return np.maximum(np.maximum(ordered, least), 1e-12)
+
+
+@dataclass(frozen=True)
+class FittedSupportRegion:
+    """The fitted scores and their thresholds. The support score is the largest ratio of a score to its threshold."""
+
+    metric: FittedMetric
+    cloud: _Cloud
+    resemblance: Resemblance | None
+    thresholds: np.ndarray
+    threshold: float = 1.0
+    meaning: tuple[str, str] = (
+        "within the region of the held-out points of the random folds",
+        "outside the region of the held-out points of the random folds; the bound is a guess",
+    )
+
+    def ratios(self, features: GeometricFeatures) -> np.ndarray:
+        """Each score divided by its threshold, one column per score."""
+        scores = self.cloud.scores(self._points(features))
+        if self.resemblance is not None:
+            length = _numpy(self.resemblance.length(features))
+            scores = np.column_stack([scores, length])
+        return scores / self.thresholds
+
+    def support_score(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
+        """The largest ratio of a score to its threshold; infinite if a constant input has changed."""
+        score = torch.from_numpy(self.ratios(features).max(axis=1))
+        changed = self.metric.coordinates.changed(features.inputs)
+        changed = changed.reshape(len(changed), -1).any(dim=1)
+        return score.to(features.support_distance).masked_fill(changed, math.inf)
+
+    def contains(self, support_score: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """Whether the score is at most 1."""
+        return support_score <= SAFE
+
+    def _points(self, features: GeometricFeatures) -> np.ndarray:
+        return _varying(features.inputs, self.metric.coordinates)
+
+    def explain(
+        self, features: GeometricFeatures, names: Sequence[str] | None = None
+    ) -> str:
+        """Why one query (features of one row) is safe or not: the score with the largest ratio, and the inputs behind it."""
+        return _Explanation(self, features, names).text()
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Settings and arrays, for a file."""
+        arrays = {
+            "points": torch.from_numpy(self.cloud.points),
+            "thresholds": torch.from_numpy(self.thresholds),
+            "importance": torch.from_numpy(self.cloud.importance),
+        }
+        if self.resemblance is not None:
+            arrays |= {
+                f"resemblance.{k}": v for k, v in self.resemblance.state().items()
+            }
+        return {"min_weight": self.cloud.min_weight}, arrays
+
+    @staticmethod
+    def from_state(
+        settings: dict[str, Any], arrays: dict[str, Tensor], metric: FittedMetric
+    ) -> "FittedSupportRegion":
+        """The region that ``state`` described."""
+        resemblance = {
+            name.removeprefix("resemblance."): array
+            for name, array in arrays.items()
+            if name.startswith("resemblance.")
+        }
+        cloud = _Cloud(
+            _numpy(arrays["points"]), _numpy(arrays["importance"]), settings["min_weight"]
+        )
+        return FittedSupportRegion(
+            metric,
+            cloud,
+            Resemblance.from_state(resemblance) if resemblance else None,
+            _numpy(arrays["thresholds"]),
+        )
+
+
+class _Explanation:
+    """The text for one query."""
+
+    def __init__(
+        self,
+        region: FittedSupportRegion,
+        features: GeometricFeatures,
+        names: Sequence[str] | None,
+    ) -> None:
+        self.region, self.cloud, self.names = region, region.cloud, names
+        self.features = features
+        self.coordinates = region.metric.coordinates
+        self.t = region._points(features)
+        self.number = np.flatnonzero(_varies(self.coordinates))
+        raw = self.coordinates.inverse(features.inputs.to(self.coordinates.mean))
+        self.value = _numpy(raw.reshape(-1))
+
+    def text(self) -> str:
+        changed = self.coordinates.changed(self.features.inputs).reshape(-1)
+        if changed.any():
+            j = int(changed.nonzero()[0, 0])
+            constant = float(self.coordinates.mean.reshape(-1)[j])
+            return (
+                f"{self._label(j)} is {self.value[j]:.4g}, but it is {constant:.4g} in all the data, so its effect is unknown"
+            )
+        ratio = self.region.ratios(self.features)[0]
+        if ratio.max() <= SAFE:
+            return self._inside()
+        texts: dict[str, Callable[[], str]] = {
+            "distance": self._distance,
+            "input": self._input,
+            "pair": self._pair,
+            "axis": self._axis,
+            "similarity": self._similarity,
+        }
+        return texts[SCORES[int(ratio.argmax())]]()
+
+    def _label(self, j: int) -> str:
+        return f"input {j}" if self.names is None else f"input {self.names[j]}"
+
+    def _limit(self, name: str) -> float:
+        return float(self.region.thresholds[SCORES.index(name)])
+
+    def _inside(self) -> str:
+        outside = np.maximum(self.t - self.cloud.high, self.cloud.low - self.t)[0]
+        if outside.max() <= 0:
+            return "all inputs are within the region of the held-out points"
+        j = int(outside.argmax())
+        return (
+            f"{self._label(self.number[j])} is {outside[j]:.2g} standard deviations out of its range, which is less than its "
+            "influence on the prediction allows"
+        )
+
+    def _input(self) -> str:
+        score, limit = self.cloud.by_input(self.t)[0], self._limit("input")
+        found = [j for j in np.argsort(-score) if score[j] > limit][:3]
+        return "; ".join(self._one_input(int(j), limit) for j in found)
+
+    def _one_input(self, j: int, limit: float) -> str:
+        number, cloud = self.number[j], self.cloud
+        value, here = self.value[number], self.t[0, j]
+        if cloud.low[j] <= here <= cloud.high[j]:
+            below, above = (
+                self._units(j, at) for at in cloud.values.neighbours(j, here)
+            )
+            return (
+                f"{self._label(number)} is {value:.4g}; its nearest values in the data are {below:.4g} and {above:.4g}"
+            )
+        is_above = here > cloud.high[j]
+        end = self._units(j, cloud.high[j] if is_above else cloud.low[j])
+        gap = float(cloud.values(self.t)[0, j])
+        far = f"{gap:.2g} standard deviations"
+        if bool(self.coordinates.log.reshape(-1)[number]):
+            far = f"{abs(math.log10(max(value, 1e-300) / end)):.2g} decades"
+        side = "above its largest" if is_above else "below its smallest"
+        text = f"{self._label(number)} is {value:.4g}, {far} {side} value in the data, {end:.4g}"
+        sensitivity = self.region.metric.sensitivity
+        if sensitivity is None:
+            return text
+        change = gap * float(sensitivity[number].square().mean().sqrt())
+        return f"{text} (the prediction would change by {change:.2g} if it kept changing as inside)"
+
+    def _units(self, j: int, at: float) -> float:
+        """A coordinate of input j in the units of the user."""
+        filled = torch.zeros_like(self.coordinates.mean).reshape(-1)
+        filled[self.number[j]] = at
+        raw = self.coordinates.inverse(
+            filled.reshape(1, *self.coordinates.mean.shape)
+        )
+        return float(raw.reshape(-1)[self.number[j]])
+
+    def _pair(self) -> str:
+        score = self.cloud.by_pair(self.t)[0]
+        j, k = [*self.cloud.pairs][int(score.argmax())]
+        return (
+            f"{self._label(self.number[j])} and {self._label(self.number[k])} are each in range, but not together: the nearest "
+            f"point in their plane is {score.max():.2g} standard deviations away (held-out points: at most "
+            f"{self._limit('pair'):.2g})"
+        )
+
+    def _axis(self) -> str:
+        score = self.cloud.by_axis(self.t)[0]
+        directions, deviation = self.cloud.axes
+        place = int(score.argmax())
+        centred = (self.t - self.cloud.mean)[0]
+        loading = (
+            centred - directions @ (centred @ directions)
+            if place == len(deviation)
+            else directions[:, place]
+        )
+        top = np.argsort(-abs(loading))[:2]
+        named = " and ".join(self._label(self.number[j]) for j in top)
+        return (
+            f"the correlation of {named} differs from the data, by {score.max():.2g} deviations of a principal axis "
+            f"(held-out points: at most {self._limit('axis'):.2g})"
+        )
+
+    def _distance(self) -> str:
+        return (
+            f"the {N_NEAREST} nearest points are {self.cloud.by_distance(self.t)[0]:.2g} standard deviations away on average "
+            f"(held-out points: at most {self._limit('distance'):.2g})"
+        )
+
+    def _similarity(self) -> str:
+        return "its distances to the data are as large as for points that extrapolating folds held out"
