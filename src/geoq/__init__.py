@@ -18,11 +18,14 @@ from geoq.increments import (
     IndicatorIncrement,
     NormScaledIncrement,
     PowerLawIncrement,
+    TwoLawIncrement,
 )
+from geoq.metric import SensitivityMetric, StandardizedMetric
 from geoq.nets.mlp import MLP
 from geoq.representation import identity
 from geoq.rollout import RolloutGeoQ
 from geoq.safe_region import DistanceRegion, SafeRegion
+from geoq.support_region import SupportRegion
 from geoq.surrogate import absolute_error, norm_error, relative_norm_error
 from geoq.training import PredictedFolds, TrainedFolds, Training, TrainNetwork
 
@@ -44,10 +47,14 @@ __all__ = [
     "RandomFolds",
     "RolloutGeoQ",
     "SafeRegion",
+    "SensitivityMetric",
+    "StandardizedMetric",
+    "SupportRegion",
     "TemporalFolds",
     "TrainNetwork",
     "TrainedFolds",
     "Training",
+    "TwoLawIncrement",
     "WholeField",
     "absolute_error",
     "default_folds",

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 
 from geoq.arrays import Array
 from geoq.checks import check_index
+from geoq.safe_region import Explanations
 
 N_ANCHORS_SHOWN = 5
 
@@ -39,6 +40,7 @@ class Assessment:
         meaning: why a query is safe, and why it is not.
         typical_distance: median length of the calibration displacements, for comparison with ``anchor_distance``.
         typical_support_distance: median support distance of the calibration.
+        explanations: the reasons for the flags, if the safe region gives any.
     """
 
     prediction: Float[Array, " n *output"]
@@ -55,6 +57,7 @@ class Assessment:
     meaning: tuple[str, str]
     typical_distance: float
     typical_support_distance: float
+    explanations: Explanations | None = None
 
     def __len__(self) -> int:
         return len(self.safe)
@@ -77,6 +80,7 @@ class Assessment:
         *,
         name: str | None = None,
         labels: Sequence[Any] | None = None,
+        names: Sequence[str] | None = None,
     ) -> str:
         """Explain the bound and the flag of one query in words and numbers.
 
@@ -84,6 +88,7 @@ class Assessment:
             query: the number of the query.
             name: a name for the query in the text; its number if None.
             labels: labels of the rows of the data, to name the anchors; their row numbers if None.
+            names: names of the inputs; their numbers if None.
         """
         safety = self.safety(query)
         bound, anchor_error, increment = (
@@ -100,6 +105,8 @@ class Assessment:
             f"  support distance {distance:.3g}, {_times(distance, self.typical_support_distance)}",
             f"  support score {score:.3g}, threshold {self.threshold:.3g}",
         ]
+        if self.explanations is not None:
+            lines.insert(1, f"  {self.explanations(query, names)}")
         return "\n".join(lines)
 
     def _anchor_lines(

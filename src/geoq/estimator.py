@@ -40,8 +40,8 @@ from geoq.geometry import (
     Relation,
     anchor_error,
     mean_over_field,
+    uses_neighborhood,
 )
-from geoq.increments.power_law import PowerLawIncrement
 from geoq.increments.protocol import (
     ChecksErrors,
     HasExpectedError,
@@ -53,15 +53,25 @@ from geoq.increments.protocol import (
     check_shapes,
     warn_if_few,
 )
+from geoq.increments.two_laws import TwoLawIncrement
+from geoq.metric import (
+    Coordinates,
+    FittedMetric,
+    Metric,
+    SensitivityMetric,
+    predictor,
+)
 from geoq.parameters import get_params, represent, set_params
 from geoq.quantiles import error_ratios
-from geoq.representation import Representation, Standardization
+from geoq.representation import Representation
 from geoq.safe_region import (
-    DistanceRegion,
+    ExplainsFlags,
+    Explanations,
     NeedsNeighbors,
     Region,
     check_region,
 )
+from geoq.support_region import SupportRegion
 from geoq.surrogate import (
     ErrorFunctional,
     Surrogate,
@@ -105,8 +115,10 @@ class GeoQ:
             once for many folds if it is a ``TrainTogether``. ``TrainedFolds`` and ``PredictedFolds`` use folds that were
             trained elsewhere. None means that no retraining is possible: the data given to ``fit`` were never seen by the
             surrogate, and all errors are its own.
-        representation: phi, fixed and shared by all folds. None means the standardised input nu(x). This is a departure from
-            the paper, because raw distances depend on the units; ``identity`` is the paper's form.
+        representation: how distances are measured. A metric, by default ``SensitivityMetric()``, serves anchors, support
+            distance, increment model and safe region alike. A function phi(x), fixed and shared by all folds, is the paper's
+            form: anchors are found in phi(x) and support distances are measured in standardised inputs; ``identity`` is the
+            paper's choice of phi.
         error_functional: rho, the error that is bounded.
         folds: which points are held out together; scikit-learn's splitters can be used as well.
         increment_model: g, copied before it is fitted.
@@ -132,13 +144,13 @@ class GeoQ:
         default_factory=_no_recipe  # required: None is a statement about the data
     )
     _: KW_ONLY
-    representation: Representation | None = None
+    representation: Representation | Metric = field(default_factory=SensitivityMetric)
     error_functional: ErrorFunctional = absolute_error
     folds: Folds = field(default_factory=default_folds)
-    increment_model: IncrementModel = field(default_factory=PowerLawIncrement)
+    increment_model: IncrementModel = field(default_factory=TwoLawIncrement)
     n_anchors: int = 1
     n_support: int | None = None
-    safe_region: Region = field(default_factory=DistanceRegion)
+    safe_region: Region = field(default_factory=SupportRegion)
 
     def fit(
         self,
@@ -176,14 +188,18 @@ class GeoQ:
     ) -> None:
         """Algorithm 1. Lines 2, 3 and 5 precede line 1, so that unusable data are refused before any training."""
         inputs = self._check_arguments(x, y)
-        # Line 4, first half: nu, fitted to the inputs of line 2. Line 3: phi.
-        self.normalization_ = Standardization.fit(inputs)
-        data = Observations(x, y, self._embed(x))
+        # Line 4, first half: the coordinates nu, fitted to the inputs of line 2.
+        self.metric_: FittedMetric | None = None
+        self.coordinates_ = (
+            self.representation.coordinates(inputs)
+            if isinstance(self.representation, Metric)
+            else Coordinates.fit(inputs, logarithms=False)
+        )
         # Line 5: the folds.
-        points = data.embedding.normalized.reshape(len(data), -1).cpu().numpy()
+        points = self.coordinates_(inputs).reshape(len(inputs), -1).cpu().numpy()
         plan = FoldPlan.draw(self.folds, points, groups)
-        self._check_problem(data, plan)
-        finished = self._open(checkpoint, data, plan)
+        self._check_problem(x, y, plan)
+        finished = self._open(checkpoint, x, y, plan)
         # One step of the progress bar per training, one for the increment model and one for the safe region.
         with progress.bar(len(plan.splits) + 2 + (self.surrogate is None)):
             # Line 1: the deployed surrogate, given or trained on all data.
@@ -192,14 +208,30 @@ class GeoQ:
             )
             # Line 4, second half: the observed errors E.
             prediction, error = observe(self.surrogate_, self.error_functional, x, y)
-            self.error_ = error.to(data.embedding.z)
+            self.error_ = error.to(inputs)
             if isinstance(self.increment_model, ChecksErrors):
                 self.increment_model.check_errors(
                     prediction.to(self.error_), self.error_
                 )
             self.error_size_ = mean_over_field(self.error_)
+            # Line 3: phi, or the metric, which needs the deployed surrogate.
+            if isinstance(self.representation, Metric):
+                predict = predictor(self.surrogate_, x)
+                outputs = to_tensor(y, "y")
+                self.metric_ = self.representation.fit(
+                    self.coordinates_, inputs, outputs, predict
+                )
+            data = Observations(x, y, self._embed(x), self.error_, self.metric_)
+            if finished is not None:
+                finished.bind("representation", of_array(data.embedding.z))
+            collects = any(
+                map(uses_neighborhood, (self.increment_model, self.safe_region))
+            )
             self.geometry_ = Geometry(
-                data.embedding, n_anchors=self.n_anchors, n_support=self.n_support_
+                data.embedding,
+                n_anchors=self.n_anchors,
+                n_support=self.n_support_,
+                collects=collects,
             )
             # Lines 6-11: the calibration tuples of all folds, and T.
             self.calibration_ = cross_fit(
@@ -209,6 +241,7 @@ class GeoQ:
                 error_functional=self.error_functional,
                 n_anchors=self.n_anchors,
                 n_support=self.n_support_,
+                collects=collects,
                 checkpoint=finished,
             )
             # Line 12: the increment model g.
@@ -229,10 +262,12 @@ class GeoQ:
             x: queries, one per row, of the shape of the inputs of ``fit``.
         """
         parts = list(self._answers(x))
-        arrays = {
-            name: restore(torch.cat([part[name] for part in parts]), x)
-            for name in parts[0]
-        }
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        region, explanations = self.safe_region_, None
+        if isinstance(region, ExplainsFlags):
+            seen = [joined.pop(name) for name in ("inputs", "nearest")]
+            explanations = Explanations(region, joined["support_distance"], *seen)
+        arrays = {name: restore(tensor, x) for name, tensor in joined.items()}
         features = QueryFeatures(
             arrays.pop("displacement"), arrays.pop("support_distance")
         )
@@ -243,6 +278,7 @@ class GeoQ:
             meaning=self.safe_region_.meaning,
             typical_distance=self.calibration_.typical_distance,
             typical_support_distance=self.calibration_.typical_support_distance,
+            explanations=explanations,
         )
 
     def bound(self, x: Array) -> Array:
@@ -354,7 +390,14 @@ class GeoQ:
             score = self.safe_region_.support_score(features)
             safe = self.safe_region_.contains(score)
             increment = self._increment(features, safe)
-            yield {
+            seen: dict[str, Tensor] = {}
+            if isinstance(self.safe_region_, ExplainsFlags):
+                assert features.neighborhood is not None
+                seen = {
+                    "inputs": features.inputs,
+                    "nearest": features.neighborhood.nearest,
+                }
+            yield seen | {
                 "prediction": features.prediction,
                 "error_hat": features.anchor_error + increment,
                 "safe": safe,
@@ -372,7 +415,7 @@ class GeoQ:
         """Chunks of queries with their anchors and features (line 14)."""
         check_fitted(self, "probes_")
         self.check_callables()
-        shape = tuple(self.normalization_.mean.shape)
+        shape = tuple(self.coordinates_.mean.shape)
         check_rows(x, "x", shape, "GeoQ was fitted on rows", "query")
         row_numbers = max(int(np.prod(shape)), self.error_[:1].numel())
         for rows in chunks(len(x), row_numbers):
@@ -386,7 +429,8 @@ class GeoQ:
                     relation.support_distance,
                     anchor_error(relation.anchors, self.error_),
                     prediction,
-                    inputs=queries.normalized,
+                    inputs=queries.coordinates,
+                    neighborhood=relation.neighborhood,
                 ),
             )
 
@@ -402,14 +446,15 @@ class GeoQ:
         return increment if signed else increment.clamp(min=0)
 
     def _embed(self, x: Array) -> Embedding:
-        """Phi and nu of the inputs (lines 3 and 4)."""
-        mean = self.normalization_.mean
-        normalized = self.normalization_(to_tensor(x, "x").to(mean))
-        if self.representation is None:
-            return Embedding(z=normalized, normalized=normalized)
-        return Embedding(
-            evaluate(self.representation, x, "representation").to(mean), normalized
-        )
+        """Phi and nu of the inputs, or their coordinates in the metric (lines 3 and 4)."""
+        mean = self.coordinates_.mean
+        coordinates = self.coordinates_(to_tensor(x, "x").to(mean))
+        if self.metric_ is not None:
+            z = self.metric_(coordinates)
+            return Embedding(z, normalized=z, inputs=coordinates)
+        assert callable(self.representation)
+        z = evaluate(self.representation, x, "representation").to(mean)
+        return Embedding(z, coordinates)
 
     def _train_deployed(self, x: Array, y: Array) -> Surrogate:
         assert callable(self.train_surrogate)
@@ -437,7 +482,7 @@ class GeoQ:
         check_models(
             self.surrogate,
             self.train_surrogate,
-            self.representation,
+            None if isinstance(self.representation, Metric) else self.representation,
             self.error_functional,
         )
         inputs, outputs = check_pairs(x, y)
@@ -446,7 +491,7 @@ class GeoQ:
             check_array_kind(self.surrogate, y, "surrogate", "y")
         return inputs.to(torch.promote_types(inputs.dtype, outputs.dtype))
 
-    def _check_problem(self, data: Observations, plan: FoldPlan) -> None:
+    def _check_problem(self, x: Array, y: Array, plan: FoldPlan) -> None:
         """Refuse folds that leave too few points, and shapes and surrogates that do not fit, before any training."""
         usual = max(1, min(USUAL_COUNT, plan.fewest_left_in))
         self.n_support_ = usual if self.n_support is None else self.n_support
@@ -454,28 +499,35 @@ class GeoQ:
         if isinstance(self.safe_region, NeedsNeighbors):
             self.safe_region.check_neighbors(plan.n_independent)
         warn_if_few(self.increment_model.quantile, plan.n_groups)
-        few = data.y[:N_PROBES]
-        check_shapes(self.increment_model, self.error_functional, few, data.embedding)
-        surrogate, probes = self.surrogate, data.x[:N_PROBES]
+        probes = x[:N_PROBES]
+        z = (
+            probes
+            if isinstance(self.representation, Metric)
+            else evaluate(self.representation, probes, "representation")
+        )
+        check_shapes(
+            self.increment_model, self.error_functional, z, probes, y[:N_PROBES]
+        )
+        surrogate = self.surrogate
         if surrogate is not None:
             check_repeatable(lambda: evaluate(surrogate, probes, "surrogate"), "inputs")
 
     def check_callables(self) -> None:
         """Refuse a surrogate or representation that was switched to training mode since ``fit``."""
         check_callable(self.surrogate_, "surrogate")
-        if self.representation is not None:
+        if not isinstance(self.representation, Metric):
             check_callable(self.representation, "representation")
 
     def _open(
-        self, folder: str | Path | None, data: Observations, plan: FoldPlan
+        self, folder: str | Path | None, x: Array, y: Array, plan: FoldPlan
     ) -> Checkpoint | None:
         """The checkpoint in the folder, refused unless it belongs to these data, folds and settings."""
         if folder is None or is_pretrained(self.train_surrogate):
             return None
         facts = {
-            "x": of_array(data.x),
-            "y": of_array(data.y),
-            "representation of x": of_array(data.embedding.z),
+            "x": of_array(x),
+            "y": of_array(y),
+            "representation": of_object(self.representation),
             "folds": of_folds(plan),
             "n_anchors": str(self.n_anchors),
             "train_surrogate": of_object(self.train_surrogate),

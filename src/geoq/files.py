@@ -29,7 +29,9 @@ from geoq.increments.indicator import IndicatorIncrement
 from geoq.increments.paper import FieldIncrement, NormScaledIncrement
 from geoq.increments.power_law import PowerLawIncrement
 from geoq.increments.protocol import IncrementModel, Storable
-from geoq.representation import Representation, Standardization
+from geoq.increments.two_laws import TwoLawIncrement
+from geoq.metric import Coordinates, FittedMetric, Metric, SensitivityMetric
+from geoq.representation import Representation
 from geoq.safe_region import (
     DistanceRegion,
     FittedDistanceRegion,
@@ -38,6 +40,7 @@ from geoq.safe_region import (
     Region,
     SafeRegion,
 )
+from geoq.support_region import FittedSupportRegion, SupportRegion
 from geoq.surrogate import (
     ErrorFunctional,
     Surrogate,
@@ -55,6 +58,7 @@ _MODELS: dict[str | None, Any] = {
     for model in (
         NormScaledIncrement,
         FieldIncrement,
+        TwoLawIncrement,
         PowerLawIncrement,
         FieldScaleIncrement,
         IndicatorIncrement,
@@ -63,7 +67,16 @@ _MODELS: dict[str | None, Any] = {
 _ERRORS: dict[str | None, ErrorFunctional] = {
     error.__name__: error for error in (absolute_error, norm_error, relative_norm_error)
 }
-_FEATURES = ("displacement", "support_distance", "anchor_error", "prediction", "inputs")
+_FEATURES = (
+    "displacement",
+    "support_distance",
+    "anchor_error",
+    "prediction",
+    "inputs",
+    "neighborhood.rows",
+    "neighborhood.nearest",
+    "neighborhood.side",
+)
 _TUPLES = ("error", "point", "fold", "family")
 # Calibration features at which an increment model of the user is recognised.
 N_PROBES = 8
@@ -79,6 +92,7 @@ def state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
     check_fitted(geoq, "probes_")
     name, settings, weights = _model_state(geoq.increment_model_)
     calibration, points = geoq.calibration_, geoq.geometry_.points
+    region, region_arrays = _region_state(geoq.safe_region_)
     numbers = {
         # As fitted: the constructor arguments may have been changed since.
         "n_anchors": geoq.geometry_.n_anchors,
@@ -87,7 +101,7 @@ def state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
             geoq.conformal_factors_.safe,
             geoq.conformal_factors_.unsafe,
         ],
-        "safe_region": _region_state(geoq.safe_region_),
+        "safe_region": region,
         "reach": calibration.reach,
         "numpy": isinstance(geoq.probes_, np.ndarray),
         "cuda": geoq.error_.is_cuda,
@@ -96,18 +110,20 @@ def state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
         "folds": repr(geoq.folds),
         "error_functional": getattr(geoq.error_functional, "__name__", None),
     }
-    features = dict(zip(_FEATURES, calibration.features.parts, strict=True))
+    features = dict(zip(_FEATURES, calibration.features.parts, strict=False))
     arrays = {
-        "mean": geoq.normalization_.mean,
-        "scale": geoq.normalization_.scale,
+        **with_prefix("coordinates.", vars(geoq.coordinates_)),
         "error": geoq.error_,
         "points.z": points.z,
         **with_prefix("increment.", weights),
+        **with_prefix("region.", region_arrays),
         **{f"calibration.{name}": getattr(calibration, name) for name in _TUPLES},
         **with_prefix("features.", features),
         **with_prefix("probe.", _answers(geoq)),
     }
-    if not points.shared:
+    if geoq.metric_ is not None:
+        arrays |= with_prefix("metric.", geoq.metric_.state())
+    elif not points.shared:
         arrays["points.normalized"] = points.normalized
     if calibration.position is not None:
         arrays["calibration.position"] = calibration.position
@@ -122,17 +138,24 @@ def _model_state(
     return type(model).__name__, *model.state()
 
 
-def _region_state(region: FittedRegion) -> dict[str, Any]:
+def _region_state(
+    region: FittedRegion,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if isinstance(region, FittedSupportRegion):
+        settings, arrays = region.state()
+        return settings | {"kind": "SupportRegion"}, arrays
     if isinstance(region, FittedDistanceRegion):
-        return {"kind": "DistanceRegion", "threshold": region.threshold}
+        return {"kind": "DistanceRegion", "threshold": region.threshold}, {}
     if isinstance(region, FittedSafeRegion):
-        return {
+        settings = {
             "kind": "SafeRegion",
             "threshold": region.threshold,
             "n_neighbors": region.n_neighbors,
         }
+        return settings, {}
     raise ValueError(
-        f"a safe region of the user ({type(region).__name__}) cannot be saved; use DistanceRegion or SafeRegion."
+        f"a safe region of the user ({type(region).__name__}) cannot be saved; use SupportRegion, DistanceRegion or "
+        "SafeRegion."
     )
 
 
@@ -157,7 +180,7 @@ def load(
     geoq = cls(
         surrogate,
         None,
-        representation=representation,
+        representation=representation or SensitivityMetric(),
         error_functional=error_functional
         or _ERRORS.get(numbers["error_functional"], _missing_error_functional),
         folds=UnavailableFolds(numbers["folds"]),
@@ -169,7 +192,7 @@ def load(
         numbers, arrays, increment_model
     )
     geoq.safe_region, geoq.safe_region_ = _restored_region(
-        numbers["safe_region"], geoq.calibration_
+        geoq, numbers["safe_region"], arrays
     )
     probes = arrays["probe.x"]
     geoq.probes_ = probes.cpu().numpy() if numbers["numpy"] else probes
@@ -185,7 +208,9 @@ def _restore_geometry(
     """Restore everything but the increment model and the safe region."""
     assert geoq.surrogate is not None
     geoq.surrogate_ = geoq.surrogate
-    geoq.normalization_ = Standardization(arrays["mean"], arrays["scale"])
+    geoq.coordinates_ = Coordinates(**without_prefix("coordinates.", arrays))
+    metric = without_prefix("metric.", arrays)
+    geoq.metric_ = FittedMetric.from_state(metric) if metric else None
     geoq.error_ = arrays["error"]
     geoq.error_size_ = mean_over_field(geoq.error_)
     z = arrays["points.z"]
@@ -194,11 +219,17 @@ def _restore_geometry(
         Embedding(z, arrays.get("points.normalized", z)),
         n_anchors=geoq.n_anchors,
         n_support=geoq.n_support_,
+        collects="features.neighborhood.rows" in arrays,
     )
     geoq.conformal_factors_ = ConformalFactors(*numbers["conformal_factors"])
     geoq.calibration_ = CalibrationSet(
-        features=GeometricFeatures(*(arrays[f"features.{name}"] for name in _FEATURES)),
-        **{name: arrays[f"calibration.{name}"] for name in _TUPLES},
+        features=GeometricFeatures.of(
+            [arrays[f"features.{n}"] for n in _FEATURES if f"features.{n}" in arrays]
+        ),
+        error=arrays["calibration.error"],
+        point=arrays["calibration.point"],
+        fold=arrays["calibration.fold"],
+        family=arrays["calibration.family"],
         position=arrays.get("calibration.position"),
         reach=numbers["reach"],
     )
@@ -227,14 +258,19 @@ def _restored_model(
 
 
 def _restored_region(
-    stored: dict[str, Any], calibration: CalibrationSet
+    geoq: "GeoQ", stored: dict[str, Any], arrays: dict[str, Tensor]
 ) -> tuple[Region, FittedRegion]:
+    if stored["kind"] == "SupportRegion":
+        assert geoq.metric_ is not None
+        own = without_prefix("region.", arrays)
+        fitted = FittedSupportRegion.from_state(stored, own, geoq.metric_)
+        return SupportRegion(min_weight=stored["min_weight"]), fitted
     threshold = stored["threshold"]
     if stored["kind"] == "DistanceRegion":
         return DistanceRegion(), FittedDistanceRegion(threshold)
     n_neighbors = stored["n_neighbors"]
-    fitted = FittedSafeRegion.of(calibration, n_neighbors, threshold)
-    return SafeRegion(n_neighbors), fitted
+    region = FittedSafeRegion.of(geoq.calibration_, n_neighbors, threshold)
+    return SafeRegion(n_neighbors), region
 
 
 def _answers(geoq: "GeoQ") -> dict[str, Tensor]:
@@ -244,7 +280,7 @@ def _answers(geoq: "GeoQ") -> dict[str, Tensor]:
         "x": _raw(geoq.probes_),
         "surrogate": evaluate(geoq.surrogate_, geoq.probes_, "surrogate"),
     }
-    if geoq.representation is not None:
+    if not isinstance(geoq.representation, Metric):
         answers["representation"] = evaluate(
             geoq.representation, geoq.probes_, "representation"
         )

@@ -53,6 +53,18 @@ def _complements(held_out: Iterable[np.ndarray], n_points: int) -> Iterator[Spli
         yield np.setdiff1d(np.arange(n_points), rows), rows
 
 
+def distinct_rows(points: np.ndarray) -> Int[np.ndarray, " n"]:
+    """The number of the distinct row that each row equals, in the order of first appearance.
+
+    Without repeated rows the numbers are 0, 1, 2, ..., so that a permutation of them is a permutation of the rows.
+    """
+    _, first, code = np.unique(points, axis=0, return_index=True, return_inverse=True)
+    place = np.empty(len(first), dtype=int)
+    place[np.argsort(first, kind="stable")] = np.arange(len(first))
+    numbers: np.ndarray = place[code.reshape(-1)]
+    return numbers
+
+
 def _check_fold_count(scheme: str, n_folds: int, n_things: int, things: str) -> None:
     if not 2 <= n_folds <= n_things:
         way_out = (
@@ -80,6 +92,8 @@ def _check_scheme(scheme: object) -> None:
 class RandomFolds:
     """A random partition, which imitates queries inside the data: displacements are small.
 
+    Rows with equal inputs are held out together, so that a repeated measurement never supports its own copies.
+
     Attributes:
         n_folds: number of folds.
         random_state: seed of the partition.
@@ -96,10 +110,16 @@ class RandomFolds:
         self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
     ) -> Iterator[Split]:
         del y, groups
-        _check_fold_count("RandomFolds", self.n_folds, len(points), "points")
-        order = np.random.default_rng(self.random_state).permutation(len(points))
+        distinct = distinct_rows(points)
+        n_distinct = int(distinct.max()) + 1
+        _check_fold_count("RandomFolds", self.n_folds, n_distinct, "distinct points")
+        order = np.random.default_rng(self.random_state).permutation(n_distinct)
+        fold = np.empty(n_distinct, dtype=int)
+        for number, part in enumerate(np.array_split(order, self.n_folds)):
+            fold[part] = number
         yield from _complements(
-            map(np.sort, np.array_split(order, self.n_folds)), len(points)
+            (np.flatnonzero(fold[distinct] == f) for f in range(self.n_folds)),
+            len(points),
         )
 
 

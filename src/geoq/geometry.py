@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -58,6 +59,19 @@ def support_distance(
     .. math:: \Delta d_k(x) = \frac{1}{k} \sum_{x_j \in \mathcal N_{\nu, k}(x)} \|\nu(x) - \nu(x_j)\|  (eq:dd)
     """
     return distances.mean(dim=1)
+
+
+@runtime_checkable
+class UsesNeighborhood(Protocol):
+    """An increment model or a safe region that uses the nearest points of a query if ``uses_neighborhood`` is true."""
+
+    @property
+    def uses_neighborhood(self) -> bool: ...
+
+
+def uses_neighborhood(part: object) -> bool:
+    """Whether an increment model or a safe region uses the nearest points of a query."""
+    return isinstance(part, UsesNeighborhood) and part.uses_neighborhood
 
 
 @dataclass(frozen=True)
@@ -130,8 +144,9 @@ class GeometricFeatures:
     @staticmethod
     def of(parts: Sequence[Tensor]) -> "GeometricFeatures":
         """The features that have these parts."""
-        neighborhood = Neighborhood(*parts[5:]) if len(parts) > 5 else None
-        return GeometricFeatures(*parts[:5], neighborhood)
+        own, rest = parts[:5], parts[5:]
+        neighborhood = Neighborhood(*rest) if rest else None
+        return GeometricFeatures(*own, neighborhood=neighborhood)  # type: ignore[misc]
 
     @staticmethod
     def cat(parts: "list[GeometricFeatures]") -> "GeometricFeatures":

@@ -319,7 +319,9 @@ def predictor(surrogate: Surrogate, like: Array) -> Callable[[Tensor], Tensor]:
 
     def predict(inputs: Tensor) -> Tensor:
         kind: Any = restore(inputs, like)
-        same = kind.astype(like.dtype) if isinstance(like, np.ndarray) else kind.to(like)  # type: ignore[arg-type]
+        same = (
+            kind.astype(like.dtype) if isinstance(like, np.ndarray) else kind.to(like)
+        )
         return evaluate(surrogate, same, "surrogate")
 
     return predict

@@ -70,9 +70,7 @@ class Resemblance:
             p = torch.sigmoid(x @ theta)
             gradient = x.T @ (w * (p - outside)) + penalty * theta
             curvature = (x * (w * p * (1 - p))[:, None]).T @ x
-            step = torch.linalg.solve(
-                curvature + torch.diag(penalty + 1e-9), gradient
-            )
+            step = torch.linalg.solve(curvature + torch.diag(penalty + 1e-9), gradient)
             length = 1.0
             while (value := loss(theta - length * step)) > before and length > 1e-4:
                 length /= 2

@@ -3,16 +3,18 @@
 A safe region is an object with settings. Its ``fit`` returns the fitted region, which has a threshold and scores queries.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from geoq.checks import check_count
 from geoq.crossfit import CalibrationSet
-from geoq.geometry import GeometricFeatures
+from geoq.geometry import GeometricFeatures, Neighborhood
 from geoq.neighbors import Neighbors
 from geoq.quantiles import check_quantile, inverse_cdf_quantile
 from geoq.representation import Standardization
@@ -44,6 +46,47 @@ class Region(Protocol):
     """How a safe region is found from the calibration; ``DistanceRegion`` and ``SafeRegion`` are two such rules."""
 
     def fit(self, calibration: CalibrationSet, /) -> FittedRegion: ...
+
+
+@runtime_checkable
+class ExplainsFlags(Protocol):
+    """A fitted region that explains in words why one query is safe or not; ``names`` are the names of the inputs."""
+
+    def explain(
+        self, features: GeometricFeatures, names: Sequence[str] | None = None, /
+    ) -> str: ...
+
+
+@dataclass(frozen=True)
+class Explanations:
+    """What a region needs to explain the flags of queries, one row per query.
+
+    Attributes:
+        region: the fitted region.
+        support_distance: support distances of the queries.
+        inputs: coordinates T(x) of the queries.
+        nearest: distances to the nearest points.
+    """
+
+    region: ExplainsFlags
+    support_distance: Float[Tensor, " n"]
+    inputs: Float[Tensor, " n *coordinates"]
+    nearest: Float[Tensor, " n"]
+
+    def __call__(self, query: int, names: Sequence[str] | None = None) -> str:
+        """Why this query is safe or not."""
+        row = slice(query, query + 1) if query != -1 else slice(query, None)
+        inputs, nearest = self.inputs[row], self.nearest[row]
+        none = torch.zeros_like(nearest)
+        features = GeometricFeatures(
+            displacement=inputs,
+            support_distance=self.support_distance[row],
+            anchor_error=none,
+            prediction=none,
+            inputs=inputs,
+            neighborhood=Neighborhood(none[:, None].to(torch.int32), nearest, none),
+        )
+        return self.region.explain(features, names)
 
 
 @runtime_checkable

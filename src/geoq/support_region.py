@@ -41,7 +41,13 @@ from geoq.safe_region import DistanceRegion, FittedRegion
 
 SCORES = ("distance", "input", "pair", "axis", "similarity")
 # Thresholds are never smaller than these, so that many points do not turn the region into a bounding box.
-MIN_THRESHOLD = {"distance": 0.0, "input": 0.05, "pair": 0.1, "axis": 0.1, "similarity": 0.0}
+MIN_THRESHOLD = {
+    "distance": 0.0,
+    "input": 0.05,
+    "pair": 0.1,
+    "axis": 0.1,
+    "similarity": 0.0,
+}
 N_NEAREST = 3
 # Pairs are formed from this many inputs, the most influential ones.
 N_PAIRED = 10
@@ -91,15 +97,18 @@ class _Cloud:
         typical = math.sqrt(float((self.importance**2).mean()))
         if not typical:
             return np.ones_like(self.importance)
-        return np.maximum(np.sqrt(self.importance / typical), self.min_weight)
+        weight: np.ndarray = np.sqrt(self.importance / typical)
+        return weight.clip(min=self.min_weight)
 
     @cached_property
     def low(self) -> np.ndarray:
-        return self.points.min(axis=0)
+        low: np.ndarray = self.points.min(axis=0)
+        return low
 
     @cached_property
     def high(self) -> np.ndarray:
-        return self.points.max(axis=0)
+        high: np.ndarray = self.points.max(axis=0)
+        return high
 
     @cached_property
     def tree(self) -> cKDTree:
@@ -119,7 +128,8 @@ class _Cloud:
 
     @cached_property
     def mean(self) -> np.ndarray:
-        return self.points.mean(axis=0)
+        mean: np.ndarray = self.points.mean(axis=0)
+        return mean
 
     @cached_property
     def axes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -136,11 +146,13 @@ class _Cloud:
 
     def by_distance(self, t: np.ndarray) -> np.ndarray:
         k = min(N_NEAREST, self.tree.n)
-        return self.tree.query(t, k)[0].reshape(len(t), k).mean(axis=1)
+        distances: np.ndarray = self.tree.query(t, k)[0].reshape(len(t), k)
+        return np.mean(distances, axis=1)
 
     def by_input(self, t: np.ndarray) -> np.ndarray:
         """One column per input."""
-        return self.weight * self.values(t)
+        weighted: np.ndarray = self.weight * self.values(t)
+        return weighted
 
     def by_pair(self, t: np.ndarray) -> np.ndarray:
         """One column per pair of inputs. Queries are clipped to the ranges, because ``by_input`` covers the outside."""
@@ -210,7 +222,11 @@ class SupportRegion:
         assert data is not None
         metric = data.metric
         n_inputs = math.prod(data.inputs.shape[1:])
-        if metric is None or n_inputs > self.max_inputs or metric.coordinates.constant.all():
+        if (
+            metric is None
+            or n_inputs > self.max_inputs
+            or metric.coordinates.constant.all()
+        ):
             return DistanceRegion(self.quantile).fit(calibration)
         points = _varying(data.inputs, metric.coordinates)
         importance = _numpy(metric.importance)[_varies(metric.coordinates)]
@@ -232,11 +248,13 @@ class SupportRegion:
 
 
 def _varies(coordinates: Coordinates) -> np.ndarray:
-    return (~coordinates.constant).reshape(-1).cpu().numpy()
+    varies: np.ndarray = (~coordinates.constant).reshape(-1).cpu().numpy()
+    return varies
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().double().cpu().numpy()
+    array: np.ndarray = tensor.detach().double().cpu().numpy()
+    return array
 
 
 def _varying(inputs: Tensor, coordinates: Coordinates) -> np.ndarray:
@@ -257,7 +275,8 @@ def _thresholds(held_out: np.ndarray, quantile: float) -> np.ndarray:
     place = min(rank(len(held_out), level), len(held_out)) - 1
     ordered = np.sort(held_out, axis=0)[place]
     least = [MIN_THRESHOLD[name] for name in SCORES[: held_out.shape[1]]]
-    return np.maximum(np.maximum(ordered, least), 1e-12)
+    thresholds: np.ndarray = np.maximum(np.maximum(ordered, least), 1e-12)
+    return thresholds
 
 
 @dataclass(frozen=True)
@@ -280,7 +299,8 @@ class FittedSupportRegion:
         if self.resemblance is not None:
             length = _numpy(self.resemblance.length(features))
             scores = np.column_stack([scores, length])
-        return scores / self.thresholds
+        ratios: np.ndarray = scores / self.thresholds
+        return ratios
 
     def support_score(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
         """The largest ratio of a score to its threshold; infinite if a constant input has changed."""
@@ -326,7 +346,9 @@ class FittedSupportRegion:
             if name.startswith("resemblance.")
         }
         cloud = _Cloud(
-            _numpy(arrays["points"]), _numpy(arrays["importance"]), settings["min_weight"]
+            _numpy(arrays["points"]),
+            _numpy(arrays["importance"]),
+            settings["min_weight"],
         )
         return FittedSupportRegion(
             metric,
@@ -358,9 +380,7 @@ class _Explanation:
         if changed.any():
             j = int(changed.nonzero()[0, 0])
             constant = float(self.coordinates.mean.reshape(-1)[j])
-            return (
-                f"{self._label(j)} is {self.value[j]:.4g}, but it is {constant:.4g} in all the data, so its effect is unknown"
-            )
+            return f"{self._label(j)} is {self.value[j]:.4g}, but it is {constant:.4g} in all the data, so its effect is unknown"
         ratio = self.region.ratios(self.features)[0]
         if ratio.max() <= SAFE:
             return self._inside()
@@ -392,18 +412,16 @@ class _Explanation:
     def _input(self) -> str:
         score, limit = self.cloud.by_input(self.t)[0], self._limit("input")
         found = [j for j in np.argsort(-score) if score[j] > limit][:3]
-        return "; ".join(self._one_input(int(j), limit) for j in found)
+        return "; ".join(self._one_input(int(j)) for j in found)
 
-    def _one_input(self, j: int, limit: float) -> str:
+    def _one_input(self, j: int) -> str:
         number, cloud = self.number[j], self.cloud
         value, here = self.value[number], self.t[0, j]
         if cloud.low[j] <= here <= cloud.high[j]:
             below, above = (
                 self._units(j, at) for at in cloud.values.neighbours(j, here)
             )
-            return (
-                f"{self._label(number)} is {value:.4g}; its nearest values in the data are {below:.4g} and {above:.4g}"
-            )
+            return f"{self._label(number)} is {value:.4g}; its nearest values in the data are {below:.4g} and {above:.4g}"
         is_above = here > cloud.high[j]
         end = self._units(j, cloud.high[j] if is_above else cloud.low[j])
         gap = float(cloud.values(self.t)[0, j])
@@ -422,9 +440,7 @@ class _Explanation:
         """A coordinate of input j in the units of the user."""
         filled = torch.zeros_like(self.coordinates.mean).reshape(-1)
         filled[self.number[j]] = at
-        raw = self.coordinates.inverse(
-            filled.reshape(1, *self.coordinates.mean.shape)
-        )
+        raw = self.coordinates.inverse(filled.reshape(1, *self.coordinates.mean.shape))
         return float(raw.reshape(-1)[self.number[j]])
 
     def _pair(self) -> str:

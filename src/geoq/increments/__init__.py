@@ -26,6 +26,7 @@ from geoq.increments.paper import FieldIncrement, NormScaledIncrement
 from geoq.increments.power_law import PowerLawIncrement
 from geoq.increments.protocol import IncrementModel
 from geoq.increments.scale import LowRankScale
+from geoq.increments.two_laws import TwoLawIncrement
 
 __all__ = [
     "BoostedFactor",
@@ -38,6 +39,7 @@ __all__ = [
     "LowRankScale",
     "NormScaledIncrement",
     "PowerLawIncrement",
+    "TwoLawIncrement",
     "anchor_error",
     "displacement",
     "inputs",

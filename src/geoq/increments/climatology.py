@@ -116,8 +116,8 @@ def fit_reference(
         raise TypeError(
             f"reference={reference!r} cannot be fitted; pass an object with fit(outputs, quantile), such as Climatology()."
         )
-    assert calibration.outputs is not None
-    return reference.fit(calibration.outputs.to(calibration.error), quantile)
+    assert calibration.data is not None
+    return reference.fit(calibration.data.outputs.to(calibration.error), quantile)
 
 
 def check_reference_shapes(reference: Reference | None, shapes: Shapes) -> None:

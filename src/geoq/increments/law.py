@@ -22,9 +22,7 @@ LEVEL = 0.95
 # The slopes of the law of the interpolating folds minimise the pinball losses of these levels together.
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 # Levels at which intercepts are stored; between them the intercept is linear in the logit of the level.
-TABLE = tuple(
-    sorted({*(i / 100 for i in range(1, 100)), 0.975, 0.985, 0.995, 0.999})
-)
+TABLE = tuple(sorted({*(i / 100 for i in range(1, 100)), 0.975, 0.985, 0.995, 0.999}))
 LOGITS = tuple(math.log(level / (1 - level)) for level in TABLE)
 # The logarithm of the distance may exceed the range of the calibration tuples by this much; no other feature may.
 REACH = math.log(3)
@@ -147,7 +145,9 @@ class Law:
             conformal: whether intercepts are conformal ranks of the residuals; otherwise the intercept at 0.95 is the
                 one of the regression.
         """
-        scale = weighted_quantile(error, weight[:, None].expand_as(error), LEVEL) + 1e-12
+        scale = (
+            weighted_quantile(error, weight[:, None].expand_as(error), LEVEL) + 1e-12
+        )
         outputs = _random_outputs(*error.shape)
         own, chosen = scale, error
         if outputs is not None:

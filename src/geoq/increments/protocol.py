@@ -29,7 +29,7 @@ from torch import Tensor
 from geoq.arrays import Array, restore, to_tensor
 from geoq.checks import warn
 from geoq.crossfit import CalibrationSet
-from geoq.geometry import Embedding, GeometricFeatures
+from geoq.geometry import GeometricFeatures
 from geoq.increments.shapes import Shapes
 from geoq.quantiles import check_quantile, n_required
 from geoq.surrogate import ErrorFunctional
@@ -131,10 +131,11 @@ def warn_if_few(quantile: float, n_groups: int) -> None:
 def check_shapes(
     model: IncrementModel,
     error_functional: ErrorFunctional,
+    z: Array,
+    x: Array,
     y: Array,
-    embedding: Embedding,
 ) -> None:
-    """Let the error functional and the increment model refuse the shapes of these pairs."""
+    """Let the error functional and the increment model refuse the shapes of a few representations and pairs."""
     same = restore(to_tensor(y, "y"), y)
     error = to_tensor(error_functional(y, same), "the output of error_functional")
     if error.ndim == 0 or len(error) != len(y):
@@ -143,5 +144,4 @@ def check_shapes(
             "it must return one row per pair."
         )
     if isinstance(model, ChecksShapes):
-        parts = (embedding.z, error, embedding.normalized, y)
-        model.check_shapes(Shapes(*(tuple(part.shape[1:]) for part in parts)))
+        model.check_shapes(Shapes(*(tuple(p.shape[1:]) for p in (z, error, x, y))))

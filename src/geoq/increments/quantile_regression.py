@@ -130,5 +130,3 @@ def _line_search(
             return candidate, r, new
         length /= 2
     return None
-
-

@@ -172,7 +172,10 @@ class TwoLawIncrement:
     ) -> Float[Tensor, " n_outputs"]:
         """L: the quantile of (e - b at the edge) / (d - d_r), maximised over the families of folds; at least 0."""
         slope = error.new_zeros(error.shape[1])
-        pi, beyond = self._resemblance(calibration.features), features.distance > self.edge_
+        pi, beyond = (
+            self._resemblance(calibration.features),
+            features.distance > self.edge_,
+        )
         for family in calibration.family.unique():
             rows = ((calibration.family == family) & beyond).nonzero()[:, 0]
             if len(rows) < MIN_BEYOND:
@@ -235,7 +238,9 @@ class TwoLawIncrement:
 
     def describe(self) -> str:
         """The fitted laws in two sentences."""
-        metric = "" if self.metric_ is None else f" {self.metric_.describe().capitalize()}."
+        metric = (
+            "" if self.metric_ is None else f" {self.metric_.describe().capitalize()}."
+        )
         return (
             f"Amid the data the bound depends most on {self.inside_.describe()}. Outside it depends most on "
             f"{self.outside_.describe()}.{metric}"

@@ -66,6 +66,18 @@ class Checkpoint:
         jobs: list[list[int]] = archive.read(file)[0]["jobs"]
         return jobs
 
+    def bind(self, name: str, fact: str) -> None:
+        """Refuse to continue if a fact that is known only after the first training differs from the first run."""
+        file = self.folder / f"{name}.geoq"
+        if not file.exists():
+            archive.write(file, {name: fact}, {})
+        known = archive.read(file)[0][name]
+        if known != fact:
+            raise ValueError(
+                f"{self.folder} is the checkpoint of another calibration: {name} was {known}, now {fact}; use another folder, "
+                "or delete this one. If the deployed surrogate is trained by fit, its training must be reproducible."
+            )
+
     def has(self, fold: int) -> bool:
         """Whether the fold is finished."""
         return self._file(fold).exists()

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from geoq.arrays import Array, take
 from geoq.checks import TRAINED, add_note_on_error, check_callable
-from geoq.representation import Representation
 from geoq.surrogate import (
-    ErrorFunctional,
     Surrogate,
     TrainSurrogate,
     TrainTogether,
