@@ -1,4 +1,4 @@
-"""A calibration that was killed goes on where it was, and ends as if nothing had happened."""
+"""An interrupted calibration continues from its checkpoint, and its result does not change."""
 
 import os
 import signal
@@ -19,17 +19,17 @@ SCRIPT = Path(__file__).parents[1] / "benchmarks" / "kill.py"
 
 
 class Counting:
-    """A recipe that counts its trainings, and dies at one of them if told to."""
+    """A recipe that counts its trainings, and is interrupted in the training number ``interrupted_at``."""
 
-    def __init__(self, train, dies_at=None):
-        self.train, self.dies_at, self.n_calls = train, dies_at, 0
+    def __init__(self, train, interrupted_at=None):
+        self.train, self.interrupted_at, self.n_calls = train, interrupted_at, 0
 
     def __repr__(self):
         return "Counting()"
 
     def __call__(self, x, y):
         self.n_calls += 1
-        if self.n_calls == self.dies_at:
+        if self.n_calls == self.interrupted_at:
             raise KeyboardInterrupt
         return self.train(x, y)
 
@@ -40,22 +40,18 @@ def fit(problem, train, folder, **settings):
     return geoq.fit(problem.x, problem.y, checkpoint=folder)
 
 
-def test_only_what_was_not_finished_is_trained_again(problem, tmp_path):
-    train = Counting(problem.train, dies_at=3)
+def test_only_unfinished_folds_are_trained_after_an_interruption(problem, tmp_path):
+    train = Counting(problem.train, interrupted_at=3)
     with pytest.raises(KeyboardInterrupt):
         fit(problem, train, tmp_path)
     resumed = fit(problem, train, tmp_path)
     assert train.n_calls == 3 + 2
     undisturbed = fit(problem, problem.train, tmp_path / "other")
-    answer, expected = (
-        geoq.predict(problem.queries) for geoq in (resumed, undisturbed)
-    )
-    assert_close(answer, expected)
+    expected = undisturbed.bound(problem.queries)
+    assert_close(resumed.bound(problem.queries), expected)
 
 
-def test_without_trainings_nothing_is_kept_that_could_serve_another_model(
-    problem, tmp_path
-):
+def test_a_calibration_without_trainings_stores_no_predictions(problem, tmp_path):
     def calibrated(offset, folder):
         geoq = GeoQ(lambda x: problem.truth(x) + offset, None, folds=RandomFolds(4))
         return geoq.fit(problem.x, problem.y, checkpoint=folder).calibration_.error
@@ -64,7 +60,7 @@ def test_without_trainings_nothing_is_kept_that_could_serve_another_model(
     assert_close(calibrated(5.0, tmp_path), calibrated(5.0, tmp_path / "other"))
 
 
-def test_a_finished_calibration_trains_nothing(problem, tmp_path):
+def test_a_finished_calibration_is_repeated_without_trainings(problem, tmp_path):
     train = Counting(problem.train)
     first = fit(problem, train, tmp_path)
     second = fit(problem, train, tmp_path)
@@ -72,7 +68,9 @@ def test_a_finished_calibration_trains_nothing(problem, tmp_path):
     assert torch.equal(first.calibration_.error, second.calibration_.error)
 
 
-def test_other_increments_and_errors_may_use_the_same_folds(problem, tmp_path):
+def test_other_increments_and_error_functionals_use_the_same_checkpoint(
+    problem, tmp_path
+):
     train = Counting(problem.train)
     fit(problem, train, tmp_path)
     fit(
@@ -103,7 +101,7 @@ def test_a_checkpoint_of_other_settings_is_refused(
     fit(problem, problem.train, tmp_path)
     with pytest.raises(ValueError, match=difference) as refused:
         fit(problem, problem.train, tmp_path, **change)
-    assert "use another folder, or delete this one" in str(refused.value)
+    assert "use another folder, or delete this folder" in str(refused.value)
 
 
 def test_a_checkpoint_of_other_data_or_of_another_recipe_is_refused(problem, tmp_path):
@@ -120,14 +118,14 @@ def test_a_checkpoint_of_other_data_or_of_another_recipe_is_refused(problem, tmp
         fit(problem, Counting(problem.train), tmp_path)
 
 
-def test_the_folder_holds_arrays_and_no_code(problem, tmp_path):
+def test_the_folder_contains_no_code(problem, tmp_path):
     fit(problem, problem.train, tmp_path)
     for file in tmp_path.iterdir():
         assert file.suffix == ".geoq"
         assert b"torch" not in file.read_bytes()
 
 
-def test_an_altered_fold_is_refused_with_the_way_out(problem, tmp_path):
+def test_an_altered_file_of_a_fold_is_refused(problem, tmp_path):
     fit(problem, problem.train, tmp_path)
     file = tmp_path / "fold-0002.geoq"
     content = bytearray(file.read_bytes())
@@ -135,10 +133,12 @@ def test_an_altered_fold_is_refused_with_the_way_out(problem, tmp_path):
     file.write_bytes(content)
     with pytest.raises(ValueError, match="was altered") as refused:
         fit(problem, problem.train, tmp_path)
-    assert "fold is then trained again" in refused.value.__notes__[0]
+    assert "fold-0002.geoq to train this fold again" in refused.value.__notes__[0]
 
 
-def test_folds_without_their_description_are_refused(problem, tmp_path):
+def test_a_folder_without_the_description_of_its_calibration_is_refused(
+    problem, tmp_path
+):
     fit(problem, problem.train, tmp_path)
     (tmp_path / "calibration.geoq").unlink()
     with pytest.raises(ValueError, match="use an empty folder"):

@@ -83,7 +83,7 @@ def test_the_error_over_the_distance(axes, scene):
         distance,
         calibration.error[:, 0].numpy(),
         calibration.interpolating.numpy(),
-        (curve, law.level * curve**law.exponent),
+        (curve, law.coefficient * curve**law.exponent),
         law.edge,
     )
     assert axes.lines[1].get_xdata()[0] == law.edge
@@ -363,7 +363,7 @@ def test_rollouts_show_bound_and_trust(kind):
     (trusted,) = until.patches
     assert (trusted.get_x(), trusted.get_width()) == (0.5, 3)
     assert whole.get_title() == "rollout 0: trusted for 6 of 6 steps"
-    assert "step 4: a bound is 1.8 of its tolerance" in until.get_title()
+    assert "step 4: the largest bound is 1.8 times its tolerance" in until.get_title()
     curves = {line.get_label(): line for line in ends.lines}
     assert set(curves["diverged"].get_xdata()) == {3}
     assert curves["step not safe"].get_xdata().tolist() == [3, 4, 5, 6]

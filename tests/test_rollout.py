@@ -964,7 +964,7 @@ def test_a_checkpoint_of_other_rollouts_is_refused(tmp_path, change, difference)
     other = replace(small(STEP, analogue), **change)
     with pytest.raises(ValueError, match=difference) as refused:
         other.fit(STATES[:700], checkpoint=tmp_path)
-    assert "use another folder, or delete this one" in str(refused.value)
+    assert "use another folder, or delete this folder" in str(refused.value)
 
 
 def test_a_checkpoint_knows_where_a_trajectory_ends(tmp_path):
@@ -1001,7 +1001,9 @@ def test_fold_surrogates_may_be_brought_along(tmp_path):
     brought = small(STEP, TrainedFolds(trained)).fit(STATES[:700], checkpoint=tmp_path)
     same_answers(fresh, brought)
     assert not [*tmp_path.iterdir()]
-    with pytest.raises(ValueError, match="TrainedFolds has 4 entries for 5 folds"):
+    with pytest.raises(
+        ValueError, match="TrainedFolds has 4 entries, but there are 5 folds"
+    ):
         small(STEP, TrainedFolds(trained[:4])).fit(STATES[:700])
     with pytest.raises(ValueError, match="a TrainedFolds, which trains nothing"):
         small(None, TrainedFolds(trained)).fit(STATES[:700])

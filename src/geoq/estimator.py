@@ -71,7 +71,7 @@ from geoq.surrogate import (
     observe,
 )
 from geoq.training import progress
-from geoq.training.checkpoint import Checkpoint, of_array, of_folds, of_object
+from geoq.training.checkpoint import Checkpoint, array_id, folds_id, object_id
 from geoq.training.fold_surrogates import (
     FoldSurrogates,
     FreshFolds,
@@ -473,12 +473,12 @@ class GeoQ:
         if folder is None or is_pretrained(self.train_surrogate):
             return None
         facts = {
-            "x": of_array(data.x),
-            "y": of_array(data.y),
-            "representation of x": of_array(data.embedding.z),
-            "folds": of_folds(plan),
+            "x": array_id(data.x),
+            "y": array_id(data.y),
+            "representation of x": array_id(data.embedding.z),
+            "folds": folds_id(plan),
             "n_anchors": str(self.n_anchors),
-            "train_surrogate": of_object(self.train_surrogate),
+            "train_surrogate": object_id(self.train_surrogate),
         }
         return Checkpoint.open(folder, facts)
 

@@ -129,7 +129,7 @@ class QuantileNetwork:
                     / mean
                 ),
                 self.training,
-                units=calibration.group,
+                groups=calibration.group,
             )
         return self
 

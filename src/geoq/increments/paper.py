@@ -91,7 +91,9 @@ class _ScaledRate(nn.Module):
         softplus = (math.log(2) * initial / nonzero_mean).clamp(1e-6, 30.0)
         self.offset.copy_(torch.where(rare, softplus.expm1().log(), 0.0))
 
-    def channel_mean(self, values: Float[Tensor, " *field"]) -> Float[Tensor, " *field"]:
+    def channel_mean(
+        self, values: Float[Tensor, " *field"]
+    ) -> Float[Tensor, " *field"]:
         """The mean over the grid of each channel; the values themselves if there is no grid."""
         grid = tuple(range(values.ndim - self.n_spatial, values.ndim))
         return values.mean(dim=grid, keepdim=True).expand_as(values) if grid else values
