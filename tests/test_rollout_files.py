@@ -68,6 +68,6 @@ def test_objects_that_a_file_cannot_contain_are_refused(tmp_path):
         training=Training(n_steps=1, check_every=1),
     )
     geoq = small(SURROGATE, None, scheme=scheme).fit(TRAINING)
-    with pytest.raises(ValueError, match="psi=.* is a function of the user"):
+    with pytest.raises(ValueError, match=r"psi=.* is a function of the user"):
         geoq.save(tmp_path / "scheme.geoq")
     assert not [*tmp_path.iterdir()]
