@@ -25,7 +25,7 @@ format: setup  ## Rewrite the files in the house format
 	$(BIN)/ruff format .
 
 bench: setup  ## The speed figures of the README
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python -m benchmarks.costs.speed
 
 golden: setup  ## Store the answers that tests/test_golden.py compares with, after a change on purpose
 	$(BIN)/python tests/golden.py

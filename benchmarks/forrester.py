@@ -1,7 +1,7 @@
 """The paper's first problem: a network trained on the middle of the Forrester function, asked about all of it.
 
-    python benchmarks/forrester.py --jobs 2   # 5 seeds, all methods: about 15 minutes on two cores
-    python benchmarks/forrester.py --small    # one seed, short trainings: within a minute
+    python -m benchmarks.forrester --jobs 2   # 5 seeds, all methods: about 15 minutes on two cores
+    python -m benchmarks.forrester --small    # one seed, short trainings: within a minute
 
 The paper prints u(x) = (6x - 1)^2 sin(12x - 4); the usual function has (6x - 2)^2. The printed one is run. Outputs are
 scaled by the training range, which alone explains the magnitude of the paper's relative errors.
@@ -14,11 +14,21 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import record
 import torch
 from joblib import Parallel, delayed
-from record import QUANTILE, Stopwatch
 
+from benchmarks import record
+from benchmarks.record import QUANTILE, Stopwatch
+from benchmarks.rivals import (
+    BoostedQuantile,
+    KNNDistanceConformal,
+    KNNResidualConformal,
+    MeanErrorPredictor,
+    QuantileNetwork,
+    RememberedTraining,
+    of_x,
+    of_x_distance_and_prediction,
+)
 from geoq import (
     CombinedFolds,
     DistanceRegion,
@@ -31,20 +41,7 @@ from geoq import (
     TrainNetwork,
     identity,
 )
-from geoq.baselines import (
-    BoostedQuantile,
-    DeepEnsemble,
-    GaussianProcess,
-    KNNDistanceConformal,
-    KNNResidualConformal,
-    MCDropout,
-    MeanErrorPredictor,
-    QuantileNetwork,
-    RememberedTraining,
-    SplitConformal,
-    of_x,
-    of_x_distance_and_prediction,
-)
+from geoq.baselines import DeepEnsemble, GaussianProcess, MCDropout, SplitConformal
 from geoq.nets.mlp import MLP
 
 INTERVAL = (0.25, 0.75)
@@ -204,6 +201,7 @@ def draw(folder, x, y, x_test, y_test, assessments, variants):
     """The paper's figure and the calibration diagnostics, for one seed."""
     from matplotlib.figure import Figure
 
+    from benchmarks import pictures as paper_pictures
     from geoq import plots
     from geoq.metrics import coverage, coverage_by_bin
 
@@ -219,8 +217,8 @@ def draw(folder, x, y, x_test, y_test, assessments, variants):
             top, x_test[:, 0], error[:, 0], a.error_hat[:, 0], a.safe, INTERVAL
         )
         plots.estimate_against_error(upper, error[:, 0], a.error_hat[:, 0], a.safe)
-        plots.support_scores(left, a.support_score, a.threshold)
-        plots.coverage_by_score(
+        paper_pictures.support_scores(left, a.support_score, a.threshold)
+        paper_pictures.coverage_by_score(
             right, coverage_by_bin(error, a.error_hat, a.support_score, 10), QUANTILE
         )
         figure.suptitle(f"Forrester, {name}")
@@ -236,7 +234,7 @@ def draw(folder, x, y, x_test, y_test, assessments, variants):
         observed.append(coverage(error, bound))
         inside.append(coverage(error, bound, assessment.safe))
     figure = Figure(figsize=(5, 4.5), layout="constrained")
-    plots.calibration_curve(
+    paper_pictures.calibration_curve(
         figure.subplots(), np.array(levels), np.array(observed), np.array(inside)
     )
     figure.savefig(folder / "forrester-levels.png", dpi=110)

@@ -1,7 +1,7 @@
 """Markdown tables from the results: mean and spread over seeds, the paper's numbers beside ours.
 
-python benchmarks/tables.py forrester                       # print the tables of a problem
-python benchmarks/tables.py forrester --into README.md      # put them between its markers
+python -m benchmarks.tables forrester                       # print the tables of a problem
+python -m benchmarks.tables forrester --into README.md      # put them between its markers
 """
 
 import argparse
@@ -10,60 +10,12 @@ import math
 import statistics
 from pathlib import Path
 
-import ablation
-import defaults
-import weather_tables
+from benchmarks.costs.tables import cost, quality, speed
+from benchmarks.paper_numbers import PAPER, PAPER_SAFE
+from benchmarks.record import RESULTS
+from benchmarks.suite import ablation, defaults
+from benchmarks.weather import tables as weather_tables
 
-RESULTS = Path(__file__).parent / "results"
-
-# Tables 2, 3 and the accuracy appendix of the paper: pinball, correlation, coverage, relative L2.
-PAPER = {
-    "forrester": {
-        "GP": (0.001, 0.799, 1.000, 0.093),
-        "MC dropout": (0.300, 0.977, 0.150, 0.879),
-        "Deep ensemble": (0.303, 0.984, 0.487, 0.884),
-        "Split conformal": (0.298, None, 0.490, 0.945),
-        "GeoQ (paper)": (0.117, 0.989, 0.804, 0.868),
-    },
-    "kuramoto_sivashinsky": {
-        "GP": (0.021, 0.551, 0.719, 0.429),
-        "MC dropout": (0.035, 0.108, 0.706, 0.522),
-        "Deep ensemble": (0.039, 0.265, 0.718, 0.446),
-        "Conformal (per coordinate)": (0.023, 0.372, 0.840, 0.492),
-        "GeoQ (paper)": (0.019, 0.490, 0.868, 0.484),
-    },
-    # The paper names neither k_a nor which error it means, and its loss has the penalty.
-    "richtmyer_meshkov": {
-        "MC dropout": (0.004, 0.384, 0.995, 0.082),
-        "Deep ensemble": (0.002, 0.645, 0.997, 0.082),
-        "Split conformal": (0.004, 0.377, 0.990, 0.087),
-        "GeoQ (paper, k_a=1, background penalty)": (0.001, 0.501, 1.000, 0.083),
-        "GeoQ (paper, k_a=5, background penalty)": (0.001, 0.501, 1.000, 0.083),
-    },
-    # Of the ablation the paper gives no relative L2.
-    "kuramoto_sivashinsky_ablation": {
-        "phi = encoder, psi = (dz, dd), k_a = 50, K_f = 5": (0.019, 0.490, 0.868),
-        "phi = identity": (0.024, 0.412, 0.856),
-        "psi = (abs dz, dd)": (0.021, 0.483, 0.835),
-        "psi = (length of dz, dd)": (0.020, 0.481, 0.868),
-        "psi = dz": (0.021, 0.478, 0.832),
-        "k_a = 1": (0.017, 0.505, 0.901),
-        "k_a = 10": (0.019, 0.473, 0.881),
-        "k_a = 100": (0.018, 0.491, 0.875),
-        "K_f = 2": (0.057, 0.243, 0.549),
-        "K_f = 10": (0.023, 0.457, 0.834),
-        "K_f = 20": (0.024, 0.444, 0.812),
-    },
-}
-# Safe fraction, pinball, correlation, coverage inside the safe region.
-PAPER_SAFE = {
-    "forrester": {"GeoQ (paper)": (0.582, 0.000, 0.978, 1.000)},
-    "kuramoto_sivashinsky": {"GeoQ (paper)": (0.900, 0.017, 0.495, 0.891)},
-    "richtmyer_meshkov": {
-        f"GeoQ (paper, k_a={k_a}, background penalty)": (0.959, 0.001, 0.502, 1.000)
-        for k_a in (1, 5)
-    },
-}
 # What a reader must know before comparing with the paper.
 NOTES = {
     "richtmyer_meshkov": "The paper's simulations are not public; its numbers are of other data, and of an error that it "
@@ -71,8 +23,21 @@ NOTES = {
     "is a map and no bound either; neither is ranked by its pinball."
 }
 
-# Scripts that do not bear the problem's name.
-SCRIPTS = {"weather_era5": "weatherbench", "weather_era5_direct": "weatherbench"}
+# The module of benchmarks that writes each results file.
+SCRIPTS = {
+    "forrester": "forrester",
+    "defaults": "suite.defaults",
+    "ablation": "suite.ablation",
+    "kuramoto_sivashinsky": "rollouts.kuramoto_sivashinsky",
+    "kuramoto_sivashinsky_ablation": "rollouts.kuramoto_sivashinsky",
+    "weather_era5": "weather.weatherbench",
+    "weather_era5_direct": "weather.weatherbench",
+    "weatherbench": "weather.weatherbench",
+    "richtmyer_meshkov": "richtmyer_meshkov.run",
+    "few_fields": "richtmyer_meshkov.few_fields",
+    "cost": "costs.cost",
+    "speed": "costs.speed",
+}
 METRICS = ("pinball", "correlation", "coverage", "relative_l2")
 SAFE_METRICS = ("safe_fraction", "safe_pinball", "safe_correlation", "safe_coverage")
 # Errors of few cells have losses that four digits do not tell apart.
@@ -103,11 +68,19 @@ HEADINGS |= {
 }
 
 
-def load(problem):
-    path = RESULTS / f"{problem}.json"
+def command(problem):
+    """The command that writes the results file of a problem."""
+    return f"python -m benchmarks.{SCRIPTS[problem.split('-')[0]]}"
+
+
+def load(problem, folder=RESULTS):
+    """Content of a results file."""
+    path = folder / f"{problem}.json"
     if not path.is_file():
-        script = SCRIPTS.get(problem, problem)
-        raise SystemExit(f"{path} does not exist; run benchmarks/{script}.py first.")
+        known = sorted(file.stem for file in folder.glob("*.json"))
+        raise SystemExit(
+            f"{path} does not exist; choose one of {', '.join(known)}, or run its benchmark first."
+        )
     return json.loads(path.read_text())
 
 
@@ -224,96 +197,6 @@ def ratios(rows, methods, setting, reference):
     return "\n".join(lines)
 
 
-def speed(record):
-    """The neighbour searches by engine, and GeoQ as a whole."""
-    lines = [
-        "| points | engine | ratio to the fastest | extra memory over the data |",
-        "|---|---|---|---|",
-    ]
-    for r in record["neighbour_search"]:
-        lines.append(
-            f"| {r['points']} | {r['engine']} | {r['ratio']:.2f} | {r['extra_over_data']:.2f} |"
-        )
-    lines += [
-        "",
-        "| GeoQ, 16 inputs | calibration points | queries | fit, s | assess, s | extra memory, GiB |",
-        "|---" * 6 + "|",
-    ]
-    for r in record["estimator"]:
-        numbers = (
-            f"{r['fit_seconds']:.0f} | {r['assess_seconds']:.0f} | {r['extra_gib']:.2f}"
-        )
-        lines.append(
-            f"| {r['form']} | {r['n_points']} | {r['n_queries']} | {numbers} |"
-        )
-    source = f"`python benchmarks/speed.py`, {record['machine']}, {record['threads']} threads, commit {record['commit'][:10]}."
-    return "\n".join([*lines, "", source])
-
-
-def cost(record):
-    """Calibration in units of one training, assessment in units of one prediction, and growth with the data."""
-    columns = ("problem", "form", "folds", "processes", "calibration over training")
-    columns += ("in CPU seconds", "assessment over prediction", "of which search")
-    lines = ["| " + " | ".join(columns) + " |", "|---" * 8 + "|"]
-    for r in record["rows"]:
-        if r["form"] == "folds alone":
-            continue
-        assessed, searched = (
-            " / ".join(f"{value:.0f}" for value in r[name].values()) if r[name] else "-"
-            for name in ("assessment_over_prediction", "search_over_prediction")
-        )
-        cpu = r["calibration_over_training_cpu"]
-        lines.append(
-            f"| {r['problem']} | {r['form']} | {r['n_folds']} | {r['n_jobs']} | {r['calibration_over_training']:.2f} | "
-            f"{'-' if cpu is None else f'{cpu:.2f}'} | {assessed} | {searched} |"
-        )
-    alone = [r for r in record["rows"] if r["form"] == "folds alone"]
-    if alone:
-        lines += [
-            "",
-            "| the folds' trainings alone, over one training | folds | one by one | together |",
-            "|---" * 4 + "|",
-        ]
-    lines += [
-        f"| {r['problem']} | {r['n_folds']} | {r['one_by_one_over_training']:.2f} | {r['together_over_training']:.2f} |"
-        for r in alone
-    ]
-    lines += ["", "Assessments of 1 / 100 / 10,000 queries."]
-    source = f"`python benchmarks/cost.py`, {record['device']}, {record['machine']}, commit {record['commit'][:10]}."
-    return "\n".join([*lines, "", source])
-
-
-def quality(record):
-    """Ways to train less: cost, pinball and coverage, means over the seeds."""
-    rows = record["quality"]
-    problems = list(dict.fromkeys(r["problem"] for r in rows))
-    lines = [
-        "| way | " + " | ".join(problems) + " |",
-        "|---" * (len(problems) + 1) + "|",
-    ]
-    for way in dict.fromkeys(r["way"] for r in rows):
-        cells = []
-        for problem in problems:
-            picked = [r for r in rows if (r["way"], r["problem"]) == (way, problem)]
-            cost, loss, covered, safe = (
-                statistics.fmean(r[name] for r in picked)
-                for name in (
-                    "calibration_over_training",
-                    "pinball",
-                    "coverage",
-                    "safe_coverage",
-                )
-            )
-            cells.append(f"{cost:.1f}: {loss:.3f} / {covered:.2f} / {safe:.2f}")
-        lines.append(f"| {way} | " + " | ".join(cells) + " |")
-    seeds = len({r["seed"] for r in rows})
-    note = (
-        "Each cell: CPU seconds of the calibration over those of the training: pinball / coverage / coverage inside the "
-        f"safe region; means over {seeds} seeds. `python benchmarks/cost.py --quality`."
-    )
-    return "\n".join([*lines, "", note])
-
-
 def few_fields(rows):
     """A row per method, a column per number of simulations: thousandths of pinball."""
     sizes = list(dict.fromkeys(r["setting"] for r in rows))
@@ -329,10 +212,11 @@ def few_fields(rows):
     return "\n".join(lines)
 
 
-def render(problem, reference="GeoQ", chosen=()):
+def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
+    """All tables of a results file in Markdown."""
     if problem == "quality":
-        return quality(load("cost"))
-    record = load(problem)
+        return quality(load("cost", folder))
+    record = load(problem, folder)
     if problem.startswith("speed"):
         return speed(record)
     if problem.startswith("cost"):
@@ -349,8 +233,7 @@ def render(problem, reference="GeoQ", chosen=()):
         for setting in dict.fromkeys(r["setting"] for r in rows):
             parts += of_setting(problem, rows, setting, reference, chosen)
         parts += other_runs(rows)
-    script = SCRIPTS.get(problem, problem.removesuffix("_ablation"))
-    source = f"`python benchmarks/{script}.py`, {where_measured(record)}"
+    source = f"`{command(problem)}`, {where_measured(record)}"
     notes = [NOTES[problem]] if problem in NOTES else []
     return "\n\n".join([*parts, *notes, source])
 

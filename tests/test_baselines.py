@@ -15,6 +15,18 @@ from sklearn.model_selection import LeaveOneOut
 from torch import nn
 from torch.testing import assert_close
 
+from benchmarks.rivals import (
+    BoostedQuantile,
+    KNNDistanceConformal,
+    KNNResidualConformal,
+    MeanErrorPredictor,
+    NoIncrement,
+    OnField,
+    OnTable,
+    QuantileNetwork,
+    RememberedTraining,
+    of_x_distance_and_prediction,
+)
 from geoq import (
     GeoQ,
     GroupFolds,
@@ -25,22 +37,7 @@ from geoq import (
     TrainNetwork,
     norm_error,
 )
-from geoq.baselines import (
-    BoostedQuantile,
-    DeepEnsemble,
-    GaussianProcess,
-    KNNDistanceConformal,
-    KNNResidualConformal,
-    MCDropout,
-    MeanErrorPredictor,
-    NoIncrement,
-    OnField,
-    OnTable,
-    QuantileNetwork,
-    RememberedTraining,
-    SplitConformal,
-    of_x_distance_and_prediction,
-)
+from geoq.baselines import DeepEnsemble, GaussianProcess, MCDropout, SplitConformal
 from geoq.baselines.bound import spread
 from geoq.baselines.conformal import conformal_quantile
 from geoq.metrics import coverage

@@ -13,6 +13,7 @@ import torch
 from joblib import parallel_config
 from torch.testing import assert_close
 
+from benchmarks.rivals import RememberedTraining
 from geoq import (
     GeoQ,
     NestedFolds,
@@ -23,7 +24,6 @@ from geoq import (
     Training,
     TrainNetwork,
 )
-from geoq.baselines import RememberedTraining
 from geoq.nets.mlp import MLP
 
 QUICK = NormScaledIncrement(training=Training(n_steps=40, check_every=20))
@@ -209,7 +209,7 @@ MEMORY = """
 import json, sys, torch
 from pathlib import Path
 from geoq import GeoQ, RandomFolds, TrainNetwork, Training
-from geoq.baselines import NoIncrement
+from benchmarks.rivals import NoIncrement
 from torch import nn
 torch.set_num_threads(1)
 

@@ -1,0 +1,269 @@
+"""Settings, answers and the bounds that need no training."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.record import QUANTILE
+from geoq import (
+    identity,
+)
+from geoq.baselines import MCDropout
+from geoq.baselines.bound import GAUSSIAN_95, spread
+from geoq.baselines.conformal import conformal_quantile
+from geoq.coverage import n_needed
+from geoq.increment import inverse_cdf_quantile, pinball_loss
+from geoq.indicator import TwoValues, of_probability, zero_or_one
+from geoq.surrogate import evaluate
+
+# Distances to the predicted interface are counted up to this many cells.
+FARTHEST = 16
+# Edges of the bins of min(p, 1 - p): how unsure the surrogate itself is.
+DOUBT_EDGES = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4)
+# A bin with fewer held-out errors takes the level of all cells at that time.
+FEWEST = 100
+# What p (1 - p) may be multiplied by.
+FACTORS = (0.0, *(2 ** (power / 4) for power in range(-8, 57)))
+# Where a bound in (0, 1) that is learned may start.
+LEAST_START, MOST_START = 1e-5, 0.98
+# Rows per chunk where fields are worked on in full precision.
+CHUNK = 32
+
+
+class Setting(NamedTuple):
+    """Which error is bounded; ``error(y, p)`` takes the truth and the predicted probability, ``values(p)`` are the two it can be."""
+
+    name: str
+    error: Callable[[Tensor, Tensor], Tensor]
+    prediction: Callable[[Tensor], Tensor]
+    values: TwoValues
+
+
+def thresholded(p):
+    return (p > 0.5).to(p.dtype)
+
+
+def wrong(y, p):
+    """1 where the thresholded prediction is not the truth."""
+    return ((p > 0.5) != (y > 0.5)).float()
+
+
+def gap(y, p):
+    return (y - p).abs()
+
+
+BINARY = Setting("binary", wrong, thresholded, zero_or_one)
+PROBABILITY = Setting("probability", gap, identity, of_probability)
+
+
+class Answer(NamedTuple):
+    """A bound per cell, the probabilities whose error it bounds, and GeoQ's flag and expected error where it has them."""
+
+    bound: Tensor
+    p: Tensor
+    safe: Tensor | None = None
+    expected: Tensor | None = None
+
+
+def in_chunks(function, fields):
+    """A function of fields, applied to a few rows at a time."""
+    return torch.cat([function(part) for part in fields.split(CHUNK)])
+
+
+def interface_distance(p):
+    """Steps of a king to the nearest cell of the other gas as predicted, at most ``FARTHEST``; y is periodic."""
+
+    def spread_out(field):
+        wrapped = torch.cat([field[..., -1:, :], field, field[..., :1, :]], dim=-2)
+        return nn.functional.max_pool2d(wrapped, 3, stride=1, padding=(0, 1))
+
+    def of_few(p):
+        heavy = thresholded(p).float()
+        light = 1 - heavy
+        distance = torch.ones_like(heavy, dtype=torch.uint8)
+        for _ in range(FARTHEST - 1):
+            heavy, light = spread_out(heavy), spread_out(light)
+            distance += heavy != light
+        return distance
+
+    return in_chunks(of_few, p)
+
+
+def level_of_all(error, quantile=QUANTILE):
+    """The inverse-CDF quantile of all values together; sorting is quicker than selecting where there is one slice."""
+    rank = max(1, math.ceil(error.numel() * quantile - 1e-9))
+    return error.flatten().sort().values[rank - 1]
+
+
+def quantile_by_bin(error, bins, n_bins, quantile=QUANTILE, fewest=FEWEST):
+    """The inverse-CDF quantile of the errors in each bin; errors lie in [0, 1]."""
+    # Bins and errors in one key: half the error, so that an error of 1 stays below the next bin.
+    key = (bins.double() + error.double() / 2).flatten().sort().values
+    count = torch.bincount(bins.flatten(), minlength=n_bins)
+    rank = (count.double() * quantile - 1e-9).ceil().long().clamp(min=1)
+    first = count.cumsum(0) - count
+    number = torch.arange(n_bins, device=error.device)
+    level = 2 * (key[(first + rank - 1).clamp(max=len(key) - 1)] - number)
+    pooled = level_of_all(error, quantile).double()
+    return torch.where(count < fewest, pooled, level).to(error.dtype)
+
+
+def best_factor(error, scale, quantile=QUANTILE):
+    """The factor c, 0 or a quarter power of 2, with the least pinball loss of c times the scale, cut at 1."""
+
+    def loss(factor):
+        bound = (factor * scale).clamp(max=1)
+        return pinball_loss(error, bound, quantile).mean(dtype=torch.float64)
+
+    losses = torch.stack([loss(factor) for factor in FACTORS])
+    return torch.tensor(FACTORS, device=error.device)[losses.argmin()]
+
+
+# Bounds that need no training.
+
+
+def zero_bound(study, setting):
+    del setting
+    return Answer(torch.zeros_like(study.p), study.p)
+
+
+def best_constant(study, setting):
+    """The best one there could be: chosen by the test errors themselves."""
+    error = setting.error(study.y_test, study.p)
+    level = level_of_all(error)
+    return Answer(level.expand_as(study.p).clone(), study.p)
+
+
+def split_conformal(study, setting):
+    """A level per cell and time, from the simulations that the network of the 80 % has not seen."""
+    network, kept = study.networks["split"], study.kept_apart
+    p = evaluate(network, study.x[kept], "surrogate")
+    level = conformal_quantile(setting.error(study.y[kept], p), QUANTILE)
+    test = evaluate(network, study.x_test, "surrogate")
+    return Answer(level.expand_as(test).clone(), test)
+
+
+def n_kept_apart(n_rows, fraction=0.2):
+    return max(round(fraction * n_rows), n_needed(QUANTILE))
+
+
+def mc_dropout(study, setting):
+    del setting
+    baseline = MCDropout(
+        lambda x, y: study.networks["deployed"],  # noqa: ARG005
+        n_passes=study.settings.n_passes,
+        random_state=study.seed,
+    )
+    mean, bound = baseline.fit(study.x[:2], study.y[:2]).predict(study.x_test)
+    return Answer(bound, mean)
+
+
+def deep_ensemble(study, setting, *, seen=identity):
+    """1.96 standard deviations of the members' answers, or of what ``seen`` makes of them."""
+    del setting
+    answers = [
+        evaluate(study.networks[name], study.x_test, "member") for name in study.members
+    ]
+    mean = sum(answers) / len(answers)
+    _, deviation = spread(seen(p) for p in answers)
+    return Answer(GAUSSIAN_95 * deviation, mean)
+
+
+def static(study, setting):
+    """A level per cell and time, from the held-out errors of the folds."""
+    levels = [
+        inverse_cdf_quantile(setting.error(y, p), QUANTILE)
+        for y, p in study.held_out_by_time()
+    ]
+    return Answer(torch.stack(levels).expand_as(study.p).clone(), study.p)
+
+
+def static_column(study, setting):
+    """A level per column and time: y is a direction of symmetry."""
+    levels = [
+        inverse_cdf_quantile(setting.error(y, p).flatten(0, 1), QUANTILE)
+        for y, p in study.held_out_by_time()
+    ]
+    return Answer(torch.stack(levels)[:, None].expand_as(study.p).clone(), study.p)
+
+
+def by_distance(p, distance):
+    del p
+    return distance.int() - 1, FARTHEST
+
+
+def by_doubt(p, distance):
+    del distance
+    edges = torch.tensor(DOUBT_EDGES, device=p.device, dtype=p.dtype)
+    doubt = torch.minimum(p, 1 - p)
+    return torch.bucketize(doubt, edges, out_int32=True), len(DOUBT_EDGES) + 1
+
+
+def by_distance_and_doubt(p, distance):
+    (near, n_near), (doubt, n_doubt) = by_distance(p, distance), by_doubt(p, distance)
+    return near * n_doubt + doubt, n_near * n_doubt
+
+
+def binned(study, setting, *, bins_of):
+    """The level of the held-out errors in each bin, time by time."""
+    bound = torch.empty_like(study.p)
+    for time, (y, p) in enumerate(study.held_out_by_time()):
+        bins, n_bins = bins_of(p, study.cross_fit_distance[:, time])
+        level = quantile_by_bin(setting.error(y, p), bins, n_bins)
+        asked, _ = bins_of(study.p[:, time], study.distance[:, time])
+        bound[:, time] = level[asked.long()]
+    return Answer(bound, study.p)
+
+
+def best_factors(study, setting):
+    """One for each time."""
+    factors = [
+        best_factor(setting.error(y, p), p * (1 - p))
+        for y, p in study.held_out_by_time()
+    ]
+    return torch.stack(factors)[:, None, None]
+
+
+def doubt_times_factor(study, setting):
+    """c_t p (1 - p), with the best factor for each time."""
+    per_time = best_factors(study, setting)
+    return Answer((per_time * study.p * (1 - study.p)).clamp(max=1), study.p)
+
+
+# Verdicts: an error of a probability takes the greater of its two values exactly where the thresholded prediction is
+# wrong, so that how likely a cell is wrong decides the bounds of both errors.
+
+
+def verdict(study, setting, chance, safe=None):
+    """The greater value where the cell is wrong with more than the probability 1 - tau, and the expected error."""
+    less, greater = setting.values(study.p)
+    bound = torch.where(chance > 1 - QUANTILE, greater, less)
+    return Answer(bound, study.p, safe, less + chance * (greater - less))
+
+
+def binned_verdict(study, setting, *, bins_of):
+    """The share of wrong cells among the held-out ones in each bin, time by time, as their chance."""
+
+    def chance():
+        result = torch.empty_like(study.p)
+        for time, (y, p) in enumerate(study.held_out_by_time()):
+            bins, n_bins = bins_of(p, study.cross_fit_distance[:, time])
+            asked, _ = bins_of(study.p[:, time], study.distance[:, time])
+            result[:, time] = share_by_bin(wrong(y, p), bins, n_bins)[asked.long()]
+        return result
+
+    return verdict(study, setting, study.remembered(bins_of, chance))
+
+
+def share_by_bin(is_wrong, bins, n_bins, fewest=FEWEST):
+    """The mean in each bin; of all cells where a bin has few."""
+    bins = bins.flatten()
+    count = torch.bincount(bins, minlength=n_bins)
+    total = torch.bincount(bins, is_wrong.flatten().double(), minlength=n_bins)
+    share = torch.where(
+        count < fewest, is_wrong.mean(dtype=torch.float64), total / count
+    )
+    return share.to(is_wrong.dtype)

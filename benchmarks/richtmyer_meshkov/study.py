@@ -1,0 +1,248 @@
+"""One seed of the benchmark: its simulations, its networks and their predictions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+
+from benchmarks.richtmyer_meshkov import fourier_operator
+from benchmarks.richtmyer_meshkov.bounds import interface_distance, n_kept_apart, wrong
+from benchmarks.richtmyer_meshkov.fourier_operator import FourierOperator
+from benchmarks.richtmyer_meshkov.operator_training import (
+    OperatorSurrogate,
+    OperatorTraining,
+)
+from geoq import Training
+from geoq.neighbors import Neighbors
+from geoq.surrogate import evaluate, few_threads
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much of everything: the paper's numbers, or few for a small run."""
+
+    shape: tuple[int, int] = (240, 480)
+    n_simulations: int = 1000
+    n_clusters: int = 11
+    test_share: tuple[float, float] = (0.05, 0.15)
+    n_members: int = 10
+    n_passes: int = 20
+    # The deployed network has dropout as well, so that MC dropout needs no other.
+    operator: OperatorTraining = field(
+        default_factory=lambda: OperatorTraining(
+            make_network=partial(FourierOperator, dropout=0.1),
+            n_epochs=12,
+            batch_size=8,
+        )
+    )
+    # Five levels: a cell sees 92 cells around it, about as far as the interface gets.
+    widths: tuple[int, ...] = (32, 64, 128, 128, 128)
+    training: Training = field(
+        default_factory=lambda: Training(
+            n_steps=4000, batch_size=4, check_every=250, patience=3, n_decays=2
+        )
+    )
+
+    @property
+    def of_networks(self):
+        """What the trained networks depend on, beside the data."""
+        return repr((self.operator, self.n_clusters, self.test_share, self.n_members))
+
+
+SMALL = Settings(
+    shape=(24, 48),
+    n_simulations=44,
+    n_clusters=5,
+    test_share=(0.1, 0.4),
+    n_members=3,
+    n_passes=4,
+    operator=OperatorTraining(
+        make_network=partial(
+            FourierOperator,
+            width=12,
+            modes=(6, 6),
+            n_blocks=2,
+            n_projection=16,
+            internal=(24, 48),
+            dropout=0.1,
+        ),
+        n_epochs=10,
+        batch_size=8,
+        learning_rate=1e-2,
+    ),
+    widths=(8, 16),
+    training=Training(n_steps=40, batch_size=4, check_every=20),
+)
+
+
+# Which simulation is what.
+
+
+def clusters_of(u0, n_clusters):
+    """K-means on the initial fields, in as many coordinates as there are fields: all distances stay as they are."""
+    flat = u0.flatten(1).double()
+    flat = flat - flat.mean(dim=0)
+    variance, axes = torch.linalg.eigh(flat @ flat.T)
+    coordinates = (axes * variance.clamp(min=0).sqrt()).cpu().numpy()
+    with few_threads(coordinates.size):
+        return KMeans(n_clusters, n_init=10, random_state=0).fit_predict(coordinates)
+
+
+def chosen_cluster(cluster, seed, test_share):
+    """The seed-th cluster among those that are neither tiny nor huge."""
+    share = np.bincount(cluster) / len(cluster)
+    least, most = test_share
+    fit = np.flatnonzero((share >= least) & (share <= most))
+    if seed >= len(fit):
+        raise SystemExit(
+            f"seed {seed}, but only {len(fit)} of {len(share)} clusters hold between {least:.0%} and {most:.0%} of the "
+            "simulations; choose a smaller seed."
+        )
+    return fit[seed]
+
+
+@dataclass(frozen=True)
+class Networks(Mapping):
+    """Trained networks by name, read from their files when they are asked for."""
+
+    folder: Path
+    names: tuple[str, ...]
+    device: str
+    loaded: dict = field(default_factory=dict)
+
+    def file(self, name):
+        return self.folder / f"{name}.pt"
+
+    def __getitem__(self, name):
+        if name not in self.loaded:
+            network = fourier_operator.load(self.file(name)).to(self.device)
+            self.loaded[name] = OperatorSurrogate(network)
+        return self.loaded[name]
+
+    def __iter__(self):
+        return iter(self.names)
+
+    def __len__(self):
+        return len(self.names)
+
+
+@dataclass
+class Study:
+    """One seed: its training and test simulations, its networks, and what they predict."""
+
+    settings: Settings
+    seed: int
+    folder: Path
+    x: torch.Tensor
+    y: torch.Tensor
+    x_test: torch.Tensor
+    y_test: torch.Tensor
+    fold: np.ndarray
+    known: dict = field(default_factory=dict)
+
+    @staticmethod
+    def of(settings, seed, folder, data, cluster, device):
+        test = cluster == chosen_cluster(cluster, seed, settings.test_share)
+
+        def fields(which, rows):
+            return torch.from_numpy(which[rows]).to(device).float()
+
+        return Study(
+            settings,
+            seed,
+            folder,
+            fields(data.u0, ~test),
+            fields(data.u, ~test),
+            fields(data.u0, test),
+            fields(data.u, test),
+            np.unique(cluster[~test], return_inverse=True)[1],
+        )
+
+    def remembered(self, key, answer):
+        """What answers for both errors is asked once; the first setting is charged."""
+        if key not in self.known:
+            self.known[key] = answer()
+        return self.known[key]
+
+    @property
+    def fold_names(self):
+        return [f"fold-{number}" for number in range(self.fold.max() + 1)]
+
+    @property
+    def members(self):
+        others = range(1, self.settings.n_members)
+        return ["deployed", *(f"member-{number}" for number in others)]
+
+    @cached_property
+    def kept_apart(self):
+        """Rows that calibrate the split conformal bound."""
+        order = np.random.default_rng(self.seed).permutation(len(self.x))
+        return np.sort(order[: n_kept_apart(len(self.x))])
+
+    @cached_property
+    def trainings(self):
+        """The rows and the seed of each network; the deployed one is a member, and its dropout serves MC dropout."""
+        everything, first = np.arange(len(self.x)), 100 * self.seed
+        of_members = {
+            name: (everything, first + number)
+            for number, name in enumerate(self.members)
+        }
+        of_folds = {
+            name: (np.flatnonzero(self.fold != number), first)
+            for number, name in enumerate(self.fold_names)
+        }
+        proper = np.setdiff1d(everything, self.kept_apart)
+        return of_members | of_folds | {"split": (proper, first)}
+
+    @cached_property
+    def networks(self):
+        folder = self.folder / "networks"
+        return Networks(folder, tuple(self.trainings), str(self.x.device))
+
+    @cached_property
+    def p(self):
+        """Probabilities that the deployed network gives to the test cases."""
+        return evaluate(self.networks["deployed"], self.x_test, "surrogate")
+
+    @cached_property
+    def cross_fit(self):
+        """Probabilities of the training simulations by the networks that have not seen them."""
+        result = torch.empty_like(self.y)
+        for number, name in enumerate(self.fold_names):
+            rows = np.flatnonzero(self.fold == number)
+            result[rows] = evaluate(self.networks[name], self.x[rows], name)
+        return result
+
+    def held_out_by_time(self):
+        """Truth and cross-fitted probability, one time after the other."""
+        return zip(self.y.unbind(1), self.cross_fit.unbind(1), strict=True)
+
+    @cached_property
+    def distance(self):
+        return interface_distance(self.p)
+
+    @cached_property
+    def cross_fit_distance(self):
+        return interface_distance(self.cross_fit)
+
+    def predict(self):
+        """Ask the networks, and find the interfaces in what they predict."""
+        for distance in (self.distance, self.cross_fit_distance):
+            distance.sum().item()  # waits for the device
+
+    @cached_property
+    def support_distance(self):
+        """Mean distance of each test case to its nearest 20 training simulations, in wrong cells of the initial field."""
+        nearest = Neighbors(self.x.flatten(1))
+        k = min(20, len(self.x))
+        return nearest.nearest(self.x_test.flatten(1), k)[0].square().mean(dim=1)
+
+    @cached_property
+    def median_case(self):
+        """The test case whose share of wrong cells is the median."""
+        share = wrong(self.y_test, self.p).mean(dim=(1, 2, 3))
+        return int(share.argsort()[len(share) // 2])

@@ -1,0 +1,118 @@
+"""Normalised conformal prediction: a local scale from the nearest points, times one calibrated factor."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from benchmarks.rivals.cross_fitted import CrossFitted
+from geoq.baselines.bound import Bound
+from geoq.baselines.conformal import conformal_factor
+from geoq.estimator import GeoQ
+from geoq.geometry import anchor_mean
+from geoq.increment import check_quantile
+from geoq.neighbors import Neighbors
+from geoq.surrogate import Array, check_fitted, forget
+
+
+@dataclass
+class KNNDistanceConformal:
+    r"""An error that grows with the distance to the data: what GeoQ says if all it knew were the support distance.
+
+    .. math:: \widehat E_j(x) = c_j \Delta d_k(x), \quad c_j = \widehat Q_\tau(e_{ij} / \Delta d_k(x_i))
+
+    A fold measures the distance to the points it leaves in, all of them are there at inference: with few random folds
+    in few dimensions distances shrink between the two, and the bound with them.
+
+    Attributes:
+        geoq: whose surrogate, folds and support distance are used.
+        quantile: tau.
+    """
+
+    geoq: GeoQ
+    quantile: float = 0.95
+
+    def fit(
+        self, x: Array, y: Array, *, groups: Sequence[Any] | None = None
+    ) -> "KNNDistanceConformal":
+        check_quantile(self.quantile, "quantile")
+        forget(self)
+        self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
+        calibration = self.cross_fitted_.calibration
+        self.factor_ = conformal_factor(
+            calibration.error, calibration.features.support_distance, self.quantile
+        )
+        return self
+
+    def predict(self, x: Array) -> Bound:
+        check_fitted(self, "factor_")
+        features = self.cross_fitted_.view(x)
+        error_hat = self.factor_ * features.support_distance.reshape(
+            -1, *(1,) * self.factor_.ndim
+        )
+        return self.cross_fitted_.bound(features, error_hat, x)
+
+
+@dataclass
+class KNNResidualConformal:
+    r"""An error like that of the nearest points when they were held out.
+
+    .. math:: \widehat E_j(x) = c_j (\overline e_{j, k}(x) + \beta \overline e_j),
+        \quad c_j = \widehat Q_\tau(e_{ij} / (\overline e_{j, k}(x_i) + \beta \overline e_j))
+
+    with :math:`\overline e_{j, k}` the mean over the nearest tuples in the normalised input space and
+    :math:`\overline e_j` the mean over all. While calibrating, a point's neighbours exclude the tuples of the point
+    itself and of those that depend on it.
+
+    Attributes:
+        geoq: whose surrogate and folds are used.
+        quantile: tau.
+        n_neighbors: tuples that the local residual averages over.
+        beta: share of the overall residual that keeps the scale off zero.
+    """
+
+    geoq: GeoQ
+    quantile: float = 0.95
+    n_neighbors: int = 25
+    beta: float = 0.01
+
+    def fit(
+        self, x: Array, y: Array, *, groups: Sequence[Any] | None = None
+    ) -> "KNNResidualConformal":
+        check_quantile(self.quantile, "quantile")
+        if not self.beta > 0:
+            raise ValueError(
+                f"beta={self.beta}, but it keeps the scale off zero; choose above 0."
+            )
+        forget(self)
+        self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
+        calibration = self.cross_fitted_.calibration
+        inputs = calibration.features.inputs
+        self.neighbors_ = Neighbors(inputs.reshape(len(inputs), -1))
+        position = (
+            calibration.point if calibration.position is None else calibration.position
+        )
+        _, nearest = self.neighbors_.nearest_other(
+            self.n_neighbors, position=position, reach=calibration.reach
+        )
+        self.factor_ = conformal_factor(
+            calibration.error, self._scale(nearest), self.quantile
+        )
+        return self
+
+    def predict(self, x: Array) -> Bound:
+        check_fitted(self, "factor_")
+        features = self.cross_fitted_.view(x)
+        queries = self.cross_fitted_.normalized(x)
+        _, nearest = self.neighbors_.nearest(
+            queries.reshape(len(queries), -1), self.n_neighbors
+        )
+        return self.cross_fitted_.bound(
+            features, self.factor_ * self._scale(nearest), x
+        )
+
+    def _scale(self, nearest: Tensor) -> Float[Tensor, " n *field"]:
+        residual = self.cross_fitted_.calibration.error
+        return anchor_mean(nearest, residual) + self.beta * residual.mean(dim=0)
