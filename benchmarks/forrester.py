@@ -1,10 +1,10 @@
-"""The paper's first problem: a network trained on the middle of the Forrester function, asked about all of it.
+"""The paper's first problem: a network trained on the middle half of the interval of the Forrester function.
 
     python -m benchmarks.forrester --jobs 2   # 5 seeds, all methods: about 15 minutes on two cores
     python -m benchmarks.forrester --small    # one seed, short trainings: within a minute
 
-The paper prints u(x) = (6x - 1)^2 sin(12x - 4); the usual function has (6x - 2)^2. The printed one is run. Outputs are
-scaled by the training range, which alone explains the magnitude of the paper's relative errors.
+The paper prints u(x) = (6x - 1)^2 sin(12x - 4); the usual function has (6x - 2)^2. This benchmark uses the printed one.
+Outputs are divided by their range on the training data; the size of the paper's relative errors agrees with this.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def load(n_train, n_test):
 
 
 def run(seed, pictures, *, n_train, n_test, training):
-    """All methods on one seed: rows of the table; the first seed draws."""
+    """Rows of all methods on one seed; the first seed also draws the pictures."""
     torch.set_num_threads(1)
     x, y, x_test, y_test = load(n_train, n_test)
     network = partial(MLP, 1, 1, hidden=HIDDEN, n_encoder_layers=N_ENCODER_LAYERS)
@@ -76,7 +76,7 @@ def run(seed, pictures, *, n_train, n_test, training):
         surrogate = recipe(x, y)
 
     def encoder_and_input(points):
-        """Both geometries, each scaled to the mean length 1 over the training points."""
+        """Encoder outputs and inputs, each divided by its mean distance from the training mean."""
         parts = [(surrogate.encoder(p), p) for p in (x, points)]
         scale = [
             np.linalg.norm(part - part.mean(axis=0), axis=1).mean() for part in parts[0]
@@ -106,7 +106,7 @@ def run(seed, pictures, *, n_train, n_test, training):
         "GeoQ (identity, nested and random)": calibrate(
             representation=identity, folds=both
         ),
-        # The paper's increment with our safe region; 0.999, because the region is to hold the whole training interval.
+        # The quantile 0.999 makes the region contain the whole training interval.
         "GeoQ (identity, nested and random, distance region)": calibrate(
             representation=identity,
             folds=both,
@@ -158,7 +158,7 @@ def run(seed, pictures, *, n_train, n_test, training):
                 started,
             )
         )
-    # The baselines' safe columns: the same queries as in the paper's form.
+    # The safe columns of the rivals use the safe queries of the paper's form.
     safe = assessments["GeoQ (paper)"].safe
     for name, rival in rivals.items():
         own_surrogate = name.startswith("GP") or name in (
@@ -198,7 +198,7 @@ def scored(name, seed, y_test, bound, safe, watch, started):
 
 
 def draw(folder, x, y, x_test, y_test, assessments, variants):
-    """The paper's figure and the calibration diagnostics, for one seed."""
+    """Draw the paper's figure and the calibration diagnostics of one seed."""
     from matplotlib.figure import Figure
 
     from benchmarks import pictures as paper_pictures
@@ -263,7 +263,7 @@ def main():
         delayed(run)(seed, arguments.pictures, **settings) for seed in seeds
     )
     rows = []
-    for new in runs:  # after every seed: an interrupted run keeps its rows
+    for new in runs:  # an interrupted run keeps the rows of the finished seeds
         rows += new
         path = record.write("forrester", rows, arguments.out)
     print(path)

@@ -1,4 +1,4 @@
-"""Numbers of the paper's tables, which stand beside ours."""
+"""Numbers of the paper's tables, which the tables of the results show for comparison."""
 
 # Tables 2, 3 and the accuracy appendix of the paper: pinball, correlation, coverage, relative L2.
 PAPER = {
@@ -16,7 +16,7 @@ PAPER = {
         "Conformal (per coordinate)": (0.023, 0.372, 0.840, 0.492),
         "GeoQ (paper)": (0.019, 0.490, 0.868, 0.484),
     },
-    # The paper names neither k_a nor which error it means, and its loss has the penalty.
+    # The paper gives neither k_a nor the error functional; its loss has the background penalty.
     "richtmyer_meshkov": {
         "MC dropout": (0.004, 0.384, 0.995, 0.082),
         "Deep ensemble": (0.002, 0.645, 0.997, 0.082),
@@ -24,7 +24,7 @@ PAPER = {
         "GeoQ (paper, k_a=1, background penalty)": (0.001, 0.501, 1.000, 0.083),
         "GeoQ (paper, k_a=5, background penalty)": (0.001, 0.501, 1.000, 0.083),
     },
-    # Of the ablation the paper gives no relative L2.
+    # The paper gives no relative L2 error for the ablation.
     "kuramoto_sivashinsky_ablation": {
         "phi = encoder, psi = (dz, dd), k_a = 50, K_f = 5": (0.019, 0.490, 0.868),
         "phi = identity": (0.024, 0.412, 0.856),

@@ -2,17 +2,15 @@
 
 import numpy as np
 
-# One-step maps and fields.
-
 
 def etdrk4(u, *, length, linear, dt, n_steps):
-    """Rows of u_t = L u - u u_x on a periodic interval, by exponential time differencing (Kassam and Trefethen 2005).
+    """Solve u_t = L u - u u_x on a periodic interval by exponential time differencing (Kassam and Trefethen 2005).
 
     Args:
-        u: fields, one per row.
-        length: of the interval.
+        u: initial fields, one per row.
+        length: length of the interval.
         linear: symbol of L, a function of the wave number.
-        dt: step.
+        dt: time step.
         n_steps: number of steps.
     """
     n_points = u.shape[-1]
@@ -20,7 +18,7 @@ def etdrk4(u, *, length, linear, dt, n_steps):
     symbol = dt * linear(wave)
     kept = np.arange(len(wave)) < n_points / 3
     advection = -0.5j * wave * kept
-    # The coefficients by means over a circle about each point of the symbol: their formulas cancel near zero.
+    # The formulas of the coefficients cancel near zero, so each is a mean over a circle around the symbol.
     circle = np.exp(1j * np.pi * (np.arange(32) + 0.5) / 32)
     z = symbol[:, None] + circle
 
@@ -50,7 +48,7 @@ def etdrk4(u, *, length, linear, dt, n_steps):
 
 
 def runge_kutta(slope, x, dt, n_steps):
-    """States of x' = slope(x) some steps later, by the classical method of fourth order."""
+    """States of x' = slope(x) after some steps of the classical Runge-Kutta method of fourth order."""
     for _ in range(n_steps):
         k1 = slope(x)
         k2 = slope(x + dt / 2 * k1)

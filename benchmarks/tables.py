@@ -1,7 +1,7 @@
-"""Markdown tables from the results: mean and spread over seeds, the paper's numbers beside ours.
+"""Markdown tables of the results: mean and standard deviation over seeds, beside the paper's numbers.
 
 python -m benchmarks.tables forrester                       # print the tables of a problem
-python -m benchmarks.tables forrester --into README.md      # put them between its markers
+python -m benchmarks.tables forrester --into README.md      # write them between the markers of a page
 """
 
 import argparse
@@ -16,11 +16,11 @@ from benchmarks.record import RESULTS
 from benchmarks.suite import ablation, defaults
 from benchmarks.weather import tables as weather_tables
 
-# What a reader must know before comparing with the paper.
+# Notes below the tables.
 NOTES = {
-    "richtmyer_meshkov": "The paper's simulations are not public; its numbers are of other data, and of an error that it "
-    'does not name; its pinball is not multiplied. "(background penalty)" is the paper\'s loss, and no bound of level 0.95; "expected error" '
-    "is a map and no bound either; neither is ranked by its pinball."
+    "richtmyer_meshkov": "The paper's simulations are not public: its numbers are for other data and for an error that it "
+    'does not define, and its pinball losses are not multiplied by 1000. "(background penalty)" uses the paper\'s loss and is no bound of level 0.95; "expected error" '
+    "is a map and no bound. Neither is ranked by its pinball loss."
 }
 
 # The module of benchmarks that writes each results file.
@@ -40,20 +40,20 @@ SCRIPTS = {
 }
 METRICS = ("pinball", "correlation", "coverage", "relative_l2")
 SAFE_METRICS = ("safe_fraction", "safe_pinball", "safe_correlation", "safe_coverage")
-# Errors of few cells have losses that four digits do not tell apart.
+# Losses of sparse errors are too small for four digits.
 THOUSANDTHS = {"pinball": "pinball x 1000", "safe_pinball": "safe pinball x 1000"}
-# Of rollouts: where along the horizon, and at what cost beside the surrogate's own.
+# Metrics of rollouts: along the horizon, and costs relative to the surrogate.
 HORIZON_METRICS = ("pinball_first50", "coverage_first50")
 HORIZON_METRICS += tuple(f"coverage_q{quarter}" for quarter in range(1, 5))
 HORIZON_METRICS += ("fit_over_training", "answer_over_rollout")
-# Of sparse errors: near the predicted interface, and what a bound finds for the area it flags.
+# Metrics of sparse errors: near the predicted interface, wrong cells found and area flagged.
 SPARSE_METRICS = ("band_coverage", "band_correlation", "recall", "flagged")
 SPARSE_METRICS += ("mean_bound", "case_correlation")
 TIMES_SHOWN = (1, 3, 6, 9, 12)
 SMALLER_IS_BETTER = {"pinball", "safe_pinball", "relative_l2", "pinball_first50"}
 SMALLER_IS_BETTER |= {"pinball x 1000", "safe pinball x 1000"}
 SMALLER_IS_BETTER |= {f"t = {t}" for t in TIMES_SHOWN}
-# In the names of what is no bound of level 0.95.
+# Parts of the names of methods that are no bounds of level 0.95.
 NO_BOUNDS = ("expected error", "background penalty", "oracle")
 LARGER_IS_BETTER = {"correlation", "safe_correlation", "band_correlation"}
 HEADINGS = {"relative_l2": "relative L2", "train_seconds": "calibration over training"}
@@ -102,9 +102,9 @@ def spread(numbers):
 
 
 def ranked(rows, methods, setting, metric):
-    """Best in bold, second underlined, by the mean; coverage is best at its level, so it is not ranked.
+    """Cells of a column; the best mean is bold, the second is underlined. Coverage is not ranked.
 
-    What is no bound of its level, or was chosen by the test errors, competes in correlation alone.
+    Methods that are no bounds, or that use the test errors, are ranked by correlation only.
     """
     cells = {m: spread(values(rows, m, setting, metric)) for m in methods}
     if metric in SMALLER_IS_BETTER | LARGER_IS_BETTER:
@@ -123,13 +123,13 @@ def ranked(rows, methods, setting, metric):
 
 
 def marks(rows):
-    """Signs for the commits of rows that another run measured than the one named below the tables."""
+    """Signs for the commits of rows that were measured by another run than the rest of the table."""
     commits = dict.fromkeys(r["commit"] for r in rows if "commit" in r)
     return dict(zip(commits, "†‡§", strict=False))
 
 
 def marked(rows, method, setting):
-    """The name, with the sign of its run."""
+    """The name of a method, with the sign of its run."""
     runs = {
         r["commit"]
         for r in rows
@@ -140,7 +140,7 @@ def marked(rows, method, setting):
 
 
 def other_runs(rows):
-    """What the signs mean, where there are any."""
+    """Explanation of the signs, if there are any."""
     signs = [f"{sign} commit {commit}." for commit, sign in marks(rows).items()]
     return [" ".join(signs)] if signs else []
 
@@ -167,7 +167,7 @@ def table(rows, methods, setting, metrics, paper):
 
 
 def ratios(rows, methods, setting, reference):
-    """Pinball of the reference over each method's, seed by seed: below 1 the reference is ahead."""
+    """Pinball loss of the reference relative to each method on the same seed; below 1 the reference is better."""
     by_seed = {
         m: {
             r["seed"]: r["pinball"]
@@ -177,7 +177,7 @@ def ratios(rows, methods, setting, reference):
         for m in methods
     }
     lines = [
-        f"| pinball of {reference} over that of | mean | least | most | ahead on |",
+        f"| pinball loss of {reference} relative to | mean | smallest | largest | better on |",
         "|---|---|---|---|---|",
     ]
     for method in filter(is_bound, methods):
@@ -198,7 +198,7 @@ def ratios(rows, methods, setting, reference):
 
 
 def few_fields(rows):
-    """A row per method, a column per number of simulations: thousandths of pinball."""
+    """Table of pinball losses times 1000: one row per method, one column per number of simulations."""
     sizes = list(dict.fromkeys(r["setting"] for r in rows))
     lines = [
         "| pinball x 1000 | " + " | ".join(sizes) + " |",
@@ -239,7 +239,7 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
 
 
 def where_measured(record):
-    """Seeds, machine and commit; a hash is shortened, a sentence is not."""
+    """Seeds, machine and commit; a hash is shortened."""
     seeds, commit = record["seeds"], record["commit"]
     commit = commit if " " in commit else commit[:10]
     where = f"{record['machine']}, commit {commit}"
@@ -290,7 +290,7 @@ def in_thousandths(row):
 
 
 def along_the_horizon(rows, methods, setting, title):
-    """Of rollouts alone: the first steps, the quarters of the horizon, and the costs."""
+    """For rollouts: a table of the first steps, the quarters of the horizon and the costs."""
     if "coverage_q1" not in rows[0]:
         return []
     cells = table(rows, methods, setting, HORIZON_METRICS, {})
@@ -298,7 +298,7 @@ def along_the_horizon(rows, methods, setting, title):
 
 
 def flagging(rows, methods):
-    """The methods that say where they are safe, or that share another's flag."""
+    """The methods with a safe flag, their own or another method's."""
     return [
         method
         for method in methods
@@ -307,7 +307,7 @@ def flagging(rows, methods):
 
 
 def near_the_interface(rows, methods, setting, title):
-    """Of sparse errors alone: the band, the wrong cells found, and the pinball loss time by time."""
+    """For sparse errors: tables of the band around the interface and of the pinball loss by time."""
     if "band_coverage" not in rows[0]:
         return []
     cells = table(rows, methods, setting, SPARSE_METRICS, {})
@@ -331,7 +331,7 @@ def insert(path, problem, text):
     page = path.read_text()
     if start not in page or end not in page:
         raise SystemExit(
-            f"{path} has no place for the tables; mark it with {start} and {end}."
+            f"{path} has no markers for the tables; add the lines {start} and {end}."
         )
     before, after = page.split(start)[0], page.split(end)[1]
     path.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
@@ -342,9 +342,7 @@ def main():
     parser.add_argument(
         "problem", help="a file name in benchmarks/results, without its ending"
     )
-    parser.add_argument(
-        "--reference", default="GeoQ", help="the method whose ratios are shown"
-    )
+    parser.add_argument("--reference", default="GeoQ", help="method of the ratios")
     parser.add_argument(
         "--method",
         action="append",

@@ -1,3 +1,4 @@
+import ast
 import json
 import subprocess
 import sys
@@ -7,9 +8,10 @@ import numpy as np
 import pytest
 from scipy.spatial import KDTree
 
-from benchmarks import solvers, tables
+from benchmarks import record, solvers, tables
 from benchmarks.costs import tables as cost_tables
-from benchmarks.suite import confirmation, defaults, problems
+from benchmarks.rivals import RememberedTraining
+from benchmarks.suite import ablation, confirmation, defaults, problems
 
 ROOT = Path(__file__).parents[1]
 ROW = {"method", "setting", "seed", "pinball", "correlation", "coverage"}
@@ -120,6 +122,19 @@ def test_the_ablation_measures_every_ingredient_on_every_shift(tmp_path):
     }
     assert f"| all of it | {' | '.join(['1.00'] * 4)} |" in printed
     assert all(f"| {name} |" in printed for name in dropped | rules)
+
+
+def test_every_ingredient_of_the_ablation_changes_a_bound():
+    """On a problem of 32 outputs, on which the outputs' errors differ in scale."""
+    problem = problems.PROBLEMS["burgers"]
+    data = problem.make(0, 120, 40)
+    recipe = RememberedTraining(defaults.shortened(problem.recipe(0)))
+    queries = np.concatenate([x for x, _ in data.tests.values()])
+    variants = ablation.fitted_variants(problem, data, recipe(data.x, data.y), recipe)
+    bounds = {name: geoq.predict(queries) for name, geoq in variants}
+    default = bounds.pop(ablation.ALL)
+    same = [name for name, bound in bounds.items() if np.array_equal(bound, default)]
+    assert not same
 
 
 def test_ratios_are_to_the_best_rival_and_ours_are_no_rivals():
@@ -248,6 +263,58 @@ def test_a_linear_wave_of_the_solver_decays_as_it_should():
         wave, length=2 * np.pi, linear=lambda k: -0.1 * k**2, dt=0.05, n_steps=20
     )
     np.testing.assert_allclose(after, np.exp(-0.9) * wave, rtol=0, atol=1e-16)
+
+
+def changed_source(tmp_path, monkeypatch, change):
+    """The fingerprint of a small package before and after a change of its second module."""
+    package = tmp_path / "benchmarks"
+    package.mkdir()
+    (package / "first.py").write_text("import math\nfrom benchmarks import second\n")
+    file = package / "second.py"
+    file.write_text('"""Doc."""\n\n\ndef f(x):\n    """Twice."""\n    return 2 * x\n')
+    (package / "third.py").write_text("y = 1\n")
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    before = record.source("benchmarks.first")
+    change(package)
+    return before, record.source("benchmarks.first")
+
+
+def replaced(name, old, new):
+    def change(package):
+        file = package / name
+        file.write_text(file.read_text().replace(old, new))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replaced("second.py", '"""Twice."""', '"""Two times x."""'),
+        replaced("second.py", '"""Doc."""', '"""Doc."""  # a comment'),
+        replaced("third.py", "1", "2"),
+    ],
+    ids=["docstring", "comment", "module that is not imported"],
+)
+def test_prose_and_other_modules_do_not_change_the_source(
+    tmp_path, monkeypatch, change
+):
+    before, after = changed_source(tmp_path, monkeypatch, change)
+    assert after == before
+
+
+def test_code_of_an_imported_module_changes_the_source(tmp_path, monkeypatch):
+    change = replaced("second.py", "2 * x", "3 * x")
+    before, after = changed_source(tmp_path, monkeypatch, change)
+    assert after != before
+
+
+def test_a_name_that_a_package_exports_leads_to_the_module_that_defines_it():
+    tree = ast.parse("from geoq import GeoQ\nfrom benchmarks.suite import problems\n")
+    assert record._imported_modules(tree) == [
+        "geoq.estimator",
+        "benchmarks.suite.problems",
+    ]
 
 
 def test_the_cost_of_calibration_and_assessment_is_measured(tmp_path):

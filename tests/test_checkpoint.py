@@ -19,6 +19,7 @@ CALIBRATE = """
 import sys
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 import numpy as np, torch
 from geoq import GeoQ, NormScaledIncrement, RandomFolds, Training, TrainNetwork
 from geoq.nets.mlp import MLP

@@ -1,12 +1,12 @@
-"""What calibration costs in units of one training, what an assessment costs in units of one prediction, and what saves.
+"""Time of a calibration relative to one training, and time of an assessment relative to one prediction.
 
     python -m benchmarks.costs.cost                      # calibration, assessment and growth: 7 minutes on two cores
     python -m benchmarks.costs.cost --device cuda        # the same on a GPU: 4 minutes
-    python -m benchmarks.costs.cost --quality            # fewer trainings against their quality: 10 minutes
-    python -m benchmarks.costs.cost --small              # all of it, tiny: within a minute
+    python -m benchmarks.costs.cost --quality            # calibrations with fewer trainings: 10 minutes
+    python -m benchmarks.costs.cost --small              # everything with small sizes: within a minute
 
-All ratios are of seconds measured in one run on one machine. On a busy machine they wander by tens of percent; ratios of
-CPU seconds, which are given beside them where one process does all the work, do not.
+All ratios are ratios of seconds measured in one run on one machine. On a busy machine they vary by tens of percent; ratios
+of CPU seconds, which are given where one process does all the work, do not.
 """
 
 import argparse
@@ -43,13 +43,13 @@ from geoq.rollout.trajectories import Trajectories
 
 BATCHES = (1, 100, 10_000)
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
-# No larger problem is tried after one that took so many seconds.
+# Seconds of a fit after which no larger problem is tried.
 PATIENCE = 120.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """Pairs, the paper's network and folds for them, and processes that train folds on a CPU."""
+    """Training pairs, the paper's network and folds, and the numbers of processes that train the folds on a CPU."""
 
     name: str
     x: np.ndarray
@@ -60,7 +60,7 @@ class Case:
 
 
 def cases(*, small):
-    """250 passes over the data with the paper's networks, stopped early."""
+    """The cases: the paper's networks with 250 passes over the data and early stopping."""
     x, y, _, _ = load_forrester(240 if small else 1200, 10)
     steps = {"n_steps": 60, "check_every": 20} if small else {"patience": 30}
     network = partial(MLP, 1, 1, hidden=(64, 64, 16, 32), n_encoder_layers=3)
@@ -84,7 +84,7 @@ def cases(*, small):
 
 
 def forms(surrogate, *, small):
-    """GeoQ as it comes and as the paper has it; both with the paper's folds."""
+    """Arguments of GeoQ for the default and for the paper's form; both use the paper's folds."""
     increment = QUICK if small else NormScaledIncrement(QUANTILE)
     return {
         "default": {},
@@ -97,7 +97,7 @@ def forms(surrogate, *, small):
 
 
 def seconds_of(work):
-    """What the work returns, and its seconds; waits for the GPU."""
+    """Result and seconds of a call; waits for the GPU."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     started = time.perf_counter()
@@ -112,7 +112,7 @@ def least_seconds(work, n_times):
 
 
 def measure(case, device, *, small):
-    """Rows of one case: calibration over training for each form, and assessment over prediction."""
+    """Rows of one case: time of calibration relative to training, and of assessment relative to prediction."""
     x, y = (torch.from_numpy(part).float().to(device) for part in (case.x, case.y))
     warm = replace(case.recipe, training=Training(n_steps=20, check_every=10))
     warm.train_many(x[:80], y[:80], [torch.arange(80)] * 2)
@@ -150,7 +150,7 @@ def measure(case, device, *, small):
                 f"assessment over prediction {row['assessment_over_prediction']}",
                 flush=True,
             )
-    # Once more at the end: a machine may be busier by then, and both ends count.
+    # The training is timed again at the end, because the load of the machine may have changed.
     training_seconds = (training_seconds + seconds_of(lambda: case.recipe(x, y))[1]) / 2
     for row in rows:
         row["training_seconds"] = training_seconds
@@ -161,7 +161,7 @@ def measure(case, device, *, small):
 
 
 def measure_rollouts(device, *, small):
-    """Rows of RolloutGeoQ on the benchmark's trajectory: calibration over training, and the folds alone."""
+    """Rows of RolloutGeoQ on the Kuramoto-Sivashinsky trajectory: calibration, and the fold trainings only."""
     settings = ks.SMALL if small else ks.Settings()
     train = torch.from_numpy(ks.load(0.25, 0, settings).train).float().to(device)
     recipe = ks.recipe_of(settings, 0)
@@ -215,7 +215,7 @@ def measure_rollouts(device, *, small):
 
 
 def one_by_one(case, device, x, y, training_seconds, n_folds):
-    """The folds alone, for comparison: one after the other, reckoned from two of them, and together."""
+    """Time of the fold trainings only: one by one, extrapolated from two folds, and together."""
     splits = [torch.from_numpy(train) for train, _ in case.folds.split(case.x)]
     two = [splits[0], splits[len(splits) // 2]]
     _, seconds = seconds_of(lambda: [case.recipe(x[rows], y[rows]) for rows in two])
@@ -238,7 +238,7 @@ def one_by_one(case, device, x, y, training_seconds, n_folds):
 
 
 def assessed(geoq, x):
-    """Assessment, which contains the prediction, and its search for neighbours, both over the prediction alone."""
+    """Time of an assessment and of its neighbour searches, both relative to the prediction."""
     generator = torch.Generator().manual_seed(0)
     ratios, searches = {}, {}
     for n in BATCHES:
@@ -257,7 +257,7 @@ def assessed(geoq, x):
 
 
 def search(geoq, queries):
-    """The neighbour searches of an assessment: anchors, support, and the safe region's where it has one."""
+    """The neighbour searches of an assessment: anchors, support distance, and safe region if it has one."""
     relation = geoq.geometry_.relate(geoq._embed(queries))
     if isinstance(geoq.safe_region_, SafeRegion):
         geoq.safe_region_.support_score(
@@ -270,7 +270,7 @@ def search(geoq, queries):
 
 
 def growth(device, *, small):
-    """Seconds of calibration without training, and of 1,000 assessments, as the data grow; four inputs, one output."""
+    """Seconds of a calibration without training and of 1,000 assessments by the number of points."""
     rows = []
     for n in (1_000, 2_000) if small else SIZES:
         generator = torch.Generator().manual_seed(0)
@@ -326,18 +326,22 @@ def draw(grown, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--small", action="store_true", help="tiny sizes")
+    parser.add_argument("--small", action="store_true", help="small sizes")
     parser.add_argument(
-        "--quality", action="store_true", help="fewer trainings against their quality"
+        "--quality",
+        action="store_true",
+        help="quality of calibrations with fewer trainings",
     )
     parser.add_argument("--out", type=Path, help="where to write the results")
-    parser.add_argument("--picture", type=Path, help="where to draw the growth")
+    parser.add_argument(
+        "--picture", type=Path, help="file for the picture of the growth"
+    )
     arguments = parser.parse_args()
     small = arguments.small
     path = arguments.out or record.RESULTS / (
         "cost.json" if arguments.device == "cpu" else f"cost-{arguments.device}.json"
     )
-    # What one part of the benchmark has measured stays when the other is run again.
+    # Results of the part that is not run are kept.
     known = json.loads(path.read_text()) if path.is_file() else {}
     rows, extra = known.get("rows", []), {}
     for part in ("growth", "quality"):

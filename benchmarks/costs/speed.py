@@ -1,7 +1,7 @@
-"""Seconds and memory: exact nearest neighbours by geoq and by the libraries known for it, and GeoQ as a whole.
+"""Seconds and memory of exact nearest-neighbour searches by geoq and by other libraries, and of GeoQ as a whole.
 
-Each engine answers the same queries in a process of its own, so that its peak memory is its own. Compare seconds within
-one table only: the machine may be busy, and all engines of a table run in turn on the same one.
+Each engine answers the same queries in a separate process, so that its peak memory can be measured. Compare seconds only
+within one table: its engines run one after the other on the same machine, which may be busy.
 
     python -m benchmarks.costs.speed [--small] [--out FILE]
 """
@@ -40,7 +40,7 @@ SMALL_CASES = {
 }
 
 
-# Calibration points, queries; in 16 dimensions, around a surrogate that costs nothing.
+# Numbers of calibration points and queries, in 16 dimensions, with a trivial surrogate.
 ESTIMATORS = {"cpu": (200_000, 100_000), "cuda": (1_000_000, 100_000)}
 SMALL_ESTIMATOR = (5_000, 5_000)
 
@@ -72,7 +72,7 @@ def faiss_flat(points, queries, k):
 
 
 def torch_cdist(points, queries, k):
-    """What one writes first on a GPU: all distances of some queries, and the least of them."""
+    """The simplest search on a GPU: all distances of a chunk of queries, and the smallest of them."""
     size = max(1, 2**28 // len(points))
     found = [
         torch.cdist(some, points).topk(k, largest=False) for some in queries.split(size)
@@ -86,10 +86,10 @@ ENGINES = {
 
 
 def engines_for(n_dims):
-    """The exact engines that compete in so many dimensions."""
+    """The exact engines that are compared for this number of dimensions."""
     if DEVICE == "cuda":
         return ["geoq", "torch_cdist"]
-    if n_dims <= 8:  # Where engines that compare all pairs take fifty times as long.
+    if n_dims <= 8:  # brute force takes fifty times as long
         return ["geoq", "sklearn_tree"]
     names = ["geoq", "sklearn_brute"]
     if find_spec("faiss"):
@@ -99,7 +99,7 @@ def engines_for(n_dims):
 
 
 def measure(engine, case):
-    """Seconds (least of the repetitions) and extra memory of one engine; run in a process of its own."""
+    """Smallest seconds over the repetitions and extra memory of one engine; runs in a separate process."""
     n_points, n_dims, n_queries, k, repetitions = case
     generator = torch.Generator(DEVICE).manual_seed(SEED)
     ENGINES[engine](*(torch.randn(64, n_dims, device=DEVICE) for _ in range(2)), 2)
@@ -111,7 +111,7 @@ def measure(engine, case):
 
     def work():
         start = time.perf_counter()
-        float(ENGINES[engine](points, queries, k)[0].sum())  # Waits for the device.
+        float(ENGINES[engine](points, queries, k)[0].sum())  # waits for the device
         seconds.append(time.perf_counter() - start)
 
     data = points.nbytes + queries.nbytes
@@ -120,7 +120,7 @@ def measure(engine, case):
 
 
 def measure_estimator(form, case):
-    """Seconds to calibrate and to answer, and extra memory, of GeoQ with 16 inputs and a trivial surrogate."""
+    """Seconds of fit and assess and extra memory of GeoQ, with 16 inputs and a trivial surrogate."""
     from geoq import ClusterFolds, GeoQ, NormScaledIncrement, SafeRegion
 
     n_points, n_queries = case
@@ -174,14 +174,16 @@ def whole_estimator(case):
 
 
 def extra_bytes(work):
-    """Peak memory of a piece of work beyond what was held before it."""
+    """Peak memory during a call beyond the memory that was in use before it."""
     if DEVICE == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         work()
         return torch.cuda.max_memory_allocated() - before
     reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
-    if reset.exists():  # Linux: without it the peak of the imports hides a small one.
+    if (
+        reset.exists()
+    ):  # Linux: resets the peak, which the imports would determine otherwise
         reset.write_text("5")
         before = resident(status, "VmRSS")
         work()
@@ -197,7 +199,7 @@ def resident(status, name):
 
 
 def neighbour_search(cases):
-    """One row for each case and engine, printed as a Markdown table."""
+    """Rows of all cases and engines, printed as a Markdown table."""
     print(
         "| points | engine | seconds | ratio to the fastest | extra memory / data |\n|---|---|---|---|---|"
     )
@@ -230,7 +232,7 @@ def in_own_process(engine, case):
     return json.loads(run.stdout)
 
 
-def surroundings():
+def environment():
     packages = ("geoq", "torch", "numpy", "scipy", "scikit-learn", "faiss-cpu")
     versions = {package: record.installed(package) for package in packages}
     name = (
@@ -263,7 +265,7 @@ if __name__ == "__main__":
             json.dumps((measure if what in ENGINES else measure_estimator)(what, case))
         )
     else:
-        results = surroundings() | {"small": arguments.small}
+        results = environment() | {"small": arguments.small}
         results["neighbour_search"] = neighbour_search(
             SMALL_CASES if arguments.small else CASES
         )

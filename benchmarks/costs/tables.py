@@ -4,7 +4,7 @@ import statistics
 
 
 def speed(record):
-    """The neighbour searches by engine, and GeoQ as a whole."""
+    """Tables of the neighbour searches by engine and of GeoQ as a whole."""
     lines = [
         "| points | engine | ratio to the fastest | extra memory over the data |",
         "|---|---|---|---|",
@@ -30,7 +30,7 @@ def speed(record):
 
 
 def cost(record):
-    """Calibration in units of one training, assessment in units of one prediction, and growth with the data."""
+    """Tables of the time of calibrations and assessments."""
     columns = ("problem", "form", "folds", "processes", "calibration over training")
     columns += ("in CPU seconds", "assessment over prediction", "of which search")
     lines = ["| " + " | ".join(columns) + " |", "|---" * 8 + "|"]
@@ -63,7 +63,7 @@ def cost(record):
 
 
 def quality(record):
-    """Ways to train less: cost, pinball and coverage, means over the seeds."""
+    """Table of calibrations with fewer trainings: cost, pinball loss and coverage, means over the seeds."""
     rows = record["quality"]
     problems = list(dict.fromkeys(r["problem"] for r in rows))
     lines = [
@@ -87,7 +87,7 @@ def quality(record):
         lines.append(f"| {way} | " + " | ".join(cells) + " |")
     seeds = len({r["seed"] for r in rows})
     note = (
-        "Each cell: CPU seconds of the calibration over those of the training: pinball / coverage / coverage inside the "
+        "Each cell: CPU seconds of the calibration relative to the training: pinball / coverage / coverage inside the "
         f"safe region; means over {seeds} seeds. `python -m benchmarks.costs.cost --quality`."
     )
     return "\n".join([*lines, "", note])

@@ -1,4 +1,7 @@
-"""Settings, answers and the bounds that need no training."""
+"""Which error is bounded, and the bounds that need no training.
+
+A method takes a study and a setting and returns an ``Answer``: a bound in [0, 1] for each cell of the test cases.
+"""
 
 import math
 from collections.abc import Callable
@@ -21,20 +24,20 @@ from geoq.surrogate import evaluate
 
 # Distances to the predicted interface are counted up to this many cells.
 FARTHEST = 16
-# Edges of the bins of min(p, 1 - p): how unsure the surrogate itself is.
+# Edges of the bins of min(p, 1 - p).
 DOUBT_EDGES = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4)
-# A bin with fewer held-out errors takes the level of all cells at that time.
+# A bin with fewer held-out errors takes the quantile of all cells at that time.
 FEWEST = 100
-# What p (1 - p) may be multiplied by.
+# Candidates for the factor of p (1 - p).
 FACTORS = (0.0, *(2 ** (power / 4) for power in range(-8, 57)))
-# Where a bound in (0, 1) that is learned may start.
+# Range of the initial value of a learned bound.
 LEAST_START, MOST_START = 1e-5, 0.98
-# Rows per chunk where fields are worked on in full precision.
+# Rows per chunk of computations in full precision.
 CHUNK = 32
 
 
 class Setting(NamedTuple):
-    """Which error is bounded; ``error(y, p)`` takes the truth and the predicted probability, ``values(p)`` are the two it can be."""
+    """Which error is bounded: ``error(y, p)`` of the truth and the probability; ``values(p)`` are its two values."""
 
     name: str
     error: Callable[[Tensor, Tensor], Tensor]
@@ -60,7 +63,7 @@ PROBABILITY = Setting("probability", gap, identity, of_probability)
 
 
 class Answer(NamedTuple):
-    """A bound per cell, the probabilities whose error it bounds, and GeoQ's flag and expected error where it has them."""
+    """A bound per cell and the probabilities whose error it bounds; optionally the safe flag and the expected error."""
 
     bound: Tensor
     p: Tensor
@@ -74,7 +77,7 @@ def in_chunks(function, fields):
 
 
 def interface_distance(p):
-    """Steps of a king to the nearest cell of the other gas as predicted, at most ``FARTHEST``; y is periodic."""
+    """Chessboard distance to the nearest cell of the other predicted gas, at most ``FARTHEST``; y is periodic."""
 
     def spread_out(field):
         wrapped = torch.cat([field[..., -1:, :], field, field[..., :1, :]], dim=-2)
@@ -92,27 +95,27 @@ def interface_distance(p):
     return in_chunks(of_few, p)
 
 
-def level_of_all(error, quantile=QUANTILE):
-    """The inverse-CDF quantile of all values together; sorting is quicker than selecting where there is one slice."""
+def quantile_of_all(error, quantile=QUANTILE):
+    """The inverse-CDF quantile of all values together; for one slice, sorting is faster than selecting."""
     rank = max(1, math.ceil(error.numel() * quantile - 1e-9))
     return error.flatten().sort().values[rank - 1]
 
 
 def quantile_by_bin(error, bins, n_bins, quantile=QUANTILE, fewest=FEWEST):
     """The inverse-CDF quantile of the errors in each bin; errors lie in [0, 1]."""
-    # Bins and errors in one key: half the error, so that an error of 1 stays below the next bin.
+    # One sort key for bin and error; half the error, so that an error of 1 stays below the next bin.
     key = (bins.double() + error.double() / 2).flatten().sort().values
     count = torch.bincount(bins.flatten(), minlength=n_bins)
     rank = (count.double() * quantile - 1e-9).ceil().long().clamp(min=1)
     first = count.cumsum(0) - count
     number = torch.arange(n_bins, device=error.device)
     level = 2 * (key[(first + rank - 1).clamp(max=len(key) - 1)] - number)
-    pooled = level_of_all(error, quantile).double()
+    pooled = quantile_of_all(error, quantile).double()
     return torch.where(count < fewest, pooled, level).to(error.dtype)
 
 
 def best_factor(error, scale, quantile=QUANTILE):
-    """The factor c, 0 or a quarter power of 2, with the least pinball loss of c times the scale, cut at 1."""
+    """The candidate c with the smallest pinball loss of the bound min(c scale, 1)."""
 
     def loss(factor):
         bound = (factor * scale).clamp(max=1)
@@ -131,14 +134,14 @@ def zero_bound(study, setting):
 
 
 def best_constant(study, setting):
-    """The best one there could be: chosen by the test errors themselves."""
+    """The constant with the smallest pinball loss on the test errors."""
     error = setting.error(study.y_test, study.p)
-    level = level_of_all(error)
+    level = quantile_of_all(error)
     return Answer(level.expand_as(study.p).clone(), study.p)
 
 
 def split_conformal(study, setting):
-    """A level per cell and time, from the simulations that the network of the 80 % has not seen."""
+    """Split conformal prediction per cell and time, with a network trained on 80 % of the simulations."""
     network, kept = study.networks["split"], study.kept_apart
     p = evaluate(network, study.x[kept], "surrogate")
     level = conformal_quantile(setting.error(study.y[kept], p), QUANTILE)
@@ -162,7 +165,7 @@ def mc_dropout(study, setting):
 
 
 def deep_ensemble(study, setting, *, seen=identity):
-    """1.96 standard deviations of the members' answers, or of what ``seen`` makes of them."""
+    """1.96 standard deviations of ``seen(p)`` over the members' probabilities p."""
     del setting
     answers = [
         evaluate(study.networks[name], study.x_test, "member") for name in study.members
@@ -173,7 +176,7 @@ def deep_ensemble(study, setting, *, seen=identity):
 
 
 def static(study, setting):
-    """A level per cell and time, from the held-out errors of the folds."""
+    """The quantile of the held-out errors of each cell and time."""
     levels = [
         inverse_cdf_quantile(setting.error(y, p), QUANTILE)
         for y, p in study.held_out_by_time()
@@ -182,7 +185,7 @@ def static(study, setting):
 
 
 def static_column(study, setting):
-    """A level per column and time: y is a direction of symmetry."""
+    """The quantile of the held-out errors of each column and time: the problem is homogeneous in y."""
     levels = [
         inverse_cdf_quantile(setting.error(y, p).flatten(0, 1), QUANTILE)
         for y, p in study.held_out_by_time()
@@ -208,18 +211,18 @@ def by_distance_and_doubt(p, distance):
 
 
 def binned(study, setting, *, bins_of):
-    """The level of the held-out errors in each bin, time by time."""
+    """The quantile of the held-out errors in each bin, separately for each time."""
     bound = torch.empty_like(study.p)
     for time, (y, p) in enumerate(study.held_out_by_time()):
         bins, n_bins = bins_of(p, study.cross_fit_distance[:, time])
         level = quantile_by_bin(setting.error(y, p), bins, n_bins)
-        asked, _ = bins_of(study.p[:, time], study.distance[:, time])
-        bound[:, time] = level[asked.long()]
+        test_bins, _ = bins_of(study.p[:, time], study.distance[:, time])
+        bound[:, time] = level[test_bins.long()]
     return Answer(bound, study.p)
 
 
 def best_factors(study, setting):
-    """One for each time."""
+    """The best factor of p (1 - p) for each time."""
     factors = [
         best_factor(setting.error(y, p), p * (1 - p))
         for y, p in study.held_out_by_time()
@@ -233,37 +236,39 @@ def doubt_times_factor(study, setting):
     return Answer((per_time * study.p * (1 - study.p)).clamp(max=1), study.p)
 
 
-# Verdicts: an error of a probability takes the greater of its two values exactly where the thresholded prediction is
-# wrong, so that how likely a cell is wrong decides the bounds of both errors.
+# Two-valued bounds: the error of a probability takes the larger of its two values exactly where the thresholded
+# prediction is wrong. The probability of a wrong cell therefore decides the bounds of both errors.
 
 
-def verdict(study, setting, chance, safe=None):
-    """The greater value where the cell is wrong with more than the probability 1 - tau, and the expected error."""
+def two_valued_bound(study, setting, chance, safe=None):
+    """The larger value where the probability of a wrong cell exceeds 1 - tau, and the expected error."""
     less, greater = setting.values(study.p)
     bound = torch.where(chance > 1 - QUANTILE, greater, less)
     return Answer(bound, study.p, safe, less + chance * (greater - less))
 
 
-def binned_verdict(study, setting, *, bins_of):
-    """The share of wrong cells among the held-out ones in each bin, time by time, as their chance."""
+def binned_chance(study, setting, *, bins_of):
+    """The chance of a wrong cell is the fraction of wrong held-out cells in its bin, separately for each time."""
 
     def chance():
         result = torch.empty_like(study.p)
         for time, (y, p) in enumerate(study.held_out_by_time()):
             bins, n_bins = bins_of(p, study.cross_fit_distance[:, time])
-            asked, _ = bins_of(study.p[:, time], study.distance[:, time])
-            result[:, time] = share_by_bin(wrong(y, p), bins, n_bins)[asked.long()]
+            test_bins, _ = bins_of(study.p[:, time], study.distance[:, time])
+            result[:, time] = fraction_by_bin(wrong(y, p), bins, n_bins)[
+                test_bins.long()
+            ]
         return result
 
-    return verdict(study, setting, study.remembered(bins_of, chance))
+    return two_valued_bound(study, setting, study.remembered(bins_of, chance))
 
 
-def share_by_bin(is_wrong, bins, n_bins, fewest=FEWEST):
-    """The mean in each bin; of all cells where a bin has few."""
+def fraction_by_bin(is_wrong, bins, n_bins, fewest=FEWEST):
+    """Fraction of wrong cells in each bin, or of all cells where the bin has fewer than ``fewest``."""
     bins = bins.flatten()
     count = torch.bincount(bins, minlength=n_bins)
     total = torch.bincount(bins, is_wrong.flatten().double(), minlength=n_bins)
-    share = torch.where(
+    fraction = torch.where(
         count < fewest, is_wrong.mean(dtype=torch.float64), total / count
     )
-    return share.to(is_wrong.dtype)
+    return fraction.to(is_wrong.dtype)

@@ -1,15 +1,15 @@
 """Simulations of the Richtmyer-Meshkov instability: a shock runs from air into sulfur hexafluoride.
 
-    python -m benchmarks.richtmyer_meshkov.data --out FILE --seed 0 --n 1000   # goes on where it was stopped
+    python -m benchmarks.richtmyer_meshkov.data --out FILE --seed 0 --n 1000   # continues an interrupted run
     python -m benchmarks.richtmyer_meshkov.data --out FILE --small             # 16 coarse simulations
-    python -m benchmarks.richtmyer_meshkov.data --speed                        # cell updates a second
+    python -m benchmarks.richtmyer_meshkov.data --speed                        # speed of the solver
 
-Slab geometry: a tube of height 1 and length 2 on 240 x 480 cells, periodic in y, open in x, seen in the frame in which
-the interface rests once the shock has passed. Both gases start at pressure 1, air with density 1. Only the interface is
+Slab geometry: a tube of height 1 and length 2 on 240 x 480 cells, periodic in y, open in x, in the frame in which
+the interface is at rest after the shock has passed. Both gases start at pressure 1, air with density 1. Only the interface is
 random, 4 to 8 of the first 8 modes with random phases and a root mean square of 0.02 to 0.05; the Mach number is the
-same for all, because a surrogate sees nothing but the initial interface. What is kept is where the volume fraction of the
-heavy gas exceeds one half, at the start and at 12 equal times after it. The last is t = 2, when the modes have rolled up
-into mushrooms; much later the grid has mixed their caps with air to less than one half.
+same for all, because the initial interface is the only input of the surrogate. The data are the cells where the volume
+fraction of the heavy gas exceeds one half, at the start and at 12 equally spaced times after it. The last is t = 2, when the modes have rolled up
+into mushrooms; later, numerical diffusion mixes their caps with air to less than one half.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from benchmarks.richtmyer_meshkov.euler import Euler
 
 SHAPE, SMALL_SHAPE = (240, 480), (32, 64)
 N, N_SMALL = 1000, 16
-# Simulations that run at once, which bounds the memory.
+# Simulations per batch, which limits the memory.
 BATCH = 125
 
 
 @dataclass(frozen=True)
 class Tube:
-    """The experiment but for its interface: gases, shock, places and times."""
+    """The experiment without its interface: gases, shock, positions and times."""
 
     shape: tuple[int, int] = SHAPE
     gammas: tuple[float, float] = (1.4, 1.09)
@@ -46,7 +46,7 @@ class Tube:
     interface: float = 1.0
     duration: float = 2.0
     n_snapshots: int = 12
-    # Leaves room for vortices, which are a quarter faster than the plane problem's waves.
+    # Vortices are up to a quarter faster than the waves of the plane problem.
     courant: float = 0.75
 
     @property
@@ -59,7 +59,7 @@ class Tube:
 
     @property
     def gases(self):
-        """Shocked air, air and heavy gas, the interface being at rest once it is shocked."""
+        """Shocked air, air and heavy gas, in the frame in which the shocked interface is at rest."""
         air, heavy = (
             riemann.Gas(density, 0.0, 1.0, gamma)
             for density, gamma in zip(self.densities, self.gammas, strict=True)
@@ -73,7 +73,7 @@ class Tube:
 
     @property
     def steps_between_snapshots(self):
-        """As many as the fastest wave of the plane problem needs, air moving against the tube or shocked twice."""
+        """Number of time steps, from the fastest wave of the plane problem: moving air, or air shocked twice."""
         shocked, air, heavy = self.gases
         pressure, _ = riemann.contact(shocked, heavy)
         twice = riemann.Gas(shocked.density_at(pressure), 0.0, pressure, shocked.gamma)
@@ -92,7 +92,7 @@ class Tube:
         return self.n_snapshots * self.steps_between_snapshots
 
     def fraction(self, interfaces, device="cpu", dtype=torch.float64, n_lines=16):
-        """Share of each cell to the right of the interfaces, functions of y: exact in x, n_lines a cell in y."""
+        """Fraction of each cell to the right of the interfaces; exact in x, mean of ``n_lines`` lines per cell in y."""
         n_rows, n_columns = self.shape
         y = (np.arange(n_rows * n_lines) + 0.5) / (n_rows * n_lines)
         edges = self.interface + np.stack([displaced(y) for displaced in interfaces])
@@ -119,7 +119,7 @@ class Tube:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Where the heavy gas is, at the start (n, y, x) and at the times after it (n, time, y, x), as 0 and 1."""
+    """Heavy gas as 0 and 1, at the start (n, y, x) and at the later times (n, time, y, x)."""
 
     u0: np.ndarray
     u: np.ndarray
@@ -138,7 +138,7 @@ def interface(seed, index):
 
 
 def stepper(tube, *, compile):
-    """One time step as a function of the state; compiled, it is a handful of kernels."""
+    """One time step as a function of the state, compiled on request."""
     solver, dt = tube.solver, tube.time_step
 
     def step(state):
@@ -149,7 +149,7 @@ def stepper(tube, *, compile):
 
 @torch.no_grad()
 def run(tube, step, interfaces, device):
-    """Where the heavy gas is, a bit a cell: (n, 1 + n_snapshots, y, bytes)."""
+    """Heavy gas as one bit per cell: (n, 1 + n_snapshots, y, bytes)."""
     state = tube.start(interfaces, device, torch.float32)
     frames = [state[5] > 0.5]
     for _ in range(tube.n_snapshots):
@@ -160,13 +160,13 @@ def run(tube, step, interfaces, device):
 
 
 def simulated_bits(tube, n, seed, device, *, batch=BATCH, compile=None, parts=None):
-    """The bits of n simulations, batch by batch; a batch that lies in the folder ``parts`` is not run again."""
+    """The bits of n simulations, computed in batches; batches in the folder ``parts`` are read from there."""
     compile = torch.device(device).type == "cuda" if compile is None else compile
     size = math.ceil(n / math.ceil(n / batch))
     step = stepper(tube, compile=compile)
     run_key = key(tube, seed, device, size, compile)
     batches = []
-    # The last batch is as large as the others, so that nothing is compiled for it again.
+    # All batches have one size, so that the step is compiled once.
     for first in range(0, n, size):
         path = parts and parts / f"{run_key}-{first:05d}.npz"
         if path and path.exists():
@@ -183,7 +183,7 @@ def simulated_bits(tube, n, seed, device, *, batch=BATCH, compile=None, parts=No
 
 
 def simulate(n, shape=SHAPE, seed=0, device="cpu", **settings):
-    """The first n simulations of a seed; fewer are the first of more."""
+    """The first n simulations of a seed; they do not depend on n."""
     tube = Tube(shape=tuple(shape))
     bits = simulated_bits(tube, n, seed, device, **settings)
     return unpacked(bits, seed, tube)
@@ -199,7 +199,7 @@ def packed(data):
 
 
 def checksum(data):
-    """SHA-256 of the data set's bits, start and later times of one simulation after the other."""
+    """SHA-256 of the bits of a data set."""
     return checksum_of_bits(packed(data))
 
 
@@ -208,13 +208,13 @@ def checksum_of_bits(bits):
 
 
 def save(path, bits, seed, tube):
-    """One file without pickles: the bits, their checksum, and what they were made with."""
+    """Write the bits, their checksum and the settings to one file without pickles."""
     made_with = json.dumps({"seed": seed, "tube": asdict(tube)})
     write(path, bits=bits, checksum=checksum_of_bits(bits), made_with=made_with)
 
 
 def load(path):
-    """The data set in a file, whose bits must have the checksum that stands beside them."""
+    """The data set of a file; raises if the bits do not match the stored checksum."""
     with np.load(path) as file:
         bits, expected = file["bits"], str(file["checksum"])
         made_with = json.loads(str(file["made_with"]))
@@ -222,7 +222,7 @@ def load(path):
     if found != expected:
         raise ValueError(
             f"{path} was changed: its bits have checksum {found[:12]}..., "
-            f"but {expected[:12]}... was written with them; simulate it again."
+            f"but the stored checksum is {expected[:12]}...; run the simulations again."
         )
     settings = {
         name: tuple(value) if isinstance(value, list) else value
@@ -232,7 +232,7 @@ def load(path):
 
 
 def write(path, **arrays):
-    """A compressed file that is whole or not there, should the run be killed."""
+    """Write a compressed file; an interrupted run leaves no incomplete file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
     with unfinished.open("wb") as file:
@@ -241,7 +241,7 @@ def write(path, **arrays):
 
 
 def key(tube, seed, device, size, compile):
-    """Names what a batch depends on besides its place: settings, code, and how it is run."""
+    """Hash of the settings, the code and the device that the batches depend on."""
     files = (__file__, euler.__file__, riemann.__file__)
     code = [Path(file).read_text() for file in files]
     run_as = [str(device), size, compile, torch.__version__]
@@ -251,7 +251,7 @@ def key(tube, seed, device, size, compile):
 
 @torch.no_grad()
 def report_speed(tube, device, *, n, n_steps, compile):
-    """Print cell updates a second, the first step and its compiling apart."""
+    """Print cell updates per second; the first step, which compiles, is timed separately."""
 
     def seconds(n_steps):
         nonlocal state
@@ -266,7 +266,7 @@ def report_speed(tube, device, *, n, n_steps, compile):
     state = tube.start(interfaces, device, torch.float32)
     first, others = seconds(1), seconds(n_steps)
     speed = n * math.prod(tube.shape) * n_steps / others
-    print(f"{speed:.3g} cell updates a second on {device}, first step {first:.1f} s")
+    print(f"{speed:.3g} cell updates per second on {device}, first step {first:.1f} s")
     n_updates = N * math.prod(tube.shape) * tube.n_steps
     print(f"{N} simulations of {tube.n_steps} steps: {n_updates / speed:.0f} s")
     if state[0].is_cuda:
@@ -278,14 +278,16 @@ def main():
     parser.add_argument("--out", type=Path, help="the file to write")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--n", type=int, help="simulations, 1000 or with --small 16")
-    parser.add_argument("--small", action="store_true", help="few and coarse")
+    parser.add_argument("--small", action="store_true", help="few coarse simulations")
     parser.add_argument("--speed", action="store_true", help="measure the solver only")
-    parser.add_argument("--batch", type=int, default=BATCH, help="simulated at once")
+    parser.add_argument(
+        "--batch", type=int, default=BATCH, help="simulations per batch"
+    )
     parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
         default=torch.cuda.is_available(),
-        help="compile the step; by default where there is a GPU",
+        help="compile the step; by default if there is a GPU",
     )
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -295,7 +297,9 @@ def main():
         report_speed(tube, device, n=n, n_steps=n_steps, compile=arguments.compile)
         return
     if arguments.out is None:
-        parser.error("--out FILE says where the simulations go")
+        parser.error(
+            "--out is missing; pass the file to write the simulations to, or --speed"
+        )
     n = arguments.n or (N_SMALL if arguments.small else N)
     parts = arguments.out.with_name(f"{arguments.out.name}.parts")
     how = {"batch": arguments.batch, "compile": arguments.compile, "parts": parts}

@@ -1,10 +1,10 @@
-"""How many fields do verdicts need? Pinball loss of wrong cells by the number of calibration simulations.
+"""Pinball loss of bounds for wrong cells by the number of calibration simulations.
 
 python -m benchmarks.richtmyer_meshkov.few_fields --data FILE       # the simulations of Richtmyer-Meshkov, coarsened to 60 x 120
-python -m benchmarks.richtmyer_meshkov.few_fields --small           # few and short
+python -m benchmarks.richtmyer_meshkov.few_fields --small           # few simulations and short trainings
 
-The surrogate has seen none of the simulations that calibrate, so it is its own fold. A seed is another choice of those
-simulations, and other weights. GeoQ learns with one network in place of three.
+The surrogate was not trained on the calibration simulations, so it serves as its own fold surrogate. A seed determines the
+calibration simulations and the initial weights. GeoQ uses one network instead of three.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from benchmarks import record
 from benchmarks.richtmyer_meshkov import data as simulations
 from benchmarks.richtmyer_meshkov.bounds import (
     BINARY,
-    binned_verdict,
+    binned_chance,
     by_distance_and_doubt,
     by_doubt,
     zero_bound,
 )
 from benchmarks.richtmyer_meshkov.fourier_operator import FourierOperator
 from benchmarks.richtmyer_meshkov.methods import X_AND_P, FromCells, default
-from benchmarks.richtmyer_meshkov.networks import worth_of_p_verdict
+from benchmarks.richtmyer_meshkov.networks import frequency_by_p_and_cell
 from benchmarks.richtmyer_meshkov.operator_training import (
     OperatorSurrogate,
     OperatorTraining,
@@ -41,11 +41,11 @@ from geoq import IndicatorIncrement
 from geoq.nets.unet import FiLMBlock
 from geoq.training import seeded
 
-FIVE_LEVELS = (16, 32, 64, 64, 64)
+FIVE_RESOLUTIONS = (16, 32, 64, 64, 64)
 
 
 class TorchStart(IndicatorIncrement):
-    """Networks whose convolutions start as torch would have them."""
+    """Networks whose convolutions start with PyTorch's default initialisation."""
 
     def _build(self, *sizes):
         networks = super()._build(*sizes)
@@ -57,32 +57,32 @@ class TorchStart(IndicatorIncrement):
         return networks
 
 
-def with_five_levels(study, setting, **form):
-    """GeoQ by networks that see farther."""
+def with_five_resolutions(study, setting, **form):
+    """GeoQ with deeper networks."""
     other = copy.copy(study)
-    other.settings = replace(study.settings, widths=FIVE_LEVELS)
+    other.settings = replace(study.settings, widths=FIVE_RESOLUTIONS)
     return default(other, setting, view=X_AND_P, **form)
 
 
 METHODS = {
     "Zero bound": zero_bound,
-    "p bins, verdicts": partial(binned_verdict, bins_of=by_doubt),
+    "p bins, verdicts": partial(binned_chance, bins_of=by_doubt),
     "Distance x p bins, verdicts": partial(
-        binned_verdict, bins_of=by_distance_and_doubt
+        binned_chance, bins_of=by_distance_and_doubt
     ),
-    "Shares by p and cell": worth_of_p_verdict,
+    "Shares by p and cell": frequency_by_p_and_cell,
     "GeoQ (start from cells)": partial(default, view=X_AND_P, increment=FromCells),
     "GeoQ": partial(default, view=X_AND_P),
-    "GeoQ (five levels)": with_five_levels,
+    "GeoQ (five levels)": with_five_resolutions,
     "GeoQ (five levels, torch's start)": partial(
-        with_five_levels, increment=TorchStart
+        with_five_resolutions, increment=TorchStart
     ),
 }
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Which simulations are for what: the first ones train, the next ones test, and the others may calibrate."""
+    """Numbers of simulations: the first train the surrogate, the next are the test set, the others calibrate."""
 
     n_train: int
     n_test: int
@@ -112,7 +112,7 @@ FULL = Sizes(
             learning_rate=5e-3,
             compiled=False,
         ),
-        # Those that a user has who says nothing.
+        # The defaults of IndicatorIncrement.
         widths=IndicatorIncrement().widths,
         training=IndicatorIncrement().training,
     ),
@@ -121,7 +121,7 @@ FEW = Sizes(n_train=16, n_test=8, n_calibration=(12, 20), coarser=1, settings=SM
 
 
 def coarsened(u, factor):
-    """1 where most of the cells are."""
+    """Coarser fields: 1 where more than half of the cells are 1."""
     fields = torch.from_numpy(u).float()
     flat = fields.flatten(0, -3)[:, None]
     mean = torch.cat(
@@ -131,7 +131,7 @@ def coarsened(u, factor):
 
 
 def measure(sizes, x, y, network, methods, n, seed):
-    """Rows: what each method makes of so many simulations."""
+    """Rows of all methods for n calibration simulations."""
     torch.set_num_threads(1)
     first = sizes.n_train + sizes.n_test
     test = slice(sizes.n_train, first)
@@ -154,9 +154,11 @@ def scored(study, name, n):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="few and short")
     parser.add_argument(
-        "--data", type=Path, help="simulations, as their script wrote them"
+        "--small", action="store_true", help="few simulations and short trainings"
+    )
+    parser.add_argument(
+        "--data", type=Path, help="file written by benchmarks.richtmyer_meshkov.data"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
@@ -164,14 +166,16 @@ def main():
         action="append",
         choices=METHODS,
         metavar="NAME",
-        help="only this one; may be repeated",
+        help="measure this method only; may be repeated",
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--out", type=Path, help="where to write the results")
     arguments = parser.parse_args()
     small, sizes = arguments.small, FEW if arguments.small else FULL
     if not small and arguments.data is None:
-        parser.error("--data names no simulations; make some, or choose --small.")
+        parser.error(
+            "--data is missing; pass a file of benchmarks.richtmyer_meshkov.data, or --small."
+        )
     data = (
         simulations.simulate(SMALL.n_simulations, SMALL.shape)
         if small

@@ -1,10 +1,9 @@
 """The surrogate of the Richtmyer-Meshkov benchmark: a Fourier neural operator from the initial field to 12 later ones.
 
 The network is the paper's (model appendix). Its transforms are products with fixed matrices, because only 24 of 512
-modes are kept: a truncated transform reads the field once, and an FFT would read and write it several times. Fields are
-laid out as rows of the grid, (n * n_y, n_x, channels), in which every step is a batched matrix product without a copy.
+modes are used: a truncated transform reads the field once, an FFT would read and write it several times. Fields have the
+shape (n * n_y, n_x, channels), so that every step is a batched matrix product without a copy.
 
-    python -m benchmarks.richtmyer_meshkov.fourier_operator --speed [--n-simulations 900]
 """
 
 import copy
@@ -17,12 +16,12 @@ from torch.nn import functional
 
 
 def product(matrix: Tensor, fields: Tensor) -> Tensor:
-    """The matrix times each of the fields; cast before it is expanded, since a cast would copy it for every field."""
+    """The matrix times each field. It is cast before it is expanded, because a cast would copy it for every field."""
     return torch.bmm(matrix.to(fields.dtype).expand(len(fields), -1, -1), fields)
 
 
 def pointwise(layer: nn.Linear, fields: Tensor) -> Tensor:
-    """A 1x1 convolution; row by row, so that the gradient of its weights is many short sums and not a long one."""
+    """A 1x1 convolution, row by row: the gradient of its weights is then many short sums instead of one long sum."""
     weight = layer.weight.to(fields.dtype).T.expand(len(fields), -1, -1)
     return torch.bmm(fields, weight) + layer.bias.to(fields.dtype)
 
@@ -104,7 +103,7 @@ class SpectralConvolution(nn.Module):
 
 
 class FFTConvolution(nn.Module):
-    """What ``SpectralConvolution`` computes, by the FFT: its definition, and the standard to compare it with."""
+    """The same convolution by the FFT, as a reference for ``SpectralConvolution``."""
 
     def __init__(self, convolution: SpectralConvolution):
         super().__init__()
@@ -136,10 +135,10 @@ class Block(nn.Module):
 
 
 class FourierOperator(nn.Module):
-    """Logits of the heavy gas at later times from a binary initial field; computes in the precision of its input.
+    """Logits of the heavy gas at later times from a binary initial field, in the precision of the input.
 
-    Two small departures from the paper: fields are resized around the period in y, so that shifts in y stay shifts, and
-    the last resize is of the logits and not of the probabilities.
+    Two departures from the paper: the interpolation in y is periodic, so that the network commutes with shifts in y, and
+    the last interpolation is applied to the logits instead of the probabilities.
     """
 
     def __init__(
@@ -169,7 +168,7 @@ class FourierOperator(nn.Module):
         )
         self.projection = nn.Linear(width, n_projection)
         self.output = nn.Linear(n_projection, n_times)
-        # PyTorch's own scale would shrink the field twelvefold through four blocks, and training would take longer.
+        # PyTorch's default initialisation shrinks the field by a factor of 12 over four blocks, which slows the training.
         for layer in (*(block.local for block in self.blocks), self.projection):
             nn.init.kaiming_normal_(layer.weight)
 
@@ -184,7 +183,7 @@ class FourierOperator(nn.Module):
         return self._resized(product(self.output.weight, hidden.transpose(1, 2)), u0)
 
     def _lifted(self, u0: Tensor) -> Tensor:
-        """The field and its two coordinates through the first layer; coordinates once for all fields."""
+        """First layer, applied to the field and its two coordinates; the coordinates are computed once for all fields."""
         n_y, n_x = self.internal
         to_y = interpolation(u0.shape[1], n_y, u0, periodic=True)
         to_x = interpolation(u0.shape[2], n_x, u0, periodic=False)
@@ -207,7 +206,7 @@ class FourierOperator(nn.Module):
 
 
 def with_fft(network: FourierOperator) -> FourierOperator:
-    """The same network with its transforms done by the FFT."""
+    """A copy of the network that computes its transforms by the FFT."""
     network = copy.deepcopy(network)
     for block in network.blocks:
         block.convolution = FFTConvolution(block.convolution)

@@ -1,11 +1,11 @@
-"""Bounds of the error of a surrogate that predicts binary fields: the simple ones, the paper's rivals, and GeoQ.
+"""The methods of the Richtmyer-Meshkov benchmark: simple bounds, baselines, networks and GeoQ.
 
-A method takes a study (the data of one seed, its networks, and what they predict) and a setting (which error is meant),
-and answers with a bound in [0, 1] for each cell of the test cases. Those that calibrate on held-out errors share the
-probabilities that the folds' networks gave to the simulations they had not seen (``study.cross_fit``).
+A method takes a study (data, networks and predictions of one seed) and a setting (which error is bounded) and returns a
+bound in [0, 1] for each cell of the test cases. Methods that calibrate on held-out errors use the probabilities
+``study.cross_fit``, which the fold networks predict for the simulations that they were not trained on.
 
-For a 0/1 error the bound with the least pinball loss is the indicator of P(error) > 1 - tau, so a quantile in a bin is 0
-or 1, and so is the classifier's bound.
+The bound of a 0/1 error with the smallest pinball loss is 1 where P(error) > 1 - tau and 0 elsewhere. The quantile of a
+bin is therefore 0 or 1, and so is the bound of a classifier.
 """
 
 import copy
@@ -25,7 +25,7 @@ from benchmarks.richtmyer_meshkov.bounds import (
     Setting,
     best_constant,
     binned,
-    binned_verdict,
+    binned_chance,
     by_distance,
     by_distance_and_doubt,
     by_doubt,
@@ -36,18 +36,18 @@ from benchmarks.richtmyer_meshkov.bounds import (
     static,
     static_column,
     thresholded,
-    verdict,
+    two_valued_bound,
     wrong,
     zero_bound,
 )
 from benchmarks.richtmyer_meshkov.networks import (
     classifier,
     doubt_times_network,
+    frequency_by_p_and_cell,
     logits,
     of_x,
     of_x_and_p,
     quantile_network,
-    worth_of_p_verdict,
 )
 from geoq import (
     FieldIncrement,
@@ -62,7 +62,7 @@ from geoq.increment import pinball_loss
 from geoq.shares import CellShares
 from geoq.training import train
 
-# Networks whose mean decides a verdict: the default of IndicatorIncrement.
+# Number of networks whose mean gives the chance of a wrong cell: the default of IndicatorIncrement.
 N_NETWORKS = 3
 
 
@@ -70,7 +70,7 @@ N_NETWORKS = 3
 
 
 def calibrated(study, setting, **form):
-    """GeoQ on the study's folds, not fitted yet."""
+    """A GeoQ on the study's folds, before the fit."""
     return GeoQ(
         study.networks["deployed"],
         TrainedFolds([study.networks[name] for name in study.fold_names]),
@@ -82,7 +82,7 @@ def calibrated(study, setting, **form):
 
 @dataclass(frozen=True)
 class GeoQForm:
-    """GeoQ with an increment model made from the settings; ``form`` holds GeoQ's other arguments."""
+    """GeoQ with an increment model that is made from the settings; ``form`` are GeoQ's other arguments."""
 
     increment_model: Callable
     form: dict
@@ -95,15 +95,15 @@ class GeoQForm:
 
 
 def film_unet(settings):
-    """The paper's increment model, with the pinball loss of each time in units of its own size."""
+    """The paper's increment model; the pinball loss of each time is divided by the mean increment of that time."""
     return FieldIncrement(QUANTILE, widths=settings.widths, training=settings.training)
 
 
 @dataclass
 class BackgroundPenalty:
-    """The paper's loss as we read it: the pinball loss, and the increment itself wherever nearly nothing was wrong.
+    """The paper's loss as we read it: the pinball loss, plus a penalty on the increment where the error is nearly 0.
 
-    The penalty moves the level down, so this is no bound of level ``quantile``.
+    The penalty lowers the increment, so its quantile level is below ``quantile``.
     """
 
     increment_model: FieldIncrement
@@ -116,7 +116,7 @@ class BackgroundPenalty:
 
     def fit(self, calibration):
         training = self.increment_model.training
-        # One step, to set the units; the rest is trained with the loss below.
+        # One step, to set the standardisation; the training below uses the loss with the penalty.
         first = replace(training, n_steps=1)
         self.fitted_ = replace(self.increment_model, training=first).fit(calibration)
         increment = calibration.increment
@@ -137,12 +137,12 @@ class BackgroundPenalty:
         return self.fitted_(features)
 
 
-# Our own forms, told what the operator says: as logits, for its probabilities are nearly all 0 or 1.
+# GeoQ with the logits of the operator as predictions: nearly all probabilities are 0 or 1.
 
 
 @dataclass(frozen=True)
 class Logits:
-    """An operator that answers logits."""
+    """The logits of an operator's probabilities."""
 
     operator: Callable
 
@@ -151,7 +151,7 @@ class Logits:
 
 
 class FromCells(IndicatorIncrement):
-    """Networks that start from the usual share of wrong ones in each cell, and have to learn what p is worth."""
+    """Networks that start from the fraction of wrong cases of each cell, without p."""
 
     def _start(self, greater, calibration):
         del calibration
@@ -161,9 +161,9 @@ class FromCells(IndicatorIncrement):
 def default(
     study, setting, *, view, n_networks=1, used=None, increment=IndicatorIncrement
 ):
-    """GeoQ around the logits; bounds errors of 0 and 1, and what it expects of those is the chance of a wrong cell.
+    """GeoQ around the logits, with the misclassification error; its expected error is the chance of a wrong cell.
 
-    The chance is the mean of all networks', or of the first ones'.
+    The chance is the mean over the first ``used`` networks, or over all of them.
     """
     increment_model = increment(
         QUANTILE,
@@ -191,18 +191,18 @@ def default(
 
     chances, safe = study.remembered(repr(increment_model), ask)
     some = chances[:used]
-    return verdict(study, setting, sum(some) / len(some), safe)
+    return two_valued_bound(study, setting, sum(some) / len(some), safe)
 
 
 def with_networks(geoq, networks):
-    """The same GeoQ, but with these networks alone."""
+    """A copy of a fitted GeoQ that uses these networks only."""
     other = copy.copy(geoq)
     other.increment_model_ = copy.copy(geoq.increment_model_)
     other.increment_model_.networks_ = nn.ModuleList(networks)
     return other
 
 
-# Beside the support distance, which every view has.
+# Inputs of the networks besides the support distance.
 X_AND_P = View(prediction=True)
 ANCHORS = View(displacement=True, anchor_error=True)
 
@@ -221,9 +221,10 @@ def paper_form(n_anchors):
 
 @dataclass(frozen=True)
 class Method:
-    """A named bound, for the settings it makes sense in; a continuous one of a 0/1 error is scored rounded as well.
+    """A named bound and the settings in which it is measured.
 
-    ``networks(study)`` names those it needs beside the deployed one and the folds'.
+    A continuous bound of a 0/1 error is also scored after rounding. ``networks(study)`` names the networks that the
+    method needs besides the deployed network and the fold networks.
     """
 
     name: str
@@ -256,10 +257,10 @@ METHODS = [
     Method("Distance x p bins", partial(binned, bins_of=by_distance_and_doubt)),
     Method(
         "Distance x p bins, verdicts",
-        partial(binned_verdict, bins_of=by_distance_and_doubt),
+        partial(binned_chance, bins_of=by_distance_and_doubt),
     ),
     Method("c p (1 - p)", doubt_times_factor, continuous=True),
-    Method("Shares by p and cell", worth_of_p_verdict),
+    Method("Shares by p and cell", frequency_by_p_and_cell),
     Method("Classifier of wrong cells (x, p)", partial(classifier, used=1)),
     Method(
         "Classifier of wrong cells (x, p), 3 networks",

@@ -1,4 +1,4 @@
-"""Bounds by U-Nets that see the input and the prediction."""
+"""Bounds by U-Nets of the input and the predicted probability."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from benchmarks.richtmyer_meshkov.bounds import (
     MOST_START,
     Answer,
     best_factors,
-    verdict,
+    two_valued_bound,
     wrong,
 )
 from geoq.field_factor import FieldNetwork
@@ -22,20 +22,19 @@ from geoq.nets.unet import UNet
 from geoq.shares import PredictedShares
 from geoq.training import seeded, train
 
-# Networks of the input and of what the surrogate says.
-
 
 def compile_unets():
-    """Steps of all U-Nets by torch.compile: a compilation takes as long as it saves in one training, but 20 share it.
+    """Compile the training steps of all U-Nets.
 
-    The quickest kernel of each convolution is found by trying, which makes a step a fifth shorter.
+    A compilation takes as long as it saves in one training, but 20 trainings use it. cuDNN measures which kernel of each
+    convolution is fastest, which makes a step a fifth shorter.
     """
     torch.backends.cudnn.benchmark = True
     plain = UNet._forward
     compiled = torch.compile(plain, dynamic=False)
 
     def forward(self, field, number):
-        # Answers come in batches of many sizes, each of which would be compiled anew.
+        # Only training steps are compiled: every other batch size would be compiled again.
         steps = torch.is_grad_enabled()
         return (compiled if steps else plain)(self, field, number)
 
@@ -43,7 +42,7 @@ def compile_unets():
 
 
 def logits(p):
-    """Cut where the operator's numbers are no longer precise."""
+    """Logits of probabilities, clipped to the precision of the operator."""
     return p.logit(eps=1e-4)
 
 
@@ -57,10 +56,10 @@ def of_x_and_p(x, p):
 
 
 def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
-    """A U-Net, the first or another, trained on the held-out errors until their loss stops falling; answers the test cases.
+    """Outputs of a U-Net at the test cases, trained on the held-out errors.
 
-    Its inputs are in their units and it starts at 0, as GeoQ's own network does. ``loss(error, output, p)`` weighs all
-    times alike: the wrong cells of the first are a hundred times rarer.
+    As in GeoQ's own network, the inputs are standardised and the output starts at 0. Every time has the same weight in
+    ``loss(error, output, p)``, although the first times have a hundred times fewer wrong cells.
     """
     x, y, p = study.x, study.y, study.cross_fit
     training, n_times = study.settings.training.numbered(number), p.shape[1]
@@ -69,12 +68,12 @@ def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
     )
     weight = (1 / typical.clamp(min=1e-6))[:, None, None]
 
-    def asked(net, x, p):
+    def output_of(net, x, p):
         return net((sees(x, p), x.new_ones(len(x)))).view_as(p)
 
     def mean_loss(net, rows):
         error = setting.error(y[rows], p[rows])
-        return (weight * loss(error, asked(net, x[rows], p[rows]), p[rows])).mean()
+        return (weight * loss(error, output_of(net, x[rows], p[rows]), p[rows])).mean()
 
     some = sees(x[:CHUNK], p[:CHUNK])
     with seeded(training.random_state):
@@ -90,11 +89,11 @@ def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
         train(network, mean_loss, training, units, repeatable=True)
     with torch.no_grad():
         parts = zip(study.x_test.split(CHUNK), study.p.split(CHUNK), strict=True)
-        return torch.cat([asked(network, *part) for part in parts])
+        return torch.cat([output_of(network, *part) for part in parts])
 
 
 def fit_quantile(study, setting, start, sees=of_x_and_p):
-    """A bound in (0, 1) by the pinball loss: sigmoid(logit(start) + network), where ``start(p)`` is a bound already."""
+    """A bound in (0, 1) by the pinball loss: sigmoid(logit(start(p)) + network)."""
 
     def bound(output, p):
         return (output + start(p).clamp(LEAST_START, MOST_START).logit()).sigmoid()
@@ -106,9 +105,9 @@ def fit_quantile(study, setting, start, sees=of_x_and_p):
 
 
 def quantile_network(study, setting, *, sees):
-    """The network that uncertainty-quantifying operators train: the error's quantile, as a function of what it sees."""
+    """Quantile regression of the error by a network, as in uncertainty-quantifying neural operators."""
     errors = [setting.error(y, p) for y, p in study.held_out_by_time()]
-    # Where most errors are 0 so is their quantile, and nothing could be learned from there.
+    # Where most errors are 0 their quantile is 0 too, and the gradient would vanish.
     level = torch.stack(
         [
             torch.maximum(inverse_cdf_quantile(one, QUANTILE), one.mean(dim=0))
@@ -119,13 +118,13 @@ def quantile_network(study, setting, *, sees):
 
 
 def doubt_times_network(study, setting):
-    """c_t p (1 - p), moved by a network of x and p."""
+    """c_t p (1 - p), corrected by a network of x and p."""
     per_time = best_factors(study, setting)
     return fit_quantile(study, setting, lambda p: per_time * p * (1 - p))
 
 
-def worth_of_p(study):
-    """The chance of a wrong cell that p, time and cell tell, as a function of logits of p that answers logits."""
+def chance_by_p_and_cell(study):
+    """Logit of the chance of a wrong cell given p, time and cell, as a function of the logit of p."""
 
     def fit():
         is_wrong = wrong(study.y, study.cross_fit).bool()
@@ -133,21 +132,21 @@ def worth_of_p(study):
         unit = torch.arange(len(logit), device=logit.device)
         return PredictedShares.fit(is_wrong.flatten(2), logit.flatten(2), unit)
 
-    return study.remembered("worth of p", fit)
+    return study.remembered("chance by p and cell", fit)
 
 
-def worth_of_p_verdict(study, setting):
-    """All that GeoQ's networks start from."""
-    logit = worth_of_p(study)(logits(study.p))
-    return verdict(study, setting, logit.view_as(study.p).sigmoid())
+def frequency_by_p_and_cell(study, setting):
+    """The chance that GeoQ's networks start from."""
+    logit = chance_by_p_and_cell(study)(logits(study.p))
+    return two_valued_bound(study, setting, logit.view_as(study.p).sigmoid())
 
 
 def classifier(study, setting, *, used):
-    """P(wrong) by cross-entropy, the mean of so many networks'; starts from what p is worth, as GeoQ's."""
-    shares = worth_of_p(study)
+    """P(wrong) by cross-entropy, the mean of ``used`` networks; they start from the same chance as GeoQ's networks."""
+    start = chance_by_p_and_cell(study)
 
     def logit_of(output, p):
-        return output + shares(logits(p)).view_as(output)
+        return output + start(logits(p)).view_as(output)
 
     def loss(error, output, p):
         return nn.functional.binary_cross_entropy_with_logits(
@@ -162,4 +161,4 @@ def classifier(study, setting, *, used):
         study.remembered(("classifier", number), partial(chance, number))
         for number in range(used)
     ]
-    return verdict(study, setting, sum(chances) / used)
+    return two_valued_bound(study, setting, sum(chances) / used)

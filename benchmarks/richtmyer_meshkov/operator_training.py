@@ -32,13 +32,13 @@ class OperatorTraining:
 
     Attributes:
         make_network: returns a network with fresh weights.
-        n_epochs: passes over the simulations; what does not fill a batch is left out of a pass.
-        batch_size: simulations a step.
+        n_epochs: passes over the simulations; the incomplete last batch of a pass is dropped.
+        batch_size: simulations per step.
         learning_rate: the highest of the cycle.
         weight_decay: AdamW's.
-        interface_weight: how much more a cell near an interface counts in the cross-entropy.
+        interface_weight: additional weight of cells near an interface in the cross-entropy.
         augment: shift and mirror the simulations at random in y, in which the problem is periodic and symmetric.
-        compiled: whether to fuse the steps by torch.compile.
+        compiled: whether to compile the steps with torch.compile.
         random_state: seed of initial weights, order of the batches, shifts and dropout.
     """
 
@@ -86,7 +86,7 @@ def binary(fields: Array, device: torch.device) -> Tensor:
 
 
 def labelled(u: Tensor) -> Tensor:
-    """Bit 0: the field; bit 1: whether a cell is near an interface. One byte, so that a batch is gathered at once."""
+    """Bytes with the field in bit 0 and, in bit 1, whether a cell is near an interface."""
     labels = u.clone()
     for part in labels.split(16):
         around = functional.pad(part.float(), (0, 0, NEAR, NEAR), mode="circular")
@@ -136,7 +136,7 @@ def epochs(
 def gathered(
     u0: Tensor, labels: Tensor, rows: Tensor, *, augment: bool
 ) -> tuple[Tensor, Tensor]:
-    """The simulations of a batch, each with a shift and a mirroring in y of its own."""
+    """The simulations of a batch, each with its own random shift and reflection in y."""
     n_y = u0.shape[1]
     y = torch.arange(n_y, device=u0.device).expand(len(rows), -1)
     if augment:
@@ -155,10 +155,10 @@ def precision(device: torch.device) -> torch.dtype:
 def loss_of(
     network: nn.Module, u0: Tensor, labels: Tensor, interface_weight: float
 ) -> Tensor:
-    """Weighted binary cross-entropy plus Dice, in float32.
+    """Weighted binary cross-entropy plus Dice loss, in float32.
 
-    The paper does not give its weights. Ours are larger near the interfaces, alike on both sides, so that p = 0.5 stays
-    the place of the interface; weights by class would move it.
+    The paper does not give its weights. These weights are larger near the interfaces and equal on both sides, so that
+    p = 0.5 remains the position of the interface; weights by class would move it.
     """
     logits = network(u0).float()
     u, weight = (labels & 1).float(), 1 + interface_weight * (labels >> 1).float()
@@ -171,13 +171,13 @@ def loss_of(
 
 @cache
 def compiled_loss():
-    """One compiled program for all trainings of one shape: the network is its argument."""
+    """The compiled loss; the network is an argument, so that all trainings of one shape use it."""
     return torch.compile(loss_of, dynamic=False)
 
 
 @torch.no_grad()
 def probabilities(network: FourierOperator, u0: Tensor, batch_size: int = 16) -> Tensor:
-    """Probabilities (n, n_times, y, x) of the heavy gas, float32 on u0's device; dropout is as the network has it."""
+    """Probabilities (n, n_times, y, x) of the heavy gas, in float32 on the device of u0."""
     device = next(network.parameters()).device
     parts = [
         network(part.to(device, precision(device))).float().sigmoid().to(u0.device)
@@ -188,7 +188,7 @@ def probabilities(network: FourierOperator, u0: Tensor, batch_size: int = 16) ->
 
 @dataclass(frozen=True)
 class OperatorSurrogate:
-    """A trained operator as a surrogate: probabilities in float32, in the kind of array it is given."""
+    """A trained operator as a surrogate: probabilities in float32, as the same kind of array as the input."""
 
     network: FourierOperator
 
@@ -198,7 +198,7 @@ class OperatorSurrogate:
 
 @dataclass(frozen=True)
 class TrainOperator:
-    """The recipe that GeoQ's folds, the ensemble and MC dropout train by."""
+    """The recipe of the deployed surrogate, the fold surrogates and the ensemble members."""
 
     training: OperatorTraining = field(default_factory=OperatorTraining)
     device: str = DEVICE
@@ -213,7 +213,7 @@ class TrainOperator:
 
 @torch.no_grad()
 def relative_difference(network: FourierOperator, u0: Tensor) -> float:
-    """Of the logits in bfloat16 by matrix products to those in float32 by the FFT."""
+    """Relative difference of the logits in bfloat16 by matrix products and in float32 by the FFT."""
     reference = with_fft(network)(u0.float())
     return float((network(u0.bfloat16()).float() - reference).norm() / reference.norm())
 
@@ -221,7 +221,7 @@ def relative_difference(network: FourierOperator, u0: Tensor) -> float:
 def seconds_per_epoch(
     n_simulations: int, device: torch.device, training: OperatorTraining
 ) -> tuple[float, float]:
-    """Of the first epoch, which may compile, and of the second; ``epochs`` waits for the device after each."""
+    """Seconds of the first epoch, which may compile, and of the second epoch."""
     u0 = torch.randint(2, (n_simulations, *FIELD), dtype=torch.uint8, device=device)
     labels = u0[:, None].expand(-1, 12, -1, -1).contiguous()
     network = training.make_network().to(device)

@@ -1,4 +1,4 @@
-"""Pictures of the Richtmyer-Meshkov benchmark, from the arrays that its run keeps.
+"""Pictures of the Richtmyer-Meshkov benchmark, from the arrays that its run stores.
 
 python -m benchmarks.richtmyer_meshkov.pictures fields.npz docs
 """
@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 
 SHOWN_TIMES = (6, 12)
-# The bounds of the figure; the first one is kept at all times, for the animation.
+# Bounds in the figure. The first one is stored at all times, for the animation.
 SHOWN = (
     "GeoQ (default)",
     "GeoQ (paper, k_a=5)",
     "Distance x p bins, verdicts",
     "Deep ensemble",
 )
-# The curves of what is found for the area flagged.
+# Curves of wrong cells that are flagged over the flagged area.
 COMPARED = (
     *SHOWN,
     "Classifier of wrong cells (x, p)",
@@ -33,7 +33,7 @@ def slug(name):
 
 
 class Fields:
-    """The arrays of one seed: those of the median case as shares of 1, and the numbers of all test cases."""
+    """Arrays of one seed: fields of the median test case, stored as bytes, and numbers of all test cases."""
 
     def __init__(self, path):
         with np.load(path) as stored:
@@ -52,7 +52,7 @@ class Fields:
 
     @cached_property
     def window(self):
-        """The columns in which both gases are found, and some around them."""
+        """The columns that contain both gases, and a margin around them."""
         both = np.stack([self["case/truth"], self["case/prediction"]]) > 127
         mixed = (both.any(axis=2) & ~both.all(axis=2)).any(axis=(0, 1))
         first, *_, last = np.flatnonzero(mixed)
@@ -69,7 +69,7 @@ class Fields:
         return self[f"{slug(method)}-binary/{name}"]
 
     def measured(self, methods):
-        """Those of the methods that have been measured in the binary setting."""
+        """The methods that have been measured in the binary setting."""
         return [m for m in methods if f"{slug(m)}-binary/bound" in self.arrays]
 
 
@@ -81,7 +81,7 @@ def show(axes, image, title, most=1.0, colours="magma"):
 
 
 def median_case(figure, fields):
-    """The paper's figure: truth, prediction, error, and what is said of it, at two times."""
+    """The paper's figure: truth, prediction, true error, expected error and bounds at two times."""
     shown = fields.measured(SHOWN)
     for row, time in zip(
         figure.subplots(len(SHOWN_TIMES), 4 + len(shown)), SHOWN_TIMES, strict=True
@@ -96,7 +96,7 @@ def median_case(figure, fields):
 
 
 def against_distance(axes, fields, method):
-    """Do cases far from the training simulations have larger errors, and does the bound know?"""
+    """Mean error and mean bound of each test case over its distance to the training simulations."""
     distance = fields["case/support_distance"]
     axes.scatter(distance, fields.numbers(method, "case_error"), s=12, label="error")
     bound = fields.numbers(method, "case_bound")
@@ -107,16 +107,19 @@ def against_distance(axes, fields, method):
     axes.legend(fontsize=8)
 
 
-def finds(axes, fields, methods):
-    """The share of wrong cells that is found, against the area flagged for that; a dot is the bound at one half."""
+def flagged_cells(axes, fields, methods):
+    """Fraction of the wrong cells that are flagged over the fraction of all cells that are flagged.
+
+    A dot marks the bound with the threshold one half.
+    """
     for number, method in enumerate(methods):
         flagged, recall = fields.numbers(method, "flagged_and_recall").T
         axes.plot(flagged, recall, color=f"C{number}", lw=1, label=method)
         axes.plot(*fields.numbers(method, "at_one_half").T, "o", color=f"C{number}")
     axes.set_xscale("log")
     axes.set_xlim(1e-3, 0.3)
-    axes.set_xlabel("share of all cells that is flagged, likeliest first")
-    axes.set_ylabel("share of the wrong cells among them")
+    axes.set_xlabel("fraction of all cells that are flagged")
+    axes.set_ylabel("fraction of the wrong cells that are flagged")
     axes.legend(fontsize=8)
 
 
@@ -143,12 +146,14 @@ def animate(path, fields, method):
 
 
 def draw(path, folder):
-    """All pictures of the arrays in a file."""
+    """Draw all pictures of the arrays in a file."""
     from matplotlib.figure import Figure
 
     fields, ours = Fields(path), SHOWN[0]
     if not fields.measured([ours]):
-        raise SystemExit(f"{path} holds nothing of {ours}, which the pictures are of.")
+        raise SystemExit(
+            f"{path} holds no arrays of {ours}, which the pictures need; measure this method first."
+        )
     folder.mkdir(parents=True, exist_ok=True)
 
     def save(figure, name):
@@ -161,15 +166,17 @@ def draw(path, folder):
     against_distance(figure.subplots(), fields, ours)
     save(figure, "distance")
     figure = Figure(figsize=(7, 5), layout="constrained")
-    finds(figure.subplots(), fields, fields.measured(COMPARED))
+    flagged_cells(figure.subplots(), fields, fields.measured(COMPARED))
     save(figure, "recall")
     animate(folder / "richtmyer-meshkov.gif", fields, ours)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("fields", type=Path, help="what the run kept for pictures")
-    parser.add_argument("folder", type=Path, help="where to draw")
+    parser.add_argument(
+        "fields", type=Path, help="the arrays that the run stored for the pictures"
+    )
+    parser.add_argument("folder", type=Path, help="folder of the pictures")
     arguments = parser.parse_args()
     draw(arguments.fields, arguments.folder)
 

@@ -2,21 +2,22 @@
 
     python -m benchmarks.richtmyer_meshkov.run --data FILE --work DIR --device cuda   # 2 seeds, all methods
     python -m benchmarks.richtmyer_meshkov.run --small                                # coarse grid, few steps: two minutes
-    python -m benchmarks.richtmyer_meshkov.pictures DIR/fields.npz docs           # draw what was measured
+    python -m benchmarks.richtmyer_meshkov.pictures DIR/fields.npz docs           # draw the pictures
 
 The surrogate maps the initial field to 12 later ones, on 240 x 480 cells; fields are binary (1 is heavy gas). K-means on
 the initial fields gives 11 clusters: one is the test set, each of the other 10 is a fold. The clustering is the same for
-all seeds; seed s takes the s-th cluster among those with 5 to 15 % of the simulations, a rule made before any score.
+all seeds. Seed s takes the s-th cluster among the clusters with 5 to 15 % of the simulations; this rule was fixed before
+any score was computed.
 
-Two errors are bounded, in rows of their own: that of the thresholded prediction (setting "binary", 0 or 1) and that of the
-probability ("probability"). A cell is covered where error <= bound (1 + 1e-6) + 1e-6. The zero bound covers nearly
-everything, so coverage says little; the rows also give coverage and correlation in the band of cells up to 4 from the
-predicted interface, the share of wrong cells where a bound is at least a half, and the area where it is. "(rounded)" is a
-continuous bound of the 0/1 error, as 1 where it is at least a half and as 0 elsewhere. "expected error" is the map that
-verdicts are read off, and no bound. "(background penalty)" is no bound of level 0.95: the penalty lowers the level.
+Two errors are bounded, in separate rows: the error of the thresholded prediction (setting "binary", 0 or 1) and the error
+of the probability (setting "probability"). A cell is covered if error <= bound (1 + 1e-6) + 1e-6. Most cells are right,
+so the zero bound has a high coverage. The rows therefore also give the coverage and the correlation within 4 cells of the
+predicted interface, the fraction of wrong cells whose bound is at least one half, and the fraction of all cells whose
+bound is. "(rounded)" is a continuous bound of the 0/1 error after rounding. "expected error" is the map behind a two-valued
+bound, not a bound. The background penalty lowers the increment, so "(background penalty)" is no bound of level 0.95.
 
-Each trained network and each method's rows are kept in the work folder as soon as they are done, so the same command goes
-on where it was cut; to measure a method again, delete its part.
+Each trained network and the rows of each method are stored in the work folder as soon as they are ready. The same command
+continues an interrupted run. To measure a method again, delete its files.
 """
 
 import argparse
@@ -50,7 +51,7 @@ from benchmarks.richtmyer_meshkov.scores import (
 )
 from benchmarks.richtmyer_meshkov.study import SMALL, Settings, Study, clusters_of
 
-# Stages, each of which leaves what it has done in the work folder.
+# Stages of a run; each stores its results in the work folder.
 
 
 @contextmanager
@@ -60,8 +61,8 @@ def stage(name):
     print(f"{name}: {time.perf_counter() - started:.1f} s", flush=True)
 
 
-def whole(path, write):
-    """Write a file beside its place and move it there, so that a cut never leaves half of one."""
+def write_whole(path, write):
+    """Write a file under another name and rename it, so that an interrupted run leaves no incomplete file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"unfinished-{path.name}")
     write(unfinished)
@@ -69,11 +70,11 @@ def whole(path, write):
 
 
 def as_json(path, content):
-    whole(path, lambda file: file.write_text(json.dumps(content)))
+    write_whole(path, lambda file: file.write_text(json.dumps(content)))
 
 
 def train_networks(study, names):
-    """Those of them that have not been trained before."""
+    """Train the networks that have no file yet."""
     recipe = TrainOperator(study.settings.operator, str(study.x.device))
     for name in names:
         file, (rows, seed) = study.networks.file(name), study.trainings[name]
@@ -82,18 +83,18 @@ def train_networks(study, names):
         with stage(f"seed {study.seed} network {name}"):
             started = time.perf_counter()
             network = recipe.with_seed(seed)(study.x[rows], study.y[rows]).network
-            whole(file, partial(fourier_operator.save, network))
+            write_whole(file, partial(fourier_operator.save, network))
             seconds = time.perf_counter() - started
             as_json(file.with_suffix(".json"), {"seconds": seconds})
 
 
 def part_of(folder, method, setting):
-    """Where the rows of a method in a setting are kept."""
+    """File of the rows of a method in a setting."""
     return folder / "rows" / f"{slug(method.name)}-{setting.name}.json"
 
 
 def measure(study, method, setting, part):
-    """Rows of a method in a setting, as a part of its own."""
+    """Measure a method in a setting, and store its rows and arrays."""
     on_gpu = study.x.is_cuda
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -107,7 +108,7 @@ def measure(study, method, setting, part):
         rounded = answer._replace(bound=(answer.bound >= FLAG).float())
         answers[f"{method.name} (rounded)"] = rounded
     if answer.expected is not None:
-        # A map of where errors are, and no bound.
+        # The expected error is scored too, although it is no bound.
         shown = answer._replace(bound=answer.expected, safe=None)
         answers[f"{method.name}, expected error"] = shown
     rows = [
@@ -127,7 +128,7 @@ def measure(study, method, setting, part):
         for name, one in answers.items()
     ]
     fields = fields_of(setting, study, method, answer)
-    whole(part.with_suffix(".npz"), lambda file: save_arrays(file, fields))
+    write_whole(part.with_suffix(".npz"), lambda file: save_arrays(file, fields))
     as_json(part, rows)
     for row in rows:
         print(
@@ -141,7 +142,7 @@ def measure(study, method, setting, part):
 
 @contextmanager
 def last_training():
-    """How the last network that was trained meanwhile ended; None for each if there was none."""
+    """Held-out loss, best step and last step of the last training inside the block; None if there was none."""
     ended = dict.fromkeys(("held_out_loss", "best_step", "last_step"))
 
     class Remember(logging.Handler):
@@ -164,19 +165,19 @@ def save_arrays(file, arrays):
 
 
 def describe(study, path):
-    """The accuracy of the surrogate, and what the pictures need of it."""
+    """Store the accuracy of the surrogate, and the arrays of its predictions for the pictures."""
     case = study.median_case
     common = {
         "truth": as_bytes(study.y_test[case]),
         "prediction": as_bytes(study.p[case]),
         "support_distance": study.support_distance.cpu().numpy(),
     }
-    whole(study.folder / "case.npz", lambda file: save_arrays(file, common))
+    write_whole(study.folder / "case.npz", lambda file: save_arrays(file, common))
     as_json(path, surrogate_accuracy(study))
 
 
 def run(study, methods):
-    """Do what is missing of a seed; yields after each part, so that the results can be written at once."""
+    """Measure what is missing of a seed; yields after each method, so that the results can be written."""
     accuracy = study.folder / "surrogate.json"
     missing = [
         (method, setting, part)
@@ -185,7 +186,7 @@ def run(study, methods):
         if not (part := part_of(study.folder, method, setting)).is_file()
     ]
     if missing or not accuracy.is_file():
-        # Here, so that no method is charged what all of them share.
+        # Before all methods, so that no method is charged for it.
         train_networks(study, ["deployed", *study.fold_names])
         with stage(f"seed {study.seed} predictions"):
             study.predict()
@@ -193,7 +194,7 @@ def run(study, methods):
         with stage(f"seed {study.seed} accuracy of the surrogate"):
             describe(study, accuracy)
     for method, setting, part in missing:
-        # Hours of other methods are not lost for one that fails; its part stays missing, and the next run tries again.
+        # If a method fails, the other methods are still measured, and the next run tries the method again.
         try:
             train_networks(study, method.networks(study))
             measure(study, method, setting, part)
@@ -204,7 +205,7 @@ def run(study, methods):
 
 
 def collect(work, path, **facts):
-    """The results file, from all parts that are there."""
+    """Write the results file from all stored rows."""
     rows, surrogates = [], []
     for folder in sorted(work.glob("seed-*")):
         if not (folder / "surrogate.json").is_file():
@@ -228,16 +229,16 @@ def collect(work, path, **facts):
 
 
 def collect_fields(work, seed, path):
-    """All that the pictures need, in one file."""
+    """Write all arrays of the pictures into one file."""
     folder, arrays = work / f"seed-{seed}", {}
     for file in [folder / "case.npz", *sorted((folder / "rows").glob("*.npz"))]:
         with np.load(file) as stored:
             arrays |= {f"{file.stem}/{name}": stored[name] for name in stored.files}
-    whole(path, lambda file: save_arrays(file, arrays))
+    write_whole(path, lambda file: save_arrays(file, arrays))
 
 
 def read_data(file, work, settings, device):
-    """The simulations of a file; made here, batch by batch, where none is given."""
+    """The simulations of a file, or new simulations if no file is given."""
     if file is not None:
         return simulations.load(file)
     n, shape = settings.n_simulations, settings.shape
@@ -245,7 +246,7 @@ def read_data(file, work, settings, device):
 
 
 def check_same(work, facts):
-    """Refuse a work folder that holds parts of another data set or of other networks."""
+    """Raise if the work folder belongs to other simulations or other networks."""
     path = work / "facts.json"
     if not path.is_file():
         as_json(path, facts)
@@ -253,7 +254,7 @@ def check_same(work, facts):
     if known != facts:
         differing = [name for name in facts if known.get(name) != facts[name]]
         raise SystemExit(
-            f"{work} holds parts of a run with other {' and '.join(differing)}; choose another folder with --work."
+            f"{work} holds results of a run with other {' and '.join(differing)}; choose another folder with --work."
         )
 
 
@@ -269,29 +270,39 @@ def settings_of(arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="coarse, few and short")
     parser.add_argument(
-        "--data", type=Path, help="simulations, as their script wrote them"
+        "--small",
+        action="store_true",
+        help="few coarse simulations and short trainings",
     )
-    parser.add_argument("--work", type=Path, help="where networks and parts are kept")
-    parser.add_argument("--seeds", type=int, nargs="+", help="test clusters, 0 1")
-    parser.add_argument("--device", help="cuda where there is one")
+    parser.add_argument(
+        "--data", type=Path, help="file written by benchmarks.richtmyer_meshkov.data"
+    )
+    parser.add_argument("--work", type=Path, help="folder of networks and rows")
+    parser.add_argument("--seeds", type=int, nargs="+", help="seeds, by default 0 1")
+    parser.add_argument("--device", help="by default cuda if there is a GPU")
     parser.add_argument(
         "--memory",
         type=float,
-        help="share of the GPU's memory, where several seeds run at once, as 0.48",
+        help="fraction of the GPU memory to use, such as 0.48 where two seeds run at once",
     )
     parser.add_argument(
         "--method",
         action="append",
         choices=[method.name for method in METHODS],
         metavar="NAME",
-        help="only this one; may be repeated",
+        help="measure this method only; may be repeated",
     )
-    parser.add_argument("--epochs", type=int, help="of each operator's training")
-    parser.add_argument("--steps", type=int, help="at most, of each learned bound")
+    parser.add_argument(
+        "--epochs", type=int, help="epochs of each training of the operator"
+    )
+    parser.add_argument(
+        "--steps", type=int, help="largest number of steps of each learned bound"
+    )
     parser.add_argument("--out", type=Path, help="where to write the results")
-    parser.add_argument("--fields", type=Path, help="where to write what pictures need")
+    parser.add_argument(
+        "--fields", type=Path, help="file of the arrays for the pictures"
+    )
     parser.add_argument("--pictures", type=Path, help="a folder to draw into")
     arguments = parser.parse_args()
     logging.basicConfig(format="%(message)s")
@@ -306,7 +317,7 @@ def main():
     with stage("data"):
         data = read_data(arguments.data, work, settings, device)
         checksum = simulations.checksum(data)
-        # What networks and parts depend on; bounds trained for longer may stand beside others.
+        # Networks and rows depend on these; the number of training steps of a bound may differ.
         check_same(work, {"data": checksum, "networks": settings.of_networks})
         facts = {
             "data_checksum": checksum,
@@ -327,7 +338,7 @@ def main():
         with stage(f"seed {seed}"):
             for _ in run(study, methods):
                 collect(work, out, **facts)
-        del study  # its fields fill the device
+        del study  # frees the memory of the device
         collect_fields(work, seeds[0], fields)
     print(collect(work, out, **facts))
     if arguments.pictures:

@@ -1,4 +1,4 @@
-"""Scores of a bound on all cells and where the errors are."""
+"""Scores of a bound, on all cells and near the predicted interface."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from geoq.surrogate import evaluate
 
 TOLERANCE = 1e-6
 BAND = 4
-# Bounds from here on count as a warning: the cell is flagged.
+# A cell is flagged if its bound is at least this large.
 FLAG = 0.5
 
 
@@ -20,20 +20,20 @@ FLAG = 0.5
 
 
 def score(setting, study, answer):
-    """How good a bound is, on all cells and where the errors are."""
+    """Scores of a bound on all cells, in the safe region and near the predicted interface."""
     y, bound = study.y_test, answer.bound
     error = setting.error(y, answer.p)
     allowed = bound * (1 + TOLERANCE) + TOLERANCE
     band, misses = study.distance <= BAND, wrong(y, answer.p) > 0
-    lost = pinball_loss(error, bound, QUANTILE).double()
-    nothing = dict.fromkeys(
+    loss = pinball_loss(error, bound, QUANTILE).double()
+    without = dict.fromkeys(
         ("safe_fraction", "safe_pinball", "safe_correlation", "safe_coverage")
     )
     return {
         "pinball": pinball(error, bound, QUANTILE),
         "correlation": correlation(error, bound),
         "coverage": coverage(error, allowed),
-        **(nothing if answer.safe is None else inside(answer.safe, error, bound)),
+        **(without if answer.safe is None else inside(answer.safe, error, bound)),
         "relative_l2": relative_l2(y, setting.prediction(answer.p)),
         "band_coverage": coverage(error, allowed, band),
         "band_correlation": correlation(error, bound, band),
@@ -42,8 +42,8 @@ def score(setting, study, answer):
         "mean_bound": float(bound.double().mean()),
         "case_correlation": correlation(case_means(error), case_means(bound)),
         "wrong_cells": float(misses.double().mean()),
-        "pinball_by_time": lost.mean(dim=(0, 2, 3)).tolist(),
-        "pinball_by_case": lost.mean(dim=(1, 2, 3)).tolist(),
+        "pinball_by_time": loss.mean(dim=(0, 2, 3)).tolist(),
+        "pinball_by_case": loss.mean(dim=(1, 2, 3)).tolist(),
     }
 
 
@@ -62,7 +62,7 @@ def case_means(field):
 
 
 def surrogate_accuracy(study):
-    """Relative L2 and share of wrong cells of the deployed network, in sample and not, and of the folds' on held-out data."""
+    """Relative L2 error and fraction of wrong cells, on training, held-out and test simulations."""
     in_sample = evaluate(study.networks["deployed"], study.x, "surrogate")
     pairs = {
         "in_sample": (study.y, in_sample),
@@ -88,12 +88,12 @@ def surrogate_accuracy(study):
 
 
 def fields_of(setting, study, method, answer):
-    """What the pictures need of a bound: two times of the median case, means of all cases, and which cells it finds."""
+    """Arrays of a bound for the pictures: maps of the median case, means of all cases, and flagged fractions."""
     times = [time - 1 for time in SHOWN_TIMES]
     shown = slice(None) if method.name == SHOWN[0] else times
     bound, error = answer.bound, setting.error(study.y_test, answer.p)
     misses = wrong(study.y_test, answer.p) > 0
-    # A verdict has one level; what it was read off has all.
+    # A two-valued bound has one threshold; the expected error behind it has all.
     score = bound if answer.expected is None else answer.expected
     maps = {"bound": bound}
     if answer.expected is not None:
@@ -103,19 +103,19 @@ def fields_of(setting, study, method, answer):
         "case_bound": case_means(bound).cpu().numpy(),
         "case_error": case_means(error).cpu().numpy(),
         "flagged_and_recall": flagged_and_recall(score, misses),
-        "at_one_half": np.array([shares(bound >= FLAG, misses)]),
+        "at_one_half": np.array([fractions(bound >= FLAG, misses)]),
     }
 
 
 def flagged_and_recall(score, misses):
-    """Cells by falling score: which share of all has been flagged, and which share of the wrong ones found."""
+    """Pairs of fractions, of all cells and of the wrong cells, that are flagged at falling thresholds of a score."""
     ordered = score.flatten().sort(descending=True).values
     places = np.geomspace(1e-3, 0.3, 60) * (len(ordered) - 1)
-    levels = ordered[torch.as_tensor(places).long().to(ordered.device)]
-    return np.array([shares(score >= level, misses) for level in levels])
+    thresholds = ordered[torch.as_tensor(places).long().to(ordered.device)]
+    return np.array([fractions(score >= threshold, misses) for threshold in thresholds])
 
 
-def shares(flagged, misses):
+def fractions(flagged, misses):
     return [float(flagged.double().mean()), float(flagged[misses].double().mean())]
 
 

@@ -23,15 +23,15 @@ from geoq.surrogate import evaluate, few_threads
 
 @dataclass(frozen=True)
 class Settings:
-    """How much of everything: the paper's numbers, or few for a small run."""
+    """Sizes of a run; the defaults are the paper's."""
 
     shape: tuple[int, int] = (240, 480)
     n_simulations: int = 1000
     n_clusters: int = 11
-    test_share: tuple[float, float] = (0.05, 0.15)
+    test_fraction: tuple[float, float] = (0.05, 0.15)
     n_members: int = 10
     n_passes: int = 20
-    # The deployed network has dropout as well, so that MC dropout needs no other.
+    # The deployed network has dropout, so MC dropout can use it.
     operator: OperatorTraining = field(
         default_factory=lambda: OperatorTraining(
             make_network=partial(FourierOperator, dropout=0.1),
@@ -39,7 +39,7 @@ class Settings:
             batch_size=8,
         )
     )
-    # Five levels: a cell sees 92 cells around it, about as far as the interface gets.
+    # With five resolutions an output depends on 92 cells around it, about as far as the interface moves.
     widths: tuple[int, ...] = (32, 64, 128, 128, 128)
     training: Training = field(
         default_factory=lambda: Training(
@@ -49,15 +49,17 @@ class Settings:
 
     @property
     def of_networks(self):
-        """What the trained networks depend on, beside the data."""
-        return repr((self.operator, self.n_clusters, self.test_share, self.n_members))
+        """The settings that the trained networks depend on."""
+        return repr(
+            (self.operator, self.n_clusters, self.test_fraction, self.n_members)
+        )
 
 
 SMALL = Settings(
     shape=(24, 48),
     n_simulations=44,
     n_clusters=5,
-    test_share=(0.1, 0.4),
+    test_fraction=(0.1, 0.4),
     n_members=3,
     n_passes=4,
     operator=OperatorTraining(
@@ -79,11 +81,14 @@ SMALL = Settings(
 )
 
 
-# Which simulation is what.
+# Training and test simulations.
 
 
 def clusters_of(u0, n_clusters):
-    """K-means on the initial fields, in as many coordinates as there are fields: all distances stay as they are."""
+    """K-means clusters of the initial fields.
+
+    The fields are rotated into as many coordinates as there are fields, which keeps all distances.
+    """
     flat = u0.flatten(1).double()
     flat = flat - flat.mean(dim=0)
     variance, axes = torch.linalg.eigh(flat @ flat.T)
@@ -92,14 +97,14 @@ def clusters_of(u0, n_clusters):
         return KMeans(n_clusters, n_init=10, random_state=0).fit_predict(coordinates)
 
 
-def chosen_cluster(cluster, seed, test_share):
-    """The seed-th cluster among those that are neither tiny nor huge."""
-    share = np.bincount(cluster) / len(cluster)
-    least, most = test_share
-    fit = np.flatnonzero((share >= least) & (share <= most))
+def chosen_cluster(cluster, seed, test_fraction):
+    """The test cluster of a seed: the clusters with an allowed size in order, counted from 0."""
+    fraction = np.bincount(cluster) / len(cluster)
+    least, most = test_fraction
+    fit = np.flatnonzero((fraction >= least) & (fraction <= most))
     if seed >= len(fit):
         raise SystemExit(
-            f"seed {seed}, but only {len(fit)} of {len(share)} clusters hold between {least:.0%} and {most:.0%} of the "
+            f"seed {seed}, but only {len(fit)} of {len(fraction)} clusters hold between {least:.0%} and {most:.0%} of the "
             "simulations; choose a smaller seed."
         )
     return fit[seed]
@@ -107,7 +112,7 @@ def chosen_cluster(cluster, seed, test_share):
 
 @dataclass(frozen=True)
 class Networks(Mapping):
-    """Trained networks by name, read from their files when they are asked for."""
+    """Trained networks by name; a network is read from its file at its first use."""
 
     folder: Path
     names: tuple[str, ...]
@@ -132,7 +137,7 @@ class Networks(Mapping):
 
 @dataclass
 class Study:
-    """One seed: its training and test simulations, its networks, and what they predict."""
+    """Training and test simulations, networks and predictions of one seed."""
 
     settings: Settings
     seed: int
@@ -146,7 +151,7 @@ class Study:
 
     @staticmethod
     def of(settings, seed, folder, data, cluster, device):
-        test = cluster == chosen_cluster(cluster, seed, settings.test_share)
+        test = cluster == chosen_cluster(cluster, seed, settings.test_fraction)
 
         def fields(which, rows):
             return torch.from_numpy(which[rows]).to(device).float()
@@ -163,7 +168,7 @@ class Study:
         )
 
     def remembered(self, key, answer):
-        """What answers for both errors is asked once; the first setting is charged."""
+        """Result of ``answer()``, which is called once per key; the first caller is charged its time."""
         if key not in self.known:
             self.known[key] = answer()
         return self.known[key]
@@ -179,13 +184,13 @@ class Study:
 
     @cached_property
     def kept_apart(self):
-        """Rows that calibrate the split conformal bound."""
+        """Rows that calibrate split conformal prediction."""
         order = np.random.default_rng(self.seed).permutation(len(self.x))
         return np.sort(order[: n_kept_apart(len(self.x))])
 
     @cached_property
     def trainings(self):
-        """The rows and the seed of each network; the deployed one is a member, and its dropout serves MC dropout."""
+        """Training rows and seed of each network. The deployed network is the first member of the ensemble."""
         everything, first = np.arange(len(self.x)), 100 * self.seed
         of_members = {
             name: (everything, first + number)
@@ -205,12 +210,12 @@ class Study:
 
     @cached_property
     def p(self):
-        """Probabilities that the deployed network gives to the test cases."""
+        """Probabilities of the test cases by the deployed network."""
         return evaluate(self.networks["deployed"], self.x_test, "surrogate")
 
     @cached_property
     def cross_fit(self):
-        """Probabilities of the training simulations by the networks that have not seen them."""
+        """Probabilities of the training simulations by the fold networks that were not trained on them."""
         result = torch.empty_like(self.y)
         for number, name in enumerate(self.fold_names):
             rows = np.flatnonzero(self.fold == number)
@@ -218,7 +223,7 @@ class Study:
         return result
 
     def held_out_by_time(self):
-        """Truth and cross-fitted probability, one time after the other."""
+        """Pairs of truth and cross-fitted probability, one per time."""
         return zip(self.y.unbind(1), self.cross_fit.unbind(1), strict=True)
 
     @cached_property
@@ -230,19 +235,19 @@ class Study:
         return interface_distance(self.cross_fit)
 
     def predict(self):
-        """Ask the networks, and find the interfaces in what they predict."""
+        """Compute the predictions and the distances to the predicted interfaces."""
         for distance in (self.distance, self.cross_fit_distance):
             distance.sum().item()  # waits for the device
 
     @cached_property
     def support_distance(self):
-        """Mean distance of each test case to its nearest 20 training simulations, in wrong cells of the initial field."""
+        """Mean distance of each test case to its nearest 20 training simulations, in differing cells of the initial field."""
         nearest = Neighbors(self.x.flatten(1))
         k = min(20, len(self.x))
         return nearest.nearest(self.x_test.flatten(1), k)[0].square().mean(dim=1)
 
     @cached_property
     def median_case(self):
-        """The test case whose share of wrong cells is the median."""
-        share = wrong(self.y_test, self.p).mean(dim=(1, 2, 3))
-        return int(share.argsort()[len(share) // 2])
+        """The test case with the median fraction of wrong cells."""
+        fraction = wrong(self.y_test, self.p).mean(dim=(1, 2, 3))
+        return int(fraction.argsort()[len(fraction) // 2])

@@ -23,22 +23,22 @@ from geoq.training import Training
 
 @dataclass
 class BoostedQuantile:
-    r"""Direct quantile regression of the held-out error on a table, without anchors.
+    r"""Quantile regression of the held-out error by boosted trees, without anchors.
 
     .. math:: \widehat E_j(x) = [q_j(t(x))]_+, \quad
         q_j = \arg\min \sum_i \max(\tau (e_{ij} - q_j), (\tau - 1) (e_{ij} - q_j))
 
-    Trees are added until the loss on a tenth of the points, held out, stops falling. Up to 16 output coordinates have
-    a model each; more share one that also sees the coordinate's own prediction and number.
+    Early stopping uses a tenth of the points. Up to 16 output coordinates have one model each; for more coordinates, one
+    model also reads the coordinate's prediction and number.
 
     Attributes:
-        geoq: whose surrogate and folds are used.
+        geoq: GeoQ whose surrogate and folds are used.
         quantile: tau.
-        inputs: the table t from normalised inputs and features: ``of_x``, ``of_x_distance_and_prediction`` or yours.
-        n_trees: most trees.
-        n_leaves: leaves per tree.
-        learning_rate: share of each tree's answer that is used.
-        random_state: seed of the held-out points.
+        inputs: the table t of standardised inputs and features: ``of_x``, ``of_x_distance_and_prediction`` or your own.
+        n_trees: largest number of trees.
+        n_leaves: number of leaves per tree.
+        learning_rate: factor of each tree's prediction.
+        random_state: seed of the early-stopping points.
     """
 
     geoq: GeoQ
@@ -53,7 +53,7 @@ class BoostedQuantile:
         self, x: Array, y: Array, *, groups: Sequence[Any] | None = None
     ) -> "BoostedQuantile":
         check_quantile(self.quantile, "quantile")
-        _lightgbm()  # refused before the folds are trained
+        _lightgbm()  # raises before the folds are trained
         forget(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
         calibration = self.cross_fitted_.calibration
@@ -75,16 +75,16 @@ class BoostedQuantile:
         return self.cross_fitted_.bound(features, error_hat, x)
 
     def _regress(
-        self, table: np.ndarray, target: np.ndarray, unit: np.ndarray
+        self, table: np.ndarray, target: np.ndarray, group: np.ndarray
     ) -> Predict:
         lightgbm = _lightgbm()
         rows, stopping_rows = (
             part.numpy()
             for part in Training(random_state=self.random_state).hold_out(
-                torch.as_tensor(unit)
+                torch.as_tensor(group)
             )
         )
-        # Threads that wait for each other on small tables cost more than they do.
+        # On small tables more threads are slower.
         n_threads = min(torch.get_num_threads(), 1 + len(table) // 10_000)
         settings = {
             "objective": "quantile",
@@ -97,7 +97,7 @@ class BoostedQuantile:
             "force_row_wise": True,
             "verbosity": -1,
         }
-        # LightGBM works in float32: errors far from 1 would drown in its tolerances.
+        # LightGBM computes in float32 with absolute tolerances, so the errors are divided by their mean.
         scale = float(target.mean()) or 1.0
         data = lightgbm.Dataset(table[rows], target[rows] / scale)
         stopping = lightgbm.Dataset(

@@ -11,7 +11,7 @@ from geoq.increment import inverse_cdf_quantile
 
 @dataclass
 class Constant:
-    """The pooled quantile of the held-out errors, per coordinate: what every other method should beat."""
+    """A constant bound: the quantile of all held-out errors of each coordinate."""
 
     geoq: GeoQ
     quantile: float

@@ -1,4 +1,4 @@
-"""What the rivals share with GeoQ: its data, its folds and its held-out errors, but not its increment model."""
+"""Held-out errors and features of a GeoQ without an increment, for the rivals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class NoIncrement:
 
 @dataclass(frozen=True)
 class CrossFitted:
-    """A fitted GeoQ without increment: held-out errors of the calibration, and the same view of any query."""
+    """A fitted GeoQ without an increment: held-out errors, and the features of any query."""
 
     geoq: GeoQ
 
@@ -41,7 +41,7 @@ class CrossFitted:
     def fit(
         cls, geoq: GeoQ, x: Array, y: Array, groups: Sequence[Any] | None
     ) -> "CrossFitted":
-        """Train GeoQ's folds on the data; the given GeoQ itself stays as it is."""
+        """Fit a copy of GeoQ without an increment; the given GeoQ is not changed."""
         return cls(
             replace(geoq, increment_model=NoIncrement()).fit(x, y, groups=groups)
         )
@@ -52,13 +52,13 @@ class CrossFitted:
         return self.geoq.calibration_
 
     def normalized(self, x: Array) -> Float[Tensor, " n *coordinates"]:
-        """Nu(x), as GeoQ measures support distances in."""
+        """Standardised inputs nu(x), in which GeoQ measures support distances."""
         return self.geoq.normalization_(
             to_tensor(x, "x").to(self.geoq.normalization_.mean)
         )
 
     def view(self, x: Array) -> GeometricFeatures:
-        """Queries as GeoQ sees them, in tensors beside the calibration's."""
+        """Features of queries, as tensors of the calibration's precision and device."""
         answer = self.geoq.assess(x)
         like = self.calibration.error
         displacement, support_distance, anchor_error, prediction = (

@@ -22,7 +22,7 @@ from geoq.estimator import GeoQ
 from geoq.increment import check_quantile
 from geoq.surrogate import Array, check_fitted, forget
 
-# Parts of the calibration points, each predicted by trees grown on the others, that the factor is read from.
+# Number of parts of the calibration points; trees fitted to the other parts predict each part.
 N_PARTS = 5
 
 
@@ -33,16 +33,16 @@ class MeanErrorPredictor:
     .. math:: \widehat E_j(x) = c_j m_j(\nu(x), \log \Delta d_k(x)), \quad m_j \approx \mathbb E[e_j],
         \quad c_j = \widehat Q_\tau(e_{ij} / m_j^{(-i)})
 
-    The mean is learned by boosted trees under the Poisson deviance, which is least at the mean as the squared error
-    is and keeps it positive. The factor comes from predictions by trees that had not seen the point: those that had
-    are too close to its error, and a factor read from them promises too little.
+    Boosted trees with the Poisson deviance predict the mean; like the squared error, the deviance is smallest at the mean,
+    and the prediction is positive. The factor uses predictions by trees that were not trained on the point: predictions
+    of training points are too close to their errors, and the factor would be too small.
 
     Attributes:
-        geoq: whose surrogate, folds and support distance are used.
+        geoq: GeoQ whose surrogate, folds and support distance are used.
         quantile: tau.
-        n_trees: most trees; fewer are grown once the loss on held-out tuples stops falling.
+        n_trees: largest number of trees; early stopping on held-out tuples may use fewer.
         n_leaves: leaves per tree.
-        learning_rate: share of each tree's answer that is used.
+        learning_rate: factor of each tree's prediction.
         random_state: seed of the parts and of the held-out tuples.
     """
 
@@ -81,12 +81,12 @@ class MeanErrorPredictor:
     def _out_of_part(
         self, table: Tensor, calibration: CalibrationSet
     ) -> Float[Tensor, " n *field"]:
-        """Mean errors as predicted by trees that saw no tuple of the same unit."""
-        distinct, unit = calibration.unit.unique(return_inverse=True)
+        """Mean errors predicted by trees that were not fitted to any tuple of the same group."""
+        distinct, group = calibration.unit.unique(return_inverse=True)
         generator = torch.Generator().manual_seed(self.random_state)
         part = (torch.randperm(len(distinct), generator=generator) % N_PARTS).to(
-            unit.device
-        )[unit]
+            group.device
+        )[group]
         mean = torch.empty_like(calibration.error)
         for left_out in part.unique():
             inside = part == left_out
@@ -108,13 +108,13 @@ class MeanErrorPredictor:
         )
 
     def _regress(
-        self, table: np.ndarray, target: np.ndarray, unit: np.ndarray
+        self, table: np.ndarray, target: np.ndarray, group: np.ndarray
     ) -> Predict:
         from sklearn.ensemble import (
             HistGradientBoostingRegressor,
-        )  # here, because importing scikit-learn takes long
+        )  # importing scikit-learn is slow
 
-        del unit
+        del group
         scale = float(target.mean())
         if scale == 0:
             return lambda queries: np.zeros(len(queries))
@@ -127,6 +127,6 @@ class MeanErrorPredictor:
             n_iter_no_change=20,
             random_state=self.random_state,
         )
-        # In units of its mean, because the trees refuse to split on small sums of the target.
+        # Divided by its mean, because the trees do not split on small sums of the target.
         trees.fit(table, target / scale)
         return lambda queries: scale * trees.predict(queries)

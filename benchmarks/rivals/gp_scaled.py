@@ -15,11 +15,11 @@ from geoq.baselines.conformal import conformal_factor
 
 @dataclass
 class GPScaledConformal:
-    """A Gaussian process's standard deviation times one calibrated factor per coordinate.
+    """The standard deviation of a Gaussian process times one conformal factor per coordinate.
 
-    Length scale and noise are fitted once, on at most ``n_most`` points: to y where it is one number, otherwise to the
-    mean held-out error of each point. A held-out point's deviation is that of the process which knows the fold's
-    training points alone.
+    Length scale and noise are fitted once, on at most ``n_most`` points: to y if it is one number per point, otherwise to
+    the mean held-out error of each point. The deviation at a held-out point is conditioned on the training points of its
+    fold only.
     """
 
     geoq: GeoQ
@@ -61,8 +61,8 @@ class GPScaledConformal:
         return np.bincount(point, error, n_points) / np.bincount(point)
 
     def _deviation(self, points, queries):
-        """Of an observation at the queries, given observations at the points, in units of the signal's."""
-        # The floor keeps the factorisation of nearly noise-free processes exact enough.
+        """Standard deviation of an observation at the queries given observations at the points, for signal variance 1."""
+        # The lower limit keeps the factorisation of nearly noise-free processes accurate.
         ratio = float(self.process_.ratio_.clamp(min=1e-8))
 
         def correlation(a, b):

@@ -19,15 +19,15 @@ from geoq.surrogate import Array, check_fitted, forget
 
 @dataclass
 class KNNDistanceConformal:
-    r"""An error that grows with the distance to the data: what GeoQ says if all it knew were the support distance.
+    r"""A bound proportional to the support distance.
 
     .. math:: \widehat E_j(x) = c_j \Delta d_k(x), \quad c_j = \widehat Q_\tau(e_{ij} / \Delta d_k(x_i))
 
-    A fold measures the distance to the points it leaves in, all of them are there at inference: with few random folds
-    in few dimensions distances shrink between the two, and the bound with them.
+    Distances at inference are to all points, distances of held-out points to the points of the other folds. With few random
+    folds in few dimensions the former are smaller, and the bound with them.
 
     Attributes:
-        geoq: whose surrogate, folds and support distance are used.
+        geoq: GeoQ whose surrogate, folds and support distance are used.
         quantile: tau.
     """
 
@@ -57,20 +57,20 @@ class KNNDistanceConformal:
 
 @dataclass
 class KNNResidualConformal:
-    r"""An error like that of the nearest points when they were held out.
+    r"""A bound proportional to the mean held-out error of the nearest tuples.
 
     .. math:: \widehat E_j(x) = c_j (\overline e_{j, k}(x) + \beta \overline e_j),
         \quad c_j = \widehat Q_\tau(e_{ij} / (\overline e_{j, k}(x_i) + \beta \overline e_j))
 
     with :math:`\overline e_{j, k}` the mean over the nearest tuples in the normalised input space and
     :math:`\overline e_j` the mean over all. While calibrating, a point's neighbours exclude the tuples of the point
-    itself and of those that depend on it.
+    itself and of points that depend on it.
 
     Attributes:
-        geoq: whose surrogate and folds are used.
+        geoq: GeoQ whose surrogate and folds are used.
         quantile: tau.
-        n_neighbors: tuples that the local residual averages over.
-        beta: share of the overall residual that keeps the scale off zero.
+        n_neighbors: number of nearest tuples in the mean.
+        beta: fraction of the overall mean error that is added, so that the scale is positive.
     """
 
     geoq: GeoQ
@@ -84,7 +84,7 @@ class KNNResidualConformal:
         check_quantile(self.quantile, "quantile")
         if not self.beta > 0:
             raise ValueError(
-                f"beta={self.beta}, but it keeps the scale off zero; choose above 0."
+                f"beta={self.beta}: beta must be > 0, so that the scale is positive."
             )
         forget(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)

@@ -1,4 +1,4 @@
-"""Regressions on tables for errors of any shape: a model per coordinate, or one that all coordinates share."""
+"""Regressions on tables for errors of any shape: one model per coordinate, or one model for all coordinates."""
 
 import math
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from torch import Tensor
 from geoq.geometry import GeometricFeatures
 from geoq.surrogate import chunks
 
-# More coordinates than this share one model, which sees the coordinate's own prediction and number.
+# For more coordinates than this, one model is used for all; its inputs include the coordinate's prediction and number.
 MOST_MODELS = 16
-# The shared model learns from at most this many values, drawn at random.
+# The common model is fitted to at most this many values, drawn at random.
 MOST_VALUES = 500_000
 
 Predict = Callable[[np.ndarray], np.ndarray]
-# regress(table, target, unit): rows of equal unit belong to one point and must not be split for validation.
+# regress(table, target, group): rows of one group belong together and must not be split for validation.
 Regress = Callable[[np.ndarray, np.ndarray, np.ndarray], Predict]
 TabularInputs = Callable[[Tensor, GeometricFeatures], Tensor]
 
@@ -26,7 +26,7 @@ TabularInputs = Callable[[Tensor, GeometricFeatures], Tensor]
 def of_x(
     x: Float[Tensor, " n *input"], features: GeometricFeatures
 ) -> Float[Tensor, " n n_columns"]:
-    """The normalised inputs alone."""
+    """The standardised inputs only."""
     del features
     return x.reshape(len(x), -1)
 
@@ -34,7 +34,7 @@ def of_x(
 def of_x_and_distance(
     x: Float[Tensor, " n *input"], features: GeometricFeatures
 ) -> Float[Tensor, " n n_columns"]:
-    """The normalised inputs and the logarithm of the support distance."""
+    """The standardised inputs and the logarithm of the support distance."""
     smallest = torch.finfo(x.dtype).tiny
     return torch.cat(
         [
@@ -48,7 +48,7 @@ def of_x_and_distance(
 def of_x_distance_and_prediction(
     x: Float[Tensor, " n *input"], features: GeometricFeatures
 ) -> Float[Tensor, " n n_columns"]:
-    """The normalised inputs, the logarithm of the support distance and the surrogate's prediction."""
+    """The standardised inputs, the logarithm of the support distance and the surrogate's prediction."""
     return torch.cat(
         [of_x_and_distance(x, features), features.prediction.reshape(len(x), -1)], dim=1
     )
@@ -68,24 +68,24 @@ class CoordinateModels:
         table: Float[Tensor, " n n_columns"],
         prediction: Float[Tensor, " n *output"],
         target: Float[Tensor, " n *field"],
-        unit: Int[Tensor, " n"],
+        group: Int[Tensor, " n"],
     ) -> "CoordinateModels":
         field_shape = tuple(target.shape[1:])
         n_coordinates = math.prod(field_shape)
-        columns, targets, units = (
+        columns, targets, groups = (
             part.cpu().numpy()
-            for part in (table, target.reshape(len(target), -1), unit)
+            for part in (table, target.reshape(len(target), -1), group)
         )
         if n_coordinates <= MOST_MODELS:
             return cls(
-                [regress(columns, targets[:, j], units) for j in range(n_coordinates)],
+                [regress(columns, targets[:, j], groups) for j in range(n_coordinates)],
                 field_shape,
             )
         if prediction.shape != target.shape:
             raise ValueError(
                 f"the error has {n_coordinates} coordinates of shape {field_shape}, but the prediction has shape "
-                f"{tuple(prediction.shape[1:])}; more than {MOST_MODELS} coordinates share a model that reads each "
-                "coordinate's own prediction, so use an error functional of the output's shape."
+                f"{tuple(prediction.shape[1:])}; more than {MOST_MODELS} coordinates have one model that reads each "
+                "coordinate's prediction, so use an error functional of the output's shape."
             )
         value = np.arange(targets.size)
         if len(value) > MOST_VALUES:
@@ -99,7 +99,7 @@ class CoordinateModels:
             columns, prediction.reshape(len(prediction), -1).cpu().numpy(), value
         )
         return cls(
-            [regress(pooled, targets.reshape(-1)[value], units[row])], field_shape
+            [regress(pooled, targets.reshape(-1)[value], groups[row])], field_shape
         )
 
     def __call__(
@@ -124,6 +124,6 @@ class CoordinateModels:
 def _pooled(
     columns: np.ndarray, prediction: np.ndarray, value: np.ndarray
 ) -> np.ndarray:
-    """A row per single value: its sample's columns, its own prediction and its coordinate."""
+    """One row per value: the columns of its sample, its prediction and its coordinate."""
     row, coordinate = np.divmod(value, prediction.shape[1])
     return np.column_stack([columns[row], prediction[row, coordinate], coordinate])

@@ -48,7 +48,7 @@ class OnField:
         ):
             raise ValueError(
                 f"OnField(n_spatial={self.n_spatial}), but a row of x has shape {input_shape} and a row of the error "
-                f"{field_shape}, which do not end in one grid; put the grid last in both, or use OnTable."
+                f"{field_shape}, which do not end in the same grid; put the grid last in both, or use OnTable."
             )
         return _InputUNet(input_shape, field_shape, self.n_spatial, self.widths)
 
@@ -63,7 +63,7 @@ class _Reshape(nn.Module):
 
 
 class _InputUNet(nn.Module):
-    """A U-Net that is told nothing but the field."""
+    """A U-Net of the input field only."""
 
     def __init__(
         self, input_shape: Shape, field_shape: Shape, n_spatial: int, widths: Shape
@@ -88,13 +88,13 @@ class QuantileNetwork:
     .. math:: \widehat E_j(x) = u_j \operatorname{softplus}(w_j(\nu(x))) / \log 2, \quad
         u_j = \widehat Q_\tau(e_{ij})
 
-    It starts near :math:`u`, the pooled quantile of each coordinate, whatever the units of the data.
+    It starts near :math:`u`, the pooled quantile of each coordinate, for any units of the data.
 
     Attributes:
-        geoq: whose surrogate and folds are used.
+        geoq: GeoQ whose surrogate and folds are used.
         quantile: tau.
-        make_network: makes w from a row's input shape and error shape: ``OnTable()``, ``OnField()`` or yours.
-        training: how w is trained.
+        make_network: makes w from the shapes of an input and of an error: ``OnTable()``, ``OnField()`` or your own.
+        training: settings of the training of w.
     """
 
     geoq: GeoQ
@@ -116,7 +116,7 @@ class QuantileNetwork:
         mean = float(error.mean()) or 1.0
         with seeded(self.training.random_state):
             network = self.make_network(tuple(inputs.shape[1:]), tuple(error.shape[1:]))
-            self.module_ = _Quantile(network, _unit(error, self.quantile)).to(
+            self.module_ = _Quantile(network, _start(error, self.quantile)).to(
                 error.device
             )
             train(
@@ -137,7 +137,7 @@ class QuantileNetwork:
         check_fitted(self, "module_")
         features = self.cross_fitted_.view(x)
         inputs = self.cross_fitted_.normalized(x).float()
-        row_numbers = max(inputs[:1].numel(), self.module_.unit.numel())
+        row_numbers = max(inputs[:1].numel(), self.module_.start.numel())
         error_hat = torch.cat(
             [self.module_(inputs[rows]) for rows in chunks(len(inputs), row_numbers)]
         )
@@ -147,16 +147,16 @@ class QuantileNetwork:
 
 
 class _Quantile(nn.Module):
-    def __init__(self, network: nn.Module, unit: Tensor) -> None:
+    def __init__(self, network: nn.Module, start: Tensor) -> None:
         super().__init__()
         self.network = network
-        self.register_buffer("unit", unit)
-        self.unit: Tensor
+        self.register_buffer("start", start)
+        self.start: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.unit * nn.functional.softplus(self.network(x)) / math.log(2)
+        return self.start * nn.functional.softplus(self.network(x)) / math.log(2)
 
 
-def _unit(error: Tensor, quantile: float) -> Tensor:
-    # A coordinate whose errors are nearly all zero starts at the mean of all, so that it can learn.
+def _start(error: Tensor, quantile: float) -> Tensor:
+    # A coordinate with nearly all errors zero starts at the mean of all errors, where the gradient does not vanish.
     return torch.maximum(inverse_cdf_quantile(error, quantile), error.mean())

@@ -21,11 +21,11 @@ from geoq.surrogate import (
 
 @dataclass
 class RememberedTraining:
-    """A ``train_surrogate`` that trains once on the same data, so that many methods share their fold surrogates.
+    """A ``train_surrogate`` that trains once on the same data, so that several methods use the same fold surrogates.
 
     Attributes:
-        train_surrogate: what is asked when the data are new.
-        seconds_saved: what the trainings that were not repeated took, so that each method can be charged its own.
+        train_surrogate: the recipe, which is called for new data.
+        seconds_saved: seconds of the trainings that were not repeated, so that each method can be charged its own.
     """
 
     train_surrogate: TrainSurrogate
@@ -38,7 +38,7 @@ class RememberedTraining:
         return self.train_many(x, y, [torch.arange(len(x))])[0]
 
     def n_together(self, x: Array, y: Array) -> int:
-        """As many as the recipe itself trains together."""
+        """The number of surrogates that the recipe trains together."""
         recipe = self.train_surrogate
         return recipe.n_together(x, y) if isinstance(recipe, TrainTogether) else 1
 
@@ -49,10 +49,10 @@ class RememberedTraining:
         subsets: Sequence[Int[Array, " _"]],
         seeds: Sequence[int] | None = None,
     ) -> list[Surrogate]:
-        """A surrogate per subset of the rows; the new ones are trained together, where the recipe knows how."""
+        """A surrogate per subset of the rows; new ones are trained together if the recipe can."""
         if seeds is not None:
             raise ValueError(
-                "RememberedTraining knows trainings by their data, not by seeds; give each seed a recipe of its own."
+                f"seeds={seeds}, but RememberedTraining identifies trainings by their data; use one recipe per seed."
             )
         rows = [torch.as_tensor(subset) for subset in subsets]
         keys = [
@@ -69,7 +69,7 @@ class RememberedTraining:
 
 
 def _fingerprint(array: Array) -> str:
-    # The kind and device count: a surrogate may answer only in the kind it was trained with.
+    # Arrays and tensors differ: a surrogate may return only the kind that it was trained with.
     place = "numpy" if isinstance(array, np.ndarray) else str(array.device)
     values = array if isinstance(array, np.ndarray) else array.detach().cpu().numpy()
     label = f"{place} {values.dtype.str} {values.shape} ".encode()

@@ -35,7 +35,7 @@ def displacement_alone(features):
 
 
 def choices(surrogate, seed, settings):
-    """The paper's table: one choice varied at a time; None stands for the default configuration."""
+    """Arguments of RolloutGeoQ for each row of the paper's table; each row varies one choice."""
     form = partial(AdditiveRecursion, QUANTILE, training=settings.increment_training)
     default = {
         "representation": surrogate.encoder,
@@ -61,7 +61,7 @@ def choices(surrogate, seed, settings):
 
 
 def ablate(dt, seed, settings, part):
-    """Rows of the ablation, with the sum as it is and capped; parts share no fold networks."""
+    """Rows of one part of the ablation, for the sum and the capped sum; the parts use different folds."""
     torch.set_num_threads(1)
     with threadpool_limits(1):
         data = load(dt, seed, settings)
@@ -74,7 +74,7 @@ def ablate(dt, seed, settings, part):
         for name, change in choices(surrogate, seed, settings).items():
             if (name if name.startswith("K_f") else "K_f = 5") != part:
                 continue
-            # As many rollouts in all, however many folds they come from.
+            # The total number of rollouts does not depend on the number of folds.
             n_starts = -(-5 * settings.n_starts // change["folds"].n_folds)
             variant = RolloutGeoQ(
                 surrogate,

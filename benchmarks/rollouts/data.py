@@ -18,7 +18,7 @@ HIDDEN, N_ENCODER_LAYERS = (128, 128, 16, 128, 128), 3
 
 @dataclass(frozen=True)
 class Settings:
-    """How much of everything: the paper's numbers, or few for a small run."""
+    """Sizes of a run; the defaults are the paper's."""
 
     n_train: int = 4000
     n_calibration: int = 300
@@ -57,7 +57,7 @@ SMALL = Settings(
 
 
 def later(u, time, step=INNER_STEP, length=LENGTH):
-    """States some time later, by steps of at most the inner step."""
+    """States after a time, computed with steps of about ``step``."""
     n_steps = max(1, round(time / step))
 
     def linear(wave):
@@ -67,7 +67,7 @@ def later(u, time, step=INNER_STEP, length=LENGTH):
 
 
 def snapshots(dt, seed, n_snapshots):
-    """A trajectory on the attractor from random long waves, after the transient."""
+    """A trajectory on the attractor; it starts from random long waves, and the transient is dropped."""
     rng = np.random.default_rng([seed, 1])
     place = 2 * np.pi * np.arange(N_POINTS) / N_POINTS
     state = sum(
@@ -82,7 +82,7 @@ def snapshots(dt, seed, n_snapshots):
 
 @dataclass(frozen=True)
 class Data:
-    """Training snapshots, initial states after them, and what became of these."""
+    """Training snapshots, later initial states, and the true rollouts from these."""
 
     train: np.ndarray
     x0: np.ndarray

@@ -5,16 +5,15 @@
     python -m benchmarks.rollouts.kuramoto_sivashinsky --small               # short data and trainings: within a minute
 
 The network learns 4000 snapshots (L = 22, 64 points, scaled to [0, 1] by their range) and is rolled out for 600 steps
-from 10 initial states after them; calibration rollouts have 300 steps. The paper gives no time step, and the answer
-depends on it: with dt = 0.25 the training data cover the attractor, with dt = 0.05 they do not. Both are run.
+from 10 initial states after them; calibration rollouts have 300 steps. The paper gives no time step, and the results
+depend on it: with dt = 0.25 the training data cover the attractor, with dt = 0.05 they do not. Both are run.
 
-Methods that calibrate on held-out rollouts share their fold networks. "One number per horizon" and "Horizon x
-climatology" are the two simple rivals that every bound of a rollout has to beat; they get the default's own calibration
-rollouts and its finish, and those of the paper's clusters in the rows marked so.
+Methods that calibrate on held-out rollouts use the same fold networks. "One number per horizon" and "Horizon x
+climatology" are simple rivals; they use the calibration rollouts of the default or, in the rows marked "(clusters)", of
+the paper's cluster folds.
 
-Rows are kept in the results file task by task (time step and seed); a rerun measures only those that are missing, as
-long as the code is the same. The networks train on CPU, one process each; ``--device cuda`` is where the Gaussian
-process lives.
+The results file is written after each task (time step and seed); a rerun with the same code measures the missing tasks.
+The networks are trained on the CPU, one process per task; ``--device cuda`` moves the Gaussian process to the GPU.
 """
 
 import argparse
@@ -40,7 +39,7 @@ from benchmarks.rollouts.methods import (
     SampledProcess,
     WholeRollout,
     capped,
-    under,
+    with_scheme,
 )
 from benchmarks.rollouts.scores import Clock
 from geoq import (
@@ -56,15 +55,15 @@ from geoq.baselines import DeepEnsemble, MCDropout
 
 TIME_STEPS = (0.25, 0.05)
 SEEDS = 3
-# Bounds that the trusted horizon is shown for, in units of the data's range.
+# Tolerance of the trusted horizon, in units of the range of the data.
 TOLERANCE = 0.5
 
 
-# One time step and seed.
+# One time step and one seed.
 
 
 def run(dt, seed, settings, device, pictures):
-    """All methods: rows of the table; draws where a folder is given."""
+    """Rows of all methods for one time step and seed; draws pictures if a folder is given."""
     torch.set_num_threads(1)
     with threadpool_limits(1):
         return _run(dt, seed, settings, device, pictures)
@@ -133,8 +132,8 @@ def _run(dt, seed, settings, device, pictures):
         seconds = clock.of(lambda v=variant: v.fit(data.train), remembered)
         answer(name, variant, seconds)
         for other, scheme in others.items():
-            answer(other, under(variant, scheme), seconds)
-    # The baselines' safe columns: the same steps as in the paper's form.
+            answer(other, with_scheme(variant, scheme), seconds)
+    # The safe columns of the baselines use the safe steps of the paper's form.
     safe = assessments["GeoQ (paper)"].safe
     x, y = data.train[:-1], data.train[1:]
     whole = partial(WholeRollout, n_steps=settings.n_test)
@@ -170,7 +169,7 @@ def _run(dt, seed, settings, device, pictures):
 
 
 def draw(folder, dt, data, ours, theirs):
-    """The paper's figure for our default and for its own form, and the trusted horizons."""
+    """Draw the paper's figure for the default and for the paper's form, and the trusted horizons."""
     from matplotlib.figure import Figure
 
     from benchmarks import pictures
@@ -208,11 +207,15 @@ def main():
     parser.add_argument(
         "--small", action="store_true", help="one seed, short data and trainings"
     )
-    parser.add_argument("--ablation", action="store_true", help="the ablation instead")
+    parser.add_argument(
+        "--ablation", action="store_true", help="run the paper's ablation instead"
+    )
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
-    parser.add_argument("--first-seed", type=int, default=0, help="where they start")
+    parser.add_argument("--first-seed", type=int, default=0, help="first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--device", default="cpu", help="where the GP lives")
+    parser.add_argument(
+        "--device", default="cpu", help="device of the Gaussian process"
+    )
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     parser.add_argument("--out", type=Path, help="where to write the results")
     parser.add_argument("--pictures", type=Path, help="a folder to draw into")
@@ -233,7 +236,7 @@ def main():
     }
     rows = [] if arguments.fresh else record.measured(path, **conditions)
     if arguments.ablation:
-        # The longest tasks first.
+        # The longest tasks run first.
         parts = [f"K_f = {n_folds}" for n_folds in (20, 5, 10, 2)]
         done = {(r["part"], r["seed"]) for r in rows}
         tasks = [

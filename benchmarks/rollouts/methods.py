@@ -21,7 +21,7 @@ from geoq.rollout.saturating import horizon_levels
 
 @dataclass
 class Remembered:
-    """A recipe that trains once on the same segments; trainings not repeated are charged as if they had been done."""
+    """A recipe that trains once on the same segments; ``seconds_saved`` counts the trainings that were not repeated."""
 
     recipe: TrainRollout
     seconds_saved: float = 0.0
@@ -39,12 +39,12 @@ class Remembered:
         return self.known[key][0]
 
 
-# The baselines, rolled out.
+# Baselines of the paper for rollouts.
 
 
 @dataclass(frozen=True)
 class RolledOut:
-    """A surrogate that answers an initial state with the whole rollout, steps 1 to n_steps."""
+    """A surrogate that maps an initial state to the whole rollout, steps 1 to n_steps."""
 
     surrogate: object
     n_steps: int
@@ -62,7 +62,7 @@ class RolledOut:
 
 @dataclass(frozen=True)
 class WholeRollout:
-    """The recipe as the one-shot baselines take it: pairs in, a surrogate of whole rollouts out."""
+    """A recipe that maps pairs to a surrogate of whole rollouts, as the baselines need it."""
 
     recipe: TrainRollout
     n_steps: int
@@ -76,9 +76,9 @@ class WholeRollout:
 
 @dataclass
 class SampledProcess:
-    """A Gaussian process of one step, propagated by Monte Carlo: mean of the samples, and their spread as a bound.
+    """A Gaussian process of one step, propagated by Monte Carlo: mean and spread of the samples.
 
-    Samples stay within the range of the data: outside, the process is so uncertain that the next ones would run off.
+    Samples are clipped to the range of the data. Outside of it the process is so uncertain that rollouts would diverge.
     """
 
     n_points: int
@@ -116,7 +116,7 @@ class SampledProcess:
 
 @dataclass
 class RolloutConformal:
-    """Split conformal on rollouts: one bound per coordinate, or one per step and coordinate, from the last fifth."""
+    """Split conformal prediction on the last fifth: one bound per coordinate, or one per step and coordinate."""
 
     recipe: TrainRollout
     settings: Settings
@@ -143,51 +143,51 @@ class RolloutConformal:
         return Bound(prediction, np.broadcast_to(self.bound_[step], prediction.shape))
 
 
-# The two simple rivals: schemes like ours, fitted on the same calibration rollouts.
+# Two simple rollout schemes, fitted to the same calibration rollouts as the default.
 
 
 @dataclass
 class OneNumberPerHorizon:
-    """The level of the held-out errors at each step, the same for all states and coordinates."""
+    """The quantile of the held-out errors at each step, for all states and coordinates together."""
 
     quantile: float = QUANTILE
 
     def fit(self, calibration):
         error = calibration.error
-        self.level_ = horizon_levels(error, torch.ones_like(error), self.quantile)
+        self.quantiles_ = horizon_levels(error, torch.ones_like(error), self.quantile)
         return self
 
     def __call__(self, features):
-        step = torch.arange(features.n_steps).clamp(max=len(self.level_) - 1)
-        return self.level_[step][:, None].expand_as(features.climatology).clone()
+        step = torch.arange(features.n_steps).clamp(max=len(self.quantiles_) - 1)
+        return self.quantiles_[step][:, None].expand_as(features.climatology).clone()
 
 
 @dataclass
 class HorizonTimesClimatology:
-    """A level per step times the distance of the predicted value to the states of the data."""
+    """A number per step times the climatology of the predicted value."""
 
     quantile: float = QUANTILE
 
     def fit(self, calibration):
-        self.level_ = horizon_levels(
+        self.quantiles_ = horizon_levels(
             calibration.error, calibration.features.climatology, self.quantile
         )
         return self
 
     def __call__(self, features):
-        step = torch.arange(features.n_steps).clamp(max=len(self.level_) - 1)
-        return self.level_[step][:, None] * features.climatology
+        step = torch.arange(features.n_steps).clamp(max=len(self.quantiles_) - 1)
+        return self.quantiles_[step][:, None] * features.climatology
 
 
-def under(fitted, scheme):
-    """The same surrogate and calibration rollouts under another scheme."""
+def with_scheme(fitted, scheme):
+    """A copy of a fitted RolloutGeoQ with another scheme, fitted to the same calibration rollouts."""
     other = copy.copy(fitted)
     other.scheme_ = scheme.fit(fitted.calibration_)
     return other
 
 
 def capped(assessment, fitted):
-    """The sum of increments, but no more than the climatology of the predicted state: what the paper must have done."""
+    """The sum of increments, at most the climatology of the predicted state."""
     states = torch.from_numpy(assessment.prediction)
     most = fitted.surroundings_.climatology(states).numpy()
     return Bound(assessment.prediction, np.minimum(assessment.error_hat, most))

@@ -13,7 +13,7 @@ from geoq.metrics import coverage, pinball
 
 @dataclass
 class Clock:
-    """Scores a bound and puts its costs beside those of the surrogate: its training and its own rollout."""
+    """Rows of bounds; seconds are compared with the surrogate's training and rollout."""
 
     training_seconds: float
     data: Data

@@ -1,11 +1,11 @@
-"""How often a trusted horizon is broken: the true error exceeds the tolerance at some step within it.
+"""How often the true error exceeds the tolerance within the trusted horizon.
 
     python -m benchmarks.rollouts.trusted_horizon           # three systems: two to three minutes on one core
     python -m benchmarks.rollouts.trusted_horizon --small   # one short system: seconds
 
-Every seed has a training trajectory of its own, a surrogate trained on it, and 300 fresh rollouts from states of other
-trajectories on the attractor. "Bound alone" trusts a step while it is safe and its bound is within the tolerance; "held out"
-is ``RolloutAssessment.trusted_horizon``, for which the same rule has been tried on held-out rollouts.
+Every seed has its own training trajectory, a surrogate trained on it, and 300 test rollouts from states of other
+trajectories on the attractor. "bound alone" is the number of steps that are safe with a bound within the tolerance. "held
+out" is ``RolloutAssessment.trusted_horizon``, which is calibrated on held-out rollouts.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def kuramoto_sivashinsky(u):
 
 
 def pairs(segments):
-    """States and next ones, of all segments."""
+    """States and next states of all segments."""
     before = np.concatenate([segment[:-1] for segment in segments])
     return before, np.concatenate([segment[1:] for segment in segments])
 
@@ -59,14 +59,14 @@ def pairs(segments):
 def train_mlp(segments):
     """A small network for the step's increment."""
     before, after = pairs(segments)
-    mean, scale, unit = before.mean(0), before.std(0), (after - before).std(0)
+    mean, scale, step_scale = before.mean(0), before.std(0), (after - before).std(0)
     network = MLPRegressor(
         hidden_layer_sizes=(64, 64), max_iter=150, random_state=0, tol=1e-7
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        network.fit((before - mean) / scale, (after - before) / unit)
-    return lambda x: x + unit * network.predict((x - mean) / scale)
+        network.fit((before - mean) / scale, (after - before) / step_scale)
+    return lambda x: x + step_scale * network.predict((x - mean) / scale)
 
 
 def least_squares(features, targets, ridge):
@@ -104,7 +104,7 @@ def train_global(segments):
 
 @dataclass(frozen=True)
 class System:
-    """Truth, surrogate and tolerances."""
+    """A dynamical system, its surrogate and the tolerances."""
 
     name: str
     n_coordinates: int
@@ -118,7 +118,7 @@ class System:
     n_fresh: int = N_FRESH
 
     def load(self, seed):
-        """A training trajectory, and fresh states with what becomes of them."""
+        """A training trajectory and test trajectories."""
         rng = np.random.default_rng([seed, 2])
         state = self.start(rng, (1 + self.n_fresh, self.n_coordinates))
         for _ in range(self.n_transient):
@@ -174,12 +174,12 @@ SYSTEMS = (
 
 
 def until(holds):
-    """Steps up to which it holds without a break."""
+    """Number of steps before the condition first fails."""
     return np.where(holds.all(axis=1), holds.shape[1], (~holds).argmax(axis=1))
 
 
 def measure(system, seed):
-    """A row per tolerance and rule."""
+    """Rows of one system and seed: one per tolerance and rule."""
     started = time.perf_counter()
     train, truth = system.load(seed)
     geoq = RolloutGeoQ(None, system.train).fit(train)
@@ -200,7 +200,7 @@ def measure(system, seed):
                     "seed": seed,
                     "tolerance": tolerance,
                     "broken": float((held < horizon).mean()),
-                    "promised": a.trust.broken,
+                    "nominal": a.trust.broken,
                     "mean_horizon": float(horizon.mean()),
                     "mean_held": float(held.mean()),
                     "limit": a.trust.limit,
@@ -213,7 +213,7 @@ def measure(system, seed):
 
 
 def table(rows):
-    """Means over the seeds, in Markdown."""
+    """Markdown table of the means over the seeds."""
     lines = [
         "| system | tolerance | kept for | bound alone | broken | trusted horizon | broken | broken, worst seed |",
         "|---|---|---|---|---|---|---|---|",

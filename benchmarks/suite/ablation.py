@@ -1,10 +1,10 @@
-"""What each ingredient of the default buys, and which rule of the safe region earns its place.
+"""Ablation of the default: the effect of each ingredient, and a comparison of rules for the safe region.
 
     python -m benchmarks.suite.ablation --jobs 2      # the first twelve problems, 3 seeds
     python -m benchmarks.suite.ablation --small       # one problem, one seed: within a minute
 
-Every row drops or replaces one ingredient and keeps the others; all variants of a problem and seed share their fold
-surrogates wherever they train on the same points. The safe rules are judged on the default's own bounds.
+Every row drops or replaces one ingredient and keeps the others. The variants of a problem and seed share the fold
+surrogates that are trained on the same points. The rules for the safe region are compared on the default's bounds.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -46,7 +45,7 @@ N_SAFE = 20
 
 
 class LawAlone(power_law.PowerLaw):
-    """Beyond the edge the law goes on."""
+    """Beyond the edge, the power law continues."""
 
     def __call__(self, distance, anchor, reference=1.0, *, factor=1.0, lift=1.0):
         law = factor * self.inside(distance, anchor, reference)
@@ -55,7 +54,7 @@ class LawAlone(power_law.PowerLaw):
 
 
 class LineAlone(power_law.PowerLaw):
-    """Beyond the edge the straight line."""
+    """Beyond the edge, the bound grows along a straight line."""
 
     def __call__(self, distance, anchor, reference=1.0, *, factor=1.0, lift=1.0):
         at_edge = factor * self.inside(distance.clamp(max=self.edge), anchor, reference)
@@ -64,7 +63,7 @@ class LineAlone(power_law.PowerLaw):
 
 
 class EdgeAlone(power_law.PowerLaw):
-    """Beyond the edge no further growth."""
+    """Beyond the edge, the bound does not grow."""
 
     def __call__(self, distance, anchor, reference=1.0, *, factor=1.0, lift=1.0):
         return (
@@ -76,7 +75,7 @@ class EdgeAlone(power_law.PowerLaw):
 
 @dataclass
 class Continued(PowerLawIncrement):
-    """The default with another law beyond the edge."""
+    """The default increment with another continuation beyond the edge."""
 
     law: type[power_law.PowerLaw] = power_law.PowerLaw
 
@@ -87,25 +86,21 @@ class Continued(PowerLawIncrement):
 
 
 class Unlifted(PowerLawIncrement):
+    """The default increment without the final lift."""
+
     def fit(self, calibration):
         super().fit(calibration)
         self.lift_ = 1.0
         return self
 
 
-class OneScale(PowerLawIncrement):
-    """All coordinates of the error have one scale."""
-
-    def fit(self, calibration):
-        def ones(error, _weight, _quantile):
-            return torch.ones_like(error[0])
-
-        with patch.object(power_law, "coordinate_scale", ones):
-            return super().fit(calibration)
+def equal_scale(error, _weight, _quantile):
+    """Scale 1 for all coordinates of the error."""
+    return torch.ones_like(error[0])
 
 
 def variants(interpolation):
-    """Settings of GeoQ by what was changed."""
+    """Arguments of GeoQ by variant; each variant changes one ingredient."""
     families = default_folds(interpolation)
     _, clusters, nested = families.schemes
     changes = {
@@ -117,7 +112,9 @@ def variants(interpolation):
         "no distance (exponent 0)": {
             "increment_model": PowerLawIncrement(exponents=(0.0,))
         },
-        "one scale for all coordinates": {"increment_model": OneScale()},
+        "one scale for all coordinates": {
+            "increment_model": PowerLawIncrement(scale=equal_scale)
+        },
         "no learned factor": {"increment_model": PowerLawIncrement(factor=None)},
         "no lift": {"increment_model": Unlifted()},
         "beyond the edge: the law alone": {"increment_model": Continued(law=LawAlone)},
@@ -142,7 +139,7 @@ def variants(interpolation):
 
 
 def safe_rules(calibration, features):
-    """Score over threshold of each query under each rule: at most 1 is safe."""
+    """Support score over threshold of each query under each rule; a query with at most 1 is safe."""
     all_distances = calibration.features.support_distance
     by_fold = replace(calibration, position=calibration.fold, reach=0)
     fit = {"n_safe": N_SAFE, "safe_quantile": 0.95}
@@ -169,7 +166,7 @@ def safe_rules(calibration, features):
 
 
 def run(name, seed, *, small=False):
-    """All variants on one problem and seed: rows by shift, and rows of the safe rules."""
+    """Rows of all variants on one problem and seed, by shift, and rows of the rules for the safe region."""
     torch.set_num_threads(1)
     with threadpool_limits(1):
         return _run(PROBLEMS[name], seed, small=small)
@@ -188,8 +185,7 @@ def _run(problem, seed, *, small):
     shift_of_row = np.repeat(SHIFTS, [len(data.tests[shift][0]) for shift in SHIFTS])
     line = partial(record.row, seed=seed, train_seconds=0.0, inference_seconds=0.0)
     rows = []
-    for variant, settings in variants(problem.folds or RandomFolds(5)).items():
-        geoq = GeoQ(surrogate, remembered, **settings).fit(data.x, data.y)
+    for variant, geoq in fitted_variants(problem, data, surrogate, remembered):
         answer = geoq.assess(x)
         for shift in (*SHIFTS, "all"):
             where = (shift_of_row == shift) | (shift == "all")
@@ -207,6 +203,12 @@ def _run(problem, seed, *, small):
         if variant == ALL:
             rows += _rows_of_rules(problem, line, y, answer, geoq)
     return rows
+
+
+def fitted_variants(problem, data, surrogate, recipe):
+    """Name and fitted GeoQ of each variant."""
+    for variant, settings in variants(problem.folds or RandomFolds(5)).items():
+        yield variant, GeoQ(surrogate, recipe, **settings).fit(data.x, data.y)
 
 
 def _rows_of_rules(problem, line, y, answer, geoq):
@@ -238,7 +240,7 @@ def _rows_of_rules(problem, line, y, answer, geoq):
 
 
 def summary(rows):
-    """Two tables: pinball of each variant over that of the default, and the safe rules."""
+    """Two tables: the pinball loss of each variant relative to the default, and the rules for the safe region."""
     parts = {
         part: [r for r in rows if r["part"] == part]
         for part in ("ingredients", "safe rules")
@@ -246,7 +248,7 @@ def summary(rows):
     ingredients, rules = parts["ingredients"], parts["safe rules"]
     problems = list(dict.fromkeys(r["problem"] for r in rows))
     lines = [
-        "Pinball over that of the default, geometric mean over the problems; above 1 the ingredient earns its place:",
+        "Pinball loss relative to the default, geometric mean over the problems; above 1 the ingredient helps:",
         "",
         "| | all | interpolation | mild | strong | largest | on | smallest | on | safe coverage |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -272,7 +274,7 @@ def summary(rows):
         lines.append(f"| {variant} | {' | '.join(cells)} |")
     lines += [
         "",
-        "Safe rules on the default's bounds, mean over the problems; areas under the ROC curve of their scores:",
+        "Rules for the safe region on the default's bounds, mean over the problems; areas under the ROC curves of their scores:",
         "",
         "| rule | safe fraction | safe coverage | least safe coverage | on | error exceeds the bound | large error |",
         "|---|---|---|---|---|---|---|",

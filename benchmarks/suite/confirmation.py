@@ -1,7 +1,7 @@
-"""Eight further problems, to confirm the default on: written apart from its design, and looked at once, at the end.
+"""Eight further problems, which were not used for the design of the default.
 
-They are used as those of problems.py are. Whoever designs a method runs ``defaults.py --design``, which leaves them out.
-While they were written only the surrogates' own errors were looked at, and no method's bound.
+They have the form of the problems of problems.py. For the design of a method use ``benchmarks.suite.defaults --design``,
+which leaves them out. Only the errors of the surrogates were inspected while these problems were written, not any bound.
 """
 
 import numpy as np
@@ -110,7 +110,7 @@ def spilled_pollutant(mass, diffusion, place, time):
     return np.sqrt(4 * np.pi) * (spill(s, t) + spill(s - place, t - time))
 
 
-# A population of inputs instead of a box.
+# Random inputs instead of a box.
 
 
 def sulfur(seed, n_train, n_test=N_TEST):

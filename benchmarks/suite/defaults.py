@@ -1,17 +1,16 @@
-"""GeoQ as it comes, without a setting, against all rivals on the problems of problems.py and confirmation.py.
+"""GeoQ with its defaults against the rivals on the twenty problems of the suite.
 
     python -m benchmarks.suite.defaults --jobs 2            # all problems, 5 seeds: about a minute per problem and seed
-    python -m benchmarks.suite.defaults --design --seeds 2  # only the twelve that design has looked at
+    python -m benchmarks.suite.defaults --design --seeds 2  # the twelve problems of the design
     python -m benchmarks.suite.defaults --small             # two problems, one seed, short trainings: within a minute
 
-The question is how far the default falls behind the best rival, where that rival is picked afterwards, problem by
-problem. Rivals that calibrate on held-out errors share their fold surrogates and get composed folds, the most
-favourable ones known: random (blocks of time where the data are in its order), clustered and nested. The row "GeoQ"
-is ``GeoQ(surrogate, train_surrogate)``, with nothing passed but ``folds=default_folds(TemporalFolds(5, gap=10))`` for
-data in the order of time.
+Losses are relative to the best rival of each problem, chosen in hindsight. Rivals that calibrate on held-out errors use
+the same fold surrogates and the default folds, which gave the rivals their smallest losses: random folds (blocks of time
+for data in the order of time), cluster folds and nested folds. The row "GeoQ" is ``GeoQ(surrogate, train_surrogate)``; for
+data in the order of time it has the argument ``folds=default_folds(TemporalFolds(5, gap=10))``.
 
-Rows are kept in the results file pair by pair of problem and seed. A rerun measures only pairs that are missing, as
-long as the code is the same; rows measured by other code are dropped.
+The results file is written after each pair of problem and seed. A rerun with the same code measures the missing pairs;
+rows measured by other code are dropped.
 """
 
 import argparse
@@ -66,7 +65,7 @@ AREAS = ("exceeds", "large")
 
 
 def run(name, seed, *, small=False):
-    """All methods on one problem and seed: a row for each method, on each shift and on all of them together."""
+    """Rows of all methods on one problem and seed, for each shift and for all shifts together."""
     torch.set_num_threads(1)
     with threadpool_limits(1):
         return _run(SUITE[name], seed, small=small)
@@ -136,7 +135,7 @@ def _run(problem, seed, *, small):
         bound = estimator.assess(x_test) if ours else estimator.predict(x_test)
         seconds = time.perf_counter() - started
         if method == "GeoQ":
-            safe = bound.safe  # also the rivals' safe columns: the same queries
+            safe = bound.safe  # also for the rivals' safe columns
         for shift in (*SHIFTS, "all"):
             where = (shift_of_row == shift) | (shift == "all")
             line = record.row(
@@ -166,7 +165,7 @@ def _run(problem, seed, *, small):
 
 
 def shortened(trained):
-    """The same recipe or rival with a training that ends soon; GeoQ stays as it comes."""
+    """The same recipe or rival with a short training; GeoQ is not changed."""
     if isinstance(trained, Network | QuantileNetwork):
         return replace(trained, training=replace(trained.training, n_steps=100))
     if isinstance(trained, BoostedQuantile | MeanErrorPredictor):
@@ -175,10 +174,10 @@ def shortened(trained):
 
 
 def roc_areas(y, assessment, scores, where=...):
-    """Areas under the ROC curves of scores, for errors that matter.
+    """Areas under the ROC curves of scores, for two events.
 
-    A row "exceeds" where more of its errors than the share 1 - tau are above their bounds, which for one number means
-    that it is; its error is "large" where its mean over the row is in the upper tenth.
+    "exceeds": more than the fraction 1 - tau of the errors of a row exceed their bounds. "large": the mean error of the
+    row is in the upper tenth.
     """
     error = abs(y - assessment.prediction).reshape(len(y), -1)[where]
     bound = assessment.error_hat.reshape(len(y), -1)[where]
@@ -197,14 +196,14 @@ def roc_areas(y, assessment, scores, where=...):
 
 
 def mean(rows, metric, **wanted):
-    """Mean over the rows that match, leaving out those without a value; nan where there is none."""
+    """Mean of a metric over the matching rows that have a value; nan if there is none."""
     values = [r[metric] for r in rows if all(r[k] == v for k, v in wanted.items())]
     known = [v for v in values if v is not None and not math.isnan(v)]
     return statistics.fmean(known) if known else math.nan
 
 
 def ratios(rows, shift="all"):
-    """For each problem and method, pinball (mean over seeds) over that of the problem's best rival."""
+    """Mean pinball loss of each method relative to the best rival, by problem."""
     result = {}
     for problem in dict.fromkeys(r["problem"] for r in rows):
         methods = dict.fromkeys(r["method"] for r in rows if r["problem"] == problem)
@@ -222,11 +221,11 @@ def geometric_mean(values):
 
 
 def summary(rows):
-    """How far each method falls behind the best rival, and what GeoQ's safe region and score are worth."""
+    """Tables of pinball losses relative to the best rival, and of GeoQ's safe region and support score."""
     by_shift = {shift: ratios(rows, shift) for shift in ("all", *SHIFTS)}
     pooled = by_shift["all"]
     lines = [
-        "Pinball of GeoQ over that of the best rival, picked afterwards for each problem and shift:",
+        "Pinball loss of GeoQ relative to the best rival, which is chosen afterwards for each problem and shift:",
         "",
         "| problem | all | interpolation | mild | strong | best rival on all |",
         "|---|---|---|---|---|---|",
@@ -295,7 +294,7 @@ def summary(rows):
 
 
 def draw(path, name="branin"):
-    """The law of the default and the held-out errors it was fitted to, on one problem."""
+    """Draw the power law of the default and the held-out errors that it was fitted to, on one problem."""
     from matplotlib.figure import Figure
 
     from benchmarks.pictures import error_over_distance
@@ -330,14 +329,15 @@ def main():
     parser.add_argument(
         "--design",
         action="store_true",
-        help="only the first twelve problems, every one of which has been looked at; the eight confirmation problems "
-        "were written apart from the design and are looked at once, at the end",
+        help="only the twelve problems that the default was designed with",
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--fresh", action="store_true", help="measure all pairs again")
     parser.add_argument("--out", type=Path, help="where to write the results")
     parser.add_argument(
-        "--picture", type=Path, help="draw the law on one problem, and no more"
+        "--picture",
+        type=Path,
+        help="only draw the power law on one problem into this file",
     )
     arguments = parser.parse_args()
     if arguments.picture:
@@ -348,7 +348,7 @@ def main():
         names = arguments.problems.split(",")
         if unknown := set(names) - set(SUITE):
             parser.error(
-                f"no problem {', '.join(unknown)}; there are {', '.join(SUITE)}"
+                f"--problems {', '.join(unknown)} does not exist; choose from {', '.join(SUITE)}"
             )
     if arguments.design:
         names = [name for name in names if name not in CONFIRMATION]
@@ -374,7 +374,7 @@ def main():
             flush=True,
         )
     print(path)
-    # Kept rows of problems that were not asked for stay out of sight: some are held back.
+    # Rows of other problems in the file are not shown.
     asked = [r for r in rows if r["problem"] in names and r["seed"] in seeds]
     print(summary(asked))
 

@@ -1,18 +1,18 @@
-"""What users bring besides the paper's problems: functions, designs with holes, few or noisy data, maps and fields.
+"""Twelve problems besides the paper's: functions, designs with holes, few or noisy data, one-step maps and fields.
 
-A problem gives training pairs, three test sets by shift and a recipe for its surrogate, all of them NumPy float64 and
+A problem has training pairs, three test sets and a recipe for its surrogate. All arrays are NumPy float64 and are
 determined by the seed:
 
     problem = PROBLEMS["branin"]
     data = problem.data(seed=0)                 # data.x, data.y, data.tests["interpolation" | "mild" | "strong"]
     surrogate = problem.recipe(seed=0)(data.x, data.y)
 
-"interpolation" has the distribution of the training data, "mild" lies moderately outside of it (or in its hole),
-"strong" far outside. Inputs keep their physical units; outputs are centred and scaled by the training standard
-deviation, over all coordinates at once.
+The test set "interpolation" has the distribution of the training data, "mild" lies moderately outside of it (or in its
+hole), "strong" far outside. Inputs keep their physical units. Outputs are centred and divided by the standard deviation
+of all training outputs together.
 
-Every one of these twelve has been looked at while the default was designed. The eight of confirmation.py were written
-apart from the design and are held back from it (``defaults.py --design`` leaves them out).
+The default was designed with these twelve problems. The eight problems of confirmation.py were not used for the design
+(``benchmarks.suite.defaults --design`` leaves them out).
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ N_TEST = 400
 
 @dataclass(frozen=True)
 class Data:
-    """Training pairs, and test pairs by shift."""
+    """Training pairs and test pairs by shift."""
 
     x: np.ndarray
     y: np.ndarray
@@ -55,15 +55,15 @@ class Data:
 
 @dataclass(frozen=True)
 class OnBox:
-    """A function on a box of physical units, learned on a smaller box inside and asked around it.
+    """A function on a box, with training points in a smaller box and queries around it.
 
     Attributes:
-        function: from the columns of the inputs to outputs, one row per point.
+        function: maps the columns of the inputs to outputs, one row per point.
         low: lower corner of the box.
         high: upper corner.
-        part: the side of the training box, as shares of the whole side.
-        margin: "mild" queries are up to this share of the side outside the training box, "strong" ones further.
-        noise: standard deviation of the observations' noise in units of the outputs', in training and test.
+        part: ends of the training box, as fractions of each side.
+        margin: largest distance of "mild" queries from the training box, as a fraction of the side.
+        noise: standard deviation of the noise of all outputs, relative to the outputs' standard deviation.
     """
 
     function: Callable[..., np.ndarray]
@@ -86,7 +86,7 @@ class OnBox:
         return scaled(pairs, noise=self.noise, rng=rng)
 
     def _around(self, rng, n_points, most, least=-1.0):
-        """Uniform in the training box widened by ``most``, but further than ``least`` from it in some coordinate."""
+        """Uniform points in the training box widened by ``most``, farther than ``least`` from it in some coordinate."""
         low, high = max(self.part[0] - most, 0.0), min(self.part[1] + most, 1.0)
         found = np.empty((0, len(self.low)))
         while len(found) < n_points:
@@ -102,13 +102,13 @@ class OnBox:
 
 
 def latin_hypercube(rng, n_points, n_columns):
-    """Points of the unit cube, one in each of ``n_points`` slices along every axis."""
+    """Points of the unit cube with one point in each of ``n_points`` slices along every axis."""
     slices = rng.random((n_points, n_columns)).argsort(axis=0)
     return (slices + rng.random(slices.shape)) / n_points
 
 
 def scaled(pairs, *, noise=0.0, rng=None):
-    """Outputs in units of the training standard deviation, observed with noise."""
+    """Data with standardised outputs, optionally with noise."""
     x, y = pairs.pop("train")
     mean, deviation = y.mean(), y.std()
 
@@ -173,7 +173,7 @@ def friedman(a, b, c, d, e):
 
 
 def advected_pulse(velocity, diffusivity, width, n_points=32):
-    """A Gaussian pulse on the unit circle after one unit of time of advection and diffusion, exactly."""
+    """Exact solution of advection and diffusion of a Gaussian pulse on the unit circle, at time 1."""
     place = np.arange(n_points) / n_points - 0.3
     distance = place - velocity[:, None]
     images = distance[..., None] + np.arange(-3, 4)
@@ -188,7 +188,7 @@ HOLE = 1.4
 
 
 def clustered_ishigami(seed, n_train, n_test=N_TEST):
-    """Ishigami's function on twelve clusters around a hole; "mild" is the hole, "strong" outside the box."""
+    """Ishigami's function on twelve clusters around a hole; "mild" is inside the hole, "strong" outside the box."""
     rng = np.random.default_rng([seed, 1])
     centres = rng.uniform(-0.8 * np.pi, 0.8 * np.pi, size=(12, 3))
 
@@ -227,7 +227,10 @@ def ks_step(u, dt=KS_DT, n_steps=1):
 
 
 def kuramoto_sivashinsky(seed, n_train, n_test=N_TEST):
-    """One step of the equation; states a unit of time apart. Shifted states are the attractor's, 1.3 and 2 times."""
+    """One step of the Kuramoto-Sivashinsky equation.
+
+    The training states are one time unit apart. Shifted states are states of the attractor times 1.3 and 2.
+    """
     rng = np.random.default_rng([seed, 1])
     place = 2 * np.pi * np.arange(KS_POINTS) / KS_POINTS
     start = sum(
@@ -271,7 +274,7 @@ def lorenz96(seed, n_train, n_test=N_TEST):
 
 
 def trajectory(step, state, n_first, n_second, *, n_between):
-    """Two stretches of one trajectory, in the order of time."""
+    """Two consecutive parts of one trajectory."""
     states = [state]
     for _ in range(n_first + n_between + n_second - 1):
         states.append(step(states[-1]))
@@ -279,7 +282,7 @@ def trajectory(step, state, n_first, n_second, *, n_between):
 
 
 def one_step(step, states):
-    """States and what becomes of them, both in units of the training states."""
+    """Pairs of states and next states, both standardised by the training states."""
     mean, deviation = states["train"].mean(), states["train"].std()
     pairs = {
         name: ((u - mean) / deviation, (step(u) - mean) / deviation)
@@ -289,7 +292,7 @@ def one_step(step, states):
 
 
 def burgers(seed, n_train, n_test=N_TEST, n_points=32):
-    """From a smooth random field to Burgers' solution later; shifted fields are 1.5 and 3 times as high."""
+    """From a smooth random field to the later solution of Burgers' equation; shifted fields are 1.5 and 3 times as large."""
     rng = np.random.default_rng([seed, 1])
     fine = 4 * n_points
     place = 2 * np.pi * np.arange(fine) / fine
@@ -320,11 +323,11 @@ class Problem:
     """A named problem.
 
     Attributes:
-        name: as the command line and the tables spell it.
-        make: pairs from a seed, a number of training pairs and a number of test pairs per shift.
-        recipe: the surrogate's recipe from a seed.
+        name: name in the command line and the tables.
+        make: maps a seed, a number of training pairs and a number of test pairs per shift to data.
+        recipe: maps a seed to the recipe of the surrogate.
         n_train: number of training pairs.
-        folds: what a user would pass for data in the order of time; None where the default is right.
+        folds: folds for data in the order of time; None for the default folds.
     """
 
     name: str

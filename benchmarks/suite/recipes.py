@@ -44,7 +44,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Standardised:
-    """A network between standardised inputs and outputs."""
+    """A network with standardised inputs and outputs."""
 
     network: Callable[[np.ndarray], np.ndarray]
     of_x: Scale
@@ -56,12 +56,9 @@ class Standardised:
         return answers.reshape(-1, *self.output_shape)
 
 
-# Recipes: each is a train_surrogate with with_seed, so that ensembles can be made of it.
-
-
 @dataclass(frozen=True)
 class Network:
-    """A fully connected network on inputs and outputs that are standardised by the pairs it is given."""
+    """A fully connected network; inputs and outputs are standardised by the training pairs."""
 
     hidden: tuple[int, ...] = (64, 64)
     training: Training = field(
@@ -75,7 +72,7 @@ class Network:
         return self._train(x, y).n_together(x, y)
 
     def train_many(self, x, y, subsets, seeds=None):
-        """A network per subset of the rows, each standardised by its own rows, all trained as one."""
+        """A network per subset of the rows, each standardised by its own rows; all are trained together."""
         flat = y.reshape(len(y), -1)
         scales = [(Scale.of(x[rows]), Scale.of(flat[rows])) for rows in subsets]
         scaled = [
@@ -104,7 +101,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Step:
-    """The input and its change."""
+    """The input plus its predicted change."""
 
     change: Callable[[np.ndarray], np.ndarray]
 
@@ -114,7 +111,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Increment:
-    """A recipe for the change from input to output, as one learns the step of a time integrator."""
+    """A recipe for the change from input to output, as for the step of a time integrator."""
 
     recipe: Network
 
@@ -133,7 +130,7 @@ class Increment:
 
 @dataclass(frozen=True)
 class Regressor:
-    """A scikit-learn model; another seed also draws the training rows anew, since some models know no randomness."""
+    """A scikit-learn model. ``with_seed`` also resamples the training rows, because some models are deterministic."""
 
     make_model: Callable[[int], BaseEstimator]
     random_state: int = 0
@@ -144,7 +141,9 @@ class Regressor:
             rng = np.random.default_rng(self.random_state)
             rows = rng.integers(len(x), size=len(x))
             x, y = x[rows], y[rows]
-        with warnings.catch_warnings(action="ignore"):  # of kernels at their bounds
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # about kernel parameters at their bounds
             return self.make_model(self.random_state).fit(x, y).predict
 
     def with_seed(self, random_state):

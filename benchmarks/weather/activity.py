@@ -1,4 +1,4 @@
-"""A bound that knows the day: a static one times a factor of how active the weather is around each cell now."""
+"""A bound that depends on the day: a static bound times a factor of the weather's activity around each cell."""
 
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ FLOOR = 0.02
 
 
 def neighbourhood_mean(fields, size):
-    """Mean over size x size cells; longitude is periodic, and what lies beyond the poles does not count."""
+    """Mean over size x size cells; longitude is periodic, and cells beyond the poles are left out."""
     half = size // 2
     around = pad(fields.flatten(0, -3)[:, None], (half, half, 0, 0), mode="circular")
     beyond = (0, 0, half, half)
@@ -31,13 +31,14 @@ def neighbourhood_spread(fields, size):
 
 
 def activity(seen):
-    """How fast and how unevenly the last states change around each cell: (forecast, channel, lat, lon, column).
+    """Predictors of the error: speed and roughness of the last states around each cell.
 
-    Of the normalised inputs alone, so that the columns do not depend on the lead.
+    The shape is (forecast, channel, lat, lon, column). The predictors use the standardised inputs only, so they do not
+    depend on the lead.
     """
     before, middle, last = seen.features.inputs.unbind(dim=1)
     tendency = (last - middle).abs()
-    # What the other variables do around the cell tells as well.
+    # The tendencies of the other variables around the cell are predictors too.
     others = (tendency.sum(dim=1, keepdim=True) - tendency) / max(1, last.shape[1] - 1)
     columns = [
         tendency,
@@ -53,7 +54,10 @@ def activity(seen):
 
 @dataclass
 class Activity:
-    """A log-linear factor per lead and channel, shrunk as far as it fails on folds that it was not learned from."""
+    """A static bound times a log-linear factor per lead and channel.
+
+    The weights are shrunk by their slope on held-out folds.
+    """
 
     static: object
 
@@ -77,7 +81,7 @@ class Activity:
         return (columns / self.usual_.clamp(min=1e-12) + FLOOR).log()
 
     def _factor(self, x):
-        # Queries may be more active than anything before them.
+        # Queries may be more active than all calibration windows.
         return torch.einsum("nchwk,lck->nlchw", x, self.weights_).clamp(-2, 2).exp()
 
     @staticmethod
@@ -93,7 +97,7 @@ class Activity:
         return solved.permute(2, 0, 1).to(x.dtype)
 
     def _shrinkage(self, x, y, calibration):
-        """Slope of the log errors on what the other folds' weights predict, between 0 and 1."""
+        """Slope of the log errors on the predictions by the other folds' weights, clipped to [0, 1]."""
         product = square = 0.0
         for mine, others in by_fold(calibration):
             weights = self._weights(x[others], y[others])

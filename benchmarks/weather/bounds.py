@@ -1,6 +1,6 @@
-"""Bounds for forecast fields that are read off held-out forecasts: what they may see, and how each makes a bound of it.
+"""Bounds of forecast errors that are fitted to held-out forecasts.
 
-A bound is an object with ``fit(tuples)``, which returns itself, and ``bound(seen)``, a field per forecast.
+A bound is an object with ``fit(tuples)``, which returns itself, and ``bound(seen)``, which returns a field per forecast.
 """
 
 import math
@@ -27,7 +27,7 @@ ROWS_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class KnownFolds:
-    """Splits that were drawn before, so that no method clusters again."""
+    """Splits that are computed once for all methods."""
 
     name: str
     splits: list
@@ -44,7 +44,7 @@ class KnownFolds:
 
 @dataclass(frozen=True)
 class Natural:
-    """How each cell varies by itself, by the states known: distance quantile around a value, mean and deviation."""
+    """Natural variability of each cell: climatology, mean and standard deviation of the given states."""
 
     climatology: Climatology
     mean: Tensor  # (channel, lat, lon)
@@ -52,7 +52,7 @@ class Natural:
 
     @classmethod
     def fit(cls, states):
-        # On the CPU: the table is made cell by cell.
+        # On the CPU, because the table is built cell by cell.
         climatology = Climatology.fit(states.flatten(1).cpu(), QUANTILE)
         return cls(climatology, states.mean(dim=0), states.std(dim=0))
 
@@ -66,7 +66,7 @@ class Natural:
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known of forecasts when they are made."""
+    """Features of forecasts that are available at forecast time."""
 
     features: GeometricFeatures
     climatology: Tensor  # (forecast, lead, channel, lat, lon)
@@ -89,7 +89,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Tuples:
-    """Held-out forecasts: what was known, and the error."""
+    """Features and errors of held-out forecasts."""
 
     seen: Seen
     calibration: CalibrationSet
@@ -103,13 +103,13 @@ class Tuples:
 
 
 def by_lead_and_channel(values):
-    """The level of the values at each lead and channel, over forecasts and cells."""
+    """Quantile of the values at each lead and channel, over forecasts and cells."""
     pooled = values.permute(1, 2, 0, 3, 4).flatten(2).movedim(2, 0)
     return inverse_cdf_quantile(pooled, QUANTILE)[..., None, None]
 
 
 def by_cell(values):
-    """The level of the values at each lead, channel and cell, over forecasts."""
+    """Conformal quantile of the values at each lead, channel and cell, over forecasts."""
     return conformal_quantile(values, QUANTILE)
 
 
@@ -139,7 +139,7 @@ def cell_spread(seen):
 
 @dataclass
 class LeadScale:
-    """One number per lead and channel times a scale that is known."""
+    """One number per lead and channel times a scale of each forecast and cell."""
 
     scale: Callable[[Seen], Tensor]
 
@@ -153,12 +153,13 @@ class LeadScale:
 
 @dataclass
 class Blend:
-    """Between each cell's own level and the lead's level times the cell's deviation, as held-out folds prefer.
+    """Weighted geometric mean of the quantile of each cell and the quantile of the lead times the cell's deviation.
 
-    Few windows make a cell's own level noisy; its deviation is known better, but is the wrong map at short leads.
+    The weight minimises the pinball loss on held-out folds. With few windows the quantile of a cell is noisy. The deviation
+    of a cell is less noisy, but it is the wrong map at short leads.
     """
 
-    shares: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    weights: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
 
     def fit(self, tuples):
         self.parts_ = PerLeadAndCell(), LeadScale(cell_spread)
@@ -168,30 +169,30 @@ class Blend:
             for part, bound in zip(self.parts_, held_out, strict=True):
                 bound[mine] = part.fit(tuples[others]).bound(tuples.seen[mine])
         losses = [
-            pinball_loss(error, _between(*held_out, share), QUANTILE).mean(
+            pinball_loss(error, _between(*held_out, weight), QUANTILE).mean(
                 dim=(0, 3, 4)
             )
-            for share in self.shares
+            for weight in self.weights
         ]
         best = torch.stack(losses).argmin(dim=0)
-        self.share_ = error.new_tensor(self.shares)[best][..., None, None]
-        self.level_ = by_lead_and_channel(error / _between(*held_out, self.share_))
+        self.weight_ = error.new_tensor(self.weights)[best][..., None, None]
+        self.level_ = by_lead_and_channel(error / _between(*held_out, self.weight_))
         for part in self.parts_:
             part.fit(tuples)
         return self
 
     def bound(self, seen):
         bounds = (part.bound(seen) for part in self.parts_)
-        return self.level_ * _between(*bounds, self.share_)
+        return self.level_ * _between(*bounds, self.weight_)
 
 
-def _between(first, second, share):
+def _between(first, second, weight):
     """Weighted geometric mean."""
-    return first**share * second ** (1 - share)
+    return first**weight * second ** (1 - weight)
 
 
 def by_fold(calibration):
-    """Rows of each fold, and of the others that share no state with them, as far as the folds know."""
+    """For each fold, its rows and the rows of other folds that do not depend on them."""
     for number in calibration.fold.unique():
         mine = calibration.fold == number
         yield mine.nonzero()[:, 0], calibration.apart_from(mine).nonzero()[:, 0]
@@ -241,24 +242,24 @@ def of_latitude_and_spread(seen):
 
 
 class Positive(nn.Module):
-    """``unit softplus(network) / log 2``: it starts near the unit, and cannot die."""
+    """``start softplus(network) / log 2``: positive, near ``start`` at first, and with a gradient that does not vanish."""
 
-    def __init__(self, network, unit):
+    def __init__(self, network, start):
         super().__init__()
         self.network = network
-        self.register_buffer("unit", unit)
+        self.register_buffer("start", start)
 
     def forward(self, x):
-        emitted = self.network(x).unflatten(1, self.unit.shape[:2])
-        return self.unit * nn.functional.softplus(emitted) / math.log(2)
+        emitted = self.network(x).unflatten(1, self.start.shape[:2])
+        return self.start * nn.functional.softplus(emitted) / math.log(2)
 
 
 @dataclass
 class FieldQuantile:
-    """A U-Net from what is known to a quantile of the error, as a factor on a fixed level that it starts at."""
+    """A U-Net for a quantile of the error; it multiplies the fixed field ``start(error)``."""
 
     inputs: Callable[[Seen], Tensor]
-    level: Callable[[Tensor], Tensor]
+    start: Callable[[Tensor], Tensor]
     widths: tuple[int, ...] = (32, 64, 128)
     training: Training = field(default_factory=Training)
 
@@ -268,18 +269,18 @@ class FieldQuantile:
         self.scale_ = x.std(dim=(0, 2, 3), keepdim=True).clamp(min=1e-6)
         x = (x - self.mean_) / self.scale_
         weight = 1 / error.mean(dim=(0, 3, 4), keepdim=True)[0]
-        unit = self.level(error)
+        start = self.start(error)
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             torch.manual_seed(self.training.random_state)
             n_out = error[0, :, :, 0, 0].numel()
             network = GlobeUNet(x.shape[1], n_out, self.widths, dropout=0.0)
-            self.network_ = Positive(network, unit).to(x.device)
+            self.network_ = Positive(network, start).to(x.device)
 
             def loss(net, rows):
-                missed = pinball_loss(error[rows], net(x[rows]), QUANTILE)
-                return (weight * missed).mean()
+                each = pinball_loss(error[rows], net(x[rows]), QUANTILE)
+                return (weight * each).mean()
 
-            # Windows that share targets must not sit on both sides of the early stopping.
+            # Windows with common targets must not be split between training and early stopping.
             train(self.network_, loss, self.training, units=tuples.calibration.unit)
         return self
 
@@ -289,11 +290,11 @@ class FieldQuantile:
         return torch.cat([self.network_(part) for part in x.split(ROWS_AT_ONCE)])
 
 
-# Statements about whole fields.
+# Coverage of whole fields.
 
 
 def held_out_ratios(model, tuples):
-    """Errors over the bounds that the other folds' forecasts give: one row per held-out forecast."""
+    """Ratios of errors to bounds fitted to the other folds: one row per held-out forecast."""
     ratio = torch.empty_like(tuples.error).flatten(1)
     for mine, others in by_fold(tuples.calibration):
         fitted = model.fit(tuples[others])

@@ -1,4 +1,4 @@
-"""One surrogate of the weather benchmark with its folds and held-out forecasts, each computed once for all methods."""
+"""One surrogate of the weather benchmark, its folds and its held-out forecasts, computed once for all methods."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ NO_FOLDS = "no folds"
 
 @dataclass(frozen=True)
 class Settings:
-    """How much of everything: the paper's numbers, or few for a small run."""
+    """Sizes of a run; the defaults are the paper's."""
 
     n_past: int = 3
     n_leads: int = 40
@@ -43,7 +43,7 @@ class Settings:
 
     @property
     def gap(self):
-        """Windows so far apart share no state."""
+        """Distance in time steps at which two windows have no state in common."""
         return self.n_past + self.n_leads - 1
 
 
@@ -63,7 +63,7 @@ SMALL = Settings(
 
 
 class Task(NamedTuple):
-    """One surrogate with all its bounds."""
+    """Form, origin and seed of one surrogate."""
 
     form: str
     origin: int
@@ -82,7 +82,7 @@ def now():
 
 @dataclass
 class Shared:
-    """Work that several methods need; each is charged for it as if it had done it alone."""
+    """Results that several methods need; each method is charged the time of computing them."""
 
     known: dict = field(default_factory=dict)
     saved: float = 0.0
@@ -165,7 +165,7 @@ class Case:
         return self.shared(("cross-fitted", kind), make)
 
     def tuples(self, kind):
-        """Held-out forecasts with all that was known of them: of the fold's own training states alone."""
+        """Held-out forecasts; their climatology uses the training states of their fold only."""
         return self.shared(("tuples", kind), lambda: self._tuples(kind))
 
     def _tuples(self, kind):
@@ -182,12 +182,12 @@ class Case:
         return Tuples(seen, calibration)
 
     def _states(self, rows):
-        """Time steps of all states of the windows in these rows."""
+        """Time steps of all states in the windows of these rows."""
         reach = np.arange(-self.settings.n_past, self.settings.n_leads)
         return np.unique(self.data.first.numpy()[rows][:, None] + reach)
 
     def queries(self, kind):
-        """The test windows, as the tuples see theirs."""
+        """The test windows, with the same features as the held-out forecasts."""
 
         def make():
             features = self.cross_fitted(kind).view(self.data.x_test)

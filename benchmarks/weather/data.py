@@ -9,15 +9,15 @@ import torch
 HOURS = 6
 DAYS = 160
 WEATHERBENCH = ("geopotential_500", "temperature_850", "2m_temperature")
-# The ERA5 stand-in's two variables: its results are never WeatherBench's.
+# Variables of the ERA5 stand-in, whose results are stored under another name than WeatherBench's.
 STAND_IN = ("msl", "vo850")
 GRID = ("time", "lat", "lon")
 HOW_TO_GET = """\
-give a folder of reanalysis data by --data.
+pass a folder of reanalysis data with --data.
 WeatherBench (github.com/pangeo-data/WeatherBench): download geopotential_500, temperature_850 and 2m_temperature at
 5.625 degrees from https://mediatum.ub.tum.de/1524895 and unpack each into a folder of its own,
     DIR/geopotential_500/*.nc  DIR/temperature_850/*.nc  DIR/2m_temperature/*.nc
-then run with --data DIR. A folder with plain netCDF files of variables on one (time, lat, lon) grid serves as well."""
+then run with --data DIR. A folder of netCDF files with all variables on one (time, lat, lon) grid works as well."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Weather:
 
 
 def label(names):
-    """What tables and pictures call the data."""
+    """Name of the data in tables and pictures."""
     listed = ", ".join(names)
     return f"ERA5 stand-in ({listed})" if tuple(names) == STAND_IN else listed
 
 
 def load(folder, variables=None, *, start=None, days=DAYS):
-    """Read WeatherBench's folders, or plain files with all variables; from ``start``, or from where the data begin."""
+    """Read WeatherBench's folders, or files with all variables, from ``start`` or from the first time on."""
     if folder is None:
         raise ValueError(f"no data given; {HOW_TO_GET}")
     files = _files(Path(folder), variables)
@@ -83,7 +83,7 @@ def _files(folder, variables):
 
 
 def _fields(file):
-    import xarray  # here, because only those who load data need it
+    import xarray  # only needed to load data
 
     with file.open("rb") as stream:
         engine = "scipy" if stream.read(3) == b"CDF" else "h5netcdf"
@@ -95,14 +95,14 @@ def _fields(file):
         others = {d: n for d, n in field.sizes.items() if d not in GRID}
         if any(size > 1 for size in others.values()):
             raise ValueError(
-                f"{name} in {file} has dimensions {others} besides time and grid; select one level first."
+                f"{name} in {file} has dimensions {others} besides time and grid; select one of them first."
             )
         fields[name] = field.squeeze(list(others), drop=True).transpose(*GRID)
     return fields
 
 
 def _six_hourly(parts, name):
-    """Each file's fields at 0, 6, 12 and 18 o'clock, in the order of time."""
+    """Fields of each file at 0, 6, 12 and 18 o'clock, in the order of time."""
     kept = []
     for part in parts:
         since_midnight = part.time.values - part.time.values.astype("datetime64[D]")
@@ -112,13 +112,13 @@ def _six_hourly(parts, name):
             kept.append(part)
     if not kept:
         raise ValueError(
-            f"{name} has no field at 0, 6, 12 or 18 o'clock; give data that do."
+            f"{name} has no field at 0, 6, 12 or 18 o'clock; use data that have them."
         )
     return sorted(kept, key=lambda part: part.time.values[0])
 
 
 def _period(parts, start, days):
-    """The fields of the period alone, read into memory."""
+    """Fields of the period, read into memory."""
     import xarray
 
     begin = np.datetime64(start or parts[0].time.values[0], "ns")
@@ -139,7 +139,7 @@ def _check_like(name, field, first_name, first):
     for axis in GRID:
         if not np.array_equal(field[axis].values, first[axis].values):
             raise ValueError(
-                f"{name} and {first_name} have other {axis} coordinates ({field.sizes[axis]} and {first.sizes[axis]} of "
+                f"{name} and {first_name} have different {axis} coordinates ({field.sizes[axis]} and {first.sizes[axis]} of "
                 "them); regrid the variables to one grid and one period."
             )
     steps = np.diff(field.time.values)
@@ -159,7 +159,7 @@ def _check_like(name, field, first_name, first):
 
 @dataclass(frozen=True)
 class Split:
-    """Windows whose states are all known at the origin, and test windows whose targets start in the time after it.
+    """Training windows with all states before the origin, and test windows with all targets after it.
 
     States are scaled to [0, 1] by the range of each channel before the origin.
     """

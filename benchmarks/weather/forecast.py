@@ -10,7 +10,10 @@ ROWS_AT_ONCE = 64
 
 
 class Convolution(nn.Module):
-    """3 x 3, with longitude periodic; zeros beyond the poles, where repeated values made trainings die."""
+    """A 3 x 3 convolution with periodic longitude and zeros beyond the poles.
+
+    With repeated values beyond the poles some trainings diverged.
+    """
 
     def __init__(self, n_in, n_out):
         super().__init__()
@@ -31,7 +34,7 @@ def block(n_in, n_out, dropout):
 
 
 class GlobeUNet(nn.Module):
-    """The paper's encoder and decoder; ``widths`` are the channels per level, the last one the bottleneck's."""
+    """The paper's encoder and decoder; ``widths`` are the channels per resolution, the last for the bottleneck."""
 
     def __init__(self, n_in, n_out, widths=(32, 64, 128, 256), dropout=0.1):
         super().__init__()
@@ -46,7 +49,7 @@ class GlobeUNet(nn.Module):
         self.output = nn.Conv2d(widths[0], n_out, kernel_size=1)
 
     def forward(self, field):
-        # Half precision inside, where there is hardware for it.
+        # Half precision on a GPU.
         with torch.autocast(field.device.type, torch.bfloat16, enabled=field.is_cuda):
             skips = []
             for part in self.down:
@@ -61,38 +64,38 @@ class GlobeUNet(nn.Module):
             return self.output(field).float()
 
 
-# What the network emits.
+# The output of the network.
 
 
 @dataclass(frozen=True)
 class Frame:
-    """States as the network sees them, and the forecast that it corrects: ``centre + damping (last - centre)``."""
+    """Standardisation of the states, and the forecast that the network corrects: ``centre + damping (last - centre)``."""
 
     centre: torch.Tensor  # (channel, lat or 1, lon or 1)
-    unit: torch.Tensor  # (channel, 1, 1)
+    scale: torch.Tensor  # (channel, 1, 1)
     damping: torch.Tensor  # (lead, channel, 1, 1)
 
     def seen(self, x):
-        return (x - self.centre) / self.unit
+        return (x - self.centre) / self.scale
 
     def first_guess(self, x):
         return self.damping * self.seen(x[:, -1:])
 
     def states(self, emitted):
-        return self.centre + self.unit * emitted
+        return self.centre + self.scale * emitted
 
 
 @dataclass(frozen=True)
 class Direct:
-    """The paper's form: the network emits the states, centred and scaled per channel."""
+    """The paper's form: the network predicts the states, standardised per channel."""
 
     name = "direct"
 
     def fit(self, x, y):
         del x
         centre = y.mean(dim=(0, 1, 3, 4))[:, None, None]
-        unit = y.std(dim=(0, 1, 3, 4))[:, None, None]
-        return Frame(centre, unit, y.new_zeros(*y.shape[1:3], 1, 1))
+        scale = y.std(dim=(0, 1, 3, 4))[:, None, None]
+        return Frame(centre, scale, y.new_zeros(*y.shape[1:3], 1, 1))
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,11 @@ class Anomalies:
     def fit(self, x, y):
         centre = y.mean(dim=(0, 1))
         anomaly = y - centre
-        unit = anomaly.square().mean(dim=(0, 1, 3, 4)).sqrt()[:, None, None]
+        scale = anomaly.square().mean(dim=(0, 1, 3, 4)).sqrt()[:, None, None]
         last = x[:, -1:] - centre
         product = (last * anomaly).sum(dim=(0, 3, 4))
         damping = product / last.square().sum(dim=(0, 3, 4))
-        return Frame(centre, unit, damping[..., None, None])
+        return Frame(centre, scale, damping[..., None, None])
 
 
 FORMS = {form.name: form for form in (Anomalies(), Direct())}
@@ -143,7 +146,7 @@ def lead_weights(y):
 
 @dataclass(frozen=True)
 class TrainForecast:
-    """The recipe: so many steps of Adam from this seed, cell means and damping fitted to the windows given."""
+    """The recipe: ``n_steps`` steps of Adam; cell means and damping are fitted to the given windows."""
 
     form: Direct | Anomalies
     n_steps: int
@@ -158,7 +161,7 @@ class TrainForecast:
         return replace(self, seed=random_state)
 
     def stages(self, x, y, every):
-        """The forecast after every so many steps; the same object, trained on."""
+        """Pairs of step and forecast after every ``every`` steps; the forecast is always the same object."""
         frame = self.form.fit(x, y)
         target, weight = frame.seen(y), lead_weights(y)
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
@@ -169,7 +172,7 @@ class TrainForecast:
             forecast = Forecast(network, frame)
             parameters = [*network.parameters()]
             optimizer = torch.optim.Adam(parameters, LEARNING_RATE, fused=True)
-            # All batches beforehand and on the device, so that no step waits for the host.
+            # All batches are drawn before the first step, so that no step waits for the host.
             batches = self._batches(len(x)).to(x.device)
             for step, rows in enumerate(batches, start=1):
                 network.train()
@@ -191,20 +194,21 @@ class TrainForecast:
 
 
 def chosen_steps(recipe, x, y, *, gap, check_every, patience):
-    """The step count with the least loss on the last fifth of the windows, with a gap before it.
+    """Number of steps with the smallest loss on the last fifth of the windows, with a gap before it.
 
-    Windows drawn at random would share their targets with the training and never stop it.
+    Random windows would have targets in common with the training windows, and their loss would never rise.
     """
     n_validation = round(0.2 * len(x))
     n_train = len(x) - n_validation - gap
     if n_train < 1:
         raise ValueError(
-            f"{len(x)} windows leave none to train on before a gap of {gap} and {n_validation} to stop by; give more days."
+            f"{len(x)} windows leave none to train on before a gap of {gap} and {n_validation} windows for early stopping; "
+            "use more days."
         )
     weight = lead_weights(y)
     best_loss, best_step = float("inf"), 0
     for step, forecast in recipe.stages(x[:n_train], y[:n_train], check_every):
-        error = (forecast(x[-n_validation:]) - y[-n_validation:]) / forecast.frame.unit
+        error = (forecast(x[-n_validation:]) - y[-n_validation:]) / forecast.frame.scale
         loss = float((weight * error.square()).mean())
         if loss < best_loss:
             best_loss, best_step = loss, step

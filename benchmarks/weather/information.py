@@ -1,8 +1,8 @@
-"""What is known at forecast time that tells a bad day from a good one?
+"""Which features that are available at forecast time predict the error of the day?
 
-Held-out errors and features are divided by their mean at the lead, channel and cell over the windows of their fold; their
-rank correlation is what a feature knows beyond the static map. Over the windows of one fold, because a fold's climatology
-lacks the fold's own states: where those vary much, it is too small, and seems to know the opposite.
+Held-out errors and features are divided by their mean at the lead, channel and cell over the windows of their fold. The
+rank correlation of the ratios measures what a feature adds to a static map. The mean is taken within a fold because the
+climatology of a fold does not contain the fold's own states.
 """
 
 import statistics
@@ -14,13 +14,13 @@ from benchmarks.weather.data import HOURS
 from benchmarks.weather.methods import dropout, ensemble
 
 LEAD_HOURS = (6, 12, 24, 48, 120, 240)
-# Ranks of more values than this do not change the second digit.
+# The ranks use at most this many values; more values do not change the second digit.
 MOST_VALUES = 400_000
-TOGETHER = "all of them, learned on the other folds"
+TOGETHER = "all of them, fitted on the other folds"
 
 
 def features_of(case, kind, lead):
-    """Candidates at one lead, by name: a field per held-out window and channel."""
+    """Features at one lead, by name: a field per held-out window and channel."""
     tuples = case.tuples(kind)
     calibration = tuples.calibration
     past = case.data.x[calibration.point]
@@ -95,7 +95,7 @@ def correlation(first, second):
 
 
 def together(columns, target, fold):
-    """Rank correlation of a linear fit of the ranks, each fold predicted from the others."""
+    """Mean rank correlation of a linear fit of the ranks; each fold is predicted from the others."""
     table = torch.stack(columns, dim=1)
     found = []
     for number in fold.unique():
@@ -106,7 +106,7 @@ def together(columns, target, fold):
 
 
 def relative(values, fold):
-    """Values in units of their mean over the windows of the same fold, cell by cell."""
+    """Values divided by their mean over the windows of the same fold, separately for each cell."""
     result = values.double()
     for number in fold.unique():
         mine = fold == number
@@ -120,7 +120,7 @@ def study(case, kind="blocks"):
     error, fold = calibration.error, calibration.fold
     leads = [h // HOURS - 1 for h in LEAD_HOURS if h // HOURS <= error.shape[1]]
     chosen = some(error[:, 0, 0].numel(), error.device)
-    whose = fold.view(-1, 1, 1).expand_as(error[:, 0, 0]).flatten()[chosen]
+    fold_of_value = fold.view(-1, 1, 1).expand_as(error[:, 0, 0]).flatten()[chosen]
     for lead in leads:
         known = features_of(case, kind, lead)
         for channel in range(error.shape[2]):
@@ -135,7 +135,7 @@ def study(case, kind="blocks"):
                 name: correlation(column, target)
                 for name, column in zip(known, columns, strict=True)
             }
-            found[TOGETHER] = together(columns, target, whose)
+            found[TOGETHER] = together(columns, target, fold_of_value)
             lines += [
                 {
                     **case.task._asdict(),
@@ -151,7 +151,7 @@ def study(case, kind="blocks"):
 
 
 def table(lines):
-    """Features down, leads across; means over channels and tasks."""
+    """Markdown table of features by lead; means over channels and tasks."""
     hours = sorted({line["lead_hours"] for line in lines})
     shown = ["| known at forecast time | " + " | ".join(f"{h} h" for h in hours) + " |"]
     shown.append("|---" * (len(hours) + 1) + "|")

@@ -1,6 +1,6 @@
 """The methods of the weather benchmark, by the folds that they need.
 
-A method has ``fit(case, kind)``, which returns a function that answers the test windows. To add one, add a line to the
+A method has ``fit(case, kind)``, which returns a function that computes the answer at the test windows. To add one, add a line to the
 dictionaries at the end.
 """
 
@@ -32,7 +32,7 @@ from geoq.coverage import POINTWISE
 
 
 class Answer(NamedTuple):
-    """A method's prediction and bound at the test windows, and which of them it calls safe."""
+    """Prediction and bound of a method at the test windows; optionally safe flags and support scores."""
 
     prediction: torch.Tensor
     error_hat: torch.Tensor
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class OnTuples:
-    """A bound that is read off the held-out forecasts; ``factor``, for whole fields, reads one more number off them."""
+    """A bound that is fitted to the held-out forecasts; ``factor`` is a conformal factor for whole fields."""
 
     make: Callable
     factor: Callable | None = None
@@ -69,7 +69,7 @@ class OnTuples:
 
 @dataclass(frozen=True)
 class OfGeoQ:
-    """GeoQ itself, of the parts given."""
+    """GeoQ with the given parts."""
 
     parts: Callable
 
@@ -86,7 +86,7 @@ class OfGeoQ:
 
 @dataclass(frozen=True)
 class AnchorAlone:
-    """The anchors' error as the bound."""
+    """The anchor error as the bound."""
 
     number: int
 
@@ -101,7 +101,7 @@ class AnchorAlone:
 
 @dataclass(frozen=True)
 class Spread:
-    """1.96 standard deviations of several predictions, or as many as the held-out forecasts need."""
+    """1.96 standard deviations of several predictions, or a multiple fitted to the held-out forecasts."""
 
     make: Callable
 
@@ -113,16 +113,16 @@ class Spread:
         )
         if kind == NO_FOLDS:
             return lambda: Answer(*deployed.predict(case.data.x_test))
-        level = case.shared((name, kind), lambda: self._level(case, kind))
+        multiple = case.shared((name, kind), lambda: self._multiple(case, kind))
 
         def answer():
             prediction, deviation = deployed.predict(case.data.x_test)
-            return Answer(prediction, level * deviation)
+            return Answer(prediction, multiple * deviation)
 
         return answer
 
-    def _level(self, case, kind):
-        """By lead and channel, the ratio of held-out errors to their deviations."""
+    def _multiple(self, case, kind):
+        """Quantile of the ratio of held-out errors to deviations, by lead and channel."""
         x, y, parts = case.data.x, case.data.y, []
         known, surrogates = case.folds(kind)
         for (seen, unseen), surrogate in zip(known.splits, surrogates, strict=True):
@@ -146,7 +146,7 @@ def ensemble(case, surrogate, seed):
 
 @dataclass(frozen=True)
 class PerCellConformal:
-    """Split conformal per lead, channel and cell: a surrogate of fewer windows, and the residuals of the others."""
+    """Split conformal prediction per lead, channel and cell."""
 
     rows: Callable
 
@@ -166,7 +166,7 @@ class PerCellConformal:
 
 
 def last_fifth(n_rows, case):
-    """The last fifth calibrates; windows that share states with it are dropped."""
+    """The last fifth calibrates; windows with states in common with it are dropped."""
     first = n_rows - round(0.2 * n_rows)
     return torch.arange(first - case.settings.gap), torch.arange(first, n_rows)
 
@@ -180,7 +180,7 @@ def random_fifth(n_rows, case):
 
 @dataclass(frozen=True)
 class Oracle:
-    """Fits the test errors themselves: the best that one number per lead and channel can do."""
+    """The quantile of the test errors per lead and channel: the best bound of this form."""
 
     def fit(self, case, kind):
         del kind
@@ -190,7 +190,7 @@ class Oracle:
 
 
 def field_increment(case, number):
-    """The paper's form, with so many anchors."""
+    """The paper's form with the number of anchors ``settings.n_anchors[number]``."""
     settings = case.settings
     training = replace(settings.bound_training, random_state=case.task.seed)
     model = FieldIncrement(
@@ -209,7 +209,7 @@ def field_increment(case, number):
 
 @dataclass(frozen=True)
 class AroundForecast:
-    """The climatology of a cell, at every lead."""
+    """Climatology of each cell around the forecast, at every lead."""
 
     natural: Natural
     shape: tuple[int, ...]
@@ -220,7 +220,7 @@ class AroundForecast:
 
 @dataclass(frozen=True)
 class CellDeviation:
-    """How far each cell varies by itself, whatever is forecast."""
+    """Standard deviation of each cell, independent of the forecast."""
 
     natural: Natural
     shape: tuple[int, ...]
@@ -231,7 +231,7 @@ class CellDeviation:
 
 
 def of_default(case, *, reference=None, **factor):
-    """The library's form for fields, seeded."""
+    """The default increment model for fields, with the seed of the task."""
     shape = case.data.y.shape[1:]
     learned = FieldFactor(**factor)
     training = replace(learned.training, random_state=case.task.seed)
@@ -251,16 +251,16 @@ def without_factor(case):
 
 
 def law_of_cells(case):
-    """The form for tables of numbers, each cell for itself."""
+    """The default increment model for tables; each cell is a separate coordinate."""
     reference = AroundForecast(case.natural, case.data.y.shape[1:])
     return PowerLawIncrement(QUANTILE, reference=reference)
 
 
-def quantile_network(inputs, level):
+def quantile_network(inputs, start):
     def make(case):
         training = replace(case.settings.bound_training, random_state=case.task.seed)
         widths = case.settings.bound_widths
-        return bounds.FieldQuantile(inputs, level, widths, training)
+        return bounds.FieldQuantile(inputs, start, widths, training)
 
     return OnTuples(make)
 
@@ -277,7 +277,7 @@ by_spread = static(bounds.LeadScale, bounds.cell_spread)
 
 
 def whole_field_default(case):
-    """Two networks instead of five, for it is fitted once without each fold."""
+    """The default with two networks instead of five, because it is fitted again without each fold."""
     return bounds.Increment(of_default(case, n_groups=2))
 
 
@@ -353,7 +353,7 @@ METHODS = {
     "blocks": BLOCK_METHODS | FOLD_METHODS | WHOLE_FIELD_METHODS,
     "clusters": FOLD_METHODS,
 }
-# Drawn, and kept for it.
+# Methods in the pictures.
 SHOWN = (
     "MC dropout, scaled per lead and channel",
     "Horizon x climatology",

@@ -1,4 +1,4 @@
-"""Pictures of the weather benchmark, from the arrays and rows that a run has kept.
+"""Pictures of the weather benchmark, from the arrays and rows that a run has stored.
 
 python -m benchmarks.weather.pictures benchmarks/results/weather_era5.json PARTS docs --task anomalies-300-0
 """
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from benchmarks.weather.data import HOURS, label
 from benchmarks.weather.tables import REFERENCE, WHOLE_FIELD
 
-# Each with its own dash, so that the lines differ in grey as well.
+# Lines differ in colour and in dash.
 STYLES = (
     ("#c1440e", "-"),
     ("#4c78a8", "-."),
@@ -22,14 +22,14 @@ STYLES = (
     ("#e0a030", (0, (5, 1))),
     ("#2e7d4f", (0, (3, 1, 1, 1))),
 )
-# Single cells beyond these shares of the values do not set a map's colours.
-SHARES = (0.5, 99.5)
-# Methods with more than so many times the reference's loss would press the others together.
+# Percentiles of the values between which the colours of a map vary.
+PERCENTILES = (0.5, 99.5)
+# Methods with a larger ratio to the loss of the reference are left out.
 MOST_SHOWN = 1.4
 
 
 def draw(results, parts, folder, task="*"):
-    """All pictures of the tasks that kept their arrays, or of one of them."""
+    """Draw the pictures of all tasks with stored arrays, or of one task."""
     folder.mkdir(parents=True, exist_ok=True)
     record = json.loads(results.read_text())
     name = label(record["variables"])
@@ -54,9 +54,9 @@ def maps(arrays, title):
     for channel, (variable, axes) in enumerate(zip(variables, rows, strict=True)):
         states = [arrays[n][channel] for n in ("truth", "prediction")]
         errors = [arrays["error"][channel], bound[channel]]
-        low, high = np.percentile(states[0], SHARES)
+        low, high = np.percentile(states[0], PERCENTILES)
         pair(figure, arrays, axes[:2], states, cmap="viridis", vmin=low, vmax=high)
-        high = max(np.percentile(field, SHARES[1]) for field in errors)
+        high = max(np.percentile(field, PERCENTILES[1]) for field in errors)
         pair(figure, arrays, axes[2:], errors, cmap="magma", vmin=0, vmax=high)
         axes[0].set_ylabel(f"{variable}\nlatitude, degrees")
     titles = ("truth", "prediction", "true error", f"bound: {REFERENCE}")
@@ -73,7 +73,7 @@ def maps(arrays, title):
 
 
 def pair(figure, arrays, axes, fields, **colours):
-    """Two maps in the same colours."""
+    """Two maps with one colour scale."""
     for one, field in zip(axes, fields, strict=True):
         image = one.pcolormesh(arrays["lon"], arrays["lat"], field, **colours)
     figure.colorbar(
@@ -87,7 +87,7 @@ def pair(figure, arrays, axes, fields, **colours):
 
 
 def growth(arrays, title):
-    """Error growth by lead time, with the estimates of several methods."""
+    """Error and mean bounds of several methods over lead time."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     days = HOURS / 24 * np.arange(1, len(arrays["mean_error"]) + 1)
@@ -108,7 +108,7 @@ def growth(arrays, title):
 
 
 def safe(arrays, title):
-    """Over the test windows: the support score, safe below 1, and the share of the field that the bound covers."""
+    """Support score over threshold, and the fraction of the field that is covered, over the test windows."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
     for number, (method, (colour, dash)) in enumerate(
@@ -118,22 +118,21 @@ def safe(arrays, title):
             continue
         score, covered = arrays[f"score_{number}"], arrays[f"covered_{number}"]
         days = HOURS / 24 * np.arange(len(score))
-        share = (score <= 1).mean()
-        text = f"{method}: {share:.0%} safe"
+        text = f"{method}: {(score <= 1).mean():.0%} safe"
         upper.plot(days, score, color=colour, ls=dash, lw=1.6, label=text)
         lower.plot(days, covered, color=colour, ls=dash, lw=1.6)
     upper.axhline(1, color="#1b1b1b", lw=0.8)
     lower.axhline(0.95, color="#1b1b1b", lw=0.8)
     upper.set_ylabel("support score / threshold\n(safe up to 1)")
     lower.set(xlabel="start of the forecast, days after the origin")
-    lower.set_ylabel("share of the\nfield covered")
+    lower.set_ylabel("fraction of the\nfield covered")
     upper.set_title(title, fontsize=10)
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figure
 
 
 def quarters(rows, form, name):
-    """Pinball by quarter of the lead times, over that of the default; blocks where there are folds."""
+    """Pinball loss relative to the default, by quarter of the lead times; with the block folds."""
     mine = [
         row
         for row in rows
@@ -172,7 +171,7 @@ def quarters(rows, form, name):
     axes.set_yticks(range(len(order)), order, fontsize=8)
     axes.grid(axis="y", lw=0.3)
     axes.set_xlabel(
-        f"pinball over that of {REFERENCE}; at most {MOST_SHOWN:g} is shown"
+        f"pinball loss relative to {REFERENCE}; methods up to {MOST_SHOWN:g}"
     )
     axes.set_title(f"{name}, {form}: by quarter of the lead times", fontsize=10)
     axes.legend(fontsize=8, loc="upper right")
@@ -183,8 +182,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path, help="the results file")
     parser.add_argument("parts", type=Path, help="the folder of the tasks' files")
-    parser.add_argument("folder", type=Path, help="where to draw")
-    parser.add_argument("--task", default="*", help="one task alone")
+    parser.add_argument("folder", type=Path, help="folder of the pictures")
+    parser.add_argument("--task", default="*", help="draw this task only")
     arguments = parser.parse_args()
     draw(arguments.results, arguments.parts, arguments.folder, arguments.task)
 

@@ -1,4 +1,4 @@
-"""How good a bound of a forecast field is: pooled, by lead, by area, by day, and for the field as a whole."""
+"""Scores of a bound of a forecast field: pooled, by lead, by area, by day, and for whole fields."""
 
 import math
 
@@ -10,8 +10,8 @@ LEADS_A_DAY = 4
 
 
 def scores(error, bound, latitude, quantile):
-    """All numbers of one row; fields are (forecast, lead, channel, lat, lon)."""
-    # In double precision, since millions of values are summed.
+    """Scores of one row; fields have the shape (forecast, lead, channel, lat, lon)."""
+    # Double precision, because millions of values are summed.
     error, bound = error.double(), bound.double()
     loss = pinball_loss(error, bound, quantile)
     covered = (error <= bound).double()
@@ -35,18 +35,18 @@ def scores(error, bound, latitude, quantile):
 
 
 def area_weights(latitude):
-    """Share of the globe of each latitude's cells, in units of the mean."""
+    """Area of the cells at each latitude, divided by the mean area."""
     weight = torch.deg2rad(latitude.double()).cos()
     return weight / weight.mean()
 
 
 def which_day(error, bound):
-    """Correlation over the days alone: what is the same every day at a lead, channel and cell is taken off both.
+    """Correlation of error and bound after subtracting their means over the days at each lead, channel and cell.
 
-    The pooled correlation is mostly the map of where the weather varies; a bound that never changes has 0 here.
+    The pooled correlation mostly measures where the weather varies. A bound that is the same every day has 0 here.
     """
     differs = [part - part.mean(dim=0) for part in (error, bound)]
-    # Rounding leaves traces in a bound that never changes.
+    # A bound that is the same every day differs from its mean by rounding.
     if any(
         d.abs().max() <= 1e-9 * part.abs().max()
         for d, part in zip(differs, (error, bound), strict=True)

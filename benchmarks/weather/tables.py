@@ -5,7 +5,7 @@ import statistics
 from benchmarks.weather.data import HOURS, label
 
 WHOLE_FIELD = "whole field"
-# Whose ratios are shown, and which methods are shown lead by lead.
+# The method of the ratios, and the methods that are shown by lead time.
 REFERENCE = "GeoQ (default)"
 MAIN = (
     REFERENCE,
@@ -19,7 +19,7 @@ MAIN = (
     "GeoQ (paper, k_a = 10)",
     "Split conformal per cell (random fifth)",
 )
-# The paper's three baselines, each in the forms it was given.
+# Beginnings of the names of the paper's three baselines.
 BASELINES = ("MC dropout", "Deep ensemble", "Split conformal")
 QUARTERS = range(1, 5)
 LEADS = {"6 h": "6h", "24 h": "24h", **{f"quarter {q}": f"q{q}" for q in QUARTERS}}
@@ -90,7 +90,7 @@ def as_table(heading, lines):
 
 
 def table(groups, columns, first):
-    """A line per group of rows."""
+    """A table with one line per group of rows."""
     lines = [[name, *cells(rows, columns)] for name, rows in groups.items()]
     return as_table([first, *columns], lines)
 
@@ -111,7 +111,7 @@ def form(row):
 
 
 def by_pinball(rows):
-    """Rows by method, the least mean pinball first."""
+    """Rows by method, in the order of the mean pinball loss."""
     groups = grouped(rows, method)
     order = sorted(groups, key=lambda m: statistics.fmean(column(groups[m])))
     return {name: groups[name] for name in order}
@@ -122,14 +122,14 @@ def column(rows, name="pinball"):
 
 
 def ratios(rows, others, name="pinball"):
-    """Rows over the others, task by task."""
+    """Ratios of rows to other rows of the same task."""
     task = {(row["origin"], row["seed"]): row[name] for row in others}
     pairs = ((row[name], task.get((row["origin"], row["seed"]))) for row in rows)
     return [mine / theirs for mine, theirs in pairs if theirs]
 
 
 def compared(reference, rows):
-    """Geometric mean, range and count of the tasks in which the reference is ahead."""
+    """Geometric mean and range of the ratios, and the number of tasks in which the reference is better."""
     found = ratios(reference, rows)
     if not found or reference is rows:
         return ["", ""]
@@ -159,7 +159,7 @@ def skill_table(surrogates):
 
 
 def by_origin(groups, columns, repeated):
-    """The columns, and one of them origin by origin."""
+    """All columns, and one column separately for each origin."""
     name, factor, digits = columns[repeated]
     origins = sorted({row["origin"] for rows in groups.values() for row in rows})
     days = [f"{repeated}, after {origin * HOURS / 24:g} days" for origin in origins]
@@ -175,7 +175,7 @@ def by_origin(groups, columns, repeated):
 
 
 def ratios_by_origin(groups, reference):
-    """Pinball of the reference over each method's, origin by origin."""
+    """Pinball loss of the reference relative to each method, for each origin."""
     origins = sorted({row["origin"] for rows in groups.values() for row in rows})
     heading = [f"{reference} over"]
     heading += [f"after {origin * HOURS / 24:g} days" for origin in origins]
@@ -192,7 +192,7 @@ def ratios_by_origin(groups, reference):
 
 
 def leaking(blocks, clusters):
-    """What the same method makes of both kinds of folds."""
+    """Each method with both kinds of folds."""
     heading = ["method", "pinball x 1000, clusters", "blocks", "clusters over blocks"]
     heading += ["coverage, clusters", "blocks"]
     lines = []
@@ -208,7 +208,7 @@ def leaking(blocks, clusters):
 
 
 def summary(record, reference=REFERENCE, chosen=()):
-    """All tables of a results file, or the first one of the methods chosen."""
+    """All tables of a results file, or the first table of the chosen methods."""
     rows, name = record["rows"], label(record["variables"])
     reference = reference if reference in map(method, rows) else REFERENCE
     parts = []
@@ -233,7 +233,7 @@ def summary(record, reference=REFERENCE, chosen=()):
 
 
 def tables_of(rows, name, reference, chosen):
-    """Of one form of the surrogate; what needs no folds stands beside the blocks."""
+    """Tables of one form of the surrogate; methods without folds are shown with the block folds."""
     here = [r for r in rows if r["folds"] in ("no folds", "blocks")]
     pointwise = by_pinball([r for r in here if WHOLE_FIELD not in method(r)])
     whole = grouped([r for r in here if WHOLE_FIELD in method(r)], method)

@@ -1,17 +1,18 @@
 """The paper's third problem: error fields for ten-day forecasts of the whole globe, on reanalysis data.
 
     python -m benchmarks.weather.weatherbench --data DIR --jobs 9              # 2 forms, 3 origins, 3 seeds, all methods
-    python -m benchmarks.weather.weatherbench --data DIR --information         # which features know a bad day
+    python -m benchmarks.weather.weatherbench --data DIR --information         # which features predict the error
     python -m benchmarks.weather.weatherbench --data DIR --small               # short trainings: within a minute
 
 A U-Net learns windows of 3 past and 40 future states, 6 hours apart, and forecasts the days after an origin; three
 origins, one horizon apart. The paper scores one window. The forecast is the paper's (``direct``) or a correction of
 damped persistence (``anomalies``).
 
-Neighbouring windows share nearly all targets. ``clusters`` are the paper's folds and share targets between training and
-held-out windows, ``blocks`` are five stretches of time with a gap on either side and share none.
+Neighbouring windows have nearly all targets in common. The folds ``clusters`` are the paper's: their training windows
+contain targets of the held-out windows. The folds ``blocks`` are five periods with a gap on either side: their training
+windows contain no held-out target.
 
-Each task (form, origin, seed) is kept in a file of its own as soon as it is done; a rerun measures only what is missing.
+The rows of each task (form, origin, seed) are stored in a file when they are ready; a rerun measures what is missing.
 """
 
 import argparse
@@ -54,7 +55,7 @@ def begin(task, plan):
 
 
 def run(task, plan):
-    """The methods of a task that its file does not have yet; the file grows by each of them."""
+    """Measure the methods that the file of a task lacks; the file is written after each method."""
     torch.set_num_threads(1)
     started = time.perf_counter()
     with threadpool_limits(1):
@@ -77,14 +78,14 @@ def run(task, plan):
 
 
 def inform(task, plan):
-    """The information study of a task."""
+    """Rows of the information study of a task."""
     torch.set_num_threads(1)
     with threadpool_limits(1):
         return weather_information.study(begin(task, plan)[0])
 
 
 def measure(case, kind, name):
-    """One row, and the answer itself."""
+    """Row and answer of one method."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     task, y = case.task, case.data.y_test
@@ -121,7 +122,7 @@ def measure(case, kind, name):
     by_quarter = " ".join(f"{line[f'coverage_q{q}']:.3f}" for q in range(1, 5))
     print(
         f"{task.name} {kind:8s} {name:66s} pinball {1000 * line['pinball']:7.3f}e-3  correlation "
-        f"{line['correlation']:.3f}  which day {line['which_day']:+.3f}  coverage {line['coverage']:.3f} ({by_quarter})  "
+        f"{line['correlation']:.3f}  daily correlation {line['which_day']:+.3f}  coverage {line['coverage']:.3f} ({by_quarter})  "
         f"{fit_seconds:.1f} s, {asking:.1f} s; at {time.perf_counter() - case.started:.0f} s",
         flush=True,
     )
@@ -129,7 +130,7 @@ def measure(case, kind, name):
 
 
 def describe(case):
-    """Is the surrogate any good?"""
+    """Accuracy of the surrogate, beside persistence and climatology."""
     data = case.data
     prediction = case.surrogate(data.x_test)
     cell_mean = data.states.mean(dim=0).expand_as(prediction)
@@ -156,7 +157,7 @@ def describe(case):
 
 
 def leaks(case):
-    """What each kind of folds lets its surrogates see of the held-out windows, and what comes of it."""
+    """For each kind of folds: held-out targets that the fold surrogates were trained on, and the resulting errors."""
     lines = []
     for kind in KINDS:
         calibration = case.tuples(kind).calibration
@@ -190,19 +191,19 @@ def leaks(case):
 
 
 def shared_targets(splits, n_leads):
-    """Share of the held-out target states that are targets of the fold's training, too."""
+    """Fraction of the held-out target states that are also training targets of the fold."""
     shared = total = 0
     for seen, held_out in splits:
-        trained, asked = (
+        trained, held = (
             np.unique(rows[:, None] + np.arange(n_leads)) for rows in (seen, held_out)
         )
-        shared += np.isin(asked, trained).sum()
-        total += len(asked)
+        shared += np.isin(held, trained).sum()
+        total += len(held)
     return float(shared / total)
 
 
 def to_draw(case, weather, shown):
-    """What the pictures need: maps of the first test window at the last lead, and curves over leads and windows."""
+    """Arrays for the pictures: maps of the first test window at the last lead, and curves over leads and windows."""
     y = case.data.y_test
     prediction = case.surrogate(case.data.x_test)
     error = (y - prediction).abs()
@@ -238,7 +239,7 @@ def to_draw(case, weather, shown):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured, from which data, and where each task's rows are kept."""
+    """Data, settings and methods of a run, and the folder of the tasks' files."""
 
     folder: Path | None
     settings: Settings
@@ -257,7 +258,7 @@ class Plan:
         return self.parts / f"{task.name}.json"
 
     def read(self, task):
-        """The task's file, unless it was measured under other conditions."""
+        """Content of the task's file; no rows if it was measured under other conditions."""
         if not self.part(task).is_file():
             return {"rows": []}
         part = json.loads(self.part(task).read_text())
@@ -268,7 +269,7 @@ class Plan:
     def write(self, task, head, rows):
         self.parts.mkdir(parents=True, exist_ok=True)
         text = record.as_text({**self.conditions, **head}, rows)
-        # Never half a file, wherever the run is cut off.
+        # An interrupted run leaves no incomplete file.
         whole = self.part(task).with_suffix(".tmp")
         whole.write_text(text)
         whole.replace(self.part(task))
@@ -289,7 +290,7 @@ class Plan:
 
 
 def merge(plan, tasks, path, weather):
-    """One results file of all tasks' files."""
+    """Write one results file from the files of all tasks."""
     parts = [part for task in tasks if "surrogate" in (part := plan.read(task))]
     rows = [row for part in parts for row in part["rows"]]
     rows.sort(key=lambda r: (r["form"], [*METHODS].index(r["folds"])))
@@ -316,12 +317,23 @@ def main():
         "--form", action="append", choices=FORMS, help="may be repeated"
     )
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
-    parser.add_argument("--origins", type=int, help="number of origins, the last ones")
+    parser.add_argument(
+        "--origins", type=int, help="number of origins, counted from the last"
+    )
     parser.add_argument("--only", default="", help="methods whose name contains this")
-    parser.add_argument("--skip", action="append", default=[], help="and not this")
+    parser.add_argument(
+        "--skip",
+        action="append",
+        default=[],
+        help="leave out methods whose name contains this",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--keep", action="store_true", help="keep rows of older code")
-    parser.add_argument("--information", action="store_true", help="that study instead")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep rows that older code measured"
+    )
+    parser.add_argument(
+        "--information", action="store_true", help="run the information study instead"
+    )
     parser.add_argument("--out", type=Path, help="where to write the results")
     parser.add_argument("--pictures", type=Path, help="a folder to draw into")
     arguments = parser.parse_args()
@@ -374,7 +386,7 @@ def main():
             merge(plan, tasks, path, weather)
     if arguments.pictures:
         from benchmarks.weather import (
-            pictures as weather_pictures,  # here, because only those who draw need Matplotlib
+            pictures as weather_pictures,  # needs Matplotlib
         )
 
         weather_pictures.draw(path, plan.parts, arguments.pictures)
