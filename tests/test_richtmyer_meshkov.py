@@ -49,7 +49,7 @@ def test_a_small_run_scores_every_method_in_its_settings(results):
         expected |= {(method.name, setting.name) for setting in method.settings}
         if method.continuous:
             expected.add((f"{method.name} (rounded)", "binary"))
-        seeing = ("(default", "(one", "Classifier", "verdicts", "Shares")
+        seeing = ("(default", "(one", "Classifier", "two-valued", "Frequency")
         if any(name in method.name for name in seeing):
             maps = f"{method.name}, expected error"
             expected |= {(maps, setting.name) for setting in method.settings}
@@ -103,7 +103,7 @@ def test_a_folder_with_parts_of_other_networks_is_refused(results):
         longer, cwd=ROOT, check=False, capture_output=True, text=True
     )
     assert refused.returncode == 1
-    assert "holds parts of a run with other networks; choose" in refused.stderr
+    assert "holds results of a run with other networks; choose" in refused.stderr
 
 
 def test_the_results_name_their_data(results):
@@ -200,7 +200,7 @@ def test_the_level_of_a_bin_is_the_quantile_of_its_errors():
     shuffled = torch.from_numpy(np.random.default_rng(0).permutation(len(error)))
     error, bins = error[shuffled], bins[shuffled]
     level = bounds.quantile_by_bin(error, bins, 4, fewest=1)
-    pooled = bounds.level_of_all(error)  # the 52nd of 54
+    pooled = bounds.quantile_of_all(error)  # the 52nd of 54
     assert pooled == 0.2
     assert_close(level, torch.tensor([0.19, 1.0, 0.0, 0.2]))
     assert_close(
@@ -234,35 +234,35 @@ def test_binned_bounds_look_up_the_level_of_a_cells_own_bin():
     assert n_checked > 2
 
 
-def test_the_chance_of_a_bin_is_its_share_of_wrong_cells():
+def test_the_chance_of_a_bin_is_its_fraction_of_wrong_cells():
     """One of four in bin 0, three of three in bin 1, which is too few unless three are enough; of all, four of seven."""
     is_wrong = torch.tensor([1.0, 0, 0, 0, 1, 1, 1])
     bins = torch.tensor([0, 0, 0, 0, 1, 1, 1])
-    share = bounds.share_by_bin
-    assert_close(share(is_wrong, bins, 2, fewest=3), torch.tensor([0.25, 1.0]))
-    assert_close(share(is_wrong, bins, 2, fewest=4), torch.tensor([0.25, 4 / 7]))
+    fraction = bounds.fraction_by_bin
+    assert_close(fraction(is_wrong, bins, 2, fewest=3), torch.tensor([0.25, 1.0]))
+    assert_close(fraction(is_wrong, bins, 2, fewest=4), torch.tensor([0.25, 4 / 7]))
 
 
 def test_one_chance_of_a_wrong_cell_bounds_both_errors():
-    """A verdict covers the error of a cell in one setting exactly where it covers it in the other."""
+    """A two-valued bound covers the same cells in both settings."""
     study = toy_study()
     chance = (
         torch.from_numpy(np.random.default_rng(3).random(study.p.shape)).float() / 9
     )
     covered = []
     for setting in (bounds.BINARY, bounds.PROBABILITY):
-        bound = bounds.verdict(study, setting, chance).bound
+        bound = bounds.two_valued_bound(study, setting, chance).bound
         covered.append(setting.error(study.y_test, study.p) <= bound + 1e-6)
     assert torch.equal(*covered)
     assert 0.5 < covered[0].double().mean() < 1
 
 
-def test_verdicts_of_bins_are_their_quantiles_for_wrong_cells():
+def test_two_valued_bounds_of_bins_are_their_quantiles():
     study = with_distances(toy_study())
     study.remembered = lambda key, answer: answer()
     one, other = (
         answer(study, bounds.BINARY, bins_of=bounds.by_distance_and_doubt).bound
-        for answer in (bounds.binned, bounds.binned_verdict)
+        for answer in (bounds.binned, bounds.binned_chance)
     )
     assert_close(one, other)
 
@@ -378,7 +378,7 @@ def test_the_test_cluster_is_kept_from_training_and_folds(tmp_path):
         u0=np.tile(number[:, None, None], (1, 2, 3)),
         u=np.tile(number[:, None, None, None], (1, 12, 2, 3)),
     )
-    settings = Settings(test_share=(0.2, 0.5))
+    settings = Settings(test_fraction=(0.2, 0.5))
     for seed, expected in ((0, 1), (1, 2), (2, 3)):
         study = Study.of(settings, seed, tmp_path, data, cluster, "cpu")
         assert set(cluster[study.x_test[:, 0, 0].int().numpy()]) == {expected}
@@ -387,7 +387,7 @@ def test_the_test_cluster_is_kept_from_training_and_folds(tmp_path):
         labels = np.unique(cluster[seen])
         np.testing.assert_array_equal(labels[study.fold], cluster[seen])
     with pytest.raises(SystemExit, match="seed 3, but only 3 of 4 clusters"):
-        chosen_cluster(cluster, 3, settings.test_share)
+        chosen_cluster(cluster, 3, settings.test_fraction)
 
 
 def test_each_network_is_trained_on_what_it_may_see(tmp_path):
@@ -409,7 +409,7 @@ def test_each_network_is_trained_on_what_it_may_see(tmp_path):
     assert all(len(rows) == 100 for rows, _ in members)
 
 
-def test_few_fields_scores_verdicts_for_every_number_of_simulations(tmp_path):
+def test_few_fields_scores_every_number_of_simulations(tmp_path):
     """In other processes: a bound of 0 or 1 loses what it does not find, and a little of what it flags in vain."""
     file = tmp_path / "few_fields.json"
     command = [

@@ -117,7 +117,7 @@ def test_a_period_and_variables_can_be_chosen(tmp_path):
     np.testing.assert_array_equal(weather.values[:, 0], data.b.values[8:16])
 
 
-def test_missing_data_are_answered_with_the_way_to_get_them(tmp_path):
+def test_the_message_about_missing_data_explains_how_to_get_them(tmp_path):
     command = [sys.executable, "-m", "benchmarks.weather.weatherbench"]
     answer = subprocess.run(
         command, cwd=ROOT, check=False, capture_output=True, text=True
@@ -139,9 +139,9 @@ def test_unusable_data_are_refused(tmp_path):
         (
             "grids",
             [good[["a"]], dataset(("c",), 6, 12, n_lat=6)],
-            "c and a have other lat coordinates",
+            "c and a have different lat coordinates",
         ),
-        ("times", [good[["a"]], good[["b"]].isel(time=slice(0, 9))], "other time"),
+        ("times", [good[["a"]], good[["b"]].isel(time=slice(0, 9))], "different time"),
     ):
         for number, part in enumerate(parts):
             write(part, tmp_path / name / f"{number}.nc")
@@ -154,7 +154,7 @@ def test_unusable_data_are_refused(tmp_path):
 def test_several_levels_in_a_file_are_refused(tmp_path):
     data = dataset(("t",), 6, 4).expand_dims(level=[500, 850])
     write(data, tmp_path / "temperature" / "t.nc")
-    with pytest.raises(ValueError, match="select one level first"):
+    with pytest.raises(ValueError, match="select one of them first"):
         weather_data.load(tmp_path)
 
 
@@ -192,7 +192,7 @@ def test_training_states_fill_the_unit_interval_in_each_channel():
     assert_close(data.states.amax(dim=(0, 2, 3)), torch.ones(2))
 
 
-def test_folds_with_a_gap_share_no_target_and_clusters_do():
+def test_only_clusters_train_on_held_out_targets():
     from geoq import ClusterFolds, TemporalFolds
 
     settings = weatherbench.Settings()
@@ -276,7 +276,7 @@ def test_scores_of_a_field_by_hand():
     bound = torch.ones_like(error)
     line = scores.scores(error, bound, torch.tensor([0.0, 60.0]), 0.95)
     assert line["field_least"] == pytest.approx(0.75)
-    assert line["field_share_90"] == pytest.approx(0.5)
+    assert line["field_fraction_90"] == pytest.approx(0.5)
     assert line["coverage_q1"] == 1
     assert line["area_coverage"] == pytest.approx(1 - 1 / 8 * 0.5 / 0.75)
     missed, kept = 0.95 * 2, 0.05
@@ -293,7 +293,7 @@ def test_skill_is_one_for_the_truth_and_zero_for_the_reference():
 # Bounds.
 
 
-def test_the_level_by_lead_and_channel_covers_its_share_in_each():
+def test_the_quantile_by_lead_and_channel_covers_its_fraction_in_each():
     error = uniform(20, 3, 2, 4, 5) * torch.arange(1.0, 4.0)[:, None, None, None]
     level = bounds.by_lead_and_channel(error)
     assert level.shape == (3, 2, 1, 1)
@@ -301,7 +301,7 @@ def test_the_level_by_lead_and_channel_covers_its_share_in_each():
     assert_close(covered, torch.full((3, 2), 0.95, dtype=torch.float64))
 
 
-def test_what_a_bound_is_judged_by_shares_no_state_with_what_it_learned_from():
+def test_held_out_windows_have_no_state_in_common_with_those_of_the_fit():
     row, none = torch.arange(40), torch.zeros(40, 1)
     features = GeometricFeatures(none, none[:, 0], none, none, none)
     calibration = CalibrationSet(features, none, row, row // 10, 0 * row)
@@ -339,12 +339,12 @@ def held_out(error_of, n_windows=60, n_leads=2):
 def test_activity_finds_errors_that_grow_with_the_pace_of_the_day():
     tuples = held_out(lambda noise, pace: noise * pace)
     static = bounds.PerLeadAndCell()
-    knows = activity.Activity(static).fit(tuples).bound(tuples.seen)
-    assert scores.which_day(tuples.error.double(), knows.double()) > 0.5
-    assert (tuples.error <= knows).double().mean() >= 0.95
+    bound = activity.Activity(static).fit(tuples).bound(tuples.seen)
+    assert scores.which_day(tuples.error.double(), bound.double()) > 0.5
+    assert (tuples.error <= bound).double().mean() >= 0.95
 
 
-def test_activity_is_dropped_where_it_knows_nothing():
+def test_activity_has_no_effect_where_it_predicts_nothing():
     tuples = held_out(lambda noise, _pace: noise)
     static = bounds.PerLeadAndCell()
     bound = activity.Activity(static).fit(tuples).bound(tuples.seen)
@@ -352,15 +352,15 @@ def test_activity_is_dropped_where_it_knows_nothing():
     assert (bound / alone - 1).abs().mean() < 0.05
 
 
-def test_a_blend_trusts_the_deviation_where_errors_follow_it():
+def test_a_blend_uses_the_deviation_where_errors_follow_it():
     plain = held_out(lambda noise, _pace: noise)
     follows = held_out(lambda noise, _pace: noise * plain.seen.spread[:, None])
     blend = bounds.Blend().fit(follows)
-    assert (blend.share_ <= 0.5).all()
+    assert (blend.weight_ <= 0.5).all()
     bound = blend.bound(follows.seen)
     assert (follows.error <= bound).double().mean() == pytest.approx(0.95, abs=0.02)
     unrelated = held_out(lambda noise, _pace: noise / plain.seen.spread[:, None])
-    assert (bounds.Blend().fit(unrelated).share_ >= 0.5).all()
+    assert (bounds.Blend().fit(unrelated).weight_ >= 0.5).all()
 
 
 # The whole run.

@@ -66,15 +66,15 @@ def with_five_resolutions(study, setting, **form):
 
 METHODS = {
     "Zero bound": zero_bound,
-    "p bins, verdicts": partial(binned_chance, bins_of=by_doubt),
-    "Distance x p bins, verdicts": partial(
+    "p bins, two-valued": partial(binned_chance, bins_of=by_doubt),
+    "Distance x p bins, two-valued": partial(
         binned_chance, bins_of=by_distance_and_doubt
     ),
-    "Shares by p and cell": frequency_by_p_and_cell,
+    "Frequency by p and cell": frequency_by_p_and_cell,
     "GeoQ (start from cells)": partial(default, view=X_AND_P, increment=FromCells),
     "GeoQ": partial(default, view=X_AND_P),
-    "GeoQ (five levels)": with_five_resolutions,
-    "GeoQ (five levels, torch's start)": partial(
+    "GeoQ (five resolutions)": with_five_resolutions,
+    "GeoQ (five resolutions, torch's start)": partial(
         with_five_resolutions, increment=TorchStart
     ),
 }

@@ -256,11 +256,11 @@ METHODS = [
     Method("p bins", partial(binned, bins_of=by_doubt)),
     Method("Distance x p bins", partial(binned, bins_of=by_distance_and_doubt)),
     Method(
-        "Distance x p bins, verdicts",
+        "Distance x p bins, two-valued",
         partial(binned_chance, bins_of=by_distance_and_doubt),
     ),
     Method("c p (1 - p)", doubt_times_factor, continuous=True),
-    Method("Shares by p and cell", frequency_by_p_and_cell),
+    Method("Frequency by p and cell", frequency_by_p_and_cell),
     Method("Classifier of wrong cells (x, p)", partial(classifier, used=1)),
     Method(
         "Classifier of wrong cells (x, p), 3 networks",

@@ -15,7 +15,7 @@ SHOWN_TIMES = (6, 12)
 SHOWN = (
     "GeoQ (default)",
     "GeoQ (paper, k_a=5)",
-    "Distance x p bins, verdicts",
+    "Distance x p bins, two-valued",
     "Deep ensemble",
 )
 # Curves of wrong cells that are flagged over the flagged area.

@@ -304,12 +304,12 @@ FOLD_METHODS = {
     "Lead scale x cell standard deviation": by_spread,
     "One number per lead and cell": static(bounds.PerLeadAndCell),
     "One number per lead and channel": static(bounds.LeadScale, bounds.one),
-    "Cell level blended with deviation": static(bounds.Blend),
+    "Cell quantile blended with deviation": static(bounds.Blend),
     "One number per lead and cell x activity": active(bounds.PerLeadAndCell),
     "Lead scale x cell standard deviation x activity": active(
         bounds.LeadScale, bounds.cell_spread
     ),
-    "Cell level blended with deviation x activity": active(bounds.Blend),
+    "Cell quantile blended with deviation x activity": active(bounds.Blend),
     "Anchor error alone (k_a = 1)": AnchorAlone(0),
     "Anchor error alone (k_a = 10)": AnchorAlone(1),
     "GeoQ (paper, k_a = 1)": OfGeoQ(partial(field_increment, number=0)),
@@ -335,13 +335,13 @@ BLOCK_METHODS = {
     ),
 }
 WHOLE_FIELD_METHODS = {
-    "Lead scale x cell standard deviation (whole field, expected share)": replace(
+    "Lead scale x cell standard deviation (whole field, expected fraction)": replace(
         by_spread, factor=POINTWISE.factor
     ),
     "Lead scale x cell standard deviation (whole field, 9 in 10)": replace(
         by_spread, factor=WholeField(0.9).factor
     ),
-    "GeoQ (default, two networks; whole field, expected share)": replace(
+    "GeoQ (default, two networks; whole field, expected fraction)": replace(
         by_default, factor=POINTWISE.factor
     ),
     "GeoQ (default, two networks; whole field, 9 in 10)": replace(

@@ -25,8 +25,8 @@ def scores(error, bound, latitude, quantile):
         "which_day_q1": which_day(*(part[:, quarters[0]] for part in (error, bound))),
         "which_day_24h": which_day(*(p[:, :LEADS_A_DAY] for p in (error, bound))),
         "field_least": fraction.min(),
-        "field_share_90": (fraction >= 0.90).double().mean(),
-        "field_share_95": (fraction >= 0.95).double().mean(),
+        "field_fraction_90": (fraction >= 0.90).double().mean(),
+        "field_fraction_95": (fraction >= 0.95).double().mean(),
     }
     for number, leads in enumerate(quarters, start=1):
         line[f"pinball_q{number}"] = loss[:, leads].mean()

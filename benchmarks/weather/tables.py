@@ -10,8 +10,8 @@ REFERENCE = "GeoQ (default)"
 MAIN = (
     REFERENCE,
     "GeoQ (default, no factor)",
-    "Cell level blended with deviation x activity",
-    "Cell level blended with deviation",
+    "Cell quantile blended with deviation x activity",
+    "Cell quantile blended with deviation",
     "Horizon x climatology",
     "Lead scale x cell standard deviation",
     "One number per lead and cell",
@@ -38,9 +38,9 @@ BY_LEAD = {
     **{f"coverage, quarter {q}": (f"coverage_q{q}", 1, 3) for q in QUARTERS},
 }
 FIELDS = {
-    "share of the field covered": ("coverage", 1, 3),
+    "fraction of the field covered": ("coverage", 1, 3),
     "least": ("field_least", 1, 3),
-    "forecasts with 95 %": ("field_share_95", 1, 2),
+    "forecasts with 95 %": ("field_fraction_95", 1, 2),
 }
 COSTS = {
     "calibration over training": ("calibration_over_training", 1, 1),
