@@ -8,9 +8,9 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,35 @@ class Stopwatch:
         self.seconds += time.perf_counter() - started
         if self.training:
             self.seconds += self.training.seconds_saved - saved
+
+
+@dataclass
+class Memo:
+    """Results by key; each is computed once. ``seconds_saved`` are the seconds of the repeated requests."""
+
+    known: dict[Any, tuple[Any, float]] = field(default_factory=dict)
+    seconds_saved: float = 0.0
+
+    def __call__(self, key: Any, make: Callable[[], Any]) -> Any:
+        """The result of ``make()``, or the earlier result for the same key."""
+        if key in self.known:
+            self.seconds_saved += self.known[key][1]
+        else:
+            self.known[key] = self.timed(make)
+        return self.known[key][0]
+
+    def timed(self, make: Callable[[], Any]) -> tuple[Any, float]:
+        """Result and seconds of a call; results from the memo count with the seconds that they took."""
+        saved, started = self.seconds_saved, _now()
+        made = make()
+        return made, _now() - started + self.seconds_saved - saved
+
+
+def _now() -> float:
+    """The time after all work on the GPU is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def row(

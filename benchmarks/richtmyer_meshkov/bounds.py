@@ -109,9 +109,9 @@ def quantile_by_bin(error, bins, n_bins, quantile=QUANTILE, fewest=FEWEST):
     rank = (count.double() * quantile - 1e-9).ceil().long().clamp(min=1)
     first = count.cumsum(0) - count
     number = torch.arange(n_bins, device=error.device)
-    level = 2 * (key[(first + rank - 1).clamp(max=len(key) - 1)] - number)
+    quantiles = 2 * (key[(first + rank - 1).clamp(max=len(key) - 1)] - number)
     pooled = quantile_of_all(error, quantile).double()
-    return torch.where(count < fewest, pooled, level).to(error.dtype)
+    return torch.where(count < fewest, pooled, quantiles).to(error.dtype)
 
 
 def best_factor(error, scale, quantile=QUANTILE):
@@ -136,17 +136,17 @@ def zero_bound(study, setting):
 def best_constant(study, setting):
     """The constant with the smallest pinball loss on the test errors."""
     error = setting.error(study.y_test, study.p)
-    level = quantile_of_all(error)
-    return Answer(level.expand_as(study.p).clone(), study.p)
+    quantiles = quantile_of_all(error)
+    return Answer(quantiles.expand_as(study.p).clone(), study.p)
 
 
 def split_conformal(study, setting):
     """Split conformal prediction per cell and time, with a network trained on 80 % of the simulations."""
     network, kept = study.networks["split"], study.kept_apart
     p = evaluate(network, study.x[kept], "surrogate")
-    level = conformal_quantile(setting.error(study.y[kept], p), QUANTILE)
+    quantiles = conformal_quantile(setting.error(study.y[kept], p), QUANTILE)
     test = evaluate(network, study.x_test, "surrogate")
-    return Answer(level.expand_as(test).clone(), test)
+    return Answer(quantiles.expand_as(test).clone(), test)
 
 
 def n_kept_apart(n_rows, fraction=0.2):
@@ -177,20 +177,20 @@ def deep_ensemble(study, setting, *, seen=identity):
 
 def static(study, setting):
     """The quantile of the held-out errors of each cell and time."""
-    levels = [
+    quantiles = [
         inverse_cdf_quantile(setting.error(y, p), QUANTILE)
         for y, p in study.held_out_by_time()
     ]
-    return Answer(torch.stack(levels).expand_as(study.p).clone(), study.p)
+    return Answer(torch.stack(quantiles).expand_as(study.p).clone(), study.p)
 
 
 def static_column(study, setting):
     """The quantile of the held-out errors of each column and time: the problem is homogeneous in y."""
-    levels = [
+    quantiles = [
         inverse_cdf_quantile(setting.error(y, p).flatten(0, 1), QUANTILE)
         for y, p in study.held_out_by_time()
     ]
-    return Answer(torch.stack(levels)[:, None].expand_as(study.p).clone(), study.p)
+    return Answer(torch.stack(quantiles)[:, None].expand_as(study.p).clone(), study.p)
 
 
 def by_distance(p, distance):
@@ -215,9 +215,9 @@ def binned(study, setting, *, bins_of):
     bound = torch.empty_like(study.p)
     for time, (y, p) in enumerate(study.held_out_by_time()):
         bins, n_bins = bins_of(p, study.cross_fit_distance[:, time])
-        level = quantile_by_bin(setting.error(y, p), bins, n_bins)
+        quantiles = quantile_by_bin(setting.error(y, p), bins, n_bins)
         test_bins, _ = bins_of(study.p[:, time], study.distance[:, time])
-        bound[:, time] = level[test_bins.long()]
+        bound[:, time] = quantiles[test_bins.long()]
     return Answer(bound, study.p)
 
 

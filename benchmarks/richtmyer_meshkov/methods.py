@@ -129,8 +129,8 @@ class BackgroundPenalty:
             each = pinball_loss(increment[rows], estimate, self.quantile)
             return (weight * (each + self.penalty * calm * estimate)).mean()
 
-        units = calibration.unit
-        train(self.fitted_.module_, loss, training, units, repeatable=True)
+        groups = calibration.unit
+        train(self.fitted_.module_, loss, training, groups, repeatable=True)
         return self
 
     def __call__(self, features):

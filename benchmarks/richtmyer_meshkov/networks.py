@@ -85,8 +85,8 @@ def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
             dropout=0.0,
         ).to(x.device)
         network.set_units(some, 1, x.new_ones(len(some)))
-        units = torch.arange(len(x), device=x.device)
-        train(network, mean_loss, training, units, repeatable=True)
+        groups = torch.arange(len(x), device=x.device)
+        train(network, mean_loss, training, groups, repeatable=True)
     with torch.no_grad():
         parts = zip(study.x_test.split(CHUNK), study.p.split(CHUNK), strict=True)
         return torch.cat([output_of(network, *part) for part in parts])
@@ -108,13 +108,13 @@ def quantile_network(study, setting, *, sees):
     """Quantile regression of the error by a network, as in uncertainty-quantifying neural operators."""
     errors = [setting.error(y, p) for y, p in study.held_out_by_time()]
     # Where most errors are 0 their quantile is 0 too, and the gradient would vanish.
-    level = torch.stack(
+    quantiles = torch.stack(
         [
             torch.maximum(inverse_cdf_quantile(one, QUANTILE), one.mean(dim=0))
             for one in errors
         ]
     )
-    return fit_quantile(study, setting, lambda p: level.expand_as(p), sees)
+    return fit_quantile(study, setting, lambda p: quantiles.expand_as(p), sees)
 
 
 def doubt_times_network(study, setting):
@@ -129,8 +129,8 @@ def chance_by_p_and_cell(study):
     def fit():
         is_wrong = wrong(study.y, study.cross_fit).bool()
         logit = logits(study.cross_fit)
-        unit = torch.arange(len(logit), device=logit.device)
-        return PredictedShares.fit(is_wrong.flatten(2), logit.flatten(2), unit)
+        group = torch.arange(len(logit), device=logit.device)
+        return PredictedShares.fit(is_wrong.flatten(2), logit.flatten(2), group)
 
     return study.remembered("chance by p and cell", fit)
 

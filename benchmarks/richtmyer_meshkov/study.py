@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from sklearn.cluster import KMeans
 
+from benchmarks.record import Memo
 from benchmarks.richtmyer_meshkov import fourier_operator
 from benchmarks.richtmyer_meshkov.bounds import interface_distance, n_kept_apart, wrong
 from benchmarks.richtmyer_meshkov.fourier_operator import FourierOperator
@@ -147,7 +148,8 @@ class Study:
     x_test: torch.Tensor
     y_test: torch.Tensor
     fold: np.ndarray
-    known: dict = field(default_factory=dict)
+    # Results that both settings need; the first setting is charged their time.
+    remembered: Memo = field(default_factory=Memo)
 
     @staticmethod
     def of(settings, seed, folder, data, cluster, device):
@@ -166,12 +168,6 @@ class Study:
             fields(data.u, test),
             np.unique(cluster[~test], return_inverse=True)[1],
         )
-
-    def remembered(self, key, answer):
-        """Result of ``answer()``, which is called once per key; the first caller is charged its time."""
-        if key not in self.known:
-            self.known[key] = answer()
-        return self.known[key]
 
     @property
     def fold_names(self):

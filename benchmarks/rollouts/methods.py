@@ -2,13 +2,13 @@
 
 import copy
 import hashlib
-import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
 
-from benchmarks.record import QUANTILE
+from benchmarks.record import QUANTILE, Memo
 from benchmarks.rollouts.data import Settings
 from geoq import (
     TrainRollout,
@@ -24,22 +24,16 @@ class Remembered:
     """A recipe that trains once on the same segments; ``seconds_saved`` counts the trainings that were not repeated."""
 
     recipe: TrainRollout
-    seconds_saved: float = 0.0
-    known: dict = field(default_factory=dict)
+    memo: Memo = field(default_factory=Memo)
+
+    @property
+    def seconds_saved(self):
+        return self.memo.seconds_saved
 
     def __call__(self, segments):
         joined = b"|".join(np.ascontiguousarray(s).tobytes() for s in segments)
         key = hashlib.sha256(joined).hexdigest()
-        if key in self.known:
-            self.seconds_saved += self.known[key][1]
-        else:
-            started = time.perf_counter()
-            surrogate = self.recipe(segments)
-            self.known[key] = surrogate, time.perf_counter() - started
-        return self.known[key][0]
-
-
-# Baselines of the paper for rollouts.
+        return self.memo(key, partial(self.recipe, segments))
 
 
 @dataclass(frozen=True)

@@ -118,11 +118,11 @@ class PerLeadAndCell:
     """One number per lead, channel and cell."""
 
     def fit(self, tuples):
-        self.level_ = by_cell(tuples.error)
+        self.quantiles_ = by_cell(tuples.error)
         return self
 
     def bound(self, seen):
-        return self.level_.expand(len(seen), *self.level_.shape)
+        return self.quantiles_.expand(len(seen), *self.quantiles_.shape)
 
 
 def one(seen):
@@ -144,11 +144,11 @@ class LeadScale:
     scale: Callable[[Seen], Tensor]
 
     def fit(self, tuples):
-        self.level_ = by_lead_and_channel(tuples.error / self.scale(tuples.seen))
+        self.quantiles_ = by_lead_and_channel(tuples.error / self.scale(tuples.seen))
         return self
 
     def bound(self, seen):
-        return self.level_ * self.scale(seen)
+        return self.quantiles_ * self.scale(seen)
 
 
 @dataclass
@@ -176,14 +176,14 @@ class Blend:
         ]
         best = torch.stack(losses).argmin(dim=0)
         self.weight_ = error.new_tensor(self.weights)[best][..., None, None]
-        self.level_ = by_lead_and_channel(error / _between(*held_out, self.weight_))
+        self.quantiles_ = by_lead_and_channel(error / _between(*held_out, self.weight_))
         for part in self.parts_:
             part.fit(tuples)
         return self
 
     def bound(self, seen):
         bounds = (part.bound(seen) for part in self.parts_)
-        return self.level_ * _between(*bounds, self.weight_)
+        return self.quantiles_ * _between(*bounds, self.weight_)
 
 
 def _between(first, second, weight):

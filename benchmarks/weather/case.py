@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.record import Memo
 from benchmarks.rivals.cross_fitted import CrossFitted, NoIncrement
 from benchmarks.weather.bounds import KnownFolds, Natural, Seen, Tuples
 from benchmarks.weather.data import Split, split
@@ -74,34 +75,6 @@ class Task(NamedTuple):
         return f"{self.form}-{self.origin}-{self.seed}"
 
 
-def now():
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-@dataclass
-class Shared:
-    """Results that several methods need; each method is charged the time of computing them."""
-
-    known: dict = field(default_factory=dict)
-    saved: float = 0.0
-
-    def __call__(self, key, make):
-        if key in self.known:
-            self.saved += self.known[key][1]
-        else:
-            saved, started = self.saved, now()
-            made = make()
-            self.known[key] = made, now() - started + self.saved - saved
-        return self.known[key][0]
-
-    def timed(self, work):
-        saved, started = self.saved, now()
-        result = work()
-        return result, now() - started + self.saved - saved
-
-
 @dataclass
 class Case:
     """The data, the surrogate and the folds of one task."""
@@ -110,7 +83,7 @@ class Case:
     data: Split
     latitude: torch.Tensor
     settings: Settings
-    shared: Shared = field(default_factory=Shared)
+    shared: Memo = field(default_factory=Memo)
     started: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self):

@@ -156,11 +156,11 @@ class PerCellConformal:
         training, calibration = self.rows(len(x), case)
         surrogate = case.recipe(x[training], y[training])
         residual = (y[calibration] - surrogate(x[calibration])).abs()
-        level = conformal_quantile(residual, QUANTILE)
+        quantiles = conformal_quantile(residual, QUANTILE)
 
         def answer():
             prediction = surrogate(case.data.x_test)
-            return Answer(prediction, level.expand_as(prediction))
+            return Answer(prediction, quantiles.expand_as(prediction))
 
         return answer
 
@@ -185,8 +185,8 @@ class Oracle:
     def fit(self, case, kind):
         del kind
         prediction = case.surrogate(case.data.x_test)
-        level = bounds.by_lead_and_channel((case.data.y_test - prediction).abs())
-        return lambda: Answer(prediction, level.expand_as(prediction))
+        quantiles = bounds.by_lead_and_channel((case.data.y_test - prediction).abs())
+        return lambda: Answer(prediction, quantiles.expand_as(prediction))
 
 
 def field_increment(case, number):
