@@ -125,7 +125,7 @@ def test_the_message_about_missing_data_explains_how_to_get_them(tmp_path):
     assert answer.returncode == 1
     assert "no data given" in answer.stderr
     assert "mediatum.ub.tum.de/1524895" in answer.stderr
-    with pytest.raises(ValueError, match="holds no netCDF files; give a folder"):
+    with pytest.raises(ValueError, match="holds no netCDF files; pass a folder"):
         weather_data.load(tmp_path)
 
 
