@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,37 @@ from torch.testing import assert_close
 from geoq import GeoQ, NormScaledIncrement, RandomFolds, Training
 
 QUICK = NormScaledIncrement(training=Training(n_steps=40, check_every=20))
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "kill.py"
+# A calibration of about a second in the folder sys.argv[1]; two fold surrogates are trained together.
+CALIBRATE = """
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+import numpy as np, torch
+from geoq import GeoQ, NormScaledIncrement, RandomFolds, Training, TrainNetwork
+from geoq.nets.mlp import MLP
+
+@dataclass(frozen=True)
+class InPairs:
+    recipe: TrainNetwork
+    def __call__(self, x, y):
+        return self.recipe(x, y)
+    def n_together(self, x, y):
+        return 2
+    def train_many(self, x, y, subsets, seeds=None):
+        return self.recipe.train_many(x, y, subsets, seeds)
+
+torch.set_num_threads(1)
+folder, rng = Path(sys.argv[1]), np.random.default_rng(0)
+x = rng.uniform(-1, 1, size=(300, 2))
+y = np.sin(3 * x[:, :1]) + x[:, 1:] ** 2
+training = Training(n_steps=400, check_every=25)
+recipe = TrainNetwork(partial(MLP, 2, 1, hidden=(32, 32)), training=training)
+increment = NormScaledIncrement(training=Training(n_steps=50, check_every=25))
+geoq = GeoQ(recipe(x, y), InPairs(recipe), folds=RandomFolds(8), increment_model=increment)
+geoq.fit(x, y, checkpoint=folder)
+np.save(folder / "answer.npy", geoq.predict(rng.uniform(-2, 2, size=(500, 2))))
+"""
 
 
 class Counting:
@@ -147,14 +176,14 @@ def test_a_folder_without_the_description_of_its_calibration_is_refused(
 
 def run(folder):
     return subprocess.Popen(
-        [sys.executable, SCRIPT, "--fit", folder, folder / "answer.npy"],
+        [sys.executable, "-c", CALIBRATE, folder],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stderr=subprocess.DEVNULL,
     )
 
 
 def test_a_run_killed_in_the_middle_ends_with_the_same_bits(tmp_path):
-    """Two kills, as soon as some folds are there; ``benchmarks/kill.py`` kills at many random moments."""
+    """The first kill comes after one fold, the second after five of the eight folds."""
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     undisturbed.mkdir()
     killed.mkdir()
