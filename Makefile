@@ -28,7 +28,7 @@ format: setup  ## Rewrite the files in the house format
 	$(BIN)/ruff format .
 
 bench: setup  ## The speed figures of docs/speed.md
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python -m benchmarks.costs.speed
 
 golden: setup  ## Store the answers that tests/test_golden.py compares with, after a change on purpose
 	$(BIN)/python tests/golden.py

@@ -1,10 +1,10 @@
-"""The paper's first problem: a network trained on the middle of the Forrester function, asked about all of it.
+"""The paper's first problem: a network trained on the middle half of the interval of the Forrester function.
 
-    python benchmarks/forrester.py --jobs 2   # 5 seeds, all methods: about 15 minutes on two cores
-    python benchmarks/forrester.py --small    # one seed, short trainings: within a minute
+    python -m benchmarks.forrester --jobs 2   # 5 seeds, all methods: about 15 minutes on two cores
+    python -m benchmarks.forrester --small    # one seed, short trainings: within a minute
 
-The paper prints u(x) = (6x - 1)^2 sin(12x - 4); the usual function has (6x - 2)^2. The printed one is run. Outputs are
-scaled by the training range, which alone explains the magnitude of the paper's relative errors.
+The paper prints u(x) = (6x - 1)^2 sin(12x - 4); the usual function has (6x - 2)^2. This benchmark uses the printed one.
+Outputs are divided by their range on the training data; the size of the paper's relative errors agrees with this.
 """
 
 import argparse
@@ -14,11 +14,21 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import record
 import torch
 from joblib import Parallel, delayed
-from record import QUANTILE, Stopwatch
 
+from benchmarks import record
+from benchmarks.record import QUANTILE, Stopwatch
+from benchmarks.rivals import (
+    BoostedQuantile,
+    KNNDistanceConformal,
+    KNNResidualConformal,
+    MeanErrorPredictor,
+    QuantileNetwork,
+    RememberedTraining,
+    of_x,
+    of_x_distance_and_prediction,
+)
 from geoq import (
     CombinedFolds,
     DistanceRegion,
@@ -31,20 +41,7 @@ from geoq import (
     TrainNetwork,
     identity,
 )
-from geoq.baselines import (
-    BoostedQuantile,
-    DeepEnsemble,
-    GaussianProcess,
-    KNNDistanceConformal,
-    KNNResidualConformal,
-    MCDropout,
-    MeanErrorPredictor,
-    QuantileNetwork,
-    RememberedTraining,
-    SplitConformal,
-    of_x,
-    of_x_distance_and_prediction,
-)
+from geoq.baselines import DeepEnsemble, GaussianProcess, MCDropout, SplitConformal
 from geoq.nets.mlp import MLP
 
 INTERVAL = (0.25, 0.75)
@@ -68,7 +65,7 @@ def load(n_train, n_test):
 
 
 def run(seed, pictures, *, n_train, n_test, training):
-    """All methods on one seed: rows of the table; the first seed draws."""
+    """Rows of all methods on one seed; the first seed also draws the pictures."""
     torch.set_num_threads(1)
     x, y, x_test, y_test = load(n_train, n_test)
     network = partial(MLP, 1, 1, hidden=HIDDEN, n_encoder_layers=N_ENCODER_LAYERS)
@@ -79,7 +76,7 @@ def run(seed, pictures, *, n_train, n_test, training):
         surrogate = recipe(x, y)
 
     def encoder_and_input(points):
-        """Both geometries, each scaled to the mean length 1 over the training points."""
+        """Encoder outputs and inputs, each divided by its mean distance from the training mean."""
         parts = [(surrogate.encoder(p), p) for p in (x, points)]
         scale = [
             np.linalg.norm(part - part.mean(axis=0), axis=1).mean() for part in parts[0]
@@ -109,7 +106,7 @@ def run(seed, pictures, *, n_train, n_test, training):
         "GeoQ (identity, nested and random)": calibrate(
             representation=identity, folds=both
         ),
-        # The paper's increment with our safe region; 0.999, because the region is to hold the whole training interval.
+        # The quantile 0.999 makes the region contain the whole training interval.
         "GeoQ (identity, nested and random, distance region)": calibrate(
             representation=identity,
             folds=both,
@@ -161,7 +158,7 @@ def run(seed, pictures, *, n_train, n_test, training):
                 started,
             )
         )
-    # The baselines' safe columns: the same queries as in the paper's form.
+    # The safe columns of the rivals use the safe queries of the paper's form.
     safe = assessments["GeoQ (paper)"].safe
     for name, rival in rivals.items():
         own_surrogate = name.startswith("GP") or name in (
@@ -201,9 +198,10 @@ def scored(name, seed, y_test, bound, safe, watch, started):
 
 
 def draw(folder, x, y, x_test, y_test, assessments, variants):
-    """The paper's figure and the calibration diagnostics, for one seed."""
+    """Draw the paper's figure and the calibration diagnostics of one seed."""
     from matplotlib.figure import Figure
 
+    from benchmarks import pictures as paper_pictures
     from geoq import plots
     from geoq.metrics import coverage, coverage_by_bin
 
@@ -219,8 +217,8 @@ def draw(folder, x, y, x_test, y_test, assessments, variants):
             top, x_test[:, 0], error[:, 0], a.error_hat[:, 0], a.safe, INTERVAL
         )
         plots.estimate_against_error(upper, error[:, 0], a.error_hat[:, 0], a.safe)
-        plots.support_scores(left, a.support_score, a.threshold)
-        plots.coverage_by_score(
+        paper_pictures.support_scores(left, a.support_score, a.threshold)
+        paper_pictures.coverage_by_score(
             right, coverage_by_bin(error, a.error_hat, a.support_score, 10), QUANTILE
         )
         figure.suptitle(f"Forrester, {name}")
@@ -236,7 +234,7 @@ def draw(folder, x, y, x_test, y_test, assessments, variants):
         observed.append(coverage(error, bound))
         inside.append(coverage(error, bound, assessment.safe))
     figure = Figure(figsize=(5, 4.5), layout="constrained")
-    plots.calibration_curve(
+    paper_pictures.calibration_curve(
         figure.subplots(), np.array(levels), np.array(observed), np.array(inside)
     )
     figure.savefig(folder / "forrester-levels.png", dpi=110)
@@ -265,7 +263,7 @@ def main():
         delayed(run)(seed, arguments.pictures, **settings) for seed in seeds
     )
     rows = []
-    for new in runs:  # after every seed: an interrupted run keeps its rows
+    for new in runs:  # an interrupted run keeps the rows of the finished seeds
         rows += new
         path = record.write("forrester", rows, arguments.out)
     print(path)

@@ -1,14 +1,16 @@
-"""What every benchmark writes down: one row per method, setting and seed, and where it was measured."""
+"""Results files: one row per method, setting and seed, and the code and machine that produced them."""
 
+import ast
+import hashlib
 import json
 import math
 import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,30 +18,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from geoq.baselines import RememberedTraining
+import geoq
+from benchmarks.rivals.remembered import RememberedTraining
 from geoq.metrics import correlation, coverage, pinball, relative_l2
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 QUANTILE = 0.95
 PACKAGES = ("geoq", "torch", "numpy", "scipy", "scikit-learn", "lightgbm")
 
 
 def commit() -> str:
-    """The commit the code is at, marked if files have been changed since."""
-    if "GEOQ_COMMIT" in os.environ:  # where the code runs without its repository
+    """The commit of the code, with a mark if tracked files differ from it."""
+    if "GEOQ_COMMIT" in os.environ:  # for runs outside the repository
         return os.environ["GEOQ_COMMIT"]
-    here = Path(__file__).parent
     try:
         head = subprocess.run(
             ["git", "rev-parse", "HEAD"],
-            cwd=here,
+            cwd=ROOT,
             capture_output=True,
             text=True,
             check=True,
         )
         changed = subprocess.run(
             ["git", "status", "--porcelain", "--untracked-files=no"],
-            cwd=here,
+            cwd=ROOT,
             capture_output=True,
             text=True,
             check=True,
@@ -49,13 +52,16 @@ def commit() -> str:
     return head.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
 
 
-# Of the code that runs: the files may be at another commit when the results are written.
+# Read at the import: the files may be at another commit when the results are written.
 COMMIT = commit()
 
 
 @dataclass
 class Stopwatch:
-    """Seconds spent inside a ``with watch:`` block, remembered trainings charged as if they had been done."""
+    """Seconds spent inside ``with watch.running()`` blocks.
+
+    A remembered training counts with the seconds that it took when it was done.
+    """
 
     training: RememberedTraining | None = None
     seconds: float = 0.0
@@ -70,6 +76,35 @@ class Stopwatch:
             self.seconds += self.training.seconds_saved - saved
 
 
+@dataclass
+class Memo:
+    """Results by key; each is computed once. ``seconds_saved`` are the seconds of the repeated requests."""
+
+    known: dict[Any, tuple[Any, float]] = field(default_factory=dict)
+    seconds_saved: float = 0.0
+
+    def __call__(self, key: Any, make: Callable[[], Any]) -> Any:
+        """The result of ``make()``, or the earlier result for the same key."""
+        if key in self.known:
+            self.seconds_saved += self.known[key][1]
+        else:
+            self.known[key] = self.timed(make)
+        return self.known[key][0]
+
+    def timed(self, make: Callable[[], Any]) -> tuple[Any, float]:
+        """Result and seconds of a call; results from the memo count with the seconds that they took."""
+        saved, started = self.seconds_saved, _now()
+        made = make()
+        return made, _now() - started + self.seconds_saved - saved
+
+
+def _now() -> float:
+    """The time after all work on the GPU is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def row(
     method: str,
     *,
@@ -82,7 +117,7 @@ def row(
     train_seconds: float,
     inference_seconds: float,
 ) -> dict[str, Any]:
-    """One line of the tables; ``safe`` is the mask that the safe_ columns are restricted to."""
+    """One row of a results file; columns whose names start with ``safe_`` are restricted to the mask ``safe``."""
     error = abs(y - prediction)
     return {
         "method": method,
@@ -104,7 +139,7 @@ def row(
 def write(
     problem: str, rows: list[dict[str, Any]], path: Path | None = None, **extra: Any
 ) -> Path:
-    """Write the rows with machine, device, commit, versions and seeds."""
+    """Write the rows, the machine, the device, the commit, the versions and the seeds; return the path."""
     target = path or RESULTS / f"{problem}.json"
     record = {
         "problem": problem,
@@ -122,10 +157,80 @@ def write(
 
 
 def as_text(record: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """JSON with a line per row; it has no nan, so a correlation with a constant bound becomes null."""
+    """JSON with one line per row. JSON has no nan: the correlation with a constant bound becomes null."""
     head = json.dumps(_without_nan(record), indent=1, allow_nan=False)
     lines = ",\n".join(json.dumps(_without_nan(row), allow_nan=False) for row in rows)
     return f'{head[:-2]},\n "rows": [\n{lines}\n]}}\n'
+
+
+def measured(path: Path, **conditions: Any) -> list[dict[str, Any]]:
+    """Rows of an earlier run under the same conditions; no rows if there is none."""
+    if not path.is_file():
+        return []
+    earlier = json.loads(path.read_text())
+    same = all(earlier.get(key) == value for key, value in conditions.items())
+    return earlier["rows"] if same else []
+
+
+def source(module: str) -> str:
+    """Fingerprint of the code that the rows of a module depend on.
+
+    It is a hash of the syntax trees of the module and of all modules that it imports from geoq and benchmarks, directly
+    or indirectly. Comments and docstrings do not change it. Imports inside functions do not count: the benchmarks use
+    them for drawing.
+    """
+    trees: dict[str, ast.Module] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in trees:
+            trees[name] = ast.parse(_file(name).read_text())
+            waiting += _imported_modules(trees[name])
+    code = "".join(name + _code(trees[name]) for name in sorted(trees))
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
+def _file(module: str) -> Path:
+    """File of a module of geoq or benchmarks; it may not exist."""
+    package, *parts = module.split(".")
+    folder = Path(geoq.__file__).parent if package == "geoq" else ROOT / package
+    path = folder.joinpath(*parts)
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _imported_modules(tree: ast.Module) -> list[str]:
+    """Modules of geoq and benchmarks that define what a module imports."""
+    names = []
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [_defining_module(node.module, alias.name) for alias in node.names]
+    return [name for name in names if name.split(".")[0] in ("geoq", "benchmarks")]
+
+
+def _defining_module(module: str, name: str) -> str:
+    """The submodule of this name, or the module that a package imports the name from, or the module itself."""
+    if module.split(".")[0] not in ("geoq", "benchmarks"):
+        return module
+    if _file(f"{module}.{name}").is_file():
+        return f"{module}.{name}"
+    if _file(module).name == "__init__.py":
+        for node in ast.parse(_file(module).read_text()).body:
+            if isinstance(node, ast.ImportFrom) and name in {
+                a.name for a in node.names
+            }:
+                return _defining_module(node.module, name)
+    return module
+
+
+def _code(tree: ast.Module) -> str:
+    """The syntax tree as text, without docstrings."""
+    for node in ast.walk(tree):
+        has_docstring = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if has_docstring and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
 
 
 def installed(package: str) -> str | None:
@@ -141,8 +246,6 @@ def _without_nan(value: Any) -> Any:
         return {key: _without_nan(part) for key, part in value.items()}
     if isinstance(value, list):
         return [_without_nan(part) for part in value]
-    if isinstance(
-        value, float
-    ):  # seven digits are more than any of these numbers carries
+    if isinstance(value, float):  # no result is known to more than seven digits
         return float(f"{value:.7g}") if math.isfinite(value) else None
     return value

@@ -1,7 +1,7 @@
-"""Markdown tables from the results: mean and spread over seeds, the paper's numbers beside ours.
+"""Markdown tables of the results: mean and standard deviation over seeds, beside the paper's numbers.
 
-python benchmarks/tables.py forrester                       # print the tables of a problem
-python benchmarks/tables.py forrester --into README.md      # put them between its markers
+python -m benchmarks.tables forrester                       # print the tables of a problem
+python -m benchmarks.tables forrester --into README.md      # write them between the markers of a page
 """
 
 import argparse
@@ -10,85 +10,50 @@ import math
 import statistics
 from pathlib import Path
 
-import ablation
-import defaults
-import weather_tables
+from benchmarks.costs.tables import cost, quality, speed
+from benchmarks.paper_numbers import PAPER, PAPER_SAFE
+from benchmarks.record import RESULTS
+from benchmarks.suite import ablation, defaults
+from benchmarks.weather import tables as weather_tables
 
-RESULTS = Path(__file__).parent / "results"
-
-# Tables 2, 3 and the accuracy appendix of the paper: pinball, correlation, coverage, relative L2.
-PAPER = {
-    "forrester": {
-        "GP": (0.001, 0.799, 1.000, 0.093),
-        "MC dropout": (0.300, 0.977, 0.150, 0.879),
-        "Deep ensemble": (0.303, 0.984, 0.487, 0.884),
-        "Split conformal": (0.298, None, 0.490, 0.945),
-        "GeoQ (paper)": (0.117, 0.989, 0.804, 0.868),
-    },
-    "kuramoto_sivashinsky": {
-        "GP": (0.021, 0.551, 0.719, 0.429),
-        "MC dropout": (0.035, 0.108, 0.706, 0.522),
-        "Deep ensemble": (0.039, 0.265, 0.718, 0.446),
-        "Conformal (per coordinate)": (0.023, 0.372, 0.840, 0.492),
-        "GeoQ (paper)": (0.019, 0.490, 0.868, 0.484),
-    },
-    # The paper names neither k_a nor which error it means, and its loss has the penalty.
-    "richtmyer_meshkov": {
-        "MC dropout": (0.004, 0.384, 0.995, 0.082),
-        "Deep ensemble": (0.002, 0.645, 0.997, 0.082),
-        "Split conformal": (0.004, 0.377, 0.990, 0.087),
-        "GeoQ (paper, k_a=1, background penalty)": (0.001, 0.501, 1.000, 0.083),
-        "GeoQ (paper, k_a=5, background penalty)": (0.001, 0.501, 1.000, 0.083),
-    },
-    # Of the ablation the paper gives no relative L2.
-    "kuramoto_sivashinsky_ablation": {
-        "phi = encoder, psi = (dz, dd), k_a = 50, K_f = 5": (0.019, 0.490, 0.868),
-        "phi = identity": (0.024, 0.412, 0.856),
-        "psi = (abs dz, dd)": (0.021, 0.483, 0.835),
-        "psi = (length of dz, dd)": (0.020, 0.481, 0.868),
-        "psi = dz": (0.021, 0.478, 0.832),
-        "k_a = 1": (0.017, 0.505, 0.901),
-        "k_a = 10": (0.019, 0.473, 0.881),
-        "k_a = 100": (0.018, 0.491, 0.875),
-        "K_f = 2": (0.057, 0.243, 0.549),
-        "K_f = 10": (0.023, 0.457, 0.834),
-        "K_f = 20": (0.024, 0.444, 0.812),
-    },
-}
-# Safe fraction, pinball, correlation, coverage inside the safe region.
-PAPER_SAFE = {
-    "forrester": {"GeoQ (paper)": (0.582, 0.000, 0.978, 1.000)},
-    "kuramoto_sivashinsky": {"GeoQ (paper)": (0.900, 0.017, 0.495, 0.891)},
-    "richtmyer_meshkov": {
-        f"GeoQ (paper, k_a={k_a}, background penalty)": (0.959, 0.001, 0.502, 1.000)
-        for k_a in (1, 5)
-    },
-}
-# What a reader must know before comparing with the paper.
+# Notes below the tables.
 NOTES = {
-    "richtmyer_meshkov": "The paper's simulations are not public; its numbers are of other data, and of an error that it "
-    'does not name; its pinball is not multiplied. "(background penalty)" is the paper\'s loss, and no bound of level 0.95; "expected error" '
-    "is a map and no bound either; neither is ranked by its pinball."
+    "richtmyer_meshkov": "The paper's simulations are not public: its numbers are for other data and for an error that it "
+    'does not define, and its pinball losses are not multiplied by 1000. "(background penalty)" uses the paper\'s loss and is no bound of level 0.95; "expected error" '
+    "is a map and no bound. Neither is ranked by its pinball loss."
 }
 
-# Scripts that do not bear the problem's name.
-SCRIPTS = {"weather_era5": "weatherbench", "weather_era5_direct": "weatherbench"}
+# The module of benchmarks that writes each results file.
+SCRIPTS = {
+    "forrester": "forrester",
+    "defaults": "suite.defaults",
+    "ablation": "suite.ablation",
+    "kuramoto_sivashinsky": "rollouts.kuramoto_sivashinsky",
+    "kuramoto_sivashinsky_ablation": "rollouts.kuramoto_sivashinsky",
+    "weather_era5": "weather.weatherbench",
+    "weather_era5_direct": "weather.weatherbench",
+    "weatherbench": "weather.weatherbench",
+    "richtmyer_meshkov": "richtmyer_meshkov.run",
+    "few_fields": "richtmyer_meshkov.few_fields",
+    "cost": "costs.cost",
+    "speed": "costs.speed",
+}
 METRICS = ("pinball", "correlation", "coverage", "relative_l2")
 SAFE_METRICS = ("safe_fraction", "safe_pinball", "safe_correlation", "safe_coverage")
-# Errors of few cells have losses that four digits do not tell apart.
+# Losses of sparse errors are too small for four digits.
 THOUSANDTHS = {"pinball": "pinball x 1000", "safe_pinball": "safe pinball x 1000"}
-# Of rollouts: where along the horizon, and at what cost beside the surrogate's own.
+# Metrics of rollouts: along the horizon, and costs relative to the surrogate.
 HORIZON_METRICS = ("pinball_first50", "coverage_first50")
 HORIZON_METRICS += tuple(f"coverage_q{quarter}" for quarter in range(1, 5))
 HORIZON_METRICS += ("fit_over_training", "answer_over_rollout")
-# Of sparse errors: near the predicted interface, and what a bound finds for the area it flags.
+# Metrics of sparse errors: near the predicted interface, wrong cells found and area flagged.
 SPARSE_METRICS = ("band_coverage", "band_correlation", "recall", "flagged")
 SPARSE_METRICS += ("mean_bound", "case_correlation")
 TIMES_SHOWN = (1, 3, 6, 9, 12)
 SMALLER_IS_BETTER = {"pinball", "safe_pinball", "relative_l2", "pinball_first50"}
 SMALLER_IS_BETTER |= {"pinball x 1000", "safe pinball x 1000"}
 SMALLER_IS_BETTER |= {f"t = {t}" for t in TIMES_SHOWN}
-# In the names of what is no bound of level 0.95.
+# Parts of the names of methods that are no bounds of level 0.95.
 NO_BOUNDS = ("expected error", "background penalty", "oracle")
 LARGER_IS_BETTER = {"correlation", "safe_correlation", "band_correlation"}
 HEADINGS = {"relative_l2": "relative L2", "train_seconds": "calibration over training"}
@@ -103,11 +68,19 @@ HEADINGS |= {
 }
 
 
-def load(problem):
-    path = RESULTS / f"{problem}.json"
+def command(problem):
+    """The command that writes the results file of a problem."""
+    return f"python -m benchmarks.{SCRIPTS[problem.split('-')[0]]}"
+
+
+def load(problem, folder=RESULTS):
+    """Content of a results file."""
+    path = folder / f"{problem}.json"
     if not path.is_file():
-        script = SCRIPTS.get(problem, problem)
-        raise SystemExit(f"{path} does not exist; run benchmarks/{script}.py first.")
+        known = sorted(file.stem for file in folder.glob("*.json"))
+        raise SystemExit(
+            f"{path} does not exist; choose one of {', '.join(known)}, or run its benchmark first."
+        )
     return json.loads(path.read_text())
 
 
@@ -129,9 +102,9 @@ def spread(numbers):
 
 
 def ranked(rows, methods, setting, metric):
-    """Best in bold, second underlined, by the mean; coverage is best at its level, so it is not ranked.
+    """Cells of a column; the best mean is bold, the second is underlined. Coverage is not ranked.
 
-    What is no bound of its level, or was chosen by the test errors, competes in correlation alone.
+    Methods that are no bounds, or that use the test errors, are ranked by correlation only.
     """
     cells = {m: spread(values(rows, m, setting, metric)) for m in methods}
     if metric in SMALLER_IS_BETTER | LARGER_IS_BETTER:
@@ -150,13 +123,13 @@ def ranked(rows, methods, setting, metric):
 
 
 def marks(rows):
-    """Signs for the commits of rows that another run measured than the one named below the tables."""
+    """Signs for the commits of rows that were measured by another run than the rest of the table."""
     commits = dict.fromkeys(r["commit"] for r in rows if "commit" in r)
     return dict(zip(commits, "†‡§", strict=False))
 
 
 def marked(rows, method, setting):
-    """The name, with the sign of its run."""
+    """The name of a method, with the sign of its run."""
     runs = {
         r["commit"]
         for r in rows
@@ -167,7 +140,7 @@ def marked(rows, method, setting):
 
 
 def other_runs(rows):
-    """What the signs mean, where there are any."""
+    """Explanation of the signs, if there are any."""
     signs = [f"{sign} commit {commit}." for commit, sign in marks(rows).items()]
     return [" ".join(signs)] if signs else []
 
@@ -193,8 +166,8 @@ def table(rows, methods, setting, metrics, paper):
     return "\n".join(lines)
 
 
-def ratios(rows, methods, setting, reference):
-    """Pinball of the reference over each method's, seed by seed: below 1 the reference is ahead."""
+def error_ratios(rows, methods, setting, reference):
+    """Pinball loss of the reference relative to each method on the same seed; below 1 the reference is better."""
     by_seed = {
         m: {
             r["seed"]: r["pinball"]
@@ -204,7 +177,7 @@ def ratios(rows, methods, setting, reference):
         for m in methods
     }
     lines = [
-        f"| pinball of {reference} over that of | mean | least | most | ahead on |",
+        f"| pinball loss of {reference} relative to | mean | smallest | largest | better on |",
         "|---|---|---|---|---|",
     ]
     for method in filter(is_bound, methods):
@@ -224,98 +197,8 @@ def ratios(rows, methods, setting, reference):
     return "\n".join(lines)
 
 
-def speed(record):
-    """The neighbour searches by engine, and GeoQ as a whole."""
-    lines = [
-        "| points | engine | ratio to the fastest | extra memory over the data |",
-        "|---|---|---|---|",
-    ]
-    for r in record["neighbour_search"]:
-        lines.append(
-            f"| {r['points']} | {r['engine']} | {r['ratio']:.2f} | {r['extra_over_data']:.2f} |"
-        )
-    lines += [
-        "",
-        "| GeoQ, 16 inputs | calibration points | queries | fit, s | assess, s | extra memory, GiB |",
-        "|---" * 6 + "|",
-    ]
-    for r in record["estimator"]:
-        numbers = (
-            f"{r['fit_seconds']:.0f} | {r['assess_seconds']:.0f} | {r['extra_gib']:.2f}"
-        )
-        lines.append(
-            f"| {r['form']} | {r['n_points']} | {r['n_queries']} | {numbers} |"
-        )
-    source = f"`python benchmarks/speed.py`, {record['machine']}, {record['threads']} threads, commit {record['commit'][:10]}."
-    return "\n".join([*lines, "", source])
-
-
-def cost(record):
-    """Calibration in units of one training, assessment in units of one prediction, and growth with the data."""
-    columns = ("problem", "form", "folds", "processes", "calibration over training")
-    columns += ("in CPU seconds", "assessment over prediction", "of which search")
-    lines = ["| " + " | ".join(columns) + " |", "|---" * 8 + "|"]
-    for r in record["rows"]:
-        if r["form"] == "folds alone":
-            continue
-        assessed, searched = (
-            " / ".join(f"{value:.0f}" for value in r[name].values()) if r[name] else "-"
-            for name in ("assessment_over_prediction", "search_over_prediction")
-        )
-        cpu = r["calibration_over_training_cpu"]
-        lines.append(
-            f"| {r['problem']} | {r['form']} | {r['n_folds']} | {r['n_jobs']} | {r['calibration_over_training']:.2f} | "
-            f"{'-' if cpu is None else f'{cpu:.2f}'} | {assessed} | {searched} |"
-        )
-    alone = [r for r in record["rows"] if r["form"] == "folds alone"]
-    if alone:
-        lines += [
-            "",
-            "| the folds' trainings alone, over one training | folds | one by one | together |",
-            "|---" * 4 + "|",
-        ]
-    lines += [
-        f"| {r['problem']} | {r['n_folds']} | {r['one_by_one_over_training']:.2f} | {r['together_over_training']:.2f} |"
-        for r in alone
-    ]
-    lines += ["", "Assessments of 1 / 100 / 10,000 queries."]
-    source = f"`python benchmarks/cost.py`, {record['device']}, {record['machine']}, commit {record['commit'][:10]}."
-    return "\n".join([*lines, "", source])
-
-
-def quality(record):
-    """Ways to train less: cost, pinball and coverage, means over the seeds."""
-    rows = record["quality"]
-    problems = list(dict.fromkeys(r["problem"] for r in rows))
-    lines = [
-        "| way | " + " | ".join(problems) + " |",
-        "|---" * (len(problems) + 1) + "|",
-    ]
-    for way in dict.fromkeys(r["way"] for r in rows):
-        cells = []
-        for problem in problems:
-            picked = [r for r in rows if (r["way"], r["problem"]) == (way, problem)]
-            cost, loss, covered, safe = (
-                statistics.fmean(r[name] for r in picked)
-                for name in (
-                    "calibration_over_training",
-                    "pinball",
-                    "coverage",
-                    "safe_coverage",
-                )
-            )
-            cells.append(f"{cost:.1f}: {loss:.3f} / {covered:.2f} / {safe:.2f}")
-        lines.append(f"| {way} | " + " | ".join(cells) + " |")
-    seeds = len({r["seed"] for r in rows})
-    note = (
-        "Each cell: CPU seconds of the calibration over those of the training: pinball / coverage / coverage inside the "
-        f"safe region; means over {seeds} seeds. `python benchmarks/cost.py --quality`."
-    )
-    return "\n".join([*lines, "", note])
-
-
 def few_fields(rows):
-    """A row per method, a column per number of simulations: thousandths of pinball."""
+    """Table of pinball losses times 1000: one row per method, one column per number of simulations."""
     sizes = list(dict.fromkeys(r["setting"] for r in rows))
     lines = [
         "| pinball x 1000 | " + " | ".join(sizes) + " |",
@@ -329,10 +212,11 @@ def few_fields(rows):
     return "\n".join(lines)
 
 
-def render(problem, reference="GeoQ", chosen=()):
+def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
+    """All tables of a results file in Markdown."""
     if problem == "quality":
-        return quality(load("cost"))
-    record = load(problem)
+        return quality(load("cost", folder))
+    record = load(problem, folder)
     if problem.startswith("speed"):
         return speed(record)
     if problem.startswith("cost"):
@@ -349,14 +233,13 @@ def render(problem, reference="GeoQ", chosen=()):
         for setting in dict.fromkeys(r["setting"] for r in rows):
             parts += of_setting(problem, rows, setting, reference, chosen)
         parts += other_runs(rows)
-    script = SCRIPTS.get(problem, problem.removesuffix("_ablation"))
-    source = f"`python benchmarks/{script}.py`, {where_measured(record)}"
+    source = f"`{command(problem)}`, {where_measured(record)}"
     notes = [NOTES[problem]] if problem in NOTES else []
     return "\n\n".join([*parts, *notes, source])
 
 
 def where_measured(record):
-    """Seeds, machine and commit; a hash is shortened, a sentence is not."""
+    """Seeds, machine and commit; a hash is shortened."""
     seeds, commit = record["seeds"], record["commit"]
     commit = commit if " " in commit else commit[:10]
     where = f"{record['machine']}, commit {commit}"
@@ -395,7 +278,11 @@ def of_setting(problem, rows, setting, reference, chosen):
         table(rows, flagging(rows, methods), setting, safe_metrics, paper_safe),
         *near_the_interface(rows, methods, setting, title),
         *along_the_horizon(rows, methods, setting, title),
-        *([ratios(rows, methods, setting, reference)] if reference in methods else []),
+        *(
+            [error_ratios(rows, methods, setting, reference)]
+            if reference in methods
+            else []
+        ),
     ]
 
 
@@ -407,7 +294,7 @@ def in_thousandths(row):
 
 
 def along_the_horizon(rows, methods, setting, title):
-    """Of rollouts alone: the first steps, the quarters of the horizon, and the costs."""
+    """For rollouts: a table of the first steps, the quarters of the horizon and the costs."""
     if "coverage_q1" not in rows[0]:
         return []
     cells = table(rows, methods, setting, HORIZON_METRICS, {})
@@ -415,7 +302,7 @@ def along_the_horizon(rows, methods, setting, title):
 
 
 def flagging(rows, methods):
-    """The methods that say where they are safe, or that share another's flag."""
+    """The methods with a safe flag, their own or another method's."""
     return [
         method
         for method in methods
@@ -424,7 +311,7 @@ def flagging(rows, methods):
 
 
 def near_the_interface(rows, methods, setting, title):
-    """Of sparse errors alone: the band, the wrong cells found, and the pinball loss time by time."""
+    """For sparse errors: tables of the band around the interface and of the pinball loss by time."""
     if "band_coverage" not in rows[0]:
         return []
     cells = table(rows, methods, setting, SPARSE_METRICS, {})
@@ -448,7 +335,7 @@ def insert(path, problem, text):
     page = path.read_text()
     if start not in page or end not in page:
         raise SystemExit(
-            f"{path} has no place for the tables; mark it with {start} and {end}."
+            f"{path} has no markers for the tables; add the lines {start} and {end}."
         )
     before, after = page.split(start)[0], page.split(end)[1]
     path.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
@@ -459,9 +346,7 @@ def main():
     parser.add_argument(
         "problem", help="a file name in benchmarks/results, without its ending"
     )
-    parser.add_argument(
-        "--reference", default="GeoQ", help="the method whose ratios are shown"
-    )
+    parser.add_argument("--reference", default="GeoQ", help="method of the ratios")
     parser.add_argument(
         "--method",
         action="append",

@@ -1,46 +1,20 @@
 from functools import partial
 
-import lightgbm
 import numpy as np
 import pytest
 import torch
-from conftest import fresh
-from crepes import ConformalRegressor
-from crepes.extras import DifficultyEstimator
 from scipy.stats import beta
 from sklearn.exceptions import NotFittedError
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
-from sklearn.model_selection import LeaveOneOut
 from torch import nn
 from torch.testing import assert_close
 
 from geoq import (
-    GeoQ,
-    GroupFolds,
-    NestedFolds,
-    RandomFolds,
-    TemporalFolds,
     Training,
     TrainNetwork,
-    norm_error,
 )
-from geoq.baselines import (
-    BoostedQuantile,
-    DeepEnsemble,
-    GaussianProcess,
-    KNNDistanceConformal,
-    KNNResidualConformal,
-    MCDropout,
-    MeanErrorPredictor,
-    NoIncrement,
-    OnField,
-    OnTable,
-    QuantileNetwork,
-    RememberedTraining,
-    SplitConformal,
-    of_x_distance_and_prediction,
-)
+from geoq.baselines import DeepEnsemble, GaussianProcess, MCDropout, SplitConformal
 from geoq.baselines.bound import spread
 from geoq.baselines.conformal import conformal_quantile
 from geoq.metrics import coverage
@@ -57,29 +31,6 @@ def train_zero(x, y):
     """The surrogate that answers 0, so that the error is |y|."""
     del x, y
     return zero
-
-
-def train_zeros(x, y):
-    """The surrogate that answers zeros of any shape."""
-    del x
-    return lambda x: torch.zeros(len(x), *y.shape[1:]).to(x)
-
-
-def of_zero(**settings):
-    """GeoQ for the surrogate that answers 0: rivals then see errors that a test can choose."""
-    settings = {"folds": RandomFolds(), "n_support": 5, "n_safe": 5} | settings
-    return GeoQ(zero, train_zero, **settings)
-
-
-RIVALS = [
-    KNNDistanceConformal,
-    KNNResidualConformal,
-    partial(BoostedQuantile, n_trees=20),
-    partial(QuantileNetwork, training=QUICK),
-    partial(MeanErrorPredictor, n_trees=20),
-]
-RIVAL_NAMES = ["distance", "residual", "boosted", "network", "deup"]
-every_rival = pytest.mark.parametrize("rival", RIVALS, ids=RIVAL_NAMES)
 
 
 class Recipe:
@@ -354,257 +305,6 @@ def test_split_conformal_refuses_too_small_splits(problem):
         SplitConformal(problem.train, 0.95, 1.0).fit(problem.x, problem.y)
 
 
-# Rivals
-
-
-def test_remembered_training_trains_each_subset_once(problem):
-    calls = []
-
-    def train(x, y):
-        calls.append(len(x))
-        return problem.train(x, y)
-
-    remembered = RememberedTraining(train)
-    geoq = GeoQ(None, remembered, folds=RandomFolds(4), n_safe=5)
-    for rival in (KNNDistanceConformal, KNNResidualConformal):
-        rival(geoq).fit(problem.x, problem.y)
-    assert calls == [120, 90, 90, 90, 90]
-    remembered(problem.x, problem.y + 1)
-    remembered(problem.x.cpu().numpy(), problem.y.cpu().numpy())
-    assert calls[5:] == [120, 120]
-
-
-def test_without_increment_only_the_anchor_error_is_left(problem):
-    geoq = GeoQ(None, problem.train, increment_model=NoIncrement()).fit(
-        problem.x, problem.y
-    )
-    answer = geoq.assess(problem.queries)
-    assert torch.equal(answer.error_hat, answer.anchor_error)
-
-
-@every_rival
-def test_a_rival_predicts_what_geoqs_surrogate_does_and_bounds_it(rival, problem):
-    surrogate = problem.train(problem.x, problem.y)
-    geoq = GeoQ(surrogate, problem.train)
-    bound = rival(geoq).fit(problem.x, problem.y).predict(problem.queries)
-    assert_close(bound.prediction, surrogate(problem.queries))
-    assert bound.error_hat.shape == bound.prediction.shape
-    assert bound.error_hat.dtype == problem.x.dtype
-    assert (bound.error_hat >= 0).all()
-    assert not hasattr(geoq, "calibration_")
-
-
-@every_rival
-def test_a_rival_answers_in_the_users_kind(rival, problem):
-    x, y, queries = (
-        part.cpu().double() for part in (problem.x, problem.y, problem.queries)
-    )
-    surrogate = problem.train(x, y)
-    tensors = rival(GeoQ(surrogate, problem.train)).fit(x, y).predict(queries)
-    arrays = rival(GeoQ(problem.train(x.numpy(), y.numpy()), problem.train))
-    answer = arrays.fit(x.numpy(), y.numpy()).predict(queries.numpy())
-    assert isinstance(answer.error_hat, np.ndarray)
-    assert_close(
-        torch.from_numpy(answer.error_hat), tensors.error_hat, rtol=1e-3, atol=1e-6
-    )
-
-
-@every_rival
-def test_a_rival_serves_a_norm_and_a_field_alike(rival, problem):
-    y = torch.stack([problem.y * (1 + j) for j in range(20)], dim=1)
-
-    field = rival(GeoQ(None, train_zeros)).fit(problem.x, y).predict(problem.queries)
-    assert field.error_hat.shape == (40, 20, 1)
-    number = rival(GeoQ(None, train_zeros, error_functional=norm_error)).fit(
-        problem.x, y
-    )
-    assert number.predict(problem.queries).error_hat.shape == (40,)
-
-
-@every_rival
-@pytest.mark.parametrize("folds", [NestedFolds(3), TemporalFolds(4, gap=3)], ids=str)
-def test_a_rival_takes_overlapping_folds_and_dependent_points(rival, folds, problem):
-    geoq = GeoQ(None, problem.train, folds=folds)
-    bound = rival(geoq).fit(problem.x, problem.y).predict(problem.queries)
-    assert bound.error_hat.isfinite().all()
-
-
-@every_rival
-def test_a_rival_takes_groups(rival, problem):
-    geoq = GeoQ(None, problem.train, folds=GroupFolds())
-    groups = [row % 4 for row in range(120)]
-    fitted = rival(geoq).fit(problem.x, problem.y, groups=groups)
-    assert len(fitted.cross_fitted_.calibration.fold.unique()) == 4
-
-
-@every_rival
-def test_a_rival_refuses_to_answer_before_it_is_fitted(rival, problem):
-    with pytest.raises(NotFittedError, match="call fit"):
-        rival(of_zero()).predict(problem.queries)
-
-
-@every_rival
-def test_a_rival_refuses_a_level_outside_the_unit_interval(rival, problem):
-    with pytest.raises(ValueError, match="quantile=95"):
-        rival(of_zero(), quantile=95.0).fit(problem.x, problem.y)
-
-
-def test_distance_conformal_is_exact_for_an_error_proportional_to_the_support_distance():
-    """On a circle of equally spaced points all support distances are equal under leave-one-out, and so are the errors."""
-    angle = torch.arange(40, dtype=torch.float64) * 2 * torch.pi / 40
-    x = torch.stack([angle.cos(), angle.sin()], dim=1)
-    y = torch.stack([torch.full((40,), 3.0), torch.full((40,), 6.0)], dim=1).double()
-
-    rival = KNNDistanceConformal(
-        GeoQ(None, train_zeros, folds=LeaveOneOut(), n_support=2)
-    )
-    rival.fit(x, y)
-    # nu scales both coordinates by sqrt(2); the two neighbours lie a chord of one step away
-    chord = 2 * np.sin(np.pi / 40) * 2**0.5
-    assert_close(rival.factor_, torch.tensor([3.0, 6.0]).double() / chord)
-    far = rival.predict(torch.tensor([[10.0, 0.0]], dtype=torch.float64))
-    distances = torch.linalg.vector_norm(
-        (x - torch.tensor([10.0, 0.0])) * 2**0.5, dim=1
-    )
-    expected = rival.factor_ * distances.sort().values[:2].mean()
-    assert_close(far.error_hat[0], expected)
-
-
-def crepes_half_width(difficulty, residuals, queries):
-    """Half width of crepes' normalised intervals, with leave-one-out difficulties while calibrating."""
-    regressor = ConformalRegressor().fit(residuals, sigmas=difficulty.apply())
-    sigmas = difficulty.apply(queries)
-    interval = regressor.predict_int(
-        np.zeros(len(queries)), sigmas=sigmas, confidence=0.9
-    )
-    return (interval[:, 1] - interval[:, 0]) / 2
-
-
-def heteroscedastic(n_points, seed=0):
-    generator = np.random.default_rng(seed)
-    x = generator.uniform(0, 1, size=(n_points, 1))
-    return x, (0.1 + x) * generator.normal(size=x.shape)
-
-
-def test_distance_conformal_agrees_with_crepes():
-    """One input dimension, so that crepes' min-max scaling and nu order neighbours alike; leave-one-out folds."""
-    (x, y), (queries, _) = heteroscedastic(80), heteroscedastic(30, seed=1)
-    rival = KNNDistanceConformal(
-        of_zero(folds=LeaveOneOut(), n_support=7), quantile=0.9
-    )
-    difficulty = DifficultyEstimator().fit(X=x, k=7, beta=0, oob=True)
-    expected = crepes_half_width(difficulty, y[:, 0], queries)
-    error_hat = rival.fit(x, y).predict(queries).error_hat[:, 0]
-    np.testing.assert_allclose(error_hat, expected, rtol=1e-6)
-
-
-def test_residual_conformal_agrees_with_crepes():
-    (x, y), (queries, _) = heteroscedastic(80), heteroscedastic(30, seed=1)
-    rival = KNNResidualConformal(
-        of_zero(folds=LeaveOneOut()), quantile=0.9, n_neighbors=7, beta=0.02
-    )
-    beta = 0.02 * abs(y).mean()
-    difficulty = DifficultyEstimator().fit(
-        X=x, residuals=y[:, 0], k=7, beta=beta, oob=True
-    )
-    expected = crepes_half_width(difficulty, y[:, 0], queries)
-    error_hat = rival.fit(x, y).predict(queries).error_hat[:, 0]
-    np.testing.assert_allclose(error_hat, expected, rtol=1e-6)
-
-
-def test_conformal_scales_of_zero_are_refused():
-    """Repeated inputs with different outputs: their support distance is zero and their error is not."""
-    x = np.repeat(np.arange(10.0), 10)[:, None]
-    rival = KNNDistanceConformal(of_zero(n_support=1))
-    with pytest.raises(
-        ValueError, match=r"in 1 of 1 output coordinates .* remove repeated inputs"
-    ):
-        rival.fit(x, np.ones_like(x))
-
-
-@pytest.mark.parametrize(
-    "rival",
-    [
-        BoostedQuantile,
-        partial(BoostedQuantile, inputs=of_x_distance_and_prediction),
-        QuantileNetwork,
-        MeanErrorPredictor,
-    ],
-    ids=["boosted", "boosted_geometry", "network", "deup"],
-)
-def test_a_heteroscedastic_quantile_is_recovered(rival):
-    """|y| is (0.1 + x) |N(0, 1)|, whose 0.9 quantile is 1.645 (0.1 + x)."""
-    x, y = heteroscedastic(3000)
-    queries = np.linspace(0.05, 0.95, 19)[:, None]
-    bound = rival(of_zero(), quantile=0.9).fit(x, y).predict(queries)
-    np.testing.assert_allclose(bound.error_hat, 1.645 * (0.1 + queries), rtol=0.3)
-    fresh_x, fresh_y = heteroscedastic(3000, seed=1)
-    error_hat = rival(of_zero(), quantile=0.9).fit(x, y).predict(fresh_x).error_hat
-    assert coverage(abs(fresh_y), error_hat) == pytest.approx(0.9, abs=0.025)
-
-
-def test_many_coordinates_share_boosted_trees_that_tell_them_apart():
-    """Coordinate j has errors up to 1 + j."""
-    generator = np.random.default_rng(0)
-    x = generator.uniform(size=(300, 1))
-    size = 1.0 + np.arange(20)
-    y = size * generator.uniform(size=(300, 20))
-
-    def train(x, y):
-        del x, y
-        return lambda x: np.zeros((len(x), 20))
-
-    rival = BoostedQuantile(GeoQ(None, train, folds=RandomFolds(3)), quantile=0.9)
-    error_hat = rival.fit(x, y).predict(x[:50]).error_hat
-    np.testing.assert_allclose(error_hat.mean(axis=0), 0.9 * size, rtol=0.15)
-
-
-def test_a_table_model_refuses_many_coordinates_without_their_predictions(problem):
-    def many(y, y_hat):
-        return abs(y - y_hat).repeat(1, 20)
-
-    rival = BoostedQuantile(GeoQ(None, problem.train, error_functional=many), n_trees=5)
-    with pytest.raises(
-        ValueError,
-        match=r"20 coordinates .* use an error functional of the output's shape",
-    ):
-        rival.fit(problem.x, problem.y)
-
-
-def test_boosting_without_lightgbm_names_the_extra(problem, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, lightgbm.__name__, None)
-    with pytest.raises(ImportError, match=r'pip install "geoq\[boosting\]"'):
-        BoostedQuantile(of_zero()).fit(problem.x, problem.y)
-
-
-def test_a_quantile_network_on_fields_finds_where_the_error_is_large():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(200, 1, 16, generator=generator)
-    y = torch.cat([0.1 * x, 5 * x], dim=1) * torch.rand(200, 2, 16, generator=generator)
-
-    make_network = OnField(n_spatial=1, widths=(8, 16))
-    training = Training(n_steps=600, batch_size=32, learning_rate=3e-3, check_every=50)
-    rival = QuantileNetwork(
-        GeoQ(None, train_zeros, folds=RandomFolds(3)), 0.9, make_network, training
-    )
-    error_hat = rival.fit(x, y).predict(x).error_hat
-    assert coverage(y, error_hat) == pytest.approx(0.9, abs=0.05)
-    large, small = x[:, 0] > 0.8, x[:, 0] < 0.2
-    assert error_hat[:, 1][large].mean() > 3 * error_hat[:, 1][small].mean()
-
-
-def test_a_network_on_fields_refuses_another_grid():
-    with pytest.raises(ValueError, match="do not end in one grid"):
-        OnField(n_spatial=1)((3, 16), (3, 8))
-    network = fresh(OnTable((4,)), (3, 16), (3, 8))
-    assert network(torch.zeros(2, 3, 16)).shape == (2, 3, 8)
-
-
-def test_local_residuals_refuse_a_scale_that_may_vanish(problem):
-    with pytest.raises(ValueError, match="beta=0"):
-        KNNResidualConformal(of_zero(), beta=0.0).fit(problem.x, problem.y)
-
-
 @pytest.mark.parametrize(
     "baseline",
     [
@@ -620,12 +320,3 @@ def test_a_baseline_refuses_unequal_rows_and_early_questions(baseline, problem):
         baseline.predict(problem.queries)
     with pytest.raises(ValueError, match="x has 120 rows and y has 119"):
         baseline.fit(problem.x, problem.y[1:])
-
-
-def test_a_refit_that_is_refused_does_not_leave_two_fits_mixed():
-    x = np.random.default_rng(0).normal(size=(120, 2))
-    bound = KNNDistanceConformal(of_zero()).fit(x, np.ones((120, 1)))
-    with pytest.raises(ValueError, match=r"x\[0, 0\] is nan"):
-        bound.fit(x * np.nan, np.ones((120, 1)))
-    with pytest.raises(NotFittedError, match="not fitted yet"):
-        bound.predict(x)

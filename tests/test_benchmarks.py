@@ -1,3 +1,4 @@
+import ast
 import json
 import subprocess
 import sys
@@ -7,34 +8,18 @@ import numpy as np
 import pytest
 from scipy.spatial import KDTree
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from benchmarks import record, solvers, tables
+from benchmarks.costs import tables as cost_tables
+from benchmarks.rivals import RememberedTraining
+from benchmarks.suite import ablation, confirmation, defaults, problems, recipes
+
+ROOT = Path(__file__).parents[1]
 ROW = {"method", "setting", "seed", "pinball", "correlation", "coverage"}
 ROW |= {"safe_fraction", "safe_pinball", "safe_correlation", "safe_coverage"}
 ROW |= {"relative_l2", "train_seconds", "inference_seconds"}
-SCRIPTS = ("forrester", "defaults")
+SCRIPTS = {"forrester": "forrester", "defaults": "suite.defaults"}
 # The problems that the small run takes, on each of which a method has a row per shift and one for all of them.
 SHIFTS = {"interpolation", "mild", "strong", "all"}
-
-
-@pytest.fixture
-def modules(monkeypatch):
-    """Benchmarks import each other as scripts of one folder do."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import confirmation
-    import defaults
-    import problems
-    import tables
-
-    yield problems, defaults, tables, confirmation
-    for name in (
-        "ablation",
-        "defaults",
-        "problems",
-        "confirmation",
-        "tables",
-        "record",
-    ):
-        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +28,24 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
     running = {
         script: subprocess.Popen(
-            [
-                sys.executable,
-                BENCHMARKS / f"{script}.py",
-                "--small",
-                "--out",
-                folder / f"{script}.json",
-            ],
+            small_run(module, folder / f"{script}.json"),
+            cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for script in SCRIPTS
+        for script, module in SCRIPTS.items()
     }
     printed = {}
     for script, process in running.items():
         printed[script], complaint = process.communicate(timeout=600)
         assert process.returncode == 0, complaint
     return folder, printed
+
+
+def small_run(module, file):
+    """Command of a small run that writes a results file."""
+    return [sys.executable, "-m", f"benchmarks.{module}", "--small", "--out", file]
 
 
 def rows_of(results, script):
@@ -78,10 +63,8 @@ def test_a_small_run_writes_finite_rows_of_every_metric(results, script):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_the_tables_render_a_small_run(results, script, modules, monkeypatch):
-    tables = modules[2]
-    monkeypatch.setattr(tables, "RESULTS", results[0])
-    page = tables.render(script, "GeoQ")
+def test_the_tables_render_a_small_run(results, script):
+    page = tables.render(script, "GeoQ", folder=results[0])
     assert "| GeoQ |" in page
     assert "| kNN-distance conformal |" in page
 
@@ -109,24 +92,27 @@ def test_the_support_score_stands_beside_the_plain_distance(results):
             assert row[area] is None or 0 <= row[area] <= 1
 
 
-def test_the_summary_is_that_of_the_rows_in_the_file(results, modules):
-    defaults = modules[1]
+def test_the_summary_is_that_of_the_rows_in_the_file(results):
     assert defaults.summary(rows_of(results, "defaults")) in results[1]["defaults"]
 
 
 def test_a_rerun_keeps_what_the_same_code_has_measured(results):
     file = results[0] / "defaults.json"
     before = file.read_text()
-    command = [sys.executable, BENCHMARKS / "defaults.py", "--small", "--out", file]
-    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = small_run("suite.defaults", file)
+    again = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert file.read_text() == before
     assert again.stdout == results[1]["defaults"][-len(again.stdout) :]
 
 
 def test_the_ablation_measures_every_ingredient_on_every_shift(tmp_path):
     file = tmp_path / "ablation.json"
-    command = [sys.executable, BENCHMARKS / "ablation.py", "--small", "--out", file]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    command = small_run("suite.ablation", file)
+    printed = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     rows = json.loads(file.read_text())["rows"]
     dropped = {r["method"] for r in rows if r["part"] == "ingredients"}
     rules = {r["method"] for r in rows if r["part"] == "safe rules"}
@@ -138,8 +124,26 @@ def test_the_ablation_measures_every_ingredient_on_every_shift(tmp_path):
     assert all(f"| {name} |" in printed for name in dropped | rules)
 
 
-def test_ratios_are_to_the_best_rival_and_ours_are_no_rivals(modules):
-    defaults = modules[1]
+def three_outputs(a, b):
+    return np.stack([np.sin(4 * a) + b**2, 5 * abs(a - b), a * b + np.cos(6 * b)], 1)
+
+
+@pytest.mark.slow
+def test_every_ingredient_of_the_ablation_changes_a_bound():
+    """On a problem with several outputs, whose errors differ in scale."""
+    box = problems.OnBox(three_outputs, (0, 0), (1, 2), part=(0.2, 0.7))
+    problem = problems.Problem("three outputs", box, recipes.linear_ridge, 100)
+    data = problem.make(0, 100, 20)
+    recipe = RememberedTraining(problem.recipe(0))
+    queries = np.concatenate([x for x, _ in data.tests.values()])
+    variants = ablation.fitted_variants(problem, data, recipe(data.x, data.y), recipe)
+    bounds = {name: geoq.predict(queries) for name, geoq in variants}
+    default = bounds.pop(ablation.ALL)
+    same = [name for name, bound in bounds.items() if np.array_equal(bound, default)]
+    assert not same
+
+
+def test_ratios_are_to_the_best_rival_and_ours_are_no_rivals():
     losses = {
         "GeoQ": (1.0, 3.0),
         "GeoQ (paper)": (0.5, 0.5),
@@ -158,18 +162,18 @@ def test_ratios_are_to_the_best_rival_and_ours_are_no_rivals(modules):
         for seed, value in enumerate(values)
     ]
     expected = {"GeoQ": 0.5, "GeoQ (paper)": 0.125, "A": 1.0, "B": 2.25}
-    assert defaults.ratios(rows) == {"p": expected}
+    assert defaults.error_ratios(rows) == {"p": expected}
 
 
-def test_every_problem_is_determined_by_its_seed(modules):
-    for problem in modules[1].SUITE.values():
+def test_every_problem_is_determined_by_its_seed():
+    for problem in defaults.SUITE.values():
         first, again, other = (problem.make(seed, 40, 8) for seed in (3, 3, 4))
         assert first.x.dtype == first.y.dtype == np.float64
         assert len(first.x) == len(first.y) == 40
         np.testing.assert_array_equal(first.x, again.x)
         np.testing.assert_array_equal(first.y, again.y)
         assert not np.array_equal(first.x, other.x)
-        assert tuple(first.tests) == modules[0].SHIFTS
+        assert tuple(first.tests) == problems.SHIFTS
         for shift, (x, y) in first.tests.items():
             assert x.shape == (8, *first.x.shape[1:])
             assert y.shape == (8, *first.y.shape[1:])
@@ -177,8 +181,7 @@ def test_every_problem_is_determined_by_its_seed(modules):
             np.testing.assert_array_equal(y, again.tests[shift][1])
 
 
-def test_every_surrogate_is_determined_by_its_seed(modules):
-    defaults = modules[1]
+def test_every_surrogate_is_determined_by_its_seed():
     recipes = {problem.recipe: problem for problem in defaults.SUITE.values()}
     for recipe, problem in recipes.items():
         data = problem.make(0, 40, 8)
@@ -192,22 +195,21 @@ def test_every_surrogate_is_determined_by_its_seed(modules):
         assert not np.array_equal(first, other)
 
 
-def test_outputs_are_in_units_of_the_training_data(modules):
-    for problem in modules[1].SUITE.values():
+def test_outputs_are_in_units_of_the_training_data():
+    for problem in defaults.SUITE.values():
         y = problem.make(0, 300, 8).y
         assert abs(y.mean()) < 0.1
         assert abs(y.std() - 1) < 0.1
 
 
-def test_the_design_set_and_the_confirmation_set_share_no_problem(modules):
-    problems, defaults, _, confirmation = modules
+def test_the_design_set_and_the_confirmation_set_share_no_problem():
     assert len(problems.PROBLEMS) == 12
     assert len(confirmation.CONFIRMATION) == 8
     assert len(defaults.SUITE) == 20
 
 
-def test_shifted_queries_are_farther_from_the_training_data(modules):
-    for problem in modules[1].SUITE.values():
+def test_shifted_queries_are_farther_from_the_training_data():
+    for problem in defaults.SUITE.values():
         data = problem.make(0, 300, 200)
         scale = data.x.std(axis=0)
         points = KDTree(data.x / scale)
@@ -215,8 +217,8 @@ def test_shifted_queries_are_farther_from_the_training_data(modules):
         assert distance[0] < distance[1] < distance[2], problem.name
 
 
-def test_shifted_queries_lie_outside_the_training_box(modules):
-    box = modules[0].PROBLEMS["borehole"].make
+def test_shifted_queries_lie_outside_the_training_box():
+    box = problems.PROBLEMS["borehole"].make
     data = box(0, 500, 200)
     low, high = np.array(box.low), np.array(box.high)
 
@@ -232,15 +234,13 @@ def test_shifted_queries_lie_outside_the_training_box(modules):
     assert strong.min() > box.margin
 
 
-def test_the_hole_of_the_clustered_design_is_empty(modules):
-    problems = modules[0]
+def test_the_hole_of_the_clustered_design_is_empty():
     data = problems.clustered_ishigami(0, 500, 200)
     assert np.linalg.norm(data.x, axis=1).min() > problems.HOLE
     assert np.linalg.norm(data.tests["mild"][0], axis=1).max() < problems.HOLE
 
 
-def test_the_survey_leaves_gaps_between_its_tracks(modules):
-    confirmation = modules[3]
+def test_the_survey_leaves_gaps_between_its_tracks():
     data = confirmation.surveyed_franke(0, 400, 200)
     between, outside = data.tests["mild"][0], data.tests["strong"][0]
     assert KDTree(data.x).query(between)[0].min() > confirmation.GAP
@@ -248,8 +248,7 @@ def test_the_survey_leaves_gaps_between_its_tracks(modules):
     assert outside.max(axis=1).min() > confirmation.AREA
 
 
-def test_the_kuramoto_sivashinsky_solver_agrees_with_a_refined_step(modules):
-    problems = modules[0]
+def test_the_kuramoto_sivashinsky_solver_agrees_with_a_refined_step():
     place = 2 * np.pi * np.arange(64) / 64
     start = np.cos(place + 1) + np.sin(2 * place) + np.cos(3 * place + 2)
     attractor = problems.ks_step(start, n_steps=400)
@@ -263,20 +262,72 @@ def test_the_kuramoto_sivashinsky_solver_agrees_with_a_refined_step(modules):
     assert twice_as_many < many / 12  # of fourth order, once the stiff waves allow it
 
 
-def test_a_linear_wave_of_the_solver_decays_as_it_should(modules):
+def test_a_linear_wave_of_the_solver_decays_as_it_should():
     place = 2 * np.pi * np.arange(32) / 32
     wave = 1e-9 * np.cos(3 * place)
-    after = modules[0].etdrk4(
+    after = solvers.etdrk4(
         wave, length=2 * np.pi, linear=lambda k: -0.1 * k**2, dt=0.05, n_steps=20
     )
     np.testing.assert_allclose(after, np.exp(-0.9) * wave, rtol=0, atol=1e-16)
 
 
-def test_the_cost_of_calibration_and_assessment_is_measured(tmp_path, modules):
+def changed_source(tmp_path, monkeypatch, change):
+    """The fingerprint of a small package before and after a change of its second module."""
+    package = tmp_path / "benchmarks"
+    package.mkdir()
+    (package / "first.py").write_text("import math\nfrom benchmarks import second\n")
+    file = package / "second.py"
+    file.write_text('"""Doc."""\n\n\ndef f(x):\n    """Twice."""\n    return 2 * x\n')
+    (package / "third.py").write_text("y = 1\n")
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    before = record.source("benchmarks.first")
+    change(package)
+    return before, record.source("benchmarks.first")
+
+
+def replaced(name, old, new):
+    def change(package):
+        file = package / name
+        file.write_text(file.read_text().replace(old, new))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replaced("second.py", '"""Twice."""', '"""Two times x."""'),
+        replaced("second.py", '"""Doc."""', '"""Doc."""  # a comment'),
+        replaced("third.py", "1", "2"),
+    ],
+    ids=["docstring", "comment", "module that is not imported"],
+)
+def test_prose_and_other_modules_do_not_change_the_source(
+    tmp_path, monkeypatch, change
+):
+    before, after = changed_source(tmp_path, monkeypatch, change)
+    assert after == before
+
+
+def test_code_of_an_imported_module_changes_the_source(tmp_path, monkeypatch):
+    change = replaced("second.py", "2 * x", "3 * x")
+    before, after = changed_source(tmp_path, monkeypatch, change)
+    assert after != before
+
+
+def test_a_name_that_a_package_exports_leads_to_the_module_that_defines_it():
+    tree = ast.parse("from geoq import GeoQ\nfrom benchmarks.suite import problems\n")
+    assert record._imported_modules(tree) == [
+        "geoq.estimator",
+        "benchmarks.suite.problems",
+    ]
+
+
+def test_the_cost_of_calibration_and_assessment_is_measured(tmp_path):
     """The whole script, tiny: rows and the tables made of them."""
     file = tmp_path / "cost.json"
-    command = [sys.executable, BENCHMARKS / "cost.py", "--small", "--out", file]
-    subprocess.run(command, capture_output=True, check=True, timeout=300)
+    command = small_run("costs.cost", file)
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=300)
     result = json.loads(file.read_text())
     calibrated = [row for row in result["rows"] if row["form"] != "folds alone"]
     assert {row["problem"] for row in calibrated} == {
@@ -293,6 +344,5 @@ def test_the_cost_of_calibration_and_assessment_is_measured(tmp_path, modules):
     assert alone["together_over_training"] > 0
     assert alone["one_by_one_over_training"] > 0
     assert result["growth"]["slopes"].keys() == {"fit_seconds", "assess_1000_seconds"}
-    tables = modules[2]
-    assert "| forrester | paper | 10 | 1 |" in tables.cost(result)
-    assert "| shared trainings |" in tables.quality(result)
+    assert "| forrester | paper | 10 | 1 |" in cost_tables.cost(result)
+    assert "| shared trainings |" in cost_tables.quality(result)

@@ -10,31 +10,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from benchmarks.richtmyer_meshkov import data, euler, riemann
 
-
-@pytest.fixture
-def euler(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import euler
-
-    return euler
-
-
-@pytest.fixture
-def riemann(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import riemann
-
-    return riemann
-
-
-@pytest.fixture
-def data(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import richtmyer_meshkov_data
-
-    return richtmyer_meshkov_data
+ROOT = Path(__file__).parents[1]
 
 
 def centres(n):
@@ -49,7 +27,7 @@ def advance(solver, primitive, duration, courant=0.5, fastest=3.0):
     return state
 
 
-def errors(euler, riemann, left, right, n, duration=0.2):
+def errors(left, right, n, duration=0.2):
     """Mean errors of density, velocity and pressure of two gases that a wall at x = 1/2 kept apart."""
     x = centres(n).expand(1, 2, n)
     z = (x > 0.5).double()
@@ -66,20 +44,20 @@ def errors(euler, riemann, left, right, n, duration=0.2):
     return (torch.stack([m1 + m2, u, p])[:, 0, 0] - exact).abs().mean(dim=1)
 
 
-def sod(riemann):
+def sod():
     return riemann.Gas(1.0, 0.0, 1.0, 1.4), riemann.Gas(0.125, 0.0, 0.1, 1.4)
 
 
-def test_the_exact_solution_of_sod_is_the_published_one(riemann):
+def test_the_exact_solution_of_sod_is_the_published_one():
     """Toro 2009, chapter 4, test 1."""
-    pressure, velocity = riemann.contact(*sod(riemann))
+    pressure, velocity = riemann.contact(*sod())
     assert pressure == pytest.approx(0.30313, abs=5e-6)
     assert velocity == pytest.approx(0.92745, abs=5e-6)
-    density = riemann.solution(*sod(riemann), np.array([0.9, 0.95]))[0]
+    density = riemann.solution(*sod(), np.array([0.9, 0.95]))[0]
     assert density == pytest.approx([0.42632, 0.26557], abs=5e-6)
 
 
-def test_exact_waves_obey_the_jump_conditions_and_the_invariants(riemann):
+def test_exact_waves_obey_the_jump_conditions_and_the_invariants():
     """A shock into the second gas, a fan into the first: mass, momentum and energy flux; entropy and u + 2c/(g-1)."""
     left, right = riemann.Gas(2.0, 0.3, 5.0, 1.4), riemann.Gas(4.0, -0.2, 1.0, 1.09)
     _, velocity = riemann.contact(left, right)
@@ -101,23 +79,23 @@ def test_exact_waves_obey_the_jump_conditions_and_the_invariants(riemann):
     assert flux(rho[jump], u[jump], p[jump]) == pytest.approx(flux(4.0, -0.2, 1.0))
 
 
-def orders(euler, riemann, left, right):
+def orders(left, right):
     """Observed orders of the mean errors of density, velocity and pressure, and the errors on the finer grid."""
-    coarse, fine = (errors(euler, riemann, left, right, n) for n in (80, 320))
+    coarse, fine = (errors(left, right, n) for n in (80, 320))
     return torch.log2(coarse / fine) / 2, fine
 
 
-def test_sod_converges_to_the_exact_solution(euler, riemann):
+def test_sod_converges_to_the_exact_solution():
     """A limited scheme has order one at shocks, less at contacts."""
-    order, error = orders(euler, riemann, *sod(riemann))
+    order, error = orders(*sod())
     assert (error < torch.tensor([0.003, 0.005, 0.002])).all()
     assert (order > 0.7).all()
     assert (order < 1.2).all()
 
 
-def test_two_gases_converge_to_the_exact_solution(euler, riemann):
+def test_two_gases_converge_to_the_exact_solution():
     left, right = riemann.Gas(1.0, 0.0, 3.0, 1.4), riemann.Gas(5.0, 0.0, 1.0, 1.09)
-    order, error = orders(euler, riemann, left, right)
+    order, error = orders(left, right)
     assert (error < torch.tensor([0.07, 0.005, 0.01])).all()
     assert (order > 0.6).all()
     assert (order < 1.2).all()
@@ -142,7 +120,7 @@ def box(n, seed=0, batch=2):
     )
 
 
-def test_the_flux_is_hllc_as_in_the_textbook(euler):
+def test_the_flux_is_hllc_as_in_the_textbook():
     """Toro 2009, section 10.4: F, or F + S (U* - U) of the side the contact leaves; some waves are supersonic."""
     solver = euler.Euler((1.4, 1.09), 1.0)
     m1, m2, u, v, p, z = box(24)
@@ -170,7 +148,7 @@ def test_the_flux_is_hllc_as_in_the_textbook(euler):
     assert_close(found, expected)
 
 
-def test_mass_of_each_gas_momentum_and_energy_are_conserved(euler):
+def test_mass_of_each_gas_momentum_and_energy_are_conserved():
     solver = euler.Euler((1.4, 1.09), 1 / 24, ghosts_x=euler.periodic)
     start = solver.conserved(box(24))
     state = start
@@ -183,7 +161,7 @@ def test_mass_of_each_gas_momentum_and_energy_are_conserved(euler):
     assert (state[4] - start[4]).abs().max() > 0.1
 
 
-def test_an_interface_that_only_moves_keeps_pressure_and_velocity_constant(euler):
+def test_an_interface_that_only_moves_keeps_pressure_and_velocity_constant():
     """A round drop of the heavy gas, carried diagonally once through a quarter of a periodic square."""
     n = 32
     x, y = centres(n), centres(n)[:, None]
@@ -199,7 +177,7 @@ def test_an_interface_that_only_moves_keeps_pressure_and_velocity_constant(euler
     assert (z - inside).abs().max() > 0.5
 
 
-def test_a_mirrored_start_has_a_mirrored_future(euler):
+def test_a_mirrored_start_has_a_mirrored_future():
     solver = euler.Euler((1.4, 1.09), 1 / 24)
     m1, m2, u, v, p, z = box(24)
 
@@ -217,7 +195,7 @@ def test_a_mirrored_start_has_a_mirrored_future(euler):
         assert_close(a, (-1) ** (i == 2) * c.flip(2), atol=1e-11, rtol=1e-11)
 
 
-def test_x_and_y_are_alike(euler):
+def test_x_and_y_are_alike():
     solver = euler.Euler((1.4, 1.09), 1 / 24, ghosts_x=euler.periodic)
     m1, m2, u, v, p, z = box(24)
     state = solver.step(solver.conserved((m1, m2, u, v, p, z)), 0.004)
@@ -227,7 +205,7 @@ def test_x_and_y_are_alike(euler):
         assert_close(a, b.mT, atol=1e-13, rtol=1e-13)
 
 
-def test_smooth_waves_converge_with_second_order(euler):
+def test_smooth_waves_converge_with_second_order():
     """Density and volume fraction carried once round; the limiter flattens their extrema, which costs a little."""
 
     def error(n):
@@ -240,7 +218,7 @@ def test_smooth_waves_converge_with_second_order(euler):
     assert 1.6 < math.log2(error(32) / error(64)) < 2.4
 
 
-def test_a_small_mode_grows_as_richtmyer_says(data, riemann):
+def test_a_small_mode_grows_as_richtmyer_says():
     """da/dt = k dV A a: jump of the interface's velocity, and Atwood number and amplitude behind the shock.
 
     The rate builds up while the transmitted shock is within a wavelength, so it is measured after that.
@@ -272,14 +250,10 @@ SHAPE = (16, 32)
 
 @pytest.fixture(scope="module")
 def simulations():
-    sys.path.insert(0, str(BENCHMARKS))
-    import richtmyer_meshkov_data as data
-
-    sys.path.pop(0)
     return data.simulate(5, SHAPE, seed=3, batch=5)
 
 
-def test_the_chosen_time_step_is_stable(data):
+def test_the_chosen_time_step_is_stable():
     tube = data.Tube(shape=(32, 64))
     interfaces = [data.interface(0, i) for i in range(8)]
     state = tube.start(interfaces, "cpu", torch.float32)
@@ -290,7 +264,7 @@ def test_the_chosen_time_step_is_stable(data):
         assert ((state[5] >= -1e-6) & (state[5] <= 1 + 1e-6)).all()
 
 
-def test_an_interface_has_the_chosen_size_and_clears_the_shock(data):
+def test_an_interface_has_the_chosen_size_and_clears_the_shock():
     tube, y = data.Tube(), np.arange(240) / 240
     for index in range(50):
         displacement = data.interface(0, index)(y)
@@ -299,7 +273,7 @@ def test_an_interface_has_the_chosen_size_and_clears_the_shock(data):
         assert displacement.mean() == pytest.approx(0, abs=1e-12)
 
 
-def test_volume_fractions_are_areas(data):
+def test_volume_fractions_are_areas():
     """The interface x = 1 + y / 4 crosses one column of 4 x 8 cells, from its left to its right end."""
     tube = data.Tube(shape=(4, 8))
     (fraction,) = tube.fraction([lambda y: y / 4])
@@ -319,7 +293,7 @@ def test_the_start_is_the_displaced_interface_and_the_rest_follows(simulations):
     assert (simulations.u[..., -1] == 1).all()
 
 
-def test_the_same_seed_gives_the_same_bits_in_any_number_and_batch(simulations, data):
+def test_the_same_seed_gives_the_same_bits_in_any_number_and_batch(simulations):
     fewer = data.simulate(3, SHAPE, seed=3, batch=2)
     np.testing.assert_array_equal(fewer.u0, simulations.u0[:3])
     np.testing.assert_array_equal(fewer.u, simulations.u[:3])
@@ -328,7 +302,7 @@ def test_the_same_seed_gives_the_same_bits_in_any_number_and_batch(simulations, 
     )
 
 
-def test_a_file_gives_back_what_was_simulated(simulations, data, tmp_path):
+def test_a_file_gives_back_what_was_simulated(simulations, tmp_path):
     path = tmp_path / "rmi.npz"
     data.save(path, data.packed(simulations), simulations.seed, simulations.tube)
     loaded = data.load(path)
@@ -339,7 +313,7 @@ def test_a_file_gives_back_what_was_simulated(simulations, data, tmp_path):
     assert data.checksum(loaded) == str(np.load(path)["checksum"])
 
 
-def test_a_changed_file_is_refused(simulations, data, tmp_path):
+def test_a_changed_file_is_refused(simulations, tmp_path):
     path = tmp_path / "rmi.npz"
     data.save(path, data.packed(simulations), simulations.seed, simulations.tube)
     arrays = dict(np.load(path))
@@ -351,15 +325,19 @@ def test_a_changed_file_is_refused(simulations, data, tmp_path):
         data.load(path)
 
 
-def test_a_killed_run_goes_on_where_it_was(data, tmp_path):
+def test_a_killed_run_goes_on_where_it_was(tmp_path):
     path = tmp_path / "rmi.npz"
-    command = [sys.executable, str(BENCHMARKS / "richtmyer_meshkov_data.py"), "--small"]
+    command = [sys.executable, "-m", "benchmarks.richtmyer_meshkov.data", "--small"]
     command += ["--n", "3", "--batch", "1", "--out", str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as first:
         assert first.stdout.readline().startswith("1 of 3")
         first.kill()
     assert not path.exists()
-    second = subprocess.run(command, capture_output=True, text=True, check=True)
+    second = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert "1 of 3" not in second.stdout
     assert "3 of 3" in second.stdout
     assert [file.name for file in tmp_path.iterdir()] == ["rmi.npz"]

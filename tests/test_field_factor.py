@@ -8,23 +8,32 @@ from torch.testing import assert_close
 
 from geoq import (
     FieldIncrement,
+    FieldScaleIncrement,
     GeoQ,
     IndicatorIncrement,
-    PowerLawIncrement,
     RandomFolds,
     Training,
 )
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
-from geoq.increments import FieldFactor, View
-from geoq.increments.field_factor import _Judged
+from geoq.increments import (
+    FieldFactor,
+    anchor_error,
+    displacement,
+    inputs,
+    log_bound,
+    prediction,
+)
+from geoq.increments.factor import NoFactor
+from geoq.increments.field_factor import _Validation
+from geoq.increments.field_network import channels_of, check_grid
 from geoq.increments.shapes import Shapes
 from geoq.quantiles import pinball_loss
 
 GRID = (6, 8)
 QUICK = FieldFactor(
     widths=(8,),
-    n_groups=3,
+    n_splits=3,
     training=Training(n_steps=60, batch_size=16, learning_rate=1e-2, check_every=20),
 )
 LINE = replace(QUICK, n_spatial=1)
@@ -52,7 +61,7 @@ def tuples(inputs, error, position=None, reach=0):
 
 
 def driven(n=120, seed=0, grid=GRID, strength=1.0, **settings):
-    """In channel 0 the error is as large as exp of the first input field there; in channel 1 nothing can be known."""
+    """In channel 0 the size of the error is exp of the first input field; in channel 1 it is random."""
     inputs = normal(n, 2, *grid, seed=seed)
     drive = (strength * inputs[:, 0]).exp()
     size = torch.stack([drive, torch.ones_like(drive)], dim=1)
@@ -60,7 +69,7 @@ def driven(n=120, seed=0, grid=GRID, strength=1.0, **settings):
 
 
 def noise(n=120, seed=0):
-    """Nothing can be known at all."""
+    """Errors that do not depend on the inputs."""
     return tuples(
         normal(n, 2, *GRID, seed=seed), normal(n, 2, *GRID, seed=seed + 1).abs()
     )
@@ -68,8 +77,7 @@ def noise(n=120, seed=0):
 
 def fit(data, factor=QUICK):
     n_spatial = data.error.ndim - 2
-    model = PowerLawIncrement.for_fields(n_spatial=n_spatial)
-    return replace(model, factor=factor).fit(data)
+    return FieldScaleIncrement(n_spatial=n_spatial, factor=factor).fit(data)
 
 
 def loss_by_channel(model, data):
@@ -82,34 +90,39 @@ def fitted():
     return fit(driven())
 
 
-def test_what_the_query_says_of_its_errors_is_learned_where_it_says_something(fitted):
+def test_the_factor_lowers_the_loss_only_in_the_channel_that_the_inputs_determine(
+    fitted,
+):
     queries = driven(200, seed=100)
-    told, plain = (loss_by_channel(m, queries) for m in (fitted, fit(driven(), None)))
-    assert told[0] < 0.6 * plain[0]
-    assert told[1] < 1.02 * plain[1]
+    plain = loss_by_channel(fit(driven(), NoFactor()), queries)
+    learned = loss_by_channel(fitted, queries)
+    assert learned[0] < 0.6 * plain[0]
+    assert learned[1] < 1.02 * plain[1]
 
 
-def test_the_bound_with_a_factor_covers_fresh_queries(fitted):
+def test_the_bound_with_a_factor_covers_new_queries(fitted):
     queries = driven(200, seed=100)
     covered = (queries.error <= fitted(queries.features)).double().mean(dim=(0, 2, 3))
     assert ((covered > 0.93) & (covered < 0.98)).all()
 
 
-def test_where_nothing_can_be_known_the_bound_stays_as_it_is():
+def test_the_factor_does_not_raise_the_loss_where_nothing_can_be_learned():
     queries = noise(200, seed=100)
-    told, plain = (loss_by_channel(fit(noise(), f), queries) for f in (QUICK, None))
-    assert (told < 1.02 * plain).all()
+    learned, plain = (
+        loss_by_channel(fit(noise(), factor), queries) for factor in (QUICK, NoFactor())
+    )
+    assert (learned < 1.02 * plain).all()
 
 
-def test_the_same_seed_gives_the_same_numbers_and_another_others(fitted):
+def test_the_same_random_state_gives_the_same_bounds_and_another_gives_others(fitted):
     features = driven(20, seed=100).features
     other = replace(QUICK, training=replace(QUICK.training, random_state=1))
     assert torch.equal(fit(driven())(features), fitted(features))
     assert not torch.equal(fit(driven(), other)(features), fitted(features))
 
 
-def test_the_unit_of_the_errors_does_not_matter(fitted):
-    """A power of two, which changes no digit."""
+def test_bounds_change_with_the_units_of_the_errors(fitted):
+    """A power of two changes no digit."""
     data = driven()
     scaled = replace(data, error=data.error * 2.0**30)
     assert_close(
@@ -117,22 +130,24 @@ def test_the_unit_of_the_errors_does_not_matter(fitted):
     )
 
 
-def test_fields_on_a_line_have_a_factor_too():
+def test_a_factor_is_learned_for_fields_on_a_line():
     data, queries = driven(grid=(12,)), driven(200, seed=100, grid=(12,))
-    told, plain = (loss_by_channel(fit(data, f), queries) for f in (LINE, None))
-    assert told[0] < 0.7 * plain[0]
-    assert told[1] < 1.02 * plain[1]
+    learned, plain = (
+        loss_by_channel(fit(data, factor), queries) for factor in (LINE, NoFactor())
+    )
+    assert learned[0] < 0.7 * plain[0]
+    assert learned[1] < 1.02 * plain[1]
 
 
-def test_a_field_without_channels_is_one_channel():
+def test_a_field_without_channels_counts_as_one_channel():
     data = driven()
     data = tuples(data.features.inputs, data.error[:, 0])
-    model = PowerLawIncrement.for_fields(factor=QUICK).fit(data)
+    model = FieldScaleIncrement(factor=QUICK).fit(data)
     assert model(data.features).shape == (120, *GRID)
     assert model.factor_.exponent.shape == (1,)
 
 
-def test_a_fresh_network_leaves_the_bound_alone():
+def test_a_new_network_has_the_factor_1():
     features = driven().features
     log = fresh(QUICK.network, 2, 2)(
         (features.inputs.float(), features.support_distance)
@@ -141,7 +156,7 @@ def test_a_fresh_network_leaves_the_bound_alone():
     assert not log.any()
 
 
-def test_the_factor_is_the_geometric_mean_of_the_networks_answers(fitted):
+def test_the_factor_is_the_geometric_mean_over_the_networks(fitted):
     learned, features = fitted.factor_, driven(5, seed=100).features
     bound = torch.ones(5, 96, dtype=torch.float64)
     logs = [learned.log_factor(net, features, bound) for net in learned.networks]
@@ -150,7 +165,7 @@ def test_the_factor_is_the_geometric_mean_of_the_networks_answers(fitted):
     assert_close(learned.factor(features, bound).float(), expected)
 
 
-def test_beyond_the_distances_it_has_seen_the_factor_stays(fitted):
+def test_the_factor_is_constant_beyond_the_distances_of_the_calibration(fitted):
     features = driven(5, seed=100).features
     bound = torch.ones(5, 96, dtype=torch.float64)
     far, farther = (
@@ -164,106 +179,98 @@ def test_beyond_the_distances_it_has_seen_the_factor_stays(fitted):
 
 
 @pytest.mark.parametrize("far", [10.0, 1e3, 1e6])
-def test_factors_of_queries_far_away_stay_in_the_range_of_held_out_tuples(fitted, far):
-    """Inputs a million times those of the data would have a factor of exp(1e6)."""
+def test_factors_far_from_the_data_stay_in_the_range_of_held_out_tuples(fitted, far):
+    """Without limits, inputs that are a million times larger would have a factor of exp(1e6)."""
     learned, features = fitted.factor_, driven(5, seed=100).features
     one = torch.ones(120, 96, dtype=torch.float64)
     factor = learned.factor(replace(features, inputs=far * features.inputs), one[:5])
     near = learned.factor(driven().features, one)
-    # By channel; the range is that of each network, and the mean of all three has less.
+    # The limits are the range of the single networks, which is wider than the range of their mean.
     factor, near = factor.view(5, 2, 48), near.view(120, 2, 48)
     assert (factor.amax(dim=(0, 2)) < 3 * near.amax(dim=(0, 2))).all()
     assert (factor.amin(dim=(0, 2)) > near.amin(dim=(0, 2)) / 3).all()
 
 
 @pytest.mark.parametrize(("strength", "exponents"), [(-1, [0.0]), (1, [0.75, 1.0])])
-def test_held_out_tuples_choose_how_much_of_the_answer_a_channel_takes(
-    fitted, strength, exponents
-):
-    """All of it where they are as those trained on; nothing where they are the other way round."""
+def test_held_out_tuples_choose_the_exponent_of_a_channel(fitted, strength, exponents):
+    """It is near 1 if they resemble the training tuples, and 0 if their errors depend on the inputs in the opposite way."""
     held_out = driven(90, seed=100, strength=strength)
-    groups = list(torch.arange(90).split(30))
+    parts = list(torch.arange(90).split(30))
     chosen = replace(fitted.factor_, exponent=torch.ones(2))
-    _Judged(held_out, groups, fitted._inside).choose(chosen, 0.95)
+    _Validation(held_out, parts, fitted._bound).choose_exponents(chosen, 0.95)
     assert chosen.exponent[0] in exponents
 
 
-@pytest.mark.parametrize("n_networks", [1, 2, None])
-def test_so_many_networks_are_trained(n_networks):
-    model = fit(driven(), replace(QUICK, n_networks=n_networks))
-    assert len(model.factor_.networks) == (n_networks or 3)
-
-
 @pytest.mark.parametrize("reach", [0, 1, 5, 17])
-@pytest.mark.parametrize("n_groups", [2, 5])
-def test_along_time_no_network_is_judged_within_reach_of_what_it_trained_on(
-    reach, n_groups
+@pytest.mark.parametrize("n_splits", [2, 5])
+def test_training_times_are_farther_than_the_reach_from_validation_times(
+    reach, n_splits
 ):
-    """100 times in any order, two tuples each."""
+    """100 times in random order, with two tuples each."""
     order = torch.randperm(200, generator=torch.Generator().manual_seed(0))
     position = order % 100
     data = driven(200, position=position, reach=reach)
-    splits = replace(QUICK, n_groups=n_groups)._splits(data)
-    judged = torch.cat([held_out for _, held_out in splits])
-    assert judged.sort().values.tolist() == list(range(200))
+    splits = replace(QUICK, n_splits=n_splits)._splits(data)
+    validated = torch.cat([held_out for _, held_out in splits])
+    assert validated.sort().values.tolist() == list(range(200))
     for rows, held_out in splits:
         apart = (position[rows][:, None] - position[held_out]).abs()
         assert apart.min() > reach
-        # Nothing is left out that could have been trained on.
+        # All tuples beyond the reach are used for training.
         assert len(rows) + len(held_out) >= 200 - 2 * 2 * reach
 
 
-@pytest.mark.parametrize("n_groups", [2, 5])
-def test_tuples_of_one_point_stay_together(n_groups):
+@pytest.mark.parametrize("n_splits", [2, 5])
+def test_tuples_of_one_point_are_in_the_same_part(n_splits):
     data = replace(driven(), point=torch.arange(120) % 40)
-    splits = replace(QUICK, n_groups=n_groups)._splits(data)
-    judged = torch.cat([held_out for _, held_out in splits])
-    assert judged.sort().values.tolist() == list(range(120))
+    splits = replace(QUICK, n_splits=n_splits)._splits(data)
+    validated = torch.cat([held_out for _, held_out in splits])
+    assert validated.sort().values.tolist() == list(range(120))
     for rows, held_out in splits:
         assert not set((rows % 40).tolist()) & set((held_out % 40).tolist())
         assert len(rows) + len(held_out) == 120
 
 
-def test_where_all_times_depend_on_each_other_nothing_is_learned():
+def test_no_factor_is_learned_if_all_times_depend_on_each_other():
     model = fit(driven(position=torch.arange(120), reach=200))
     assert model.factor_ is None
-    assert "no factor" in model.describe()
-    assert "distance plays no part in the law" in model.describe()
+    assert "no learned factor" in model.describe()
 
 
-def test_the_state_of_a_model_restores_it(fitted):
-    features = driven(20, seed=100).features
-    again = PowerLawIncrement.from_state(*fitted.state())
-    assert torch.equal(again(features), fitted(features))
-    assert again.describe() == fitted.describe()
-    assert again.factor == fitted.factor
-
-
-def test_the_view_puts_all_that_it_shows_side_by_side():
+def test_channels_of_inputs_come_first_and_the_others_in_the_order_of_sees():
     data = driven(5)
-    features = replace(data.features, anchor_error=data.error)
-    bound = data.error.flatten(1)
-    seen = View(anchor_error=True, bound=True)(features, bound, GRID)
-    inputs, anchor, log = seen.double().split(2, dim=1)
-    assert_close(inputs, features.inputs, atol=1e-6, rtol=1e-6)
-    assert_close(anchor, data.error, atol=1e-6, rtol=1e-6)
-    assert_close(log, data.error.log(), atol=1e-6, rtol=1e-6)
+    features = replace(data.features, anchor_error=2 * data.error)
+    sees, bound = (anchor_error, log_bound, inputs), data.error.flatten(1)
+    channels = channels_of(sees, features, bound, GRID).double()
+    expected = [features.inputs, 2 * data.error, data.error.log()]
+    assert_close(channels, torch.cat(expected, dim=1), atol=1e-6, rtol=1e-6)
 
 
 def test_impossible_settings_are_refused():
-    with pytest.raises(ValueError, match=r"n_groups=1, .* choose 2 or more"):
-        FieldFactor(n_groups=1)
-    with pytest.raises(ValueError, match="the View shows nothing"):
-        View(inputs=False)
+    with pytest.raises(ValueError, match=r"n_splits=1\): n_splits must be at least 2"):
+        FieldFactor(n_splits=1)
+    with pytest.raises(ValueError, match="a network must see at least one field"):
+        FieldFactor(sees=())
+
+
+def test_a_function_of_the_user_can_be_seen_but_not_stored():
+    def squared(features, bound):
+        return features.inputs**2
+
+    factor = replace(QUICK, sees=(inputs, squared))
+    model = fit(driven(), factor)
+    assert model.factor_.networks[0].mean.shape == (4,)
+    with pytest.raises(ValueError, match="a function of the user, which a file cannot"):
+        model.state()
 
 
 def never(x, y):
     pytest.fail("a surrogate was trained before the shapes were refused")
 
 
-def refused(x_shape, y_shape, view, representation=None):
-    """GeoQ, about to train surrogates on fields that do not fit."""
-    model = PowerLawIncrement.for_fields(factor=replace(QUICK, view=view))
+def fit_before_training(x_shape, y_shape, sees, representation=None):
+    """Fit GeoQ with fold surrogates that must not be trained."""
+    model = FieldScaleIncrement(factor=replace(QUICK, sees=sees))
     geoq = GeoQ(
         lambda x: torch.zeros(len(x), *y_shape, dtype=x.dtype),
         never,
@@ -275,45 +282,39 @@ def refused(x_shape, y_shape, view, representation=None):
 
 
 @pytest.mark.parametrize("x_shape", [(3,), (2, 8, 6), (48,)])
-def test_inputs_on_another_grid_are_refused_before_anything_is_trained(x_shape):
+def test_inputs_on_another_grid_are_refused_before_training(x_shape):
     with pytest.raises(
         ValueError,
-        match=rf"row of the inputs has shape \({x_shape[0]},.* an error \(2, 6, 8\), .*inputs=False",
+        match=rf"inputs has shape \({x_shape[0]},.*error has shape \(2, 6, 8\), .*remove inputs",
     ):
-        refused(x_shape, (2, 6, 8), View())
+        fit_before_training(x_shape, (2, 6, 8), (inputs,))
 
 
-def test_displacements_on_another_grid_are_refused_before_anything_is_trained():
+def test_displacements_on_another_grid_are_refused_before_training():
     with pytest.raises(
         ValueError, match=r"row of the representation has shape \(96,\) and an error"
     ):
-        refused(
+        fit_before_training(
             (2, 6, 8),
             (2, 6, 8),
-            View(displacement=True),
+            (inputs, displacement),
             representation=lambda x: x.flatten(1),
         )
 
 
 def test_outputs_on_another_grid_are_refused():
     shapes = Shapes(z=(2, 6, 8), error=(6, 8), inputs=(2, 6, 8), outputs=(96,))
-    View().check_shapes(shapes, 2)
+    check_grid((inputs,), shapes, 2)
     with pytest.raises(ValueError, match=r"row of the outputs has shape \(96,\)"):
-        View(prediction=True).check_shapes(shapes, 2)
+        check_grid((inputs, prediction), shapes, 2)
 
 
-def test_errors_without_a_grid_are_refused_before_anything_is_trained():
+def test_errors_without_a_grid_are_refused_before_training():
     with pytest.raises(ValueError, match=r"n_spatial=2, but an error has shape \(3,\)"):
-        refused((3,), (3,), View())
+        fit_before_training((3,), (3,), (inputs,))
 
 
-def test_a_low_rank_scale_without_a_grid_is_refused_too():
-    model = replace(PowerLawIncrement.for_fields(), factor=None)
-    with pytest.raises(ValueError, match="put the grid last, or use coordinate_scale"):
-        model.check_shapes(Shapes(z=(3,), error=(3,), inputs=(3,), outputs=(3,)))
-
-
-def test_the_networks_see_every_channel_in_its_own_unit_and_the_inputs_uncorrelated():
+def test_the_networks_see_standardised_channels_and_uncorrelated_inputs():
     first = normal(40, 1, *GRID, seed=0)
     later = first + 0.1 * normal(40, 1, *GRID, seed=1)
     other = 1e5 * normal(40, 1, *GRID, seed=2) + 3e5
@@ -327,10 +328,8 @@ def test_the_networks_see_every_channel_in_its_own_unit_and_the_inputs_uncorrela
     assert_close(seen[2].std(), torch.tensor(1.0), atol=1e-3, rtol=0)
 
 
-def test_too_few_judges_leave_the_law_alone():
-    """The lift that a factor needs could not be told."""
-    few = driven(18)
-    assert fit(few).factor_ is None
+def test_no_factor_is_used_with_fewer_tuples_than_the_quantile_level_requires():
+    assert fit(driven(18)).factor_ is None
 
 
 @pytest.mark.parametrize(
@@ -349,7 +348,7 @@ def test_too_few_judges_leave_the_law_alone():
 @pytest.mark.parametrize(
     "model", [FieldFactor, FieldIncrement, IndicatorIncrement], ids=lambda m: m.__name__
 )
-def test_what_looks_like_channels_last_is_warned_of(
+def test_shapes_that_look_like_channels_last_are_warned_of(
     model, shape, n_spatial, channels_last
 ):
     shapes = Shapes(shape, shape, shape, shape)

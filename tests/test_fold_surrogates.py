@@ -1,4 +1,4 @@
-"""Fold surrogates trained together, on other workers, or elsewhere: the calibration is the same."""
+"""The calibration is the same if fold surrogates are trained together, on other workers, or elsewhere."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import torch
 from joblib import parallel_config
 from torch.testing import assert_close
 
+from benchmarks.rivals import RememberedTraining
 from geoq import (
     GeoQ,
     NestedFolds,
@@ -23,7 +24,6 @@ from geoq import (
     Training,
     TrainNetwork,
 )
-from geoq.baselines import RememberedTraining
 from geoq.nets.mlp import MLP
 
 QUICK = NormScaledIncrement(training=Training(n_steps=40, check_every=20))
@@ -43,7 +43,7 @@ def splits(problem):
 
 
 @pytest.mark.parametrize("folds", [RandomFolds(4), NestedFolds(3)], ids=repr)
-def test_networks_of_all_folds_are_trained_together_and_are_those_trained_alone(
+def test_networks_trained_together_and_one_by_one_give_the_same_calibration(
     problem, folds
 ):
     together = fit(problem, NETWORK, folds=folds, n_support=5)
@@ -57,7 +57,7 @@ def test_networks_of_all_folds_are_trained_together_and_are_those_trained_alone(
         )
 
 
-def test_a_recipe_that_trains_together_is_called_once(problem):
+def test_a_recipe_that_trains_together_is_called_once_per_job(problem):
     sizes = []
 
     class Recorder:
@@ -77,7 +77,7 @@ def test_a_recipe_that_trains_together_is_called_once(problem):
     assert_close(together.calibration_.error, alone.calibration_.error)
 
 
-def test_an_exception_of_many_trainings_names_them(problem):
+def test_an_exception_in_a_training_of_several_folds_names_the_folds(problem):
     exploding = Training(n_steps=20, learning_rate=1e30, check_every=10)
     with pytest.raises(FloatingPointError) as caught:
         fit(problem, TrainNetwork(NETWORK.make_network, training=exploding))
@@ -87,6 +87,8 @@ def test_an_exception_of_many_trainings_names_them(problem):
 
 
 def test_remembered_trainings_are_not_repeated_together_or_alone(problem):
+    from geoq.baselines import RememberedTraining
+
     remembered = RememberedTraining(NETWORK)
     first = fit(problem, remembered)
     assert not remembered.seconds_saved
@@ -99,42 +101,46 @@ def test_remembered_trainings_are_not_repeated_together_or_alone(problem):
     assert remembered.seconds_saved > before
 
 
-def test_folds_trained_elsewhere_serve_as_surrogates_or_as_predictions(problem):
+def test_surrogates_and_predictions_from_elsewhere_give_the_same_calibration(problem):
     surrogates = [
         problem.train(problem.x[train], problem.y[train])
         for train, _ in splits(problem)
     ]
     expected = fit(problem, problem.train).calibration_
-    given = fit(problem, TrainedFolds(surrogates)).calibration_
-    assert_close(given.error, expected.error)
+    pretrained = fit(problem, TrainedFolds(surrogates)).calibration_
+    assert_close(pretrained.error, expected.error)
     arrays = [surrogate(problem.x) for surrogate in surrogates]
     predicted = fit(problem, PredictedFolds(arrays)).calibration_
     assert_close(predicted.error, expected.error)
     assert_close(predicted.features.anchor_error, expected.features.anchor_error)
 
 
-def test_folds_from_elsewhere_must_fit_the_folds(problem):
+def test_surrogates_and_predictions_from_elsewhere_must_match_the_folds(problem):
     surrogate = problem.train(problem.x, problem.y)
-    with pytest.raises(ValueError, match="TrainedFolds has 3 entries for 4 folds"):
+    with pytest.raises(
+        ValueError, match="TrainedFolds has 3 entries, but there are 4 folds"
+    ):
         fit(problem, TrainedFolds([surrogate] * 3))
     short = [surrogate(problem.x)] * 3 + [surrogate(problem.x)[1:]]
-    with pytest.raises(ValueError, match="of fold 4 of 4 have 119 rows"):
+    with pytest.raises(
+        ValueError, match=r"arrays\[3\] has 119 rows, but x has 120 rows"
+    ):
         fit(problem, PredictedFolds(short))
     broken = surrogate(problem.x) * torch.nan
     with pytest.raises(ValueError, match=r"the prediction of fold 1 of 4\(x\)\[0, 0\]"):
         fit(problem, PredictedFolds([broken] * 4))
 
 
-def test_folds_from_elsewhere_cannot_train_the_deployed_surrogate(problem):
+def test_surrogates_from_elsewhere_cannot_train_the_deployed_surrogate(problem):
     geoq = GeoQ(None, TrainedFolds([problem.train(problem.x, problem.y)] * 15))
-    with pytest.raises(ValueError, match="TrainedFolds, which trains nothing"):
+    with pytest.raises(ValueError, match="TrainedFolds, which does not train"):
         geoq.fit(problem.x, problem.y)
 
 
 def recipes(folder):
-    """The nearest point's answer, and the same with a first training that takes its worker with it.
+    """A nearest-neighbour recipe, and the same recipe that kills its worker process in the first training.
 
-    Made inside a function, so that they travel by value: other processes cannot import this file.
+    They are defined inside a function to be pickled by value, because other processes cannot import this file.
     """
     marker = str(folder / "killed")
 
@@ -147,7 +153,7 @@ def recipes(folder):
         except FileExistsError:
             time.sleep(0.05)
             return nearest(x, y)
-        time.sleep(0.3)  # while the other worker is at work
+        time.sleep(0.3)  # until the other worker has started
         os.kill(os.getpid(), signal.SIGKILL)
         return None
 
@@ -180,8 +186,8 @@ def test_an_exception_on_a_worker_keeps_its_type_and_its_fold(problem):
     assert "while training the surrogate of fold" in caught.value.__notes__[0]
 
 
-def test_a_cluster_that_loses_a_worker_gives_the_whole_calibration(problem, tmp_path):
-    """Two Dask worker processes on loopback, one of which is killed in the middle of a fold."""
+def test_a_cluster_that_loses_a_worker_gives_the_same_calibration(problem, tmp_path):
+    """One of two Dask workers is killed during a training."""
     distributed = pytest.importorskip("distributed")
     nearest, kills_its_worker = recipes(tmp_path)
     x, y = problem.x.cpu().numpy(), problem.y.cpu().numpy()
@@ -209,7 +215,6 @@ MEMORY = """
 import json, sys, torch
 from pathlib import Path
 from geoq import GeoQ, RandomFolds, TrainNetwork, Training
-from geoq.baselines import NoIncrement
 from torch import nn
 torch.set_num_threads(1)
 
@@ -220,6 +225,13 @@ class Net(nn.Module):
             nn.Conv2d(1, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 1, 3, padding=1))
     def forward(self, x):
         return x + self.layers(x[:, None])[:, 0]
+
+class NoIncrement:
+    quantile = 0.95
+    def fit(self, calibration):
+        return self
+    def __call__(self, features):
+        return torch.zeros_like(features.anchor_error)
 
 def status(name):
     lines = Path("/proc/self/status").read_text().splitlines()

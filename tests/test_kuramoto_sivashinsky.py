@@ -7,7 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from benchmarks import paper_numbers, tables
+from benchmarks.rollouts import ablation
+from benchmarks.rollouts.data import SMALL, later, load, snapshots
+
+ROOT = Path(__file__).parents[1]
 EXTRA = {f"coverage_q{quarter}" for quarter in range(1, 5)}
 EXTRA |= {"pinball_first50", "fit_over_training", "answer_over_rollout"}
 METHODS = {
@@ -35,25 +39,15 @@ PUBLISHED = {
 }
 
 
-@pytest.fixture
-def modules(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import kuramoto_sivashinsky
-    import tables
-
-    yield kuramoto_sivashinsky, tables
-    for name in ("kuramoto_sivashinsky", "tables", "defaults", "problems", "record"):
-        monkeypatch.delitem(sys.modules, name)
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """A small run with its pictures."""
     folder = tmp_path_factory.mktemp("results")
-    script = BENCHMARKS / "kuramoto_sivashinsky.py"
     file = folder / "kuramoto_sivashinsky.json"
-    command = [sys.executable, script, "--small", "--out", file, "--pictures", folder]
-    subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    script = "benchmarks.rollouts.kuramoto_sivashinsky"
+    command = [sys.executable, "-m", script, "--small"]
+    command += ["--out", file, "--pictures", folder]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=600)
     return folder, command
 
 
@@ -72,7 +66,9 @@ def test_a_small_run_writes_a_row_per_method_and_time_step(results):
 def test_a_rerun_measures_nothing_again(results):
     file = results[0] / "kuramoto_sivashinsky.json"
     before = file.read_text()
-    again = subprocess.run(results[1], capture_output=True, text=True, check=True)
+    again = subprocess.run(
+        results[1], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert again.stdout.strip() == str(file)
     assert file.read_text() == before
 
@@ -86,61 +82,57 @@ def test_the_small_run_draws_every_picture(results):
     }
 
 
-def test_the_tables_show_the_horizon_beside_the_paper(results, modules, monkeypatch):
-    monkeypatch.setattr(modules[1], "RESULTS", results[0])
-    page = modules[1].render("kuramoto_sivashinsky", "GeoQ")
+def test_the_tables_show_the_horizon_beside_the_paper(results):
+    page = tables.render("kuramoto_sivashinsky", "GeoQ", folder=results[0])
     assert "**Along the horizon (dt=0.05)**" in page
     assert "| coverage, quarter 4 |" in page
     assert "0.019 / 0.490 / 0.868 / 0.484" in page
 
 
-def test_the_ablation_varies_one_choice_at_a_time(modules):
-    ks, tables = modules
+def test_the_ablation_varies_one_choice_at_a_time():
     surrogate = SimpleNamespace(encoder=np.tanh)
-    choices = ks.choices(surrogate, 0, ks.SMALL)
+    choices = ablation.choices(surrogate, 0, SMALL)
     default, *others = choices.values()
     for change in others:
         assert sum(change[name] != default[name] for name in default) == 1
-    assert choices.keys() == tables.PAPER["kuramoto_sivashinsky_ablation"].keys()
+    assert choices.keys() == paper_numbers.PAPER["kuramoto_sivashinsky_ablation"].keys()
 
 
-def test_the_ablation_writes_the_sum_and_the_capped_sum(modules):
-    ks = modules[0]
-    rows = ks.ablate(0.25, 0, ks.SMALL, "K_f = 2")
+def test_the_ablation_writes_the_sum_and_the_capped_sum():
+    rows = ablation.ablate(0.25, 0, SMALL, "K_f = 2")
     assert [row["setting"] for row in rows] == ["sum, dt=0.25", "capped sum, dt=0.25"]
     assert {row["method"] for row in rows} == {"K_f = 2"}
     assert rows[1]["pinball"] != rows[0]["pinball"]
 
 
 @pytest.mark.parametrize(("time", "tolerance"), [(20.0, 1e-6), (100.0, 1e-4)])
-def test_the_solver_meets_a_published_trajectory(modules, time, tolerance):
+def test_the_solver_meets_a_published_trajectory(time, tolerance):
     place = 32 * np.pi * np.arange(1, 257) / 256
     start = np.cos(place / 16) * (1 + np.sin(place / 16))
-    state = modules[0].later(start, time, step=0.02, length=32 * np.pi)
+    state = later(start, time, step=0.02, length=32 * np.pi)
     expected = [float(value) for value in PUBLISHED[time].split()]
     np.testing.assert_allclose(state[15:128:16], expected, rtol=0, atol=tolerance)
 
 
-def test_the_snapshots_agree_with_a_refined_step(modules):
+def test_the_snapshots_agree_with_a_refined_step():
     """Over ten units of time, after which chaos has not yet spread the difference."""
-    later = modules[0].later
-    state = modules[0].snapshots(0.25, seed=3, n_snapshots=1)[0]
+    state = snapshots(0.25, seed=3, n_snapshots=1)[0]
     coarse, fine = (later(state, 10.0, step=step) for step in (0.05, 0.005))
     assert abs(fine - state).max() > 1
     np.testing.assert_allclose(coarse, fine, rtol=0, atol=1e-4)
 
 
-def test_both_time_steps_sample_one_trajectory(modules):
-    slow, fast = (modules[0].snapshots(dt, 0, n) for dt, n in ((0.25, 3), (0.05, 11)))
+def test_both_time_steps_sample_one_trajectory():
+    slow, fast = (snapshots(dt, 0, n) for dt, n in ((0.25, 3), (0.05, 11)))
     np.testing.assert_allclose(slow, fast[::5], rtol=0, atol=1e-9)
 
 
-def test_training_states_fill_the_unit_interval_and_tests_come_after(modules):
-    data = modules[0].load(0.25, 1, modules[0].SMALL)
+def test_training_states_fill_the_unit_interval_and_tests_come_after():
+    data = load(0.25, 1, SMALL)
     assert data.train.min() == 0
     assert data.train.max() == 1
-    n_train, first = len(data.train), modules[0].SMALL.initial_states
-    whole = modules[0].snapshots(0.25, 1, n_train + first[-1] + 3)
+    n_train, first = len(data.train), SMALL.initial_states
+    whole = snapshots(0.25, 1, n_train + first[-1] + 3)
     low, high = whole[:n_train].min(), whole[:n_train].max()
     after = (whole[n_train:] - low) / (high - low)
     np.testing.assert_allclose(data.x0, after[list(first)])

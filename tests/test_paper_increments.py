@@ -18,7 +18,7 @@ QUICK_FIELD = Training(n_steps=30, batch_size=16, check_every=10)
 
 
 def calibration(error, displacement, support_distance=None):
-    """Tuples whose anchors had no error, so that the increment is the error."""
+    """Tuples whose anchor errors are zero, so that the increment is the error."""
     n = len(error)
     support = (
         displacement.reshape(n, -1).norm(dim=1)
@@ -103,11 +103,11 @@ def test_the_interpolating_quantile_is_not_the_minimiser():
 @pytest.mark.parametrize(
     ("n", "level", "rank"), [(20, 0.95, 19), (100, 0.95, 95), (3, 0.5, 2), (1, 0.95, 1)]
 )
-def test_the_rank_of_a_quantile_survives_rounding(n, level, rank):
+def test_the_rank_of_a_quantile_is_not_changed_by_rounding(n, level, rank):
     assert inverse_cdf_quantile(torch.arange(1.0, n + 1), level) == rank
 
 
-def test_pinball_loss_by_hand():
+def test_the_pinball_loss_weighs_errors_above_the_bound_by_the_quantile_level():
     loss = pinball_loss(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 3.0]), 0.75)
     assert loss.tolist() == [1.5, 0.5]
 
@@ -120,7 +120,7 @@ def test_increments_are_nonnegative_and_shaped_like_the_error(model, calibration
 
 
 @pytest.mark.parametrize(("model", "calibration"), MEMBERS)
-def test_where_psi_is_zero_so_is_the_increment(model, calibration):
+def test_the_increment_is_zero_where_psi_is_zero(model, calibration):
     zero = GeometricFeatures(
         *(torch.zeros_like(part[:1]) for part in calibration.features.parts)
     )
@@ -143,7 +143,7 @@ def test_the_state_of_a_model_restores_it(model, calibration):
 
 @pytest.mark.parametrize(("model", "calibration"), MEMBERS)
 @pytest.mark.parametrize("unit", [1e-6, 1e6])
-def test_the_unit_of_the_error_does_not_matter(model, calibration, unit):
+def test_bounds_change_with_the_units_of_the_error(model, calibration, unit):
     """Errors in micrometres and in kilometres give the same bounds in their units."""
     scaled = replace(calibration, error=calibration.error * unit)
     plain = model.fit(calibration)(calibration.features)
@@ -152,8 +152,8 @@ def test_the_unit_of_the_error_does_not_matter(model, calibration, unit):
     )
 
 
-def test_the_increment_covers_its_share_and_follows_the_displacement():
-    """|psi| |N(0, 1)| has the 0.9 quantile 1.645 |psi| for every psi."""
+def test_the_increment_has_the_coverage_of_its_level_and_grows_with_the_displacement():
+    """The 0.9 quantile of |psi| |N(0, 1)| is 1.645 |psi| for every psi."""
     data = scalar_set()
     model = NormScaledIncrement(quantile=0.9, training=QUICK).fit(data)
     bound = model(data.features)
@@ -163,8 +163,8 @@ def test_the_increment_covers_its_share_and_follows_the_displacement():
     assert abs(slope.median().item() - 1.645) < 0.15
 
 
-def test_a_small_output_is_not_drowned_by_a_large_one():
-    """Two outputs with the same law, one in other units: their bounds differ by the unit alone."""
+def test_outputs_of_different_size_are_covered_equally():
+    """Two outputs with the same errors, one of them in other units."""
     displacement = noise(1000, 2)
     error = displacement.norm(dim=1, keepdim=True) * noise(1000, 1, seed=1).abs()
     data = calibration(torch.cat([error, 1000 * error], dim=1), displacement)
@@ -173,18 +173,18 @@ def test_a_small_output_is_not_drowned_by_a_large_one():
     assert (abs(covered - 0.95) < 0.03).all()
 
 
-def test_increments_that_are_all_zero_stay_zero():
+def test_without_any_error_the_increment_is_zero():
     data = calibration(torch.zeros(50, 1), noise(50, 2))
     assert not NormScaledIncrement(training=QUICK).fit(data)(data.features).any()
 
 
-def test_features_that_are_all_zero_are_survived():
+def test_if_all_features_are_zero_the_increment_is_zero():
     data = calibration(torch.ones(50, 1), torch.zeros(50, 2))
     assert not NormScaledIncrement(training=QUICK).fit(data)(data.features).any()
 
 
-def test_a_sparse_error_still_has_a_bound_where_it_lives():
-    """Only displacements to the right have an error, in 3 % of all tuples."""
+def test_rare_errors_have_a_bound_where_they_occur():
+    """Only large displacements have an error, in three percent of all tuples."""
     displacement = noise(4000, 1)
     error = (displacement > 1.9).float()
     data = calibration(error, displacement)
@@ -192,8 +192,8 @@ def test_a_sparse_error_still_has_a_bound_where_it_lives():
     assert bound[displacement > 2.2].mean() > 10 * bound[displacement < 1.0].mean()
 
 
-def test_rare_errors_start_at_their_mean_and_are_counted_in_their_size():
-    """One field on 2 x 2 cells, ||psi|| = 1: always wrong by 3, in 1 of 40 rows by 2, never, in 1 of 40 by 4."""
+def test_the_rate_of_rare_errors_starts_at_their_mean():
+    """A field of 2 x 2 cells with ||psi|| = 1. The errors are 3 in all rows; 2 in one of 40 rows; 0; 4 in one of 40 rows."""
     error = torch.zeros(40, 1, 2, 2)
     error[:, 0, 0, 0], error[0, 0, 0, 1], error[1, 0, 1, 1] = 3.0, 2.0, 4.0
     displacement = torch.full((40, 2, 2), 0.5)
@@ -204,16 +204,15 @@ def test_rare_errors_start_at_their_mean_and_are_counted_in_their_size():
     with torch.no_grad():
         for parameter in model.module_.network.parameters():
             parameter.zero_()
-    # The mean of the channel is 126 / 160; a cell that was never wrong starts at a hundredth of it.
+    # The mean of the channel is 126 / 160; a cell without errors starts at a hundredth of it.
     first = torch.tensor([[3.0, 2 / 40], [1.26 / 160, 4 / 40]])
     assert_close(model(data.features)[0, 0], first)
-    # 42 of 160 errors are not zero, and they sum up to 126.
-    size = torch.tensor([[3.0, 3.0], [3.0, 3.0]])
-    assert_close(model.module_.unit[0], size)
+    # The 42 nonzero errors of 160 have the sum 126.
+    assert_close(model.module_.typical_rate[0], torch.full((2, 2), 3.0))
 
 
-def test_a_dead_output_is_reported_not_returned():
-    """With a step this large one update drives the softplus to zero for good; the held-out rows prefer zero."""
+def test_an_output_that_is_zero_after_training_is_refused():
+    """With a learning rate this large the softplus becomes zero after one step, and the held-out rows prefer zero."""
     displacement = torch.ones(100, 1)
     error = torch.zeros(100, 1)
     training = Training(n_steps=20, learning_rate=1e4, check_every=1, batch_size=100)
@@ -237,19 +236,21 @@ def test_impossible_quantiles_are_refused(model, level):
 
 def test_fields_on_two_grids_are_refused():
     with pytest.raises(
-        ValueError, match=r"shape \(2, 8\) and a row of the error \(2, 9\)"
+        ValueError, match=r"shape \(2, 8\) and a row of the error has shape \(2, 9\)"
     ):
         FieldIncrement(n_spatial=1).check_shapes(Shapes((2, 8), (2, 9), (2, 8), (2, 9)))
-    with pytest.raises(ValueError, match="do not end in one grid"):
+    with pytest.raises(ValueError, match="do not end in the same grid"):
         FieldIncrement(n_spatial=2).check_shapes(Shapes((8,), (8,), (8,), (8,)))
     with pytest.raises(ValueError, match="choose 1 or 2"):
         FieldIncrement(n_spatial=3)
 
 
-def test_weights_of_leads_that_do_not_fit_are_refused():
+def test_weights_that_do_not_fit_the_error_are_refused():
     shapes = Shapes(z=(3, 8, 8), error=(4, 8, 8), inputs=(3, 8, 8), outputs=(4, 8, 8))
     FieldIncrement(weights=(1.0, 1.0, 1.0, 2.0)).check_shapes(shapes)
-    with pytest.raises(ValueError, match=r"got 2 weights, but .* shape \(4, 8, 8\)"):
+    with pytest.raises(
+        ValueError, match=r"has 2 weights, but .* shape \(4, 8, 8\); pass 4"
+    ):
         FieldIncrement(weights=(1.0, 2.0)).check_shapes(shapes)
 
 
@@ -263,11 +264,11 @@ def last_layer(weights, n_steps):
     return fitted.module_.network.unet.output.weight
 
 
-def test_a_lead_that_weighs_nothing_is_not_learned():
+def test_a_lead_time_of_weight_0_is_not_trained():
     short, long = (last_layer((1.0, 0.0), n_steps) for n_steps in (5, 10))
     assert torch.equal(short[1], long[1])
     assert not torch.equal(short[0], long[0])
 
 
-def test_equal_weights_are_none():
+def test_equal_weights_have_no_effect():
     assert torch.equal(last_layer((1.0, 1.0), 5), last_layer((), 5))

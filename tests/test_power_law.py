@@ -10,22 +10,29 @@ from torch.testing import assert_close
 from geoq import PowerLawIncrement
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
-from geoq.increments import Climatology, FieldFactor, LowRankScale
+from geoq.increments import Climatology
+from geoq.increments.boosted_factor import Trees
+from geoq.increments.climatology import FittedClimatology
+from geoq.increments.edge import random_coordinates
 from geoq.increments.power_law import (
     ANCHOR_WEIGHTS,
     EXPONENTS,
-    MOST_VALUES,
+    MAX_VALUES,
     PowerLaw,
-    _coordinates,
     fit_power_law,
 )
-from geoq.increments.scale import coordinate_scale
 from geoq.increments.shapes import Shapes
 from geoq.quantiles import inverse_cdf_quantile, pinball_loss, weighted_quantile
 
 
 def uniform(*shape, seed=0):
     return torch.rand(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+
+
+def normal(*shape, seed=0):
+    return torch.randn(
         *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
 
@@ -73,8 +80,8 @@ def test_the_exponent_of_the_growth_is_found(exponent):
     assert law.anchor_weight == 0
 
 
-def test_some_cells_of_a_large_field_tell_exponent_and_level_of_all():
-    """300,000 values, of which a third are never looked at, with a scale of each cell's own."""
+def test_a_sample_of_the_coordinates_determines_exponent_and_coefficient():
+    """There are 300,000 values, each coordinate has its own scale, and two thirds of the values are sampled."""
     data = grows_like(1.0, n=300, scale=torch.linspace(1, 9, 1000).tolist())
     law = fit_power_law(data, 0.95, GRID)
     assert law.exponent == 1
@@ -85,31 +92,31 @@ def test_some_cells_of_a_large_field_tell_exponent_and_level_of_all():
 
 
 @pytest.mark.parametrize("n_wanted", [0, 100, 500, 999])
-def test_some_coordinates_are_distinct_in_order_and_no_fewer_than_100(n_wanted):
-    some = _coordinates(1000, n_wanted)
+def test_sampled_coordinates_are_distinct_sorted_and_at_least_100(n_wanted):
+    some = random_coordinates(1000, n_wanted)
     assert len(some) == max(100, n_wanted)
     assert (some.diff() > 0).all()
     assert some[0] >= 0
     assert some[-1] < 1000
-    assert torch.equal(some, _coordinates(1000, n_wanted))
+    assert torch.equal(some, random_coordinates(1000, n_wanted))
 
 
-def test_few_coordinates_are_all_taken():
-    assert _coordinates(100, 0) == _coordinates(1000, 1000) == slice(None)
+def test_a_sample_of_few_coordinates_contains_all_of_them():
+    assert random_coordinates(100, 0) == random_coordinates(1000, 1000) == slice(None)
 
 
-def test_a_large_field_has_the_law_of_every_tenth_of_its_cells():
-    """A million values, of which a fifth is looked at, and a tenth of them, all looked at."""
+def test_many_coordinates_have_the_same_law_as_every_tenth_of_them():
+    """A million values, of which a fifth is sampled, and a tenth of them, which are all used."""
     scale = torch.linspace(1, 9, 25_000, dtype=torch.float64)
     distance = 0.5 + 2 * uniform(40)
     error = distance[:, None] * scale * uniform(40, 25_000, seed=1)
-    assert error[:, ::10].numel() < MOST_VALUES < error.numel()
+    assert error[:, ::10].numel() < MAX_VALUES < error.numel()
     large, small = (
         fit_power_law(calibration(part, distance), 0.95, [(0.5, 0.0), (1.0, 0.0)])
         for part in (error, error[:, ::10])
     )
     assert large.exponent == small.exponent == 1
-    assert large.level == pytest.approx(small.level, rel=0.02)
+    assert large.coefficient == pytest.approx(small.coefficient, rel=0.02)
 
 
 def test_the_bound_is_the_conditional_quantile():
@@ -120,7 +127,7 @@ def test_the_bound_is_the_conditional_quantile():
     assert_close(bound[inside], expected[inside], rtol=0.06, atol=0.0)
 
 
-def test_an_error_like_that_of_the_anchor_is_read_off_the_anchor():
+def test_the_bound_follows_the_anchor_error_if_errors_do():
     anchor = uniform(3000, 1) + 0.1
     data = calibration(
         2 * anchor * uniform(3000, 1, seed=1), 1 + uniform(3000, seed=2), anchor
@@ -128,22 +135,22 @@ def test_an_error_like_that_of_the_anchor_is_read_off_the_anchor():
     law = fit_power_law(data, 0.95, GRID)
     assert law.anchor_weight > 0
     bound = law(data.features.support_distance, anchor)
-    share = torch.corrcoef(torch.stack([bound[:, 0], anchor[:, 0]]))[0, 1]
-    assert share > 0.9
+    assert torch.corrcoef(torch.stack([bound[:, 0], anchor[:, 0]]))[0, 1] > 0.9
 
 
-def test_the_level_minimises_the_pinball_loss():
+def test_the_coefficient_minimises_the_pinball_loss():
     data = grows_like(1.0, n=500)
     law = fit_power_law(data, 0.95, GRID)
 
-    def loss(level):
+    def loss(multiple):
         shape = law.growth(data.features.support_distance)[:, None] * law.scale
-        return pinball_loss(data.error, level * shape, 0.95).mean()
+        bound = multiple * law.coefficient * shape
+        return pinball_loss(data.error, bound, 0.95).mean()
 
-    assert loss(law.level) <= min(loss(law.level * 1.02), loss(law.level * 0.98))
+    assert loss(1.0) <= min(loss(1.02), loss(0.98))
 
 
-def test_coordinates_have_scales_of_their_own():
+def test_each_coordinate_has_its_own_scale():
     data = grows_like(1.0, scale=(1.0, 100.0))
     bound = PLAIN.fit(data)(data.features)
     assert_close(
@@ -154,8 +161,8 @@ def test_coordinates_have_scales_of_their_own():
     )
 
 
-def test_families_of_folds_weigh_alike():
-    """Many easy tuples and few hard ones: each family has half of the weight."""
+def test_families_of_folds_have_equal_weights():
+    """One family has 900 tuples and the other has 100; each has half of the weight."""
     family = torch.cat(
         [torch.zeros(900, dtype=torch.long), torch.ones(100, dtype=torch.long)]
     )
@@ -164,12 +171,12 @@ def test_families_of_folds_weigh_alike():
     assert_close(weight[900:].sum().item(), 0.5)
 
 
-def test_the_law_goes_on_along_its_tangent():
+def test_the_law_continues_along_its_tangent():
     law = PowerLaw(
         exponent=2.0,
         anchor_weight=0.0,
-        level=1.0,
-        unit=1.0,
+        coefficient=1.0,
+        typical_distance=1.0,
         tangent=3.0,
         edge=9.0,
         scale=torch.ones(1),
@@ -181,13 +188,13 @@ def test_the_law_goes_on_along_its_tangent():
     )
 
 
-def test_outside_the_support_the_bound_rises_by_the_mean_of_two_continuations():
-    """By hand, at distance 3 beyond an edge of 2: the law rises from 4 to 9, the line by 4 times the slope 5."""
+def test_beyond_the_edge_the_bound_rises_by_the_mean_of_two_continuations():
+    """From the edge at distance 2 to distance 3, the law rises from 4 to 9, and the line rises by 4 times the slope 5."""
     law = PowerLaw(
         exponent=2.0,
         anchor_weight=0.0,
-        level=1.0,
-        unit=1.0,
+        coefficient=1.0,
+        typical_distance=1.0,
         tangent=9.0,
         edge=2.0,
         scale=torch.ones(1),
@@ -199,15 +206,15 @@ def test_outside_the_support_the_bound_rises_by_the_mean_of_two_continuations():
     assert lifted.tolist() == [6.0, 24.0, 24 + (10 + 20) / 2]
 
 
-def where_matters(n=3000):
-    """At equal distances the error is ten times larger on the right."""
+def located_errors(n=3000):
+    """At equal distances the errors of inputs above 0.5 are ten times larger."""
     inputs = uniform(n, 1, seed=3)
     size = torch.where(inputs > 0.5, 1.0, 0.1)
     return calibration(size * uniform(n, 1), 1 + uniform(n, seed=1), inputs=inputs)
 
 
-def test_a_factor_that_wins_on_held_out_folds_stays():
-    data = where_matters()
+def test_a_factor_that_lowers_the_held_out_loss_is_used():
+    data = located_errors()
     model = PowerLawIncrement().fit(data)
     bound = model(data.features)
     right = data.features.inputs > 0.5
@@ -215,29 +222,46 @@ def test_a_factor_that_wins_on_held_out_folds_stays():
     assert bound[right].mean() > 5 * bound[~right].mean()
 
 
-def test_a_factor_that_wins_nothing_is_dropped():
+def test_a_factor_that_does_not_lower_the_held_out_loss_is_not_used():
     model = PowerLawIncrement().fit(grows_like(1.0))
     assert model.factor_ is None
     assert "no factor" in model.describe()
 
 
-def test_the_trees_answer_as_scikit_learn_does():
+def test_the_description_of_a_model_with_trees_is_one_short_sentence():
+    model = PowerLawIncrement().fit(located_errors())
+    assert isinstance(model.factor_, Trees)
+    assert "boosted trees" in model.describe()
+    assert len(model.describe()) < 200
+    assert "\n" not in model.describe()
+
+
+@pytest.mark.parametrize("n_leaves", [2, 8, 31])
+@pytest.mark.parametrize("loss", ["quantile", "squared_error"])
+def test_the_trees_predict_what_scikit_learn_predicts(n_leaves, loss):
+    """``Trees.of`` reads private attributes of scikit-learn, which a new version can change."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    from geoq.increments.boosted_factor import Trees
-
-    table, target = uniform(500, 3).numpy(), uniform(500, seed=1).numpy()
+    table, target = normal(2000, 3).numpy(), 3 + normal(2000, seed=1).numpy()
+    target = target + table[:, 0] + table[:, 0] * table[:, 1]
     model = HistGradientBoostingRegressor(
-        max_iter=20, max_leaf_nodes=8, random_state=0
+        loss=loss,
+        quantile=0.9 if loss == "quantile" else None,
+        max_iter=30,
+        max_leaf_nodes=n_leaves,
+        random_state=0,
     ).fit(table, target)
-    new = uniform(200, 3, seed=2) * 1.5 - 0.2
-    assert_close(
-        Trees.of(model)(new), torch.from_numpy(model.predict(new.numpy())).clamp(min=0)
+    # New rows, the rows of the training data, and rows outside their range.
+    rows = torch.cat(
+        [normal(500, 3, seed=2), torch.from_numpy(table), 9 * normal(50, 3)]
     )
+    expected = torch.from_numpy(model.predict(rows.numpy()))
+    assert expected.std() > 0.1
+    assert_close(Trees.of(model)(rows), expected.clamp(min=0))
 
 
 @pytest.mark.parametrize(
-    "data", [where_matters(), grows_like(1.5)], ids=["factor", "plain"]
+    "data", [located_errors(), grows_like(1.5)], ids=["factor", "plain"]
 )
 def test_the_state_of_a_model_restores_it(data):
     model = PowerLawIncrement().fit(data)
@@ -247,11 +271,16 @@ def test_the_state_of_a_model_restores_it(data):
 
 
 @pytest.mark.parametrize(
-    "data", [where_matters(), grows_like(1.5), grows_like(2.0, scale=(1.0, 3.0))]
+    ("data", "unit"),
+    [
+        (located_errors(), 2.0**-20),
+        (grows_like(1.5, n=1000), 2.0**20),
+        (grows_like(2.0, n=500, scale=(1.0, 3.0)), 2.0**20),
+    ],
+    ids=["factor", "scalar", "vector"],
 )
-@pytest.mark.parametrize("unit", [2.0**-20, 2.0**20])
-def test_units_do_not_matter(data, unit):
-    """Powers of two, which change no digit: trees split by rank, and ranks may change with rounding."""
+def test_bounds_change_with_the_units_of_the_errors(data, unit):
+    """Powers of two change no digit; with other units, rounding could change the ranks by which trees split."""
     scaled = replace(
         data,
         error=data.error * unit,
@@ -266,15 +295,28 @@ def test_units_do_not_matter(data, unit):
     )
 
 
-def test_increments_are_nonnegative_and_add_up_to_at_least_the_anchor_error():
-    data = where_matters()
+def test_increments_are_nonnegative():
+    data = located_errors()
     anchor = 3 * uniform(3000, 1, seed=9)
     data = replace(data, features=replace(data.features, anchor_error=anchor))
-    assert (PowerLawIncrement().fit(data)(data.features) >= 0).all()
+    model = PowerLawIncrement()
+    assert not model.may_be_negative
+    assert (model.fit(data)(data.features) >= 0).all()
+
+
+def test_increments_can_be_negative_if_no_weight_on_the_anchors_is_allowed():
+    data = located_errors()
+    anchor = 3 * uniform(3000, 1, seed=9)
+    data = replace(data, features=replace(data.features, anchor_error=anchor))
+    model = PowerLawIncrement(factor=None, anchor_weights=(0.0,))
+    assert model.may_be_negative
+    increment = model.fit(data)(data.features)
+    assert (increment < 0).any()
+    assert (anchor + increment >= 0).all()
 
 
 def test_the_bound_is_lifted_until_it_holds_in_every_family_inside_the_data():
-    """At the same distances one family's errors are three times the other's; pooled, the bound would miss them."""
+    """At the same distances the errors of one family are three times as large."""
     family = torch.arange(4000) % 2
     error = (1 + 2 * family)[:, None] * uniform(4000, 1, seed=1)
     data = calibration(error, 1 + uniform(4000), family=family)
@@ -286,74 +328,89 @@ def test_the_bound_is_lifted_until_it_holds_in_every_family_inside_the_data():
 
 
 def natural(n=3000):
-    """Errors as large as the distance of the predicted value to what the data do, whatever the geometry."""
-    states = uniform(500, 2, seed=5)
+    """Errors as large as the distance of the prediction to the values in the data, at any support distance."""
+    outputs = uniform(500, 2, seed=5)
     prediction = 3 * uniform(n, 2, seed=6) - 1
-    climatology = Climatology.fit(states, 0.95)
-    error = climatology(prediction) * uniform(n, 2, seed=7)
+    error = Climatology().fit(outputs, 0.95)(prediction) * uniform(n, 2, seed=7)
     data = calibration(error, 1 + uniform(n, seed=8))
-    return replace(data, features=replace(data.features, prediction=prediction)), (
-        climatology
-    )
+    features = replace(data.features, prediction=prediction)
+    return replace(data, features=features, outputs=outputs)
 
 
-def test_a_reference_scale_says_where_outputs_naturally_vary():
-    data, climatology = natural()
-    plain, told = (
+def test_a_reference_lowers_the_loss_where_errors_have_its_size():
+    data = natural()
+    plain, referred = (
         PowerLawIncrement(factor=None, reference=reference).fit(data)
-        for reference in (None, climatology)
+        for reference in (None, Climatology())
     )
-    loss = [
+    loss, lower = (
         pinball_loss(data.error, model(data.features), 0.95).mean()
-        for model in (plain, told)
-    ]
-    assert loss[1] < 0.75 * loss[0]
-    again = PowerLawIncrement.from_state(*told.state())
-    assert torch.equal(again(data.features), told(data.features))
+        for model in (plain, referred)
+    )
+    assert lower < 0.75 * loss
+    again = PowerLawIncrement.from_state(*referred.state())
+    assert isinstance(again.reference_, FittedClimatology)
+    assert torch.equal(again(data.features), referred(data.features))
 
 
-def test_a_reference_that_does_not_fit_is_refused():
-    data, _ = natural(200)
-    for reference in (lambda prediction: prediction[:, :1], torch.neg):
-        with pytest.raises(ValueError, match="a scale for each error, none negative"):
-            PowerLawIncrement(reference=reference).fit(data)
+class Own:
+    """A reference of the user."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def fit(self, outputs, quantile):
+        return self.function
 
 
-def test_a_climatology_of_other_outputs_is_refused_before_anything_is_fitted():
-    model = PowerLawIncrement(reference=natural(200)[1])
+@pytest.mark.parametrize("function", [lambda prediction: prediction[:, :1], torch.neg])
+def test_a_reference_with_wrong_or_negative_scales_is_refused(function):
+    with pytest.raises(ValueError, match="must return a nonnegative scale for each"):
+        PowerLawIncrement(reference=Own(function)).fit(natural(200))
+
+
+def test_a_reference_for_errors_that_are_not_elementwise_is_refused():
+    model = PowerLawIncrement(reference=Climatology())
     model.check_shapes(Shapes(z=(3,), error=(2,), inputs=(3,), outputs=(2,)))
-    with pytest.raises(ValueError, match="a Climatology of 2 outputs, but an error"):
+    with pytest.raises(ValueError, match=r"has one scale per output, but .*\(2,\)"):
         model.check_shapes(Shapes(z=(3,), error=(), inputs=(3,), outputs=(2,)))
 
 
-def test_an_output_that_never_varies_needs_no_reference():
-    data, _ = natural()
-    still = torch.stack([uniform(500), torch.ones(500, dtype=torch.float64)], dim=1)
-    model = PowerLawIncrement(reference=Climatology.fit(still, 0.95)).fit(data)
+def test_an_output_that_never_varies_has_a_finite_bound():
+    constant = torch.stack([uniform(500), torch.ones(500, dtype=torch.float64)], dim=1)
+    data = replace(natural(), outputs=constant)
+    model = PowerLawIncrement(reference=Climatology()).fit(data)
     assert model(data.features).isfinite().all()
 
 
-def test_errors_at_distance_zero_are_bounded():
-    """Repeated noisy inputs: a law that vanishes at zero would call every repetition exact."""
+def test_errors_at_distance_zero_have_a_bound():
+    """Repeated noisy inputs: a law that is zero at distance zero would not cover them."""
     distance = torch.where(uniform(600) < 0.6, 0.0, uniform(600, seed=1))
     data = calibration(0.1 + uniform(600, 1, seed=2), distance)
     bound = PowerLawIncrement().fit(data)(data.features)
     assert (data.error <= bound)[distance == 0].double().mean() >= 0.9
 
 
-def test_a_reference_of_the_users_own_stays_out_of_files():
-    data, _ = natural(200)
-    model = PowerLawIncrement(factor=None, reference=torch.ones_like).fit(data)
-    with pytest.raises(ValueError, match="cannot be saved; use a Climatology"):
+def test_a_reference_of_the_user_is_not_stored():
+    model = PowerLawIncrement(factor=None, reference=Own(torch.ones_like))
+    with pytest.raises(TypeError, match=r"a file cannot hold; use Climatology\(\)"):
+        model.fit(natural(200)).state()
+
+
+def test_a_scale_of_the_user_is_fitted_but_not_stored():
+    data = grows_like(1.0, scale=(1.0, 3.0))
+    model = replace(PLAIN, scale=lambda e, w, q: e.mean(dim=0)).fit(data)
+    assert (data.error <= model(data.features)).double().mean() >= 0.94
+    with pytest.raises(ValueError, match="of the user, which a file cannot hold; use"):
         model.state()
 
 
-def test_no_error_at_all_gives_no_bound():
+def test_without_any_error_the_bound_is_zero():
     data = calibration(torch.zeros(100, 1, dtype=torch.float64), 1 + uniform(100))
     assert not PowerLawIncrement().fit(data)(data.features).any()
 
 
-def test_points_without_any_distance_are_survived():
+def test_points_at_distance_zero_have_a_bound():
     data = calibration(uniform(100, 1), torch.zeros(100, dtype=torch.float64))
     bound = PowerLawIncrement().fit(data)(data.features)
     assert bound.isfinite().all()
@@ -365,85 +422,8 @@ def test_impossible_quantiles_are_refused():
         PowerLawIncrement(quantile=math.inf)
 
 
-FIELD = (2, 6, 8)
-
-
-def fields(n=60, seed=0, unit=1.0):
-    """Errors of a field with a map that both channels share, and anchors wrong by as much at random."""
-    scale = unit * (2 * uniform(6, 8, seed=99)).exp()
-    error, anchor = (-scale * uniform(n, *FIELD, seed=seed + k).log() for k in (1, 2))
-    return calibration(error, 1 + uniform(n, seed=seed), anchor, inputs=0 * error)
-
-
-UNANCHORED = replace(PowerLawIncrement.for_fields(), factor=None)
-
-
-def test_the_form_for_fields_shares_its_scale_and_leaves_anchors_and_distance_out():
-    factor, reference = FieldFactor(n_spatial=1, n_groups=2), torch.ones_like
-    model = PowerLawIncrement.for_fields(
-        0.9, n_spatial=1, reference=reference, factor=factor
-    )
-    assert model == PowerLawIncrement(
-        0.9, factor, (0.0,), (0.0,), reference, LowRankScale(n_spatial=1)
-    )
-    assert PowerLawIncrement.for_fields(n_spatial=1).factor == FieldFactor(n_spatial=1)
-
-
-def test_a_bound_without_weight_on_the_anchors_does_not_depend_on_their_errors():
-    data, other = fields(), fields(seed=10).features.anchor_error
-    model = UNANCHORED.fit(data)
-    with_others = replace(data.features, anchor_error=other)
-    assert_close(
-        data.features.anchor_error + model(data.features), other + model(with_others)
-    )
-
-
-def test_such_a_bound_may_lie_below_the_anchors_but_never_below_zero():
-    data = fields()
-    features = replace(data.features, anchor_error=3 * data.features.anchor_error)
-    increment = UNANCHORED.fit(data)(features)
-    assert (increment < 0).any()
-    assert (features.anchor_error + increment >= 0).all()
-
-
-def test_anchors_are_kept_where_any_weight_on_them_may_be_chosen():
-    data = fields()
-    features = replace(data.features, anchor_error=3 * data.features.anchor_error)
-    model = replace(UNANCHORED, anchor_weights=(0.0, 0.1)).fit(data)
-    assert (model(features) >= 0).all()
-
-
-@pytest.mark.parametrize("scale", [coordinate_scale, LowRankScale(rank=1)])
-def test_the_law_has_the_scale_that_was_asked_for(scale):
-    data = fields()
-    law = replace(UNANCHORED, scale=scale).fit(data).law_
-    expected = scale(data.error, data.weight, 0.95).flatten()
-    assert_close(law.scale, expected / expected.mean())
-
-
-@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
-def test_a_channel_that_was_never_wrong_does_not_spoil_the_bound_of_the_others(unit):
-    data = fields(unit=unit)
-    data.error[:, 1] = 0
-    bound = data.features.anchor_error + UNANCHORED.fit(data)(data.features)
-    covered = (data.error <= bound)[:, 0].double().mean()
-    assert 0.94 < covered < 0.98
-    assert (bound[:, 1].mean(dim=0) < 0.01 * bound[:, 0].mean(dim=0)).all()
-
-
-def test_a_scale_of_the_users_own_works_but_stays_out_of_files():
-    data = fields()
-    model = replace(UNANCHORED, scale=lambda e, w, q: e.mean(dim=0)).fit(data)
-    bound = data.features.anchor_error + model(data.features)
-    assert (data.error <= bound).double().mean() >= 0.95
-    with pytest.raises(ValueError, match="is the user's own and cannot be saved; use"):
-        model.state()
-
-
-def test_a_field_in_the_form_for_tables_is_warned_of():
+def test_a_field_in_the_model_for_tables_is_warned_of():
     field = Shapes(z=(2,), error=(3, 16, 24), inputs=(2,), outputs=(3, 16, 24))
-    with pytest.warns(UserWarning, match=r"may be a field .*for_fields\(\)"):
+    with pytest.warns(UserWarning, match=r"may be a field .*FieldScaleIncrement\(\)"):
         PowerLawIncrement().check_shapes(field)
     PowerLawIncrement().check_shapes(field._replace(error=(40, 3)))
-    on_grid = field._replace(inputs=(1, 16, 24))
-    PowerLawIncrement.for_fields().check_shapes(on_grid)

@@ -12,7 +12,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_one_bar_runs_over_all_trainings_and_stages(problem, monkeypatch):
+def test_one_bar_shows_all_trainings_and_stages(problem, monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
     geoq = GeoQ(None, problem.train, folds=RandomFolds(3), increment_model=QUICK)
     geoq.fit(problem.x, problem.y)
@@ -23,21 +23,21 @@ def test_one_bar_runs_over_all_trainings_and_stages(problem, monkeypatch):
     assert shown.count("\n") == 1
 
 
-def test_a_stage_moves_the_bar_by_its_share(monkeypatch):
+def test_a_stage_advances_the_bar_by_its_length(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     with progress.bar(4):
         with progress.stage("first", 2):
-            progress.reached(0.5)
-            assert progress.place() == 1
-            progress.reached(0.25)  # never back
-            assert progress.place() == 1
-        assert progress.place() == 2
+            progress.stage_done(0.5)
+            assert progress.position() == 1
+            progress.stage_done(0.25)  # the bar does not move back
+            assert progress.position() == 1
+        assert progress.position() == 2
         progress.move_to(3)
-        assert progress.place() == 3
+        assert progress.position() == 3
 
 
-def test_work_without_a_bar_reports_to_nobody():
+def test_reports_without_a_bar_have_no_effect():
     with progress.stage("alone"):
-        progress.reached(0.5)
+        progress.stage_done(0.5)
     progress.move_to(7)
-    assert progress.place() == 0
+    assert progress.position() == 0

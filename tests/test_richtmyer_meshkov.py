@@ -11,32 +11,31 @@ import torch
 from scipy import ndimage
 from torch.testing import assert_close
 
+from benchmarks import tables
+from benchmarks.richtmyer_meshkov import bounds, methods
+from benchmarks.richtmyer_meshkov.scores import score
+from benchmarks.richtmyer_meshkov.study import (
+    Settings,
+    Study,
+    chosen_cluster,
+    clusters_of,
+)
 from geoq import metrics
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-NAMES = ("richtmyer_meshkov", "richtmyer_meshkov_methods", "tables")
-
-
-@pytest.fixture
-def modules(monkeypatch):
-    """The run, its methods, and the tables."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    before = set(sys.modules)
-    yield [__import__(name) for name in NAMES]
-    for name in set(sys.modules) - before:
-        if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", "")):
-            monkeypatch.delitem(sys.modules, name)
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """A small run with its pictures, and the command that made it."""
     folder = tmp_path_factory.mktemp("results")
-    script = BENCHMARKS / "richtmyer_meshkov.py"
+    script = "benchmarks.richtmyer_meshkov.run"
     file = folder / "richtmyer_meshkov.json"
-    command = [sys.executable, script, "--small", "--device", "cpu"]
+    command = [sys.executable, "-m", script, "--small", "--device", "cpu"]
     command += ["--work", folder / "work", "--out", file, "--pictures", folder]
-    subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
+    subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=900
+    )
     return folder, command
 
 
@@ -44,14 +43,13 @@ def rows_of(results):
     return json.loads((results[0] / "richtmyer_meshkov.json").read_text())["rows"]
 
 
-def test_a_small_run_scores_every_method_in_its_settings(results, modules):
-    methods = modules[1]
+def test_a_small_run_scores_every_method_in_its_settings(results):
     expected = set()
     for method in methods.METHODS:
         expected |= {(method.name, setting.name) for setting in method.settings}
         if method.continuous:
             expected.add((f"{method.name} (rounded)", "binary"))
-        seeing = ("(default", "(one", "Classifier", "verdicts", "Shares")
+        seeing = ("(default", "(one", "Classifier", "two-valued", "Frequency")
         if any(name in method.name for name in seeing):
             maps = f"{method.name}, expected error"
             expected |= {(maps, setting.name) for setting in method.settings}
@@ -89,7 +87,9 @@ def test_a_rerun_measures_only_what_is_missing(results):
     assert len(networks) == 3 + 4 + 1  # members, folds and the 80 %
     before = rows_of(results)
     (folder / "work/seed-0/rows/distance-bins-probability.json").unlink()
-    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    again = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert again.stdout.count("pinball") == 1
     assert "Distance bins" in again.stdout
     assert [network.stat().st_mtime_ns for network in networks] == written
@@ -99,9 +99,11 @@ def test_a_rerun_measures_only_what_is_missing(results):
 
 def test_a_folder_with_parts_of_other_networks_is_refused(results):
     longer = [*results[1], "--epochs", "11"]
-    refused = subprocess.run(longer, check=False, capture_output=True, text=True)
+    refused = subprocess.run(
+        longer, cwd=ROOT, check=False, capture_output=True, text=True
+    )
     assert refused.returncode == 1
-    assert "holds parts of a run with other networks; choose" in refused.stderr
+    assert "holds results of a run with other networks; choose" in refused.stderr
 
 
 def test_the_results_name_their_data(results):
@@ -120,9 +122,8 @@ def test_the_small_run_draws_every_picture(results):
     assert (results[0] / "richtmyer-meshkov.gif").stat().st_size < 2**20
 
 
-def test_the_tables_show_the_interface_beside_the_paper(results, modules, monkeypatch):
-    monkeypatch.setattr(modules[2], "RESULTS", results[0])
-    page = modules[2].render("richtmyer_meshkov", "GeoQ (paper, k_a=5)")
+def test_the_tables_show_the_interface_beside_the_paper(results):
+    page = tables.render("richtmyer_meshkov", "GeoQ (paper, k_a=5)", folder=results[0])
     assert "**Near the interface (probability)**" in page
     assert "| wrong cells found | area flagged |" in page
     assert "| method | pinball x 1000 | correlation |" in page
@@ -131,7 +132,7 @@ def test_the_tables_show_the_interface_beside_the_paper(results, modules, monkey
     assert "not public" in page
 
 
-def test_tables_mark_rows_of_other_runs(modules):
+def test_tables_mark_rows_of_other_runs():
     """A sign for each commit, the same in all settings; none where all rows are of one run."""
     rows = [
         {"method": "a", "setting": "binary"},
@@ -139,7 +140,6 @@ def test_tables_mark_rows_of_other_runs(modules):
         {"method": "c", "setting": "binary", "commit": "89abcde"},
         {"method": "b", "setting": "probability"},
     ]
-    tables = modules[2]
     names = [tables.marked(rows, r["method"], r["setting"]) for r in rows]
     assert names == ["a", "b †", "c ‡", "b"]
     assert tables.other_runs(rows) == ["† commit 1234567. ‡ commit 89abcde."]
@@ -168,13 +168,13 @@ def toy_study(n_train=30, n_test=8):
     return study
 
 
-def with_distances(study, methods):
-    study.distance = methods.interface_distance(study.p)
-    study.cross_fit_distance = methods.interface_distance(study.cross_fit)
+def with_distances(study):
+    study.distance = bounds.interface_distance(study.p)
+    study.cross_fit_distance = bounds.interface_distance(study.cross_fit)
     return study
 
 
-def test_the_distance_is_scipys_chessboard_distance_around_the_period(modules):
+def test_the_distance_is_scipys_chessboard_distance_around_the_period():
     p = blobs((2, 3, 20, 40))
     heavy = (p > 0.5).numpy()
     tiled = np.concatenate([heavy] * 3, axis=2)
@@ -185,12 +185,12 @@ def test_the_distance_is_scipys_chessboard_distance_around_the_period(modules):
             for side in (tiled[place], ~tiled[place])
         )
         expected[place] = np.where(tiled[place], to_light, to_heavy)
-    middle = expected[:, :, 20:40].clip(max=modules[1].FARTHEST)
+    middle = expected[:, :, 20:40].clip(max=bounds.FARTHEST)
     assert middle.max() > 4
-    assert_close(modules[1].interface_distance(p).long(), torch.from_numpy(middle))
+    assert_close(bounds.interface_distance(p).long(), torch.from_numpy(middle))
 
 
-def test_the_level_of_a_bin_is_the_quantile_of_its_errors(modules):
+def test_the_level_of_a_bin_is_the_quantile_of_its_errors():
     """Twenty errors 0.01, ..., 0.20 in bin 0: the 19th. Bin 1 is a wrong cell in four, bin 2 one in thirty, bin 3 empty."""
     error = torch.cat(
         [torch.arange(1, 21) / 100, torch.tensor([0.0, 1, 0, 0]), torch.zeros(30)]
@@ -199,22 +199,22 @@ def test_the_level_of_a_bin_is_the_quantile_of_its_errors(modules):
     bins = torch.cat([torch.zeros(20), torch.ones(4), torch.full((30,), 2.0)]).int()
     shuffled = torch.from_numpy(np.random.default_rng(0).permutation(len(error)))
     error, bins = error[shuffled], bins[shuffled]
-    level = modules[1].quantile_by_bin(error, bins, 4, fewest=1)
-    pooled = modules[1].level_of_all(error)  # the 52nd of 54
+    level = bounds.quantile_by_bin(error, bins, 4, fewest=1)
+    pooled = bounds.quantile_of_all(error)  # the 52nd of 54
     assert pooled == 0.2
     assert_close(level, torch.tensor([0.19, 1.0, 0.0, 0.2]))
     assert_close(
-        modules[1].quantile_by_bin(error, bins, 4, fewest=10),
+        bounds.quantile_by_bin(error, bins, 4, fewest=10),
         torch.tensor([0.19, 0.2, 0.0, 0.2]),
     )
 
 
-def test_binned_bounds_look_up_the_level_of_a_cells_own_bin(modules):
-    methods, study = modules[1], with_distances(toy_study(), modules[1])
-    binned = methods.binned(
-        study, methods.PROBABILITY, bins_of=methods.by_distance_and_doubt
+def test_binned_bounds_look_up_the_level_of_a_cells_own_bin():
+    study = with_distances(toy_study())
+    binned = bounds.binned(
+        study, bounds.PROBABILITY, bins_of=bounds.by_distance_and_doubt
     )
-    edges = (0, *methods.DOUBT_EDGES, 1)
+    edges = (0, *bounds.DOUBT_EDGES, 1)
     time = 5
     y, p = study.y[:, time], study.cross_fit[:, time]
     doubt, asked = (torch.minimum(f, 1 - f) for f in (p, study.p[:, time]))
@@ -224,7 +224,7 @@ def test_binned_bounds_look_up_the_level_of_a_cells_own_bin(modules):
         here &= (doubt > low) & (doubt <= high)
         there = study.distance[:, time] == 1
         there &= (asked > low) & (asked <= high)
-        if here.sum() < methods.FEWEST or not there.any():
+        if here.sum() < bounds.FEWEST or not there.any():
             continue
         level = np.quantile((y - p).abs()[here], 0.95, method="inverted_cdf")
         assert_close(
@@ -234,43 +234,43 @@ def test_binned_bounds_look_up_the_level_of_a_cells_own_bin(modules):
     assert n_checked > 2
 
 
-def test_the_chance_of_a_bin_is_its_share_of_wrong_cells(modules):
+def test_the_chance_of_a_bin_is_its_fraction_of_wrong_cells():
     """One of four in bin 0, three of three in bin 1, which is too few unless three are enough; of all, four of seven."""
     is_wrong = torch.tensor([1.0, 0, 0, 0, 1, 1, 1])
     bins = torch.tensor([0, 0, 0, 0, 1, 1, 1])
-    share = modules[1].share_by_bin
-    assert_close(share(is_wrong, bins, 2, fewest=3), torch.tensor([0.25, 1.0]))
-    assert_close(share(is_wrong, bins, 2, fewest=4), torch.tensor([0.25, 4 / 7]))
+    fraction = bounds.fraction_by_bin
+    assert_close(fraction(is_wrong, bins, 2, fewest=3), torch.tensor([0.25, 1.0]))
+    assert_close(fraction(is_wrong, bins, 2, fewest=4), torch.tensor([0.25, 4 / 7]))
 
 
-def test_one_chance_of_a_wrong_cell_bounds_both_errors(modules):
-    """A verdict covers the error of a cell in one setting exactly where it covers it in the other."""
-    methods, study = modules[1], toy_study()
+def test_one_chance_of_a_wrong_cell_bounds_both_errors():
+    """A two-valued bound covers the same cells in both settings."""
+    study = toy_study()
     chance = (
         torch.from_numpy(np.random.default_rng(3).random(study.p.shape)).float() / 9
     )
     covered = []
-    for setting in (methods.BINARY, methods.PROBABILITY):
-        bound = methods.verdict(study, setting, chance).bound
+    for setting in (bounds.BINARY, bounds.PROBABILITY):
+        bound = bounds.two_valued_bound(study, setting, chance).bound
         covered.append(setting.error(study.y_test, study.p) <= bound + 1e-6)
     assert torch.equal(*covered)
     assert 0.5 < covered[0].double().mean() < 1
 
 
-def test_verdicts_of_bins_are_their_quantiles_for_wrong_cells(modules):
-    methods, study = modules[1], with_distances(toy_study(), modules[1])
+def test_two_valued_bounds_of_bins_are_their_quantiles():
+    study = with_distances(toy_study())
     study.remembered = lambda key, answer: answer()
     one, other = (
-        answer(study, methods.BINARY, bins_of=methods.by_distance_and_doubt).bound
-        for answer in (methods.binned, methods.binned_verdict)
+        answer(study, bounds.BINARY, bins_of=bounds.by_distance_and_doubt).bound
+        for answer in (bounds.binned, bounds.binned_chance)
     )
     assert_close(one, other)
 
 
-def test_no_constant_beats_the_best_constant(modules):
-    methods, study = modules[1], toy_study()
-    for setting in (methods.BINARY, methods.PROBABILITY):
-        bound = methods.best_constant(study, setting).bound
+def test_no_constant_beats_the_best_constant():
+    study = toy_study()
+    for setting in (bounds.BINARY, bounds.PROBABILITY):
+        bound = bounds.best_constant(study, setting).bound
         error = setting.error(study.y_test, study.p)
         least = metrics.pinball(error, bound, 0.95)
         for constant in np.linspace(0, 1, 41):
@@ -278,24 +278,24 @@ def test_no_constant_beats_the_best_constant(modules):
             assert least <= metrics.pinball(error, other, 0.95) + 1e-9
 
 
-def test_the_static_bounds_are_quantiles_over_the_symmetry(modules):
-    methods, study = modules[1], toy_study()
+def test_the_static_bounds_are_quantiles_over_the_symmetry():
+    study = toy_study()
     error = (study.y - study.cross_fit).abs().numpy()
-    cell = methods.static(study, methods.PROBABILITY).bound[0]
+    cell = bounds.static(study, bounds.PROBABILITY).bound[0]
     expected = np.quantile(error, 0.95, axis=0, method="inverted_cdf")
     assert_close(cell, torch.from_numpy(expected))
-    column = methods.static_column(study, methods.PROBABILITY).bound[0, :, 0]
+    column = bounds.static_column(study, bounds.PROBABILITY).bound[0, :, 0]
     expected = np.quantile(error, 0.95, axis=(0, 2), method="inverted_cdf")
     assert_close(column, torch.from_numpy(expected))
 
 
-def test_the_best_factor_is_that_of_an_error_that_is_the_scale(modules):
+def test_the_best_factor_is_that_of_an_error_that_is_the_scale():
     scale = torch.linspace(0.01, 0.2, 50)
-    assert modules[1].best_factor(4 * scale, scale) == 4
-    assert modules[1].best_factor(0 * scale, scale) == 0
+    assert bounds.best_factor(4 * scale, scale) == 4
+    assert bounds.best_factor(0 * scale, scale) == 0
 
 
-def test_the_penalty_lowers_the_increment_of_the_background(modules):
+def test_the_penalty_lowers_the_increment_of_the_background():
     from geoq import FieldIncrement, Training
     from geoq.crossfit import CalibrationSet
     from geoq.geometry import GeometricFeatures
@@ -315,23 +315,22 @@ def test_the_penalty_lowers_the_increment_of_the_background(modules):
         0.95, widths=(4, 8), training=Training(n_steps=60, batch_size=8, check_every=20)
     )
     plain = field.fit(calibration)(features)
-    penalised = modules[1].BackgroundPenalty(field, penalty=0.5).fit(calibration)
+    penalised = methods.BackgroundPenalty(field, penalty=0.5).fit(calibration)
     calm = error == 0
     assert penalised.quantile == 0.95
     assert penalised(features)[calm].mean() < 0.9 * plain[calm].mean()
 
 
-def toy_answer(methods, study):
+def toy_answer(study):
     noise = torch.from_numpy(np.random.default_rng(2).random(study.p.shape)).float()
     safe = torch.tensor([True, False] * (len(study.p) // 2))
-    return methods.Answer(noise, study.p, safe)
+    return bounds.Answer(noise, study.p, safe)
 
 
-def test_scores_are_those_of_the_library(modules):
-    run, methods, _ = modules
-    study = with_distances(toy_study(), methods)
-    answer = toy_answer(methods, study)
-    row = run.score(methods.PROBABILITY, study, answer)
+def test_scores_are_those_of_the_library():
+    study = with_distances(toy_study())
+    answer = toy_answer(study)
+    row = score(bounds.PROBABILITY, study, answer)
     error, bound = (study.y_test - study.p).abs().numpy(), answer.bound.numpy()
     band = study.distance.numpy() <= 4
     safe = answer.safe.numpy()
@@ -349,23 +348,22 @@ def test_scores_are_those_of_the_library(modules):
     assert row["pinball_by_case"] == pytest.approx(by_case, rel=1e-5)
 
 
-def test_a_bound_may_fall_short_by_the_tolerance_alone(modules):
-    run, methods, _ = modules
-    study = with_distances(toy_study(), methods)
+def test_a_bound_may_fall_short_by_the_tolerance_alone():
+    study = with_distances(toy_study())
     study.p, study.y_test = torch.zeros_like(study.p), torch.ones_like(study.p)
     for short, covered in ((1e-6, 1.0), (1e-5, 0.0)):
         bound = torch.full_like(study.p, 1 - short)
-        row = run.score(methods.BINARY, study, methods.Answer(bound, study.p))
+        row = score(bounds.BINARY, study, bounds.Answer(bound, study.p))
         assert row["coverage"] == covered
 
 
-def test_clusters_are_those_of_the_fields_themselves(modules):
+def test_clusters_are_those_of_the_fields_themselves():
     from sklearn.cluster import KMeans
 
     u0 = (blobs((30, 1, 10, 14))[:, 0] > 0.5).to(torch.uint8)
     flat = u0.flatten(1).double().numpy()
     expected = KMeans(4, n_init=10, random_state=0).fit(flat)
-    found = modules[0].clusters_of(u0, 4)
+    found = clusters_of(u0, 4)
     within = sum(
         ((flat[found == c] - flat[found == c].mean(axis=0)) ** 2).sum()
         for c in range(4)
@@ -373,32 +371,30 @@ def test_clusters_are_those_of_the_fields_themselves(modules):
     assert within == pytest.approx(expected.inertia_, rel=0.02)
 
 
-def test_the_test_cluster_is_kept_from_training_and_folds(modules, tmp_path):
-    run = modules[0]
+def test_the_test_cluster_is_kept_from_training_and_folds(tmp_path):
     cluster = np.array([0] * 2 + [1] * 6 + [2] * 5 + [3] * 7)
     number = np.arange(20, dtype=np.uint8)
     data = SimpleNamespace(
         u0=np.tile(number[:, None, None], (1, 2, 3)),
         u=np.tile(number[:, None, None, None], (1, 12, 2, 3)),
     )
-    settings = run.Settings(test_share=(0.2, 0.5))
+    settings = Settings(test_fraction=(0.2, 0.5))
     for seed, expected in ((0, 1), (1, 2), (2, 3)):
-        study = run.Study.of(settings, seed, tmp_path, data, cluster, "cpu")
+        study = Study.of(settings, seed, tmp_path, data, cluster, "cpu")
         assert set(cluster[study.x_test[:, 0, 0].int().numpy()]) == {expected}
         seen = study.x[:, 0, 0].int().numpy()
         assert expected not in cluster[seen]
         labels = np.unique(cluster[seen])
         np.testing.assert_array_equal(labels[study.fold], cluster[seen])
     with pytest.raises(SystemExit, match="seed 3, but only 3 of 4 clusters"):
-        run.chosen_cluster(cluster, 3, settings.test_share)
+        chosen_cluster(cluster, 3, settings.test_fraction)
 
 
-def test_each_network_is_trained_on_what_it_may_see(modules, tmp_path):
-    run = modules[0]
+def test_each_network_is_trained_on_what_it_may_see(tmp_path):
     cluster = np.repeat(np.arange(11), 10)
     u0 = np.zeros((110, 2, 3), dtype=np.uint8)
     data = SimpleNamespace(u0=u0, u=np.zeros((110, 12, 2, 3), dtype=np.uint8))
-    study = run.Study.of(run.Settings(), 1, tmp_path, data, cluster, "cpu")
+    study = Study.of(Settings(), 1, tmp_path, data, cluster, "cpu")
     trainings = study.trainings
     assert len(trainings) == 21
     for number in range(10):
@@ -413,12 +409,19 @@ def test_each_network_is_trained_on_what_it_may_see(modules, tmp_path):
     assert all(len(rows) == 100 for rows, _ in members)
 
 
-def test_few_fields_scores_verdicts_for_every_number_of_simulations(tmp_path):
+def test_few_fields_scores_every_number_of_simulations(tmp_path):
     """In other processes: a bound of 0 or 1 loses what it does not find, and a little of what it flags in vain."""
     file = tmp_path / "few_fields.json"
-    command = [sys.executable, BENCHMARKS / "few_fields.py", "--small"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.richtmyer_meshkov.few_fields",
+        "--small",
+    ]
     command += ["--seeds", "0", "--jobs", "2", "--out", file]
-    subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
+    )
     rows = json.loads(file.read_text())["rows"]
     assert [row["setting"] for row in rows] == ["12 simulations"] * 8 + [
         "20 simulations"

@@ -3,10 +3,10 @@ import torch
 from torch.testing import assert_close
 
 from geoq.increments import LowRankScale
-from geoq.increments.scale import LEAST_SHARE, coordinate_scale
+from geoq.increments.scale import MIN_FRACTION, coordinate_scale
 from geoq.quantiles import inverse_cdf_quantile, pinball_loss
 
-LEVELS = torch.tensor([1.0, 3.0, 0.2, 10.0], dtype=torch.float64)
+SIZES = torch.tensor([1.0, 3.0, 0.2, 10.0], dtype=torch.float64)
 
 
 def uniform(*shape, seed=0):
@@ -24,8 +24,8 @@ def scale_of(error, scale, quantile=0.95):
 
 
 def separable():
-    """Level of the channel times a map of 6 x 8 cells."""
-    return LEVELS[:, None, None] * (2 * uniform(6, 8, seed=1)).exp()
+    """The size of the channel times a map of 6 x 8 cells."""
+    return SIZES[:, None, None] * (2 * uniform(6, 8, seed=1)).exp()
 
 
 def separable_errors(n=30, seed=2):
@@ -40,8 +40,7 @@ def test_each_coordinate_has_the_quantile_of_its_own_errors():
     )
 
 
-def test_weights_count_as_repetitions():
-    """The first tuple stands for three."""
+def test_a_tuple_of_weight_3_counts_as_three_tuples():
     error = uniform(7, 2, 3)
     weight = torch.tensor([3.0, 1, 1, 1, 1, 1, 1], dtype=torch.float64)
     repeated = torch.cat([error[:1], error[:1], error])
@@ -50,8 +49,8 @@ def test_weights_count_as_repetitions():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_few_tuples_tell_a_scale_that_channels_share_better_than_each_cell_alone(seed):
-    """30 normal errors per cell, whose 0.95 quantile is 1.96 times the scale."""
+def test_a_low_rank_scale_is_more_accurate_than_a_scale_for_each_cell(seed):
+    """30 tuples with normal errors, whose 0.95 quantile is 1.96 times the scale."""
     noise = torch.randn(
         30, 4, 6, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
@@ -65,7 +64,7 @@ def test_few_tuples_tell_a_scale_that_channels_share_better_than_each_cell_alone
 
 
 @pytest.mark.parametrize("rank", [0, 1, 4])
-def test_each_channel_has_the_level_of_least_pinball_loss(rank):
+def test_the_coefficient_of_each_channel_minimises_its_pinball_loss(rank):
     error = separable_errors()
     scale = scale_of(error, LowRankScale(rank=rank))
 
@@ -77,7 +76,7 @@ def test_each_channel_has_the_level_of_least_pinball_loss(rank):
         assert (loss(1.0) <= loss(factor)).all()
 
 
-def test_without_maps_a_channel_has_the_quantile_of_all_its_errors():
+def test_with_rank_0_the_scale_of_a_channel_is_the_quantile_of_all_its_errors():
     error = separable_errors()
     pooled = inverse_cdf_quantile(error.transpose(1, 3).reshape(-1, 4), 0.95)
     assert_close(
@@ -92,23 +91,22 @@ def test_at_full_rank_the_scale_of_a_channel_is_its_mean_error_times_a_number():
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3])
-def test_the_unit_of_a_channel_is_the_unit_of_its_scale_and_of_no_other(rank):
+def test_units_of_a_channel_change_only_its_own_scale(rank):
     error = separable_errors()
     unit = torch.tensor([1.0, 1e6, 1.0, 1e-6], dtype=torch.float64)[:, None, None]
     scale = LowRankScale(rank=rank)
     assert_close(scale_of(unit * error, scale), unit * scale_of(error, scale))
 
 
-def test_a_cell_that_was_never_wrong_is_small_but_positive():
+def test_the_scale_of_a_cell_without_errors_is_small_but_positive():
     error = separable_errors()
     error[:, 1, 2, 3] = 0
     scale = scale_of(error, LowRankScale(rank=4))
-    never = scale[1, 2, 3] / scale[1].mean()
-    assert never > 0.1 * LEAST_SHARE
-    assert never < 10 * LEAST_SHARE
+    fraction = scale[1, 2, 3] / scale[1].mean()
+    assert 0.1 * MIN_FRACTION < fraction < 10 * MIN_FRACTION
 
 
-def test_a_channel_that_was_never_wrong_is_small_beside_the_others_in_any_unit():
+def test_the_scale_of_a_channel_without_errors_is_smallest_in_any_unit():
     error = separable_errors()
     error[:, 3] = 0
     for unit in (1e-9, 1.0, 1e9):
@@ -117,16 +115,16 @@ def test_a_channel_that_was_never_wrong_is_small_beside_the_others_in_any_unit()
         assert scale[3].max() < 0.1 * scale[:3].mean(dim=(1, 2)).min()
 
 
-def test_a_channel_whose_quantile_is_zero_keeps_its_map():
-    """Wrong in 3 % of the values: the quantile is 0, the mean error is not."""
+def test_the_scale_is_positive_where_the_quantile_of_the_errors_is_zero():
+    """Three percent of the errors are positive."""
     wrong = uniform(200, 1, 6, 8, seed=5) < 0.03
     scale = scale_of(wrong * uniform(200, 1, 6, 8), LowRankScale(rank=1))
     assert (scale > 0).all()
 
 
-def test_no_error_at_all_has_one_scale():
+def test_without_any_error_the_scale_is_constant():
     scale = scale_of(torch.zeros(10, 2, 6, 8), LowRankScale())
-    assert_close(scale, torch.full_like(scale, LEAST_SHARE))
+    assert_close(scale, torch.full_like(scale, MIN_FRACTION))
 
 
 def test_all_dimensions_before_the_grid_are_channels():

@@ -2,7 +2,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 from torch.testing import assert_close
 
 from geoq import (
@@ -14,8 +13,9 @@ from geoq import (
     TrainNetwork,
 )
 from geoq.nets.mlp import MLP
+from geoq.training import SharedTraining
 from geoq.training.fold_surrogates import Fold
-from geoq.training.shared import RefittedHead, SharedTraining, SkippedFolds, shares
+from geoq.training.shared import shared_folds
 
 QUICK = NormScaledIncrement(training=Training(n_steps=40, check_every=20))
 NETWORK = TrainNetwork(
@@ -25,13 +25,13 @@ NETWORK = TrainNetwork(
 
 
 class Recorder:
-    """A recipe that remembers what it was trained on."""
+    """A recipe that records the points of its trainings."""
 
     def __init__(self, train):
-        self.train, self.seen = train, []
+        self.train, self.points = train, []
 
     def __call__(self, x, y):
-        self.seen.append({tuple(row) for row in x.tolist()})
+        self.points.append({tuple(row) for row in x.tolist()})
         return self.train(x, y)
 
 
@@ -44,91 +44,64 @@ def fit(problem, train, folds):
 @pytest.mark.parametrize(
     ("folds", "n_trainings"), [(RandomFolds(6), 2), (NestedFolds(10), 3)], ids=repr
 )
-def test_a_shared_training_has_seen_no_point_it_is_judged_on(
+def test_every_fold_has_a_training_without_its_held_out_points(
     problem, folds, n_trainings
 ):
     recorder = Recorder(problem.train)
     calibration = fit(problem, SharedTraining(recorder), folds).calibration_
-    assert len(recorder.seen) == n_trainings
+    assert len(recorder.points) == n_trainings
     for fold in calibration.fold.unique():
         held_out = problem.x[calibration.point[calibration.fold == fold]]
-        apart = [
-            seen.isdisjoint(tuple(row) for row in held_out.tolist())
-            for seen in recorder.seen
-        ]
-        assert any(apart)
+        held_out = {tuple(row) for row in held_out.tolist()}
+        assert any(held_out.isdisjoint(points) for points in recorder.points)
+
+
+def test_the_errors_of_a_fold_come_from_a_training_without_its_points(problem):
+    """Six random folds share two trainings: one on the last half of the folds, one on the first half."""
+    splits = [*RandomFolds(6).split(problem.x.cpu().numpy())]
+    calibration = fit(problem, SharedTraining(problem.train), RandomFolds(6))
+    calibration = calibration.calibration_
+    for fold, (_, held_out) in enumerate(splits):
+        others = range(3, 6) if fold < 3 else range(3)
+        rows = torch.cat([torch.as_tensor(splits[other][1]) for other in others])
+        rows = rows.sort().values.to(problem.x.device)
+        surrogate = problem.train(problem.x[rows], problem.y[rows])
+        error = (surrogate(problem.x[held_out]) - problem.y[held_out]).abs()
+        assert_close(calibration.error[calibration.fold == fold], error)
 
 
 def test_folds_share_a_training_only_while_enough_rows_are_common():
-    def folds(*kept):
+    def folds(*training_rows):
         return [
-            Fold(number, len(kept), torch.tensor(rows), torch.tensor([0]))
-            for number, rows in enumerate(kept)
+            Fold(number, len(training_rows), torch.tensor(rows), torch.tensor([0]))
+            for number, rows in enumerate(training_rows)
         ]
 
     some = folds([1, 2, 3, 4], [1, 2, 3, 5], [5, 6, 7, 8], [1, 2, 6, 7])
-    assert shares(some, 0.5) == [[0, 1, 3], [2]]
-    assert shares(some, 0.75) == [[0, 1], [2], [3]]
-    assert shares(some, 1.0) == [[0], [1], [2], [3]]
+    assert shared_folds(some, 0.5) == [[0, 1, 3], [2]]
+    assert shared_folds(some, 0.75) == [[0, 1], [2], [3]]
+    assert shared_folds(some, 1.0) == [[0], [1], [2], [3]]
 
 
-def test_a_refitted_head_fits_all_that_its_fold_leaves_in(problem):
-    """With an encoder that is the identity, the refitted network is least squares on the fold's own rows."""
-
-    def make_network():
-        encoder = nn.Linear(2, 2).requires_grad_(False)
-        encoder.weight.copy_(torch.eye(2))
-        encoder.bias.zero_()
-        return nn.Sequential(encoder, nn.Linear(2, 1))
-
-    recipe = TrainNetwork(make_network, training=Training(n_steps=1))
-    refitted = fit(problem, RefittedHead(recipe), RandomFolds(4)).calibration_
-    exact = fit(problem, problem.train, RandomFolds(4)).calibration_
-    assert_close(refitted.error, exact.error, rtol=1e-3, atol=1e-4)
-
-
-def test_refitted_heads_need_a_last_layer_that_is_linear(problem):
-    recipe = TrainNetwork(
-        lambda: nn.Sequential(nn.Linear(2, 1), nn.Softplus()),
-        training=Training(n_steps=1),
+def test_the_deployed_surrogate_is_trained_with_the_recipe(problem):
+    recipe = SharedTraining(NETWORK)
+    geoq = GeoQ(None, recipe, folds=RandomFolds(3), increment_model=QUICK)
+    assert_close(
+        geoq.fit(problem.x, problem.y).surrogate_(problem.x),
+        NETWORK(problem.x, problem.y)(problem.x),
     )
-    with pytest.raises(TypeError, match="end in a linear one, got Sequential"):
-        fit(problem, RefittedHead(recipe), RandomFolds(4))
 
 
-def test_skipped_folds_are_not_trained_and_their_errors_are_those_of_trained_ones(
-    problem,
-):
-    recorder = Recorder(problem.train)
-    surrogate = problem.train(problem.x, problem.y)
-    skipped = fit(problem, SkippedFolds(recorder, surrogate), RandomFolds(6))
-    assert len(recorder.seen) == 3
-    full = fit(problem, problem.train, RandomFolds(6)).calibration_
-    calibration = skipped.calibration_
-    trained = calibration.fold % 2 == 0
-    assert_close(calibration.error[trained], full.error[trained])
-    known = calibration.error[trained].flatten()
-    for error in calibration.error[~trained].flatten():
-        assert (known - error).abs().min() < 1e-4
+def test_an_exception_in_a_shared_training_names_the_folds(problem):
+    def fails(x, y):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        fit(problem, SharedTraining(fails), RandomFolds(4))
+    assert "the surrogates of fold 1 of 4 to fold 4 of 4" in caught.value.__notes__[0]
 
 
-def test_a_cheaper_recipe_also_trains_the_deployed_surrogate(problem):
-    for cheaper in (SharedTraining(NETWORK), RefittedHead(NETWORK)):
-        geoq = GeoQ(None, cheaper, folds=RandomFolds(3), increment_model=QUICK)
-        assert_close(
-            geoq.fit(problem.x, problem.y).surrogate_(problem.x),
-            NETWORK(problem.x, problem.y)(problem.x),
-        )
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: SharedTraining(NETWORK, smallest=0.0), "smallest=0.0"),
-        (lambda: RefittedHead(NETWORK, smallest=1.5), "smallest=1.5"),
-        (lambda: SkippedFolds(NETWORK, NETWORK, every=1), "every=1"),
-    ],
-)
-def test_impossible_settings_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+@pytest.mark.parametrize("smallest", [0.0, 1.5])
+def test_a_smallest_fraction_outside_its_range_is_refused(smallest):
+    with pytest.raises(ValueError, match=f"smallest={smallest}"):
+        SharedTraining(NETWORK, smallest=smallest)

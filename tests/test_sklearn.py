@@ -20,331 +20,265 @@ from geoq import (
     NormScaledIncrement,
     RandomFolds,
     SafeRegion,
-    TemporalFolds,
     Training,
-    identity,
+    WholeField,
     norm_error,
 )
 from geoq.sklearn import GeoQRegressor
 
 QUICK = NormScaledIncrement(training=Training(n_steps=50, check_every=25, patience=1))
-FOREST = RandomForestRegressor(n_estimators=3, random_state=0)
+FOLDS = RandomFolds(3)
 
 
 def regressor(estimator=Ridge(), **settings):  # noqa: B008 (cloned, never fitted)
-    return GeoQRegressor(estimator, increment_model=QUICK, **settings)
+    return GeoQRegressor(
+        estimator, **{"folds": FOLDS, "increment_model": QUICK} | settings
+    )
+
+
+def train_ridge(x, y):
+    return Ridge().fit(x, y).predict
+
+
+def is_large(y, prediction):
+    return (abs(y - prediction) > 0.1).astype(float)
+
+
+def first_column(x):
+    return x[:, :1]
 
 
 @pytest.fixture(scope="module")
 def data():
-    """A straight line with noise of deviation 0.1, rows to fit and rows to ask."""
+    """A linear map with noise of standard deviation 0.1: pairs for the fit, and other pairs."""
     rng = np.random.default_rng(0)
-    X = rng.uniform(-1, 1, size=(400, 2))
-    y = X @ [1.0, -2.0] + 0.1 * rng.standard_normal(400)
+    X = rng.uniform(-1, 1, size=(300, 2))
+    y = X @ [1.0, -2.0] + 0.1 * rng.standard_normal(300)
     return X[:120], y[:120], X[120:], y[120:]
 
 
 @pytest.fixture(scope="module")
-def usual(data):
-    """All settings at their defaults but for the regressor."""
-    return GeoQRegressor(Ridge()).fit(*data[:2])
+def fitted(data):
+    return regressor().fit(*data[:2])
 
 
-# Ten points with targets 0, 1 and 2: three trees are exact on most folds, and the other folds look like failures.
-@pytest.mark.filterwarnings("ignore:mean errors out of family")
-@pytest.mark.filterwarnings("ignore:n=")  # few independent points on purpose
-@parametrize_with_checks([regressor(FOREST), regressor(SVR())])
+# Some checks have few points, or targets that a regressor fits exactly.
+@pytest.mark.filterwarnings("ignore:n=", "ignore:mean errors out of family")
+@parametrize_with_checks([regressor(folds=None), regressor(SVR())])
 def test_it_passes_the_checks_of_scikit_learn(estimator, check):
     state = np.random.get_state()  # noqa: NPY002 (one of the checks draws from the global generator)
     check(estimator)
     np.random.set_state(state)  # noqa: NPY002
 
 
-def test_it_predicts_what_the_plain_regressor_predicts(data):
+def test_the_defaults_are_the_defaults_of_geoq(data):
     X, y, queries, _ = data
-    plain = DecisionTreeRegressor(max_depth=3, random_state=0)
-    assert_array_equal(
-        regressor(plain).fit(X, y).predict(queries), plain.fit(X, y).predict(queries)
+    geoq, ours = GeoQ(None, train_ridge).fit(X, y), GeoQRegressor(Ridge()).fit(X, y)
+    assert_array_equal(ours.bound(queries), geoq.bound(queries))
+    assert_array_equal(ours.assess(queries).safe, geoq.assess(queries).safe)
+    assert len(ours.geoq_.calibration_.fold.unique()) == 15
+
+
+def test_all_settings_reach_geoq(data):
+    X, y, queries, _ = data
+    settings = {
+        "representation": first_column,
+        "error_functional": is_large,
+        "folds": ClusterFolds(3),
+        "increment_model": QUICK,
+        "n_anchors": 2,
+        "n_support": 5,
+        "safe_region": SafeRegion(n_neighbors=7, quantile=0.8),
+    }
+    geoq = GeoQ(None, train_ridge, **settings).fit(X, y)
+    ours = GeoQRegressor(Ridge(), **settings).fit(X, y)
+    assert_array_equal(ours.bound(queries), geoq.bound(queries))
+    assert_array_equal(ours.assess(queries).safe, geoq.assess(queries).safe)
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_the_default_folds_refuse_few_points_with_a_way_out(n, data):
+    X, y, _, _ = data
+    with pytest.raises(ValueError, match=r"\(n_folds=5\), but .* between 2 and [34]"):
+        GeoQRegressor(Ridge()).fit(X[:n], y[:n])
+
+
+@pytest.mark.parametrize("plain", [Ridge(), RandomForestRegressor(random_state=0)])
+def test_the_predictions_are_the_predictions_of_a_clone_of_the_regressor(plain, data):
+    X, y, queries, _ = data
+    given = None if isinstance(plain, RandomForestRegressor) else plain
+    ours = regressor(given, folds=RandomFolds(2)).fit(X, y)
+    assert not hasattr(plain, "n_features_in_")
+    assert_array_equal(ours.predict(queries), clone(plain).fit(X, y).predict(queries))
+
+
+def test_the_assessment_contains_the_prediction_and_the_bound(fitted, data):
+    assessment = fitted.assess(data[2])
+    assert_array_equal(assessment.prediction, fitted.predict(data[2]))
+    assert_array_equal(assessment.error_hat, fitted.bound(data[2]))
+    assert fitted.assess([[0.0, 0.0], [9.0, 9.0]]).safe.tolist() == [True, False]
+
+
+def test_bounds_at_several_levels_are_the_bounds_of_geoq(fitted, data):
+    bounds = fitted.bounds(data[2], (0.5, 0.9))
+    expected = fitted.geoq_.bounds(data[2], (0.5, 0.9))
+    assert (bounds[0.5] < bounds[0.9]).all()
+    for level in (0.5, 0.9):
+        assert_array_equal(bounds[level], expected[level])
+
+
+class MeanAnchorError:
+    """An increment model that estimates the expected error, and no increment."""
+
+    quantile = 0.95
+
+    def fit(self, calibration):
+        return self
+
+    def __call__(self, features):
+        return 0 * features.anchor_error
+
+    def expected_error(self, features):
+        return features.anchor_error
+
+
+def test_the_expected_error_needs_a_model_that_estimates_it(fitted, data):
+    ours = regressor(increment_model=MeanAnchorError()).fit(*data[:2])
+    expected = ours.assess(data[2]).anchor_error
+    assert_array_equal(ours.expected_error(data[2]), expected)
+    with pytest.raises(TypeError, match="NormScaledIncrement estimates an upper"):
+        fitted.expected_error(data[2])
+
+
+def test_conformalize_covers_pairs_as_geoq_does(data):
+    X, y, queries, truth = data
+    ours = regressor().fit(X, y)
+    geoq = GeoQ(None, train_ridge, folds=FOLDS, increment_model=QUICK).fit(X, y)
+    for guarantee in ({}, {"guarantee": WholeField(0.8)}):
+        ours.conformalize(queries.tolist(), truth.tolist(), **guarantee)
+        geoq.conformalize(queries, truth, **guarantee)
+        assert ours.geoq_.conformal_factors_ == geoq.conformal_factors_
+        assert_array_equal(ours.bound(queries), geoq.bound(queries))
+
+
+def test_a_loaded_regressor_gives_the_same_answers(data, tmp_path):
+    """Also for a column of targets, although the regressor predicts rows of one dimension."""
+    X, y, queries, truth = data
+    settings = {"representation": first_column, "error_functional": is_large}
+    saved = regressor(DecisionTreeRegressor(max_depth=3, random_state=0), **settings)
+    saved.fit(pd.DataFrame(X, columns=["a", "b"]), y[:, None])
+    saved.save(tmp_path / "model.geoq")
+    loaded = GeoQRegressor.load(
+        tmp_path / "model.geoq", estimator=saved.estimator_, **settings
     )
+    table = pd.DataFrame(queries, columns=["a", "b"])
+    expected = saved.estimator_.predict(queries)[:, None]
+    for each in (loaded, saved):
+        assert_array_equal(each.predict(table), expected)
+        each.conformalize(table, truth[:, None])
+    assert_array_equal(loaded.bound(table), saved.bound(table))
+    with pytest.raises(ValueError, match="feature names"):
+        loaded.bound(table[["b", "a"]])
 
 
-def test_without_a_regressor_it_is_a_random_forest(data):
+def test_a_loaded_regressor_has_the_settings_but_not_the_folds(fitted, data, tmp_path):
+    fitted.save(tmp_path / "model.geoq")
+    loaded = GeoQRegressor.load(tmp_path / "model.geoq", estimator=fitted.estimator_)
+    assert (loaded.n_features_in_, loaded.n_support) == (2, 20)
+    with pytest.raises(ValueError, match="stores only the name of the fold scheme"):
+        clone(loaded).fit(*data[:2])
+
+
+def test_files_for_another_regressor_or_class_are_refused(fitted, data, tmp_path):
+    fitted.save(tmp_path / "model.geoq")
+    other = Ridge(alpha=100).fit(*data[:2])
+    with pytest.raises(ValueError, match="surrogate is not the one that the file was"):
+        GeoQRegressor.load(tmp_path / "model.geoq", estimator=other)
+    fitted.geoq_.save(tmp_path / "plain.geoq")
+    with pytest.raises(ValueError, match="not saved by a GeoQRegressor"):
+        GeoQRegressor.load(tmp_path / "plain.geoq", estimator=fitted.estimator_)
+
+
+class Interrupted(Ridge):
+    """Counts the fits of all its clones, and is interrupted at the fourth."""
+
+    n_fits = 0
+
+    def fit(self, X, y):
+        Interrupted.n_fits += 1
+        if Interrupted.n_fits == 4:
+            raise KeyboardInterrupt
+        return super().fit(X, y)
+
+
+def test_an_interrupted_fit_continues_from_its_checkpoint(data, tmp_path):
     X, y, queries, _ = data
-    forest = RandomForestRegressor(random_state=0).fit(X, y)
-    fitted = GeoQRegressor(increment_model=QUICK).fit(X, y)
-    assert_array_equal(fitted.predict(queries), forest.predict(queries))
+    ours = regressor(Interrupted(), folds=RandomFolds(4))
+    with pytest.raises(KeyboardInterrupt):
+        ours.fit(X, y, checkpoint=tmp_path)
+    ours.fit(X, y, checkpoint=tmp_path)
+    # The deployed regressor and the last two of the four folds.
+    assert Interrupted.n_fits == 4 + 3
+    undisturbed = regressor(folds=RandomFolds(4)).fit(X, y)
+    assert_array_equal(ours.bound(queries), undisturbed.bound(queries))
 
 
-def test_its_bound_is_that_of_geoq_with_one_fresh_clone_per_fold(data):
-    X, y, queries, _ = data
-    ridge = Ridge(alpha=3)
-    geoq = GeoQ(
-        None,
-        lambda x, y: clone(ridge).fit(x, y).predict,
-        representation=identity,
-        folds=ClusterFolds(3),
-        increment_model=QUICK,
-        n_anchors=2,
-        n_support=5,
-        n_safe=7,
-        safe_quantile=0.8,
-    ).fit(X, y)
-    fitted = regressor(
-        ridge,
-        representation=identity,
-        folds=ClusterFolds(3),
-        n_anchors=2,
-        n_support=5,
-        n_safe=7,
-        safe_quantile=0.8,
-    ).fit(X, y)
-    assert_allclose(fitted.bound(queries), geoq.predict(queries), rtol=1e-6)
-    assert_array_equal(fitted.assess(queries).safe, geoq.assess(queries).safe)
-    assert fitted.geoq_.safe_region_.threshold == geoq.safe_region_.threshold
-
-
-def test_unless_told_it_uses_random_folds_and_the_increment_and_counts_of_geoq(
-    usual, data
-):
-    X, y, queries, _ = data
-    geoq = GeoQ(None, lambda x, y: Ridge().fit(x, y).predict, folds=RandomFolds())
-    assert_allclose(usual.bound(queries), geoq.fit(X, y).predict(queries), rtol=1e-6)
-
-
-def test_fitting_leaves_the_given_regressor_unfitted(data):
-    X, y, _, _ = data
-    ridge = Ridge()
-    fitted = regressor(ridge).fit(X, y)
-    assert not hasattr(ridge, "coef_")
-    assert hasattr(fitted.estimator_, "coef_")
-
-
-def test_the_bound_covers_most_held_out_errors_without_being_vast(usual, data):
-    _, _, queries, truth = data
-    error = abs(truth - usual.predict(queries))
-    bound = usual.bound(queries)
-    assert (error <= bound).mean() >= 0.85
-    assert bound.mean() < 4 * error.mean()
-
-
-def test_an_assessment_holds_the_prediction_and_the_bound(data):
-    X, y, queries, _ = data
-    fitted = regressor().fit(X, y)
-    assessment = fitted.assess(queries)
-    assert_array_equal(assessment.prediction, fitted.predict(queries))
-    assert_array_equal(assessment.error_hat, fitted.bound(queries))
-
-
-def test_a_query_far_from_the_data_is_not_safe(data):
-    X, y, _, _ = data
-    assert regressor().fit(X, y).assess([[0.0, 0.0], [9.0, 9.0]]).safe.tolist() == [
-        True,
-        False,
-    ]
-
-
-def test_several_outputs_have_a_bound_each(data):
+def test_the_bound_has_the_shape_of_the_error(data):
     X, y, queries, _ = data
     Y = np.stack([y, 100 * X[:, 0] ** 2], axis=1)
     bound = regressor().fit(X, Y).bound(queries)
-    assert bound.shape == (len(queries), 2)
     assert bound[:, 1].mean() > 10 * bound[:, 0].mean()
+    ours = regressor(error_functional=norm_error).fit(X, Y)
+    assert ours.bound(queries).shape == (len(queries),)
 
 
-def test_another_error_functional_gives_several_outputs_one_bound(data):
+@pytest.mark.parametrize(("plain", "several"), [(Ridge(), True), (SVR(), False)])
+def test_several_outputs_are_supported_where_the_regressor_supports_them(
+    plain, several
+):
+    assert regressor(plain).__sklearn_tags__().target_tags.multi_output is several
+
+
+def test_a_data_frame_and_its_array_give_the_same_bound(fitted, data):
     X, y, queries, _ = data
-    fitted = regressor(error_functional=norm_error).fit(X, np.stack([y, y], axis=1))
-    assert fitted.bound(queries).shape == (len(queries),)
+    named = regressor().fit(pd.DataFrame(X, columns=["a", "b"]), pd.Series(y))
+    table = pd.DataFrame(queries, columns=["a", "b"])
+    # Not to the last bit: the memory layout of the arrays differs.
+    assert_allclose(named.bound(table), fitted.bound(queries), rtol=1e-6)
 
 
-def test_a_column_of_targets_gives_columns_even_if_the_regressor_drops_them(data):
-    X, y, queries, _ = data
-    tree = DecisionTreeRegressor(max_depth=3, random_state=0)
-    column, row = regressor(tree).fit(X, y[:, None]), regressor(tree).fit(X, y)
-    assert column.estimator_.predict(queries).ndim == 1
-    assert_array_equal(column.predict(queries), row.predict(queries)[:, None])
-    assert_allclose(column.bound(queries), row.bound(queries)[:, None], rtol=1e-6)
-
-
-@pytest.mark.parametrize("several", [True, False])
-def test_it_is_tagged_for_several_outputs_where_its_regressor_is(several):
-    tags = regressor(Ridge() if several else SVR()).__sklearn_tags__()
-    assert tags.target_tags.multi_output is several
-
-
-def test_a_table_and_its_array_give_the_same_and_names_are_kept(data):
-    X, y, queries, _ = data
-    table = pd.DataFrame(X, columns=["a", "b"])
-    named = regressor().fit(table, pd.Series(y))
-    assert named.feature_names_in_.tolist() == ["a", "b"]
-    assert_allclose(
-        named.bound(pd.DataFrame(queries, columns=["a", "b"])),
-        regressor().fit(X, y).bound(queries),
-        rtol=1e-6,
-    )
-
-
-def test_columns_in_another_order_are_refused(data):
-    X, y, _, _ = data
-    fitted = regressor().fit(pd.DataFrame(X, columns=["a", "b"]), y)
-    with pytest.raises(ValueError, match="feature names"):
-        fitted.bound(pd.DataFrame(X, columns=["b", "a"]))
-
-
-@pytest.mark.parametrize("method", ["predict", "bound", "assess"])
-def test_asking_before_fitting_is_refused(method, data):
+@pytest.mark.parametrize(
+    "method", ["predict", "bound", "bounds", "expected_error", "assess", "conformalize"]
+)
+def test_unfitted_regressors_and_other_columns_are_refused(method, fitted):
+    others = [[0.5]] if method in ("bounds", "conformalize") else []
     with pytest.raises(NotFittedError, match="not fitted yet"):
-        getattr(regressor(), method)(data[2])
-
-
-@pytest.mark.parametrize("method", ["predict", "bound", "assess"])
-def test_queries_with_another_number_of_columns_are_refused(method, data):
-    X, y, queries, _ = data
+        getattr(regressor(), method)(np.zeros((1, 2)), *others)
     with pytest.raises(ValueError, match="expecting 2 features"):
-        getattr(regressor().fit(X, y), method)(queries[:, :1])
+        getattr(fitted, method)(np.zeros((1, 1)), *others)
 
 
-def test_a_clone_is_unfitted_and_fits_to_the_same_bound(data):
-    X, y, queries, _ = data
-    fitted = regressor(Ridge(alpha=2), n_anchors=3).fit(X, y)
-    copy = clone(fitted)
-    assert not hasattr(copy, "geoq_")
-    assert_array_equal(copy.fit(X, y).bound(queries), fitted.bound(queries))
-
-
-def test_a_pipeline_serves_inside_and_around_it(data):
-    X, y, queries, _ = data
-    scaler = StandardScaler().fit(X)
-    around = make_pipeline(StandardScaler(), regressor()).fit(X, y)
-    inside = regressor(make_pipeline(StandardScaler(), Ridge())).fit(X, y)
-    plain = Ridge().fit(scaler.transform(X), y).predict(scaler.transform(queries))
-    assert_array_equal(around.predict(queries), plain)
-    assert_array_equal(inside.predict(queries), plain)
-
-
-def test_cross_validation_scores_the_predictions(data):
+def test_cross_validation_scores_the_predictions_and_passes_the_groups(data):
     X, y, _, _ = data
-    ours, plain = (
-        cross_validate(model, X, y, cv=3)["test_score"]
-        for model in (regressor(), Ridge())
-    )
-    assert_array_equal(ours, plain)
-
-
-@pytest.mark.filterwarnings("ignore:n=")  # few independent points on purpose
-def test_cross_validation_gives_each_fit_the_groups_of_its_rows(data):
-    X, y, _, _ = data
-    groups = np.arange(len(X)) % 10
-    fits = cross_validate(
+    ours = cross_validate(
         regressor(folds=GroupFolds()),
         X,
         y,
         cv=KFold(3),
-        params={"groups": groups},
+        params={"groups": np.arange(len(X)) % 20},
         return_estimator=True,
-    )["estimator"]
-    assert [len(fit.geoq_.calibration_.fold.unique()) for fit in fits] == [10] * 3
+    )
+    plain = cross_validate(Ridge(), X, y, cv=KFold(3))
+    assert_array_equal(ours["test_score"], plain["test_score"])
+    n_folds = [len(fit.geoq_.calibration_.fold.unique()) for fit in ours["estimator"]]
+    assert n_folds == [20] * 3
 
 
-def test_a_grid_search_finds_the_setting_of_the_regressor(data):
-    X, _, _, _ = data
-    model = regressor(make_pipeline(PolynomialFeatures(), Ridge(alpha=1e-6)))
-    grid = {"estimator__polynomialfeatures__degree": [1, 3]}
-    search = GridSearchCV(model, grid, cv=2).fit(X, X[:, 0] ** 3)
-    assert search.best_params_ == {"estimator__polynomialfeatures__degree": 3}
-    assert search.best_estimator_.estimator_["polynomialfeatures"].degree == 3
-
-
-@pytest.mark.filterwarnings("ignore:n=")  # few independent points on purpose
-def test_groups_are_held_out_together(data):
-    X, y, _, _ = data
-    groups = np.repeat(["a", "b", "c"], 40)
-    calibration = regressor(folds=GroupFolds()).fit(X, y, groups).geoq_.calibration_
-    held_out = groups[calibration.point.numpy()]
-    assert [set(held_out[calibration.fold.numpy() == f]) for f in range(3)] == [
-        {"a"},
-        {"b"},
-        {"c"},
-    ]
-
-
-def test_group_folds_without_groups_are_refused(data):
-    X, y, _, _ = data
-    with pytest.raises(ValueError, match="GroupFolds needs each point's group"):
-        regressor(folds=GroupFolds()).fit(X, y)
-
-
-GROUPS = [0] * 5 + [1] * 4 + [2] * 3
-SMALL = [
-    (RandomFolds(4), None, 9, 11),
-    (KFold(6), None, 10, 11),
-    (TemporalFolds(3, gap=1), None, 6, 9),
-    (GroupFolds(), GROUPS, 7, 7),
-]
-
-
-@pytest.mark.filterwarnings("ignore:n=")  # few independent points on purpose
-@pytest.mark.parametrize(("folds", "groups", "n_support", "n_safe"), SMALL)
-def test_on_few_points_the_counts_are_the_largest_that_the_folds_allow(
-    folds, groups, n_support, n_safe, data
-):
-    X, y = data[0][:12], data[1][:12]
-    geoq = regressor(folds=folds).fit(X, y, groups).geoq_
-    assert (geoq.geometry_.n_support, geoq.n_safe_) == (n_support, n_safe)
-    with pytest.raises(ValueError, match=f"n_support={n_support + 1}, but fold"):
-        regressor(folds=folds, n_support=n_support + 1).fit(X, y, groups)
-    with pytest.raises(ValueError, match=f"n_safe={n_safe + 1}, but a calibration"):
-        regressor(folds=folds, n_safe=n_safe + 1, safe_region=SafeRegion).fit(
-            X, y, groups
-        )
-
-
-def test_the_folds_are_drawn_once(data):
-    """A scheme that shuffles anew at each call must not give the counts of other folds."""
-
-    class Shuffled:
-        n_draws = 0
-
-        def split(self, points, y=None, groups=None):
-            Shuffled.n_draws += 1
-            return RandomFolds(5, random_state=Shuffled.n_draws).split(points)
-
-    regressor(folds=Shuffled()).fit(*data[:2])
-    assert Shuffled.n_draws == 1
-
-
-def test_the_folds_see_standardised_inputs(data):
-    """Otherwise a column in small units would have no say in the clusters."""
-    X, y, _, _ = data
-    units = [1.0, 1e-6]
-    fits = [regressor(folds=ClusterFolds(3)).fit(x, y) for x in (X, X * units)]
-    points = [fit.geoq_.calibration_.point for fit in fits]
-    assert_array_equal(points[0], points[1])
-
-
-def test_a_scheme_that_holds_out_nothing_is_refused(data):
-    class Nothing:
-        def split(self, points, y=None, groups=None):
-            return []
-
-    with pytest.raises(ValueError, match="yielded no fold"):
-        regressor(folds=Nothing()).fit(*data[:2])
-
-
-def test_a_number_of_folds_instead_of_a_scheme_is_refused(data):
-    with pytest.raises(TypeError, match=r"folds=5, but .* pass RandomFolds\(5\)"):
-        regressor(folds=5).fit(*data[:2])
-
-
-def test_a_scheme_that_holds_out_a_single_point_is_refused(data):
-    class Single:
-        def split(self, points, y=None, groups=None):
-            return [(np.arange(1, len(points)), np.array([0]))]
-
-    with pytest.raises(ValueError, match=r"n_safe=1, but a .* has only 0 others"):
-        regressor(folds=Single(), safe_region=SafeRegion).fit(*data[:2])
-
-
-def test_it_keeps_the_name_of_the_fold_scheme_for_files(data):
-    fitted = regressor(folds=RandomFolds(4)).fit(*data[:2])
-    assert repr(fitted.geoq_.folds) == "RandomFolds(n_folds=4, random_state=0)"
+def test_a_search_finds_the_setting_of_a_pipeline_inside_a_pipeline(data):
+    X, _, queries, _ = data
+    inside = regressor(make_pipeline(PolynomialFeatures(), Ridge(alpha=1e-6)))
+    around = make_pipeline(StandardScaler(), inside)
+    grid = {"geoqregressor__estimator__polynomialfeatures__degree": [1, 3]}
+    best = GridSearchCV(around, grid, cv=2).fit(X, X[:, 0] ** 3).best_estimator_
+    assert best[-1].estimator_["polynomialfeatures"].degree == 3
+    assert_allclose(best.predict(queries), queries[:, 0] ** 3, atol=1e-4)

@@ -1,6 +1,5 @@
-"""Networks trained together are those trained apart."""
+"""Networks that are trained together equal networks that are trained alone."""
 
-import logging
 from functools import partial
 
 import pytest
@@ -9,18 +8,21 @@ from conftest import fresh
 from torch import nn
 from torch.testing import assert_close
 
-from geoq import Training, TrainNetwork, training
+from geoq import Training, TrainNetwork
 from geoq.baselines import DeepEnsemble
 from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
 from geoq.surrogate import TrainTogether
-from geoq.training.stacked import chain
+from geoq.training import recipe as recipes
+from geoq.training.loop import train_on
+from geoq.training.recipe import train_together
+from geoq.training.stacked import Member, Pairs, layer_sequence
 
 QUICK = Training(n_steps=60, batch_size=16, learning_rate=5e-3, check_every=20)
 
 
 class FieldNetwork(nn.Module):
-    """A U-Net that takes its condition from the field itself."""
+    """A U-Net whose condition is the mean of the field."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +40,7 @@ class FieldNetwork(nn.Module):
 
 
 class Normalised(nn.Module):
-    """A network with a buffer, and with a layer that counts what it has seen."""
+    """A network with a buffer, and with a layer that changes its buffers during training."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +84,7 @@ def plane(device, n=150):
 
 
 def subsets(n=150):
-    """Unequal in size, overlapping, in no order."""
+    """Overlapping subsets of different sizes, in random order."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randperm(n, generator=generator)[:size] for size in (150, 97, 120)]
 
@@ -95,15 +97,13 @@ NETWORKS = {
     "batch norm and buffer": Normalised,
     "frozen layer": Frozen,
     "one activation called twice": shared_activation,
-    "a layer that does more than its kind": lambda: nn.Sequential(
-        Sine(2, 9), nn.Linear(9, 1)
-    ),
+    "subclass of a linear layer": lambda: nn.Sequential(Sine(2, 9), nn.Linear(9, 1)),
     "parametrised layer": bounded_weight,
 }
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_member_is_what_it_would_be_alone(name, device):
+def test_a_member_of_a_stack_equals_a_network_trained_alone(name, device):
     x, y = plane(device)
     recipe = TrainNetwork(NETWORKS[name], training=QUICK)
     together = recipe.train_many(x, y, subsets(), [3, 4, 5])
@@ -113,8 +113,8 @@ def test_a_member_is_what_it_would_be_alone(name, device):
         assert not member.network.training
 
 
-def test_a_u_net_among_others_is_what_it_would_be_alone(device, monkeypatch):
-    # A GPU convolves float32 in 10 bits unless told not to.
+def test_a_u_net_in_a_stack_equals_a_u_net_trained_alone(device, monkeypatch):
+    # By default a GPU rounds float32 to 10 bits in convolutions.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 12, generator=generator).to(device)
@@ -125,29 +125,54 @@ def test_a_u_net_among_others_is_what_it_would_be_alone(device, monkeypatch):
         assert_close(member(x), recipe(x[rows], y[rows])(x), rtol=1e-4, atol=1e-5)
 
 
-def test_members_stop_at_their_own_times(device, caplog):
+def test_each_member_of_a_stack_stops_at_its_own_step(device):
     x, y = plane(device)
-    recipe = TrainNetwork(
-        NETWORKS["mlp"],
-        training=Training(
-            n_steps=400, batch_size=16, learning_rate=0.02, check_every=10, patience=3
-        ),
+    training = Training(
+        n_steps=400, batch_size=16, learning_rate=0.02, check_every=10, patience=3
     )
-    with caplog.at_level(logging.INFO, logger="geoq"):
-        together = recipe.train_many(x, y, subsets(), [0, 1, 2])
-        ends = [record.args[2] for record in caplog.records]
-        caplog.clear()
-        alone = [
-            recipe.with_seed(seed)(x[rows], y[rows])
-            for seed, rows in enumerate(subsets())
-        ]
-    assert ends == [record.args[2] for record in caplog.records]
-    assert len(set(ends)) > 1
-    for member, other in zip(together, alone, strict=True):
-        assert_close(member(x), other(x), rtol=1e-2, atol=1e-3)
+    pairs = Pairs(x, y, nn.functional.mse_loss)
+    rows = [[part.to(device) for part in training.hold_out(rows)] for rows in subsets()]
+
+    def network():
+        return fresh(NETWORKS["mlp"]).to(device)
+
+    def loss(net, rows):
+        return nn.functional.mse_loss(net(x[rows]), y[rows])
+
+    members = [Member(network(), *own, random_state=0) for own in rows]
+    together = train_together(members, pairs, training)
+    last_steps = []
+    for member, result, own in zip(members, together, rows, strict=True):
+        alone = network()
+        expected = train_on(alone, loss, training, *own)
+        assert result.best_step == expected.best_step
+        assert result.last_step == expected.last_step
+        assert result.first_loss == pytest.approx(expected.first_loss, rel=1e-4)
+        assert result.best_loss == pytest.approx(expected.best_loss, rel=1e-2)
+        assert_close(member.network(x), alone(x), rtol=1e-2, atol=1e-3)
+        last_steps.append(result.last_step)
+    assert len(set(last_steps)) > 1
 
 
-def test_a_member_with_fewer_rows_than_a_batch_has_its_own_batches(device):
+def test_the_results_of_members_with_different_batch_sizes_have_the_order_of_the_members():
+    x, y = plane("cpu")
+    network = NETWORKS["mlp"]
+    few, many = torch.arange(9), torch.arange(100)
+    members = [
+        Member(fresh(network), rows, held_out, random_state=0)
+        for rows, held_out in [(many, few), (few, few), (many, many)]
+    ]
+    pairs = Pairs(x, y, nn.functional.mse_loss)
+    results = train_together(members, pairs, QUICK)
+    for member, result in zip(members, results, strict=True):
+        rows = member.validation_rows
+        loss = nn.functional.mse_loss(member.network(x[rows]), y[rows])
+        assert result.best_loss == pytest.approx(float(loss.detach()), rel=1e-4)
+
+
+def test_a_member_with_fewer_rows_than_the_batch_size_equals_a_network_trained_alone(
+    device,
+):
     x, y = plane(device)
     recipe = TrainNetwork(NETWORKS["mlp"], training=QUICK)
     few = [torch.arange(9), torch.arange(100), torch.arange(50)]
@@ -155,14 +180,14 @@ def test_a_member_with_fewer_rows_than_a_batch_has_its_own_batches(device):
         assert_close(member(x), recipe(x[rows], y[rows])(x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_network_with_dropout_is_trained_alone_and_is_the_same(device):
+def test_networks_with_dropout_are_trained_one_by_one(device):
     x, y = plane(device)
     recipe = TrainNetwork(partial(NETWORKS["mlp"], dropout=0.2), training=QUICK)
     for rows, member in zip(subsets(), recipe.train_many(x, y, subsets()), strict=True):
         assert torch.equal(member(x), recipe(x[rows], y[rows])(x))
 
 
-def test_numpy_users_may_train_together(device):
+def test_networks_are_trained_together_on_numpy_arrays(device):
     x, y = plane(device)
     x, y = x.cpu().double().numpy(), y.cpu().double().numpy()
     recipe = TrainNetwork(NETWORKS["mlp"], training=QUICK)
@@ -171,7 +196,7 @@ def test_numpy_users_may_train_together(device):
     assert_close(member(x), recipe(x[rows[1]], y[rows[1]])(x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_loss_that_explodes_is_reported(device):
+def test_a_loss_of_a_stack_that_is_not_finite_raises_an_error(device):
     x, y = plane(device)
     training = Training(n_steps=100, learning_rate=1e30, check_every=10)
     recipe = TrainNetwork(NETWORKS["mlp"], training=training)
@@ -179,10 +204,10 @@ def test_a_loss_that_explodes_is_reported(device):
         recipe.train_many(x, y, subsets())
 
 
-def test_only_plain_sequences_become_batched_products():
-    assert len(chain(fresh(MLP, 2, 1, hidden=(4, 4)))) == 5
-    assert chain(fresh(FieldNetwork)) is None
-    assert chain(nn.Sequential(nn.ReLU(), nn.Dropout(0.1))) is None
+def test_only_sequences_of_linear_and_elementwise_layers_use_batched_products():
+    assert len(layer_sequence(fresh(MLP, 2, 1, hidden=(4, 4)))) == 5
+    assert layer_sequence(fresh(FieldNetwork)) is None
+    assert layer_sequence(nn.Sequential(nn.ReLU(), nn.Dropout(0.1))) is None
 
 
 def test_large_batches_or_networks_are_not_trained_together(monkeypatch):
@@ -190,17 +215,19 @@ def test_large_batches_or_networks_are_not_trained_together(monkeypatch):
     recipe = TrainNetwork(NETWORKS["mlp"], training=QUICK)
     assert isinstance(recipe, TrainTogether)
     assert recipe.n_together(x, y) > 100
-    monkeypatch.setattr(training, "STACK_NUMBERS", 16 * 3 * 4)
+    monkeypatch.setattr(recipes, "STACK_NUMBERS", 16 * 3 * 4)
     assert recipe.n_together(x, y) == 4
-    monkeypatch.setattr(training, "STACK_WEIGHTS", 1)
+    monkeypatch.setattr(recipes, "STACK_WEIGHTS", 1)
     assert recipe.n_together(x, y) == 1
 
 
-def test_an_ensemble_of_networks_is_that_of_its_members_alone(device, monkeypatch):
+def test_a_deep_ensemble_trained_together_equals_one_trained_one_by_one(
+    device, monkeypatch
+):
     x, y = plane(device)
     recipe = TrainNetwork(NETWORKS["mlp"], training=QUICK)
     together = DeepEnsemble(recipe, n_members=3).fit(x, y)
-    monkeypatch.setattr(training, "STACK_WEIGHTS", 1)
+    monkeypatch.setattr(recipes, "STACK_WEIGHTS", 1)
     alone = DeepEnsemble(recipe, n_members=3).fit(x, y)
     assert_close(
         together.predict(x).error_hat, alone.predict(x).error_hat, rtol=1e-3, atol=1e-4

@@ -1,4 +1,4 @@
-"""``python -m geoq`` is the ``geoq`` command."""
+"""Run the ``geoq`` command with ``python -m geoq``."""
 
 from geoq.cli import main
 

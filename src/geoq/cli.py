@@ -1,4 +1,4 @@
-"""The ``geoq`` command: a first look without writing a line."""
+"""The ``geoq`` command, which shows GeoQ on a small example."""
 
 import argparse
 import time
@@ -15,19 +15,25 @@ from geoq.nets.mlp import MLP
 from geoq.training.loop import Training
 from geoq.training.recipe import TrainNetwork
 
+# The surrogate is trained on this interval and queried on [0, 1].
 INTERVAL = (0.25, 0.75)
 QUERIES = (0.5, 0.8, 0.02)
 QUANTILE = 0.95
+PICTURE_FORMATS = (".png", ".pdf", ".svg", ".jpg")
 
 
 def forrester(x: np.ndarray) -> np.ndarray:
-    """The function as the paper prints it, with (6x - 1); the usual one has (6x - 2)."""
+    """The Forrester function as the paper prints it, with (6x - 1); the usual definition has (6x - 2)."""
     value: np.ndarray = (6 * x - 1) ** 2 * np.sin(12 * x - 4)
     return value
 
 
 def demo(picture: Path) -> None:
-    """Calibrate GeoQ around a small neural surrogate of the Forrester function, and show what it says."""
+    """Calibrate GeoQ for a small network that approximates the Forrester function; print and draw the bounds.
+
+    Args:
+        picture: the file of the picture.
+    """
     from geoq import plots
 
     started = time.perf_counter()
@@ -54,15 +60,14 @@ def demo(picture: Path) -> None:
         print(
             f"\nx = {x_test[row, 0]:.3f}, true error {error[row, 0]:.3g}\n{assessment.reason(int(row))}"
         )
-    _print_row(error, assessment)
+    _print_table(error, assessment)
     _draw(plots, picture, x_test, error, assessment)
     print(f"\nPicture: {picture}   ({time.perf_counter() - started:.0f} s in all)")
 
 
-def _print_row(error: np.ndarray, assessment: Assessment) -> None:
-    bound, safe = assessment.error_hat, assessment.safe
-    assert isinstance(bound, np.ndarray)
-    assert isinstance(safe, np.ndarray)
+def _print_table(error: np.ndarray, assessment: Assessment) -> None:
+    """Print the metrics over all queries and over the safe ones."""
+    bound, safe = np.asarray(assessment.error_hat), np.asarray(assessment.safe)
     print(f"\n{len(error)} test points on [0, 1]:\n")
     print("| queries | pinball | correlation | coverage | fraction |")
     print("|---|---|---|---|---|")
@@ -86,9 +91,7 @@ def _draw(
 ) -> None:
     from matplotlib.figure import Figure
 
-    bound, safe = assessment.error_hat, assessment.safe
-    assert isinstance(bound, np.ndarray)
-    assert isinstance(safe, np.ndarray)
+    bound, safe = np.asarray(assessment.error_hat), np.asarray(assessment.safe)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = plots.error_over_input(
         figure.subplots(), x[:, 0], error[:, 0], bound[:, 0], safe, INTERVAL
@@ -97,19 +100,33 @@ def _draw(
     figure.savefig(picture, dpi=150)
 
 
+def _picture(text: str) -> Path:
+    """The path of the picture; refused before any training if a picture cannot be written there."""
+    path = Path(text)
+    if path.suffix.lower() not in PICTURE_FORMATS or path.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text} is not the name of a picture; choose a file that ends in {', '.join(PICTURE_FORMATS)}."
+        )
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text}, but the folder {path.parent} does not exist; create it, or choose another path."
+        )
+    return path
+
+
 def main() -> None:
-    """Entry point of the ``geoq`` command."""
+    """Run the ``geoq`` command with the arguments of the command line."""
     parser = argparse.ArgumentParser(
         prog="geoq", description="Error bounds for trained surrogate models."
     )
     commands = parser.add_subparsers(required=True, metavar="command")
     command = commands.add_parser(
-        "demo", help="calibrate GeoQ around a small network and draw what it says"
+        "demo", help="calibrate GeoQ for a small network, print and draw its bounds"
     )
     command.add_argument(
         "--picture",
-        type=Path,
-        default=Path("demo.png"),
-        help="where to write the picture",
+        type=_picture,
+        default="demo.png",
+        help="file of the picture (default: demo.png)",
     )
     demo(parser.parse_args().picture)

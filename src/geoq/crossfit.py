@@ -326,7 +326,7 @@ class _HeldOut:
         """Errors and features of the held-out points, given the predictions of the fold surrogate."""
         with add_note_on_error(f"while evaluating the surrogate of {self.fold}"):
             error = errors_of(
-                prediction, error_functional, take(data.y, self.fold.asked)
+                prediction, error_functional, take(data.y, self.fold.evaluated_rows)
             )
         z, n_unseen = data.embedding.z, len(self.unseen)
         held_out, of_anchors, in_sample = error.to(z.device, z.dtype).tensor_split(

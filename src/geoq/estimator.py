@@ -81,7 +81,7 @@ from geoq.surrogate import (
     observe,
 )
 from geoq.training import progress
-from geoq.training.checkpoint import Checkpoint, of_array, of_folds, of_object
+from geoq.training.checkpoint import Checkpoint, array_id, folds_id, object_id
 from geoq.training.fold_surrogates import (
     FoldSurrogates,
     FreshFolds,
@@ -223,7 +223,7 @@ class GeoQ:
                 )
             data = Observations(x, y, self._embed(x), self.error_, self.metric_)
             if finished is not None:
-                finished.bind("representation", of_array(data.embedding.z))
+                finished.bind("representation", array_id(data.embedding.z))
             collects = any(
                 map(uses_neighborhood, (self.increment_model, self.safe_region))
             )
@@ -525,12 +525,12 @@ class GeoQ:
         if folder is None or is_pretrained(self.train_surrogate):
             return None
         facts = {
-            "x": of_array(x),
-            "y": of_array(y),
-            "representation": of_object(self.representation),
-            "folds": of_folds(plan),
+            "x": array_id(x),
+            "y": array_id(y),
+            "representation": object_id(self.representation),
+            "folds": folds_id(plan),
             "n_anchors": str(self.n_anchors),
-            "train_surrogate": of_object(self.train_surrogate),
+            "train_surrogate": object_id(self.train_surrogate),
         }
         return Checkpoint.open(folder, facts)
 

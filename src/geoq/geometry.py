@@ -146,7 +146,7 @@ class GeometricFeatures:
         """The features that have these parts."""
         own, rest = parts[:5], parts[5:]
         neighborhood = Neighborhood(*rest) if rest else None
-        return GeometricFeatures(*own, neighborhood=neighborhood)  # type: ignore[misc]
+        return GeometricFeatures(*own, neighborhood=neighborhood)  # type: ignore[misc, arg-type]
 
     @staticmethod
     def cat(parts: "list[GeometricFeatures]") -> "GeometricFeatures":

@@ -1,4 +1,4 @@
-"""Pictures: what geoq answers at one look, the paper's pictures, and the calibration diagnostics.
+"""Pictures of what geoq answers.
 
 ``summary``, ``fields`` and ``rollouts`` draw an assessment into a figure; the others draw arrays into axes. Lines differ in
 shade and in dash, so that the pictures read in grey as well.
@@ -11,19 +11,17 @@ from typing import Literal, SupportsIndex
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from geoq.arrays import Array, to_tensor
 from geoq.assessment import Assessment
 from geoq.increments.shapes import check_spatial
-from geoq.metrics import CoverageBin
 from geoq.rollout import RolloutAssessment
 
 try:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 except ImportError as exc:
     raise ImportError(
         'geoq.plots draws with Matplotlib; install it by pip install "geoq[plots]".'
@@ -224,192 +222,6 @@ def estimate_against_error(
     axes.set(xlabel="true error", ylabel="estimate", xscale="log", yscale="log")
     axes.set(xlim=(floor / 1.5, 1.5 * top), ylim=(floor / 1.5, 1.5 * top))
     axes.legend(frameon=False)
-    return axes
-
-
-def calibration_curve(
-    axes: Axes,
-    nominal: Float[np.ndarray, " n_levels"],
-    observed: Float[np.ndarray, " n_levels"],
-    observed_safe: Float[np.ndarray, " n_levels"],
-) -> Axes:
-    """Observed against nominal coverage over quantile levels, everywhere and inside the safe region."""
-    axes.plot([0, 1], [0, 1], color=TRUE, lw=1, ls=":", label="ideal")
-    axes.plot(
-        nominal,
-        observed,
-        color=ESTIMATE,
-        lw=1.6,
-        ls="--",
-        marker="o",
-        ms=4,
-        label="all queries",
-    )
-    axes.plot(
-        nominal,
-        observed_safe,
-        color=REFERENCE,
-        lw=1.6,
-        marker="s",
-        ms=4,
-        label="safe queries",
-    )
-    axes.set(
-        xlabel="nominal coverage",
-        ylabel="observed coverage",
-        xlim=(0, 1),
-        ylim=(0, 1.02),
-    )
-    axes.legend(frameon=False, loc="lower right")
-    return axes
-
-
-def support_scores(
-    axes: Axes, score: Float[np.ndarray, " n"], threshold: float
-) -> Axes:
-    """Support scores of the queries with the threshold up to which they count as safe."""
-    positive = score.clip(_floor(score))
-    ends = min(positive.min(), threshold) / 1.1, max(positive.max(), threshold) * 1.1
-    axes.hist(
-        positive,
-        bins=np.geomspace(*ends, 40).tolist(),
-        color=SHADE,
-        edgecolor=REFERENCE,
-        lw=0.7,
-    )
-    share = float((score <= threshold).mean())
-    axes.axvline(
-        threshold, color=ESTIMATE, lw=1.6, ls="--", label=f"threshold: {share:.0%} safe"
-    )
-    axes.set(xlabel="support score", ylabel="queries", xscale="log")
-    axes.legend(frameon=False)
-    return axes
-
-
-def coverage_by_score(axes: Axes, bins: list[CoverageBin], quantile: float) -> Axes:
-    """Coverage in bins of the support score, the best supported queries first."""
-    axes.bar(
-        range(1, len(bins) + 1),
-        [b.coverage for b in bins],
-        color=SHADE,
-        edgecolor=REFERENCE,
-        lw=0.9,
-        label="observed",
-    )
-    axes.axhline(
-        quantile, color=ESTIMATE, lw=1.6, ls="--", label=f"asked for: {quantile:g}"
-    )
-    axes.set(
-        xlabel="bin of the support score (1: best supported)",
-        ylabel="coverage",
-        ylim=(0, 1.02),
-    )
-    axes.set_xticks(range(1, len(bins) + 1))
-    axes.legend(facecolor="white", framealpha=1, loc="lower left")
-    return axes
-
-
-def error_over_distance(
-    axes: Axes,
-    distance: Float[np.ndarray, " n"],
-    error: Float[np.ndarray, " n"],
-    interpolating: Bool[np.ndarray, " n"],
-    law: tuple[Float[np.ndarray, " n_curve"], Float[np.ndarray, " n_curve"]],
-    edge: float,
-) -> Axes:
-    """Held-out errors over the distance to the data, the law fitted to them, and the edge of interpolation."""
-    for mask, color, marker, name in (
-        (interpolating, REFERENCE, "o", "held out at random"),
-        (~interpolating, ESTIMATE, "x", "held out to extrapolate"),
-    ):
-        shown = mask & (error > 0) & (distance > 0)
-        axes.scatter(
-            distance[shown],
-            error[shown],
-            s=7,
-            c=color,
-            marker=marker,
-            lw=0.6,
-            alpha=0.35,
-            label=name,
-        )
-    axes.plot(*law, color=TRUE, lw=2, label="the law")
-    axes.axvline(edge, color=TRUE, lw=1.2, ls=":", label="safe up to here")
-    axes.set(xlabel="support distance", ylabel="error", xscale="log", yscale="log")
-    axes.legend(frameon=False)
-    return axes
-
-
-def error_over_time(
-    axes: Axes,
-    error: Float[np.ndarray, " n n_steps *state"],
-    error_hat: Float[np.ndarray, " n n_steps *state"],
-    n_calibrated: int,
-) -> Axes:
-    """Errors and estimates averaged over the state, for each rollout and for their mean.
-
-    The calibration horizon is marked if it lies within the steps.
-    """
-    step = np.arange(1, error.shape[1] + 1)
-    for values, color, dashes, name in (
-        (error, TRUE, "-", "true error"),
-        (error_hat, ESTIMATE, "--", "estimate"),
-    ):
-        each = values.reshape(*values.shape[:2], -1).mean(axis=2)
-        axes.plot(step, each.T, color=color, lw=0.5, ls=dashes, alpha=0.25)
-        axes.plot(step, each.mean(axis=0), color=color, lw=1.8, ls=dashes, label=name)
-    _calibration_horizon(axes, n_calibrated, len(step))
-    axes.set(xlabel="step", ylabel="mean over the state", xlim=(1, step[-1]))
-    axes.set_ylim(0, None)
-    axes.legend(facecolor="white", framealpha=1, edgecolor="none")
-    return axes
-
-
-def space_time(
-    axes: Axes,
-    values: Float[np.ndarray, " n_steps n_points"],
-    most: float,
-    name: str,
-) -> Axes:
-    """A field on a line over time: steps upwards, darker is less; beyond ``most`` all is alike."""
-    shown = axes.imshow(
-        values,
-        origin="lower",
-        aspect="auto",
-        cmap="cividis",
-        vmin=0,
-        vmax=most,
-        extent=(0, values.shape[1], 0.5, len(values) + 0.5),
-    )
-    axes.figure.colorbar(shown, ax=axes, shrink=0.8)
-    axes.set(xlabel="coordinate", ylabel="step", title=name)
-    return axes
-
-
-def trusted_horizons(
-    axes: Axes,
-    trusted: Int[np.ndarray, " n"],
-    held: Int[np.ndarray, " n"],
-) -> Axes:
-    """Steps that each rollout was trusted for, beside those for which its error did stay within the tolerance."""
-    place = np.arange(len(trusted))
-    axes.bar(
-        place, trusted, color=SHADE, edgecolor=REFERENCE, lw=0.9, label="trusted for"
-    )
-    axes.hlines(
-        held,
-        place - 0.4,
-        place + 0.4,
-        color=TRUE,
-        lw=2.2,
-        label="error within the tolerance for",
-    )
-    axes.set(xlabel="rollout", ylabel="steps", xlim=(-0.6, len(place) - 0.4))
-    # Room above for the legend, which would hide rollouts.
-    axes.set_ylim(0, 1.3 * max(1, trusted.max(), held.max()))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
-    axes.legend(frameon=False, loc="upper left")
     return axes
 
 

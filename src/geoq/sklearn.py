@@ -97,9 +97,6 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
             groups: a label per row, for fold schemes that hold out whole groups.
             checkpoint: a folder that stores each finished fold, see ``GeoQ.fit``.
 
-        Returns:
-            The regressor itself.
-
         Raises:
             ValueError: the data or a setting is unusable. These checks come before any training.
         """

@@ -147,7 +147,8 @@ class _Cloud:
     def by_distance(self, t: np.ndarray) -> np.ndarray:
         k = min(N_NEAREST, self.tree.n)
         distances: np.ndarray = self.tree.query(t, k)[0].reshape(len(t), k)
-        return np.mean(distances, axis=1)
+        mean: np.ndarray = distances.mean(axis=1)
+        return mean
 
     def by_input(self, t: np.ndarray) -> np.ndarray:
         """One column per input."""

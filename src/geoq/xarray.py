@@ -1,8 +1,9 @@
-"""The xarray interface of GeoQ: labelled fields in, labelled bounds out, also for chunked fields larger than memory."""
+"""The xarray interface of GeoQ: labelled bounds for labelled fields, which can be larger than memory if they are chunked."""
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -26,10 +27,10 @@ except ImportError as exc:
     ) from exc
 
 Labelled: TypeAlias = xr.DataArray | xr.Dataset
-# Type and dimensions besides the samples of each variable of an answer.
+# The variables of an answer: for each its type, and its dimensions other than the samples.
 Parts: TypeAlias = dict[str, tuple[np.dtype[Any], dict[Hashable, int]]]
 
-# Names of the variables of an answer on the axes of a plot.
+# The variables of an answer as xarray writes them on the axes of a plot.
 _LONG_NAMES = {
     "prediction": "prediction",
     "error_hat": "error bound",
@@ -44,20 +45,39 @@ _LONG_NAMES = {
     "observed_error": "mean observed error of the anchor",
 }
 _ERRORS = ("error_hat", "anchor_error", "increment", "observed_error", "expected_error")
-# Kinds of NumPy types that JSON can hold: booleans, numbers, strings, times and time differences.
+# Kinds of NumPy types that a file can store: booleans, numbers, strings, times and time differences.
 _STORABLE_KINDS = "biufUmM"
 
 
 @dataclass(eq=False)
 class XarrayGeoQ:
-    """GeoQ for labelled arrays: coordinates are checked on input and restored on output.
+    """GeoQ for labelled arrays: it checks the coordinates of the inputs and puts coordinates on the answers.
 
     The callables of the wrapped GeoQ receive plain NumPy arrays: samples first, then the other dimensions in the order in
     which ``fit`` received them. The variables of a Dataset are stacked along a dimension ``variable`` after the samples.
 
+    Queries that are chunked along the samples give lazy answers, which Dask computes chunk by chunk. Chunks along other
+    dimensions are joined.
+
     Attributes:
-        geoq: the settings of the calibration; ``fit`` calibrates a copy, ``geoq_``.
-        sample_dim: the dimension of the samples, at any position among the dimensions.
+        geoq: the settings of the calibration; ``fit`` does not change it.
+        sample_dim: the name of the dimension of the samples, which can be any dimension of the data.
+        geoq_: the calibrated copy of ``geoq``.
+        labels_: the labels of the calibration samples.
+        x_, y_: the data of ``fit`` without samples: their dimensions, coordinates and attributes.
+
+    Example:
+        >>> import numpy as np, xarray as xr
+        >>> from geoq import GeoQ, RandomFolds
+        >>> from geoq.xarray import XarrayGeoQ
+        >>> grid = {"time": np.arange(60), "lon": [0.0, 90.0, 180.0, 270.0]}
+        >>> x = xr.DataArray(np.random.default_rng(0).normal(size=(60, 4)), grid)
+        >>> def train(x, y):
+        ...     weights = np.linalg.lstsq(x, y)[0]
+        ...     return lambda x: x @ weights
+        >>> geoq = XarrayGeoQ(GeoQ(None, train, folds=RandomFolds(5)), "time")
+        >>> geoq.fit(x, x**2).bound(x.isel(time=[0, 1])).sizes
+        Frozen({'time': 2, 'lon': 4})
     """
 
     geoq: GeoQ
@@ -74,13 +94,14 @@ class XarrayGeoQ:
         """Calibrate on pairs of inputs and reference outputs, which must be in memory.
 
         Args:
-            x: inputs; their grid may be another one than that of y.
+            x: inputs, which can have other dimensions than y.
             y: reference outputs, for the same samples in the same order.
             groups: a label per sample, for fold schemes that hold out whole groups.
-            checkpoint: a folder that keeps each finished fold.
+            checkpoint: a folder that stores each finished fold, see ``GeoQ.fit``.
 
         Raises:
-            ValueError: the samples do not match, or anything that GeoQ refuses; said before any training starts.
+            ValueError: the samples of x and y differ, or the data or a setting is unusable. These checks come before any
+                training.
         """
         x, y = self._pairs(x, y)
         self.geoq_ = copy.copy(self.geoq).fit(
@@ -96,80 +117,96 @@ class XarrayGeoQ:
     def conformalize(
         self, x: Labelled, y: Labelled, *, guarantee: Guarantee = POINTWISE
     ) -> "XarrayGeoQ":
-        """``GeoQ.conformalize`` on pairs set aside, which must be in memory and on the grids of ``fit``."""
+        """Scale the bound so that it holds on pairs that ``fit`` has not seen, see ``GeoQ.conformalize``.
+
+        The pairs must be in memory, and their coordinates must be the coordinates of the data of ``fit``.
+        """
         x, y = self._pairs(self._queries(x), self._on_grid(y, self.y_, "y"))
         self.geoq_.conformalize(x.values, y.values, guarantee=guarantee)
         return self
 
     def _pairs(self, x: Labelled, y: Labelled) -> tuple[xr.DataArray, xr.DataArray]:
-        """Both with their samples first, if these match and are in memory."""
+        """Inputs and outputs with their samples first; refused unless the samples match and are in memory."""
         x, y = self._samples_first(x, "x"), self._samples_first(y, "y")
         for name, array in (("x", x), ("y", y)):
             if array.chunks is not None:
                 raise ValueError(
-                    f"{name} is chunked, but calibration needs all pairs in memory; pass {name}.compute(), "
-                    "of fewer samples if they do not fit."
+                    f"{name} is chunked, but the calibration needs all pairs in memory; pass {name}.compute(), or fewer "
+                    "samples if the memory is too small."
                 )
         dim = self.sample_dim
         if not x.get_index(dim).equals(y.get_index(dim)):
             raise ValueError(
                 f"x and y differ along {dim!r}: {_span(x, dim)} and {_span(y, dim)}; "
-                f"bring them to the same samples first, for example by y.sel({dim}=x.{dim})."
+                f"select the same samples in the same order, for example with y.sel({dim}=x.{dim})."
             )
         return x, y
 
     def assess(self, x: Labelled) -> xr.Dataset:
-        """Prediction, error bound, safe flag and their parts at each sample.
+        """Return the prediction, the error bound, the safe flag and their parts at each sample.
 
-        Fields have the dimensions and coordinates of y. ``anchors`` names samples of the calibration by their labels.
-        The displacement is left out; ``geoq.assess`` has it. Chunked samples give a lazy answer that is computed chunk
-        by chunk; chunks along other dimensions are joined.
+        Args:
+            x: queries with the coordinates of the inputs of ``fit``; the dimensions can be in any order.
+
+        Returns:
+            The parts of ``Assessment`` without the displacement. Fields have the dimensions and coordinates of y, and
+            ``anchors`` contains the labels of calibration samples.
 
         Raises:
-            ValueError: x lies on another grid than the data of ``fit``.
+            ValueError: x has other dimensions or coordinates than the inputs of ``fit``.
         """
-        x = self._queries(x)
-        return self._asked(x, self._parts(), self._answer)
+        return self._apply(self._assess, self._queries(x), self._parts())
 
     def bound(self, x: Labelled) -> xr.DataArray:
-        """The error bound, ``assess(x).error_hat``."""
+        """Return the error bound, ``assess(x).error_hat``."""
         return self.assess(x)["error_hat"]
 
-    def bounds(self, x: Labelled, levels: Sequence[float]) -> xr.DataArray:
-        """Error bounds at several quantile levels along a new dimension ``level``, see ``GeoQ.bounds``."""
+    def bounds(
+        self, x: Labelled, levels: Sequence[float], *, dim: str = "level"
+    ) -> xr.DataArray:
+        """Return error bounds at several quantile levels along a new dimension, see ``GeoQ.bounds``.
+
+        Args:
+            x: queries, as in ``assess``.
+            levels: quantile levels, for example ``(0.5, 0.9)``.
+            dim: the name of the new dimension.
+
+        Raises:
+            ValueError: a level is not between 0 and 1, or y or the samples already have a coordinate named ``dim``.
+        """
         x = self._queries(x)
-        given = [float(level) for level in levels]
-        # Unusable levels are refused now, not when a lazy answer is computed.
-        self.geoq_.bounds(self.geoq_.probes_[:1], given)
-        real, dims = self._parts()["error_hat"]
-        parts: Parts = {"error_hat": (real, {**dims, "level": len(given)})}
-
-        def answer(x: np.ndarray) -> np.ndarray:
-            bounds = self.geoq_.bounds(x, given)
-            return np.stack([np.asarray(bounds[level]) for level in given], axis=-1)
-
-        return self._asked(x, parts, answer)["error_hat"].assign_coords(level=given)
+        # Computed here, so that unusable levels are refused before a lazy answer is computed.
+        given = [*self.geoq_.bounds(self.geoq_.probes_[:1], levels)]
+        dtype, dims = self._parts()["error_hat"]
+        parts: Parts = {"error_hat": (dtype, {**dims, dim: len(given)})}
+        if dim in {*dims, *self.y_.coords, *self._sample_coords(x)}:
+            raise ValueError(
+                f"dim={dim!r}, but the answer already has a coordinate of this name; choose another name, for example "
+                "dim='quantile_level'."
+            )
+        answer = self._apply(partial(self._bounds, given), x, parts)
+        return answer["error_hat"].assign_coords({dim: given})
 
     def expected_error(self, x: Labelled) -> xr.DataArray:
-        """The expected error, for increment models that estimate it; labelled and lazy as in ``assess``."""
+        """Return the expected error, see ``GeoQ.expected_error``; labelled and lazy as in ``assess``."""
         x = self._queries(x)
-        # Other models are refused now, not when a lazy answer is computed.
+        # Computed here, so that other increment models are refused before a lazy answer is computed.
         self.geoq_.expected_error(self.geoq_.probes_[:1])
         parts = {"expected_error": self._parts()["error_hat"]}
-        return self._asked(x, parts, self._expected)["expected_error"]
+        return self._apply(self._expected, x, parts)["expected_error"]
 
-    def _asked(
-        self, x: xr.DataArray, parts: Parts, answer: Callable[[np.ndarray], Any]
+    def _apply(
+        self, function: Callable[[Any], Any], x: xr.DataArray, parts: Parts
     ) -> xr.Dataset:
-        """What ``answer`` says of blocks of samples, labelled; lazily if the samples are chunked."""
+        """Apply a function to blocks of samples and label its answers; lazy if the samples are chunked."""
         grid = x.dims[1:]
         sizes = {dim: n for _, dims in parts.values() for dim, n in dims.items()}
-        # Variables, because the coordinates of x are not those of the answer.
+        # A variable has no coordinates. The coordinates of x are not the coordinates of the answer.
         queries = x.variable
         if x.chunks is not None:
             queries = queries.chunk(dict.fromkeys(grid, -1))
         answers = xr.apply_ufunc(
-            answer,
+            function,
             queries,
             input_core_dims=[grid],
             output_core_dims=[[*dims] for _, dims in parts.values()],
@@ -182,28 +219,32 @@ class XarrayGeoQ:
         return self._labelled(dict(zip(parts, variables, strict=True)), x)
 
     def reason(self, x: Labelled, label: Any) -> str:
-        """Explain the bound and the flag of the sample with this label in words and numbers."""
-        x = self._queries(x)
-        query = x.sel({self.sample_dim: label})
+        """Explain the bound and the flag of one sample in words and numbers.
+
+        Args:
+            x: queries, as in ``assess``.
+            label: the label of the sample along ``sample_dim``.
+        """
+        query = self._queries(x).sel({self.sample_dim: label})
         if self.sample_dim in query.dims:
+            n = query.sizes[self.sample_dim]
             raise ValueError(
-                f"{self.sample_dim}={label!r} is the label of {query.sizes[self.sample_dim]} samples; choose a unique label."
+                f"{self.sample_dim}={label!r} selects {n} samples; choose a label that selects one."
             )
-        labels = xr.Variable(self.sample_dim, self.labels_).to_index()
+        labels = [*xr.Variable(self.sample_dim, self.labels_).to_index()]
         return self.geoq_.assess(query.values[None]).reason(
             0, name=f"{self.sample_dim} {label}", labels=labels
         )
 
     def save(self, path: str | Path) -> None:
-        """Write GeoQ's file and, in it, the coordinates; ``GeoQ.load`` reads it as well."""
-        check_fitted(self, "x_")
+        """Write the calibration and the coordinates to one file, see ``GeoQ.save``; ``GeoQ.load`` reads it as well."""
+        check_fitted(self, "geoq_")
         numbers, arrays = files.state(self.geoq_)
-        labels = xr.DataArray(self.labels_, name=self.sample_dim)
         own = {
             "sample_dim": self.sample_dim,
             "x": _described(self.x_),
             "y": _described(self.y_),
-            "labels": _listed(labels),
+            "labels": _listed(xr.DataArray(self.labels_, name=self.sample_dim)),
         }
         archive.write(path, numbers | {"xarray": own}, arrays)
 
@@ -227,11 +268,11 @@ class XarrayGeoQ:
         increment_model: IncrementModel | None = None,
         error_functional: ErrorFunctional | None = None,
     ) -> "XarrayGeoQ":
-        """Read a calibrated estimator; the arguments are those of ``GeoQ.load``."""
+        """Read a calibrated estimator; the arguments are the arguments of ``GeoQ.load``."""
         numbers, _ = archive.read(path)
         if "xarray" not in numbers:
             raise ValueError(
-                f"{path} holds no coordinates; load it with the class that saved it."
+                f"{path} was not saved by an XarrayGeoQ; load it with the class that saved it."
             )
         geoq = GeoQ.load(
             path,
@@ -242,13 +283,13 @@ class XarrayGeoQ:
         )
         own = numbers["xarray"]
         estimator = cls(geoq, own["sample_dim"])
-        estimator.geoq_ = geoq
+        estimator.geoq_ = copy.copy(geoq)
         estimator.x_, estimator.y_ = _template(own["x"]), _template(own["y"])
         estimator.labels_ = _array(own["labels"])
         return estimator
 
     def __dask_tokenize__(self) -> str:
-        # Dask would otherwise pickle the whole calibration only to give its tasks a name.
+        # Otherwise Dask would pickle the whole calibration to name its tasks.
         return uuid4().hex
 
     def _samples_first(self, array: Labelled, name: str) -> xr.DataArray:
@@ -260,8 +301,8 @@ class XarrayGeoQ:
             )
         if self.sample_dim not in array.dims:
             raise ValueError(
-                f"{name} has dimensions {array.dims}, but samples should lie along {self.sample_dim!r}; "
-                f"a single sample needs it too, for example by {name}.expand_dims({self.sample_dim!r})."
+                f"{name} has dimensions {array.dims}, but the dimension of the samples is {self.sample_dim!r}; "
+                f"add it to a single sample with {name}.expand_dims({self.sample_dim!r})."
             )
         return array.transpose(self.sample_dim, ...)
 
@@ -272,30 +313,34 @@ class XarrayGeoQ:
         return array.isel({self.sample_dim: slice(0)}).drop_vars(own).copy()
 
     def _queries(self, x: Labelled) -> xr.DataArray:
-        """Queries in the order of dimensions that the surrogate knows, refused unless they lie on its grid."""
-        check_fitted(self, "x_")
+        """Queries with their dimensions in the order of ``fit``."""
+        check_fitted(self, "geoq_")
         return self._on_grid(x, self.x_, "x")
 
-    def _on_grid(self, array: Labelled, known: xr.DataArray, name: str) -> xr.DataArray:
+    def _on_grid(
+        self, array: Labelled, fitted: xr.DataArray, name: str
+    ) -> xr.DataArray:
+        """The array with its dimensions in the order of ``fit``; refused unless its coordinates are the same."""
         array = self._samples_first(array, name)
-        if set(array.dims) != set(known.dims):
+        if set(array.dims) != set(fitted.dims):
             raise ValueError(
-                f"{name} has dimensions {array.dims}, but those of fit were {known.dims}; pass {name} with the same ones."
+                f"{name} has dimensions {array.dims}, but {name} had dimensions {fitted.dims} in fit; "
+                f"pass {name} with these dimensions."
             )
-        for dim in known.dims[1:]:
-            if not array.get_index(dim).equals(known.get_index(dim)):
+        for dim in fitted.dims[1:]:
+            if not array.get_index(dim).equals(fitted.get_index(dim)):
                 raise ValueError(
-                    f"{name} has another grid along {dim!r} than the data of fit: {_span(array, dim)} instead of "
-                    f"{_span(known, dim)}; sort, select or interpolate it to that grid first."
+                    f"{name} has {_span(array, dim)} along {dim!r}, but {name} had {_span(fitted, dim)} in fit; sort, select "
+                    "or interpolate it to these coordinates."
                 )
-        return array.transpose(*known.dims)
+        return array.transpose(*fitted.dims)
 
     def _parts(self) -> Parts:
-        """Type and dimensions besides the samples of each variable of an answer."""
+        """The variables of an assessment."""
         real = np.dtype(str(self.geoq_.error_.dtype).removeprefix("torch."))
         output = dict(zip(self.y_.dims[1:], self.y_.shape[1:], strict=True))
         shape = self.geoq_.error_.shape[1:]
-        # An error functional may make another shape of it: one number for the field, say.
+        # Some error functionals return another shape than y, for example one number per field.
         error: dict[Hashable, int] = (
             output
             if tuple(shape) == self.y_.shape[1:]
@@ -315,13 +360,8 @@ class XarrayGeoQ:
             "observed_error": (real, anchors),
         }
 
-    def _expected(self, x: np.ndarray) -> np.ndarray:
-        expected = self.geoq_.expected_error(x)
-        assert isinstance(expected, np.ndarray)
-        return expected
-
-    def _answer(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The variables of an answer to a block of samples, in the order of ``_parts``."""
+    def _assess(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The variables of ``_parts`` for a block of samples."""
         assessment = self.geoq_.assess(x)
         answers: dict[str, Any] = vars(assessment) | {
             "support_distance": assessment.features.support_distance,
@@ -329,23 +369,34 @@ class XarrayGeoQ:
         }
         return tuple(answers[name] for name in self._parts())
 
+    def _bounds(self, levels: list[float], x: np.ndarray) -> np.ndarray:
+        """The bounds of a block of samples, with the levels along the last axis."""
+        bounds = self.geoq_.bounds(x, levels)
+        return np.stack([np.asarray(bounds[level]) for level in levels], axis=-1)
+
+    def _expected(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray(self.geoq_.expected_error(x))
+
+    def _sample_coords(self, x: xr.DataArray) -> xr.Coordinates:
+        """The coordinates of the samples, such as their dates."""
+        others = [n for n, c in x.coords.items() if c.dims != (self.sample_dim,)]
+        return x.isel(dict.fromkeys(x.dims[1:], 0)).drop_vars(others).coords
+
     def _labelled(
         self, variables: dict[str, xr.Variable], x: xr.DataArray
     ) -> xr.Dataset:
-        """The answer with the coordinates of y, the samples' own ones from x, and attributes."""
+        """The answer with the coordinates of y, the coordinates of the samples, and attributes."""
         units = {key: of for key, of in self.y_.attrs.items() if key == "units"}
         own = {"prediction": self.y_.attrs}
         if self.geoq_.error_functional in (absolute_error, norm_error):
             own |= dict.fromkeys(_ERRORS, units)
         for name, variable in variables.items():
             variable.attrs = {"long_name": _LONG_NAMES[name]} | own.get(name, {})
-        others = [n for n, c in x.coords.items() if c.dims != (self.sample_dim,)]
-        one_cell = x.isel(dict.fromkeys(x.dims[1:], 0))
         region, calibration = self.geoq_.safe_region_, self.geoq_.calibration_
         return (
             xr.Dataset(variables)
             .assign_coords(self.y_.coords)
-            .assign_coords(one_cell.drop_vars(others).coords)
+            .assign_coords(self._sample_coords(x))
             .assign_attrs(
                 threshold=region.threshold,
                 safe=region.meaning[0],
@@ -357,13 +408,14 @@ class XarrayGeoQ:
 
 
 def _span(array: xr.DataArray, dim: Hashable) -> str:
+    """The number of labels along a dimension, the first and the last one, for messages."""
     labels = array.get_index(dim)
     ends = f" from {labels[0]} to {labels[-1]}" if len(labels) else ""
-    return f"{len(labels)} {'labels' if dim in array.coords else 'places'}{ends}"
+    return f"{len(labels)} {'labels' if dim in array.coords else 'positions'}{ends}"
 
 
 def _described(template: xr.DataArray) -> dict[str, Any]:
-    """A template in the form of JSON."""
+    """An array without samples in the form of JSON."""
     described = template.to_dict(data=False)
     for name, coordinate in described["coords"].items():
         coordinate |= _listed(template[name])
@@ -371,12 +423,13 @@ def _described(template: xr.DataArray) -> dict[str, Any]:
 
 
 def _listed(coordinate: xr.DataArray) -> dict[str, Any]:
+    """The values of a coordinate in the form of JSON."""
     values = coordinate.values
     strings = all(isinstance(value, str) for value in values.flat)
     if values.dtype.kind not in _STORABLE_KINDS and not strings:
         raise ValueError(
-            f"coordinate {coordinate.name!r} holds {values.dtype}, but files hold numbers, strings and times; "
-            "drop or convert it before fit."
+            f"coordinate {coordinate.name!r} has dtype {values.dtype}, but a file stores only numbers, strings and times; drop or "
+            "convert it before fit."
         )
     whole = values.astype(np.int64) if values.dtype.kind in "mM" else values
     return {"dtype": str(values.dtype), "data": whole.tolist()}
@@ -387,15 +440,11 @@ def _array(described: dict[str, Any]) -> np.ndarray:
 
 
 def _template(described: dict[str, Any]) -> xr.DataArray:
+    """The inverse of ``_described``."""
     coordinates = {
         name: (tuple(c["dims"]), _array(c), c["attrs"])
         for name, c in described["coords"].items()
     }
     empty = np.empty(described["shape"], dtype=described["dtype"])
-    return xr.DataArray(
-        empty,
-        coordinates,
-        tuple(described["dims"]),
-        described["name"],
-        described["attrs"],
-    )
+    dims, name, attributes = (described[part] for part in ("dims", "name", "attrs"))
+    return xr.DataArray(empty, coordinates, tuple(dims), name, attributes)

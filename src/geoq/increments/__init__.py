@@ -1,8 +1,8 @@
-"""Increment models: upper conditional quantiles of the error that the anchors do not explain (line 12).
+"""Increment models: upper conditional quantiles of the part of the error that the anchors do not explain (line 12).
 
-This package holds the contract of an increment model (``protocol.py``), the models of the paper, the defaults for tables and for
-fields, the model for errors of two values, and the parts that they are made of: scales, references, learned factors, and
-the networks that see fields.
+``protocol.py`` defines what an increment model is. ``NormScaledIncrement`` and ``FieldIncrement`` are the models of the paper;
+``PowerLawIncrement`` and ``FieldScaleIncrement`` are the defaults for tables and for fields; ``IndicatorIncrement`` is for errors
+that take two values. The other modules contain their parts: scales, references, priors, learned factors and networks.
 """
 
 from geoq.increments.boosted_factor import BoostedFactor

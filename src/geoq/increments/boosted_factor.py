@@ -1,9 +1,9 @@
-r"""A learned factor on a bound: boosted trees that know where the query and its prediction sit.
+r"""A learned factor on a bound: boosted trees that see the inputs of the query and its prediction.
 
 .. math:: \widehat E_j(x) = b_j(x) \, f(\nu(x), \log \Delta d(x), \widehat F_j(x), \log(\overline E_j(x) / b_j(x)))
 
-Geometry says how far a query is, not where it is. The factor starts at 1, is learned by quantile regression of e / b, and
-stays only if it wins on points that it was not learned from.
+The geometry contains the distance of a query to the data, but not its location. The factor is learned by quantile regression of
+e / b. It is used only if it lowers the loss on points that it was not learned from.
 """
 
 import math
@@ -21,9 +21,9 @@ from geoq.geometry import GeometricFeatures
 from geoq.increments.factor import BoundOf, Learned, subsample
 from geoq.quantiles import pinball_loss
 
-# Trees of scalar errors see the inputs if there are at most this many; the coordinates of a vector share their trees.
+# Trees of scalar errors see the inputs if there are at most this many. The coordinates of a vector have common trees.
 MAX_INPUTS = 64
-# Every value costs a walk down every tree, so no trees are grown for errors of more coordinates.
+# The trees are evaluated once per value, so there is no factor for errors with more coordinates.
 MAX_COORDINATES = 256
 
 
@@ -34,7 +34,7 @@ class BoostedFactor:
     Attributes:
         n_trees: numbers of trees to choose from, on held-out points.
         n_leaves: leaves per tree.
-        learning_rate: share of each tree's answer that is used.
+        learning_rate: fraction of the output of each tree that is used.
         n_splits: number of parts of the points; each part is held out once.
     """
 
@@ -46,23 +46,23 @@ class BoostedFactor:
     def fit(
         self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float
     ) -> Learned:
-        """Learn e / bound, tuples weighted by family and bound, so that the loss is that of the error itself."""
+        """Learn e / bound; the weights contain the bound, so that the loss is the pinball loss of the error."""
         if calibration.error[0].numel() > MAX_COORDINATES:
             return Learned.nothing(calibration)
         calibration = subsample(calibration)
         bound = bound_of(calibration.features).cpu()
-        # By unit, not by fold: a point is held out by several folds, and its error must not be seen from any of them.
-        units, unit = calibration.group.cpu().unique(return_inverse=True)
-        order = torch.randperm(len(units), generator=torch.Generator().manual_seed(0))
-        group = (order % self.n_splits)[unit]
-        if len(group.unique()) < 2 or not (bound > 0).all():
+        # The parts consist of groups, not of folds: several folds can hold out the same point.
+        groups, group = calibration.group.cpu().unique(return_inverse=True)
+        order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
+        part = (order % self.n_splits)[group]
+        if len(part.unique()) < 2 or not (bound > 0).all():
             return Learned.nothing(calibration)
         table = columns(calibration.features, bound).numpy()
         error = calibration.error.reshape(len(bound), -1).to(bound)
         ratio = (error / bound).reshape(-1).numpy()
         importance = (calibration.weight.to(bound)[:, None] * bound).reshape(-1)
         weight = (importance / importance.mean()).numpy()
-        group_of_value = np.repeat(group.numpy(), bound.shape[1])
+        group_of_value = np.repeat(part.numpy(), bound.shape[1])
         with few_threads(table.size):
             n_best, held_out = self._held_out(
                 table, ratio, weight, group_of_value, quantile
@@ -81,7 +81,7 @@ class BoostedFactor:
         group: np.ndarray,
         quantile: float,
     ) -> tuple[int | None, np.ndarray]:
-        """The best number of trees, None if no trees are as good, and the factor of each value from other groups."""
+        """The best number of trees, or None if no factor is as good, and the factors learned from other groups."""
         held_out = {n: np.ones(len(ratio)) for n in self.n_trees}
         for left_out in np.unique(group):
             train, test = group != left_out, group == left_out
@@ -95,7 +95,7 @@ class BoostedFactor:
         return n_best, held_out[n_best or self.n_trees[0]]
 
     def _model(self, n_trees: int, quantile: float) -> Any:
-        # Here, because importing scikit-learn takes long.
+        # Imported here, because the import of scikit-learn is slow.
         from sklearn.ensemble import HistGradientBoostingRegressor
 
         return HistGradientBoostingRegressor(
@@ -117,7 +117,7 @@ class BoostedFactor:
         group: np.ndarray,
         quantile: float,
     ) -> int | None:
-        """The number of trees with the least held-out loss, if it beats no trees by more than the groups' spread."""
+        """The number of trees with the smallest held-out loss, if the gain exceeds its standard error over the groups."""
 
         def losses(factor: np.ndarray) -> np.ndarray:
             loss = pinball_loss(
@@ -137,7 +137,7 @@ class BoostedFactor:
 def columns(
     features: GeometricFeatures, bound: Float[Tensor, " n n_coordinates"]
 ) -> Float[Tensor, " n_values n_columns"]:
-    """What the trees see of each value: one row per query and coordinate."""
+    """The columns that the trees see, one row per query and coordinate."""
     n, n_coordinates = bound.shape
     anchor = (features.anchor_error.reshape(n, -1).to(bound) / bound + 1e-3).log()
     distance = features.support_distance.to(bound).clamp(min=1e-300).log()[:, None]
@@ -161,12 +161,8 @@ def columns(
     return torch.stack([part.reshape(-1) for part in parts], dim=1)
 
 
-# Nodes that are looked at in one step, few enough for the cache.
-TREE_NUMBERS = 2**16
-# So many times more on a GPU, which has no cache to stay in and waits for every launch.
-TREES_ON_GPU = 64
-
-
+# This many nodes are visited in one step, so that they fit into the cache; a GPU visits more by this factor.
+TREE_NUMBERS, TREES_ON_GPU = 2**16, 64
 TREE_ARRAYS = ("feature", "threshold", "child", "value")
 
 
@@ -185,7 +181,7 @@ class Trees:
 
     @staticmethod
     def of(model: Any) -> "Trees":
-        """The trees that scikit-learn has grown."""
+        """The trees of a fitted ``HistGradientBoostingRegressor``; this reads private attributes of scikit-learn."""
         grown = [predictor.nodes for (predictor,) in model._predictors]
         most = max(len(nodes) for nodes in grown)
         feature, threshold, value = (np.zeros((len(grown), most)) for _ in range(3))
@@ -218,7 +214,7 @@ class Trees:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Settings and arrays, for a file."""
-        arrays = {name: getattr(self, name) for name in TREE_ARRAYS}
+        arrays = {name: vars(self)[name] for name in TREE_ARRAYS}
         return {"start": self.start}, arrays
 
     @staticmethod
@@ -228,7 +224,7 @@ class Trees:
 
     def __call__(self, rows: Float[Tensor, " n n_columns"]) -> Float[Tensor, " n"]:
         n_trees, n_nodes = self.value.shape
-        # All trees in one row of nodes, so that a step down is three look-ups.
+        # The nodes of all trees are stored in one row, so that a step takes three look-ups.
         root = torch.arange(n_trees) * n_nodes
         child = (self.child + root[:, None]).permute(1, 2, 0).reshape(-1)
         root, child, feature, threshold, value = (
@@ -239,7 +235,7 @@ class Trees:
         answers = []
         for part in rows.split(max(1, most // n_trees)):
             node = root.repeat(len(part))
-            # No tree is deeper than its inner nodes are many.
+            # The depth of a tree is at most the number of its inner nodes.
             for _ in range(n_nodes // 2):
                 column = feature.index_select(0, node).view(len(part), n_trees)
                 right = part.gather(1, column).view(-1) > threshold.index_select(

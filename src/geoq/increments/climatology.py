@@ -1,4 +1,4 @@
-"""Natural variation of the outputs: how far a predicted value lies from the values in the data."""
+"""References: a natural scale of the error at each prediction, such as the distance to the values in the data."""
 
 import math
 from dataclasses import dataclass
@@ -14,36 +14,49 @@ from geoq.geometry import GeometricFeatures
 from geoq.increments.shapes import Shapes
 from geoq.quantiles import check_quantile, rank
 
-# Order statistics kept per coordinate, and points at which the table is computed; between them it is interpolated.
+# At most this many order statistics are used per coordinate, and the table has this many points per coordinate.
 N_ORDERED, N_PLACES = 2048, 256
 
 
 @runtime_checkable
 class FittedReference(Protocol):
-    """From flattened predictions to how far each output may naturally be off there; nonnegative, of the same shape."""
+    """A fitted reference: the natural scale of the error of each output at given predictions."""
 
-    def __call__(self, prediction: Tensor, /) -> Tensor: ...
+    def __call__(self, prediction: Tensor, /) -> Tensor:
+        """Nonnegative scales of the same shape as the predictions, which have one flat row per query."""
+        ...
 
 
 @runtime_checkable
 class Reference(Protocol):
-    """How a natural scale of the errors is found from the reference outputs; ``Climatology()`` is one."""
+    """How a natural scale of the errors is found from the reference outputs, such as ``Climatology()``."""
 
-    def fit(self, outputs: Tensor, quantile: float, /) -> FittedReference: ...
+    def fit(self, outputs: Tensor, quantile: float, /) -> FittedReference:
+        """Fit the reference to the outputs of all calibration points, at the quantile level of the increment model."""
+        ...
 
 
 @dataclass(frozen=True)
 class Climatology:
-    """The natural scale of a chaotic system: the distance of a value to the values in the data.
+    """The natural scale of a chaotic system: the upper quantile of the distance of a value to the values in the data.
 
-    Pass it as ``reference=Climatology()``; it is fitted to the reference outputs with the quantile level of the increment
-    model. The error of a forecast that has lost all information about its initial state has this size.
+    The error of a forecast that has lost all information about its initial state has this size.
+
+    Example:
+        >>> from geoq import PowerLawIncrement
+        >>> from geoq.increments import Climatology
+        >>> increment = PowerLawIncrement(reference=Climatology())
     """
 
     def fit(
         self, outputs: Float[Tensor, " n *output"], quantile: float
     ) -> "FittedClimatology":
-        """Tabulate the quantiles of the outputs, one sample per row."""
+        """Tabulate the quantiles of the distances.
+
+        Args:
+            outputs: reference outputs, one row per point.
+            quantile: quantile level of the distances.
+        """
         check_quantile(quantile, "quantile")
         values = outputs.reshape(len(outputs), -1)
         places = torch.linspace(
@@ -59,13 +72,18 @@ class Climatology:
 
 @dataclass(frozen=True)
 class FittedClimatology:
-    r"""Upper quantile of the distance of a value to the values in the data, for each coordinate.
+    r"""The upper quantile of the distance of a value to the values in the data, for each coordinate.
 
     .. math:: C_j(v) = \widehat Q_\tau(\{|v - u_{ij}|\}_i)
 
     Among n sorted values, any m = ceil(tau n) consecutive ones lie in an interval with centre c_i and half width h_i, so
     C(v) = min_i(|v - c_i| + h_i). C is tabulated between the smallest and the largest value of each coordinate. Outside
     this range it grows with slope 1.
+
+    Attributes:
+        low: the smallest value of each coordinate.
+        high: the largest value of each coordinate.
+        table: C at equidistant values between ``low`` and ``high``.
     """
 
     low: Float[Tensor, " n_coordinates"]
@@ -89,7 +107,7 @@ class FittedClimatology:
 
 
 def _ordered(values: Float[Tensor, " n"]) -> Float[Tensor, " m"]:
-    """Sorted values, thinned evenly to at most ``N_ORDERED`` order statistics."""
+    """The sorted values, or ``N_ORDERED`` evenly spaced order statistics if there are more."""
     ordered = values.sort().values
     if len(ordered) <= N_ORDERED:
         return ordered
@@ -100,6 +118,7 @@ def _ordered(values: Float[Tensor, " n"]) -> Float[Tensor, " m"]:
 def _distances(
     ordered: Float[Tensor, " m"], places: Float[Tensor, " p"], quantile: float
 ) -> Float[Tensor, " p"]:
+    """C at the given places: min over i of |v - c_i| + h_i."""
     n_inside = rank(len(ordered), quantile)
     left, right = ordered[: len(ordered) - n_inside + 1], ordered[n_inside - 1 :]
     centre, half_width = (left + right) / 2, (right - left) / 2
@@ -109,7 +128,7 @@ def _distances(
 def fit_reference(
     reference: Reference | None, calibration: CalibrationSet, quantile: float
 ) -> FittedReference | None:
-    """Fit the reference to the outputs of the calibration points; None stays None."""
+    """Fit a reference to the reference outputs of the calibration points; None stays None."""
     if reference is None:
         return None
     if isinstance(reference, type) or not isinstance(reference, Reference):
@@ -121,7 +140,7 @@ def fit_reference(
 
 
 def check_reference_shapes(reference: Reference | None, shapes: Shapes) -> None:
-    """Refuse a reference if the errors are not elementwise: it has one scale per output."""
+    """Refuse a reference for errors that are not elementwise, because it has one scale per output."""
     if reference is not None and math.prod(shapes.outputs) != math.prod(shapes.error):
         raise ValueError(
             f"reference={reference!r} has one scale per output, but outputs have shape {shapes.outputs} and errors have "
@@ -132,7 +151,7 @@ def check_reference_shapes(reference: Reference | None, shapes: Shapes) -> None:
 def natural_scale(
     features: GeometricFeatures, reference: FittedReference | None
 ) -> Float[Tensor, " n n_coordinates"]:
-    """The reference at the predictions, in double precision; 1 where there is none, or where an output never varies."""
+    """The reference at the predictions, in double precision; 1 without a reference, and 1 where it is zero."""
     n = len(features)
     anchor = features.anchor_error.reshape(n, -1).double()
     if reference is None:
@@ -150,7 +169,7 @@ def natural_scale(
 def over_reference(
     calibration: CalibrationSet, reference: FittedReference | None
 ) -> Float[Tensor, " n *field"]:
-    """Errors divided by the natural scale at their predictions."""
+    """The errors divided by the natural scale at their predictions."""
     error = calibration.error
     if reference is None:
         return error
@@ -167,7 +186,7 @@ def reference_state(reference: FittedReference | None) -> dict[str, Tensor]:
         return {}
     if not isinstance(reference, FittedClimatology):
         raise TypeError(
-            f"a reference of the user ({type(reference).__name__}) cannot be saved; use Climatology()."
+            f"reference={reference!r} is an object of the user, which a file cannot hold; use Climatology()."
         )
     return {f"reference.{name}": array for name, array in vars(reference).items()}
 

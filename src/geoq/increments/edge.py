@@ -1,4 +1,4 @@
-"""The edge of the data: where it lies, how steeply errors rise beyond it, and the lift that a bound needs inside it."""
+"""The edge of the data: its distance, the slope of the errors beyond it, and the lift of a bound inside it."""
 
 import torch
 from jaxtyping import Float
@@ -16,9 +16,9 @@ from geoq.quantiles import (
 
 # The edge is this quantile of the support distances of the interpolating tuples.
 EDGE_QUANTILE = 0.95
-# The slope beyond the edge, in multiples of the steepest e / d. It is larger than 1 because distances inside the data do not
-# start at zero, so that e / d underestimates how fast errors rise outside. It was chosen on the first twelve problems of
-# the benchmark, where 3 and 4 are equally good, and 2 and 6 are worse.
+# The slope beyond the edge is this multiple of the steepest e / d. It is larger than 1, because support distances inside the
+# data are not close to zero, so that e / d underestimates the slope outside. It was chosen on the first twelve problems of the
+# benchmark, where 3 and 4 are equally good, and 2 and 6 are worse.
 STEEPNESS = 4.0
 # The lift is computed from at most this many values.
 MAX_RATIOS = 2**22
@@ -35,7 +35,7 @@ def edge_distance(calibration: CalibrationSet) -> float:
 def steepest_slope(
     calibration: CalibrationSet, quantile: float
 ) -> Float[Tensor, " n_coordinates"]:
-    """The steepest growth of errors with the distance: the quantile of e / d, maximised over the families of folds."""
+    """The steepest slope L of the errors: the quantile of e / d in each coordinate, maximised over the families of folds."""
     error = calibration.error.reshape(len(calibration), -1)
     distance = calibration.features.support_distance.double()
     slope = error.new_zeros(error.shape[1], dtype=torch.float64)
@@ -51,7 +51,7 @@ def steepest_slope(
 
 
 def random_coordinates(n_coordinates: int, n_wanted: int) -> Tensor | slice:
-    """All coordinates, or a random sample of ``n_wanted`` of them, at least 100."""
+    """All coordinates, or a sorted random sample of ``n_wanted`` coordinates, at least 100."""
     n_wanted = max(100, n_wanted)
     if n_coordinates <= n_wanted:
         return slice(None)
@@ -62,11 +62,17 @@ def random_coordinates(n_coordinates: int, n_wanted: int) -> Tensor | slice:
 def required_lift(
     learned: Learned, bound_of: BoundOf, *, edge: float, quantile: float
 ) -> float:
-    """The smallest factor, at least 1, for which the bound holds inside the data in every family of folds.
+    """The lift: the smallest number, at least 1, that makes the bound hold inside the data in every family of folds.
 
-    A learned factor covers less on new points than on the points that it was fitted to, so each tuple is compared with the
-    factor that was learned without its group. It is not known in advance which family of folds the queries will resemble;
-    therefore the bound is lifted until it holds in each family that has enough tuples.
+    A learned factor covers new points less often than the points that it was fitted to, so each tuple is compared with the
+    factor that was learned without its group. Queries can resemble any family of folds; therefore the bound is lifted until
+    it holds in each family with enough tuples.
+
+    Args:
+        learned: the learned factor, and the tuples on which the bound is validated.
+        bound_of: the bound without the factor.
+        edge: only tuples with a support distance up to this one are used.
+        quantile: quantile level of the bound.
     """
     tuples, held_out = learned.validation_set, learned.out_of_group_factor
     columns = random_coordinates(held_out.shape[1], MAX_RATIOS // len(tuples))

@@ -1,6 +1,6 @@
-"""The contract of a learned factor on a bound.
+"""The protocol of a learned factor on a bound.
 
-A factor multiplies each value of a bound. It is learned from calibration tuples and validated on tuples that it was not learned
+A factor multiplies each value of a bound. It is learned from calibration tuples, and validated on tuples that it was not learned
 from.
 """
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
 
+# A function from the features of queries to the bound that a factor multiplies, one row per query.
 BoundOf = Callable[[GeometricFeatures], Tensor]
 
 # A subsample holds about this many values, and at least 1000 tuples.
@@ -21,7 +22,7 @@ MAX_VALUES = 60_000
 
 
 def subsample(calibration: CalibrationSet) -> CalibrationSet:
-    """As many tuples as hold about ``MAX_VALUES`` values, and at least 1000."""
+    """A random sample of tuples with about ``MAX_VALUES`` values, at least 1000 tuples."""
     return calibration.subsample(max(1000, MAX_VALUES // calibration.error[0].numel()))
 
 
@@ -31,9 +32,13 @@ class FittedFactor(Protocol):
 
     def factor(
         self, features: GeometricFeatures, bound: Tensor, /
-    ) -> Float[Tensor, " n n_coordinates"]: ...
+    ) -> Float[Tensor, " n n_coordinates"]:
+        """The factor on each value of the bound."""
+        ...
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]: ...
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Settings and arrays, for a file."""
+        ...
 
 
 class Learned(NamedTuple):
@@ -41,8 +46,8 @@ class Learned(NamedTuple):
 
     Attributes:
         fitted: the factor; None if it did not lower the held-out loss.
-        validation_set: tuples to validate the bound on.
-        out_of_group_factor: for each of these tuples, the factor learned from the other groups.
+        validation_set: the tuples on which the bound is validated.
+        out_of_group_factor: the factors of these tuples, each learned without the group of its tuple.
     """
 
     fitted: FittedFactor | None
@@ -59,11 +64,13 @@ class Learned(NamedTuple):
 
 @runtime_checkable
 class Factor(Protocol):
-    """How a factor on the bound ``bound_of(features)`` is learned."""
+    """How a factor is learned."""
 
     def fit(
         self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float, /
-    ) -> Learned: ...
+    ) -> Learned:
+        """Learn a factor on ``bound_of(features)``, so that the product is an upper quantile of the error."""
+        ...
 
 
 @dataclass(frozen=True)

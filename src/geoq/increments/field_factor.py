@@ -2,9 +2,10 @@ r"""A learned factor on the bound of a field: a small convolutional network that
 
 .. math:: \widehat E_{cj}(x) = b_{cj}(x) \, \exp\bigl(a_c \, h_{cj}(W u(x), \log \Delta d(x))\bigr)
 
-The bound b contains which cell is hard to predict. Which query is hard depends on local structures in its fields: a front, a
-vortex, an interface. The network h starts at 0, and held-out tuples stop its training. They also choose the exponent a_c of each
-channel, so that a channel for which nothing can be learned (a long lead time, for example) keeps its bound.
+The bound b depends on the cell. The error also depends on local structures in the fields u of the query, such as a front, a
+vortex or an interface. A network h sees these fields after whitening by W. A new network is 0, and held-out tuples stop its
+training. They also choose the exponent a_c of each channel. In a channel for which nothing can be learned, for example at a
+long lead time, the exponent is 0 and the bound stays b.
 """
 
 import math
@@ -17,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from geoq.archive import without_prefix
 from geoq.arrays import chunks
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
@@ -37,6 +39,7 @@ from geoq.increments.shapes import Shapes
 from geoq.quantiles import n_required, pinball_loss
 from geoq.training.loop import RowLoss, Training, seeded, train_on
 
+# The exponent a_c of a channel is one of these.
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -47,13 +50,13 @@ class FieldFactor:
     Attributes:
         n_spatial: 1 for fields on a line, 2 for fields in the plane.
         sees: the fields that the networks see, some of ``inputs``, ``prediction``, ``displacement``, ``anchor_error`` and
-            ``log_bound`` (from ``geoq.increments``). The default leaves the prediction out: the predictions of a fold
-            surrogate differ systematically from those of the deployed surrogate, which is trained on more data.
+            ``log_bound`` (from ``geoq.increments``). The default leaves the prediction out, because the predictions of fold
+            surrogates differ systematically from the predictions of the deployed surrogate, which is trained on more data.
         widths: channels at each resolution of a network; one resolution is two convolutions.
         dropout: fraction of the activations that are dropped in training.
-        n_splits: number of parts of the tuples. One network is trained without each part, which stops its training and
-            validates it; the bound uses the mean of all networks.
-        training: how a network is trained; the parts take the place of its ``validation_fraction``.
+        n_splits: number of parts of the tuples. For each part, one network is trained on the other parts; the part stops
+            its training and validates it. The bound uses the mean of all networks.
+        training: how a network is trained; its ``validation_fraction`` is not used.
 
     Example:
         >>> from geoq.increments import inputs, prediction
@@ -90,13 +93,13 @@ class FieldFactor:
         )
 
     def check_shapes(self, shapes: Shapes) -> None:
-        """Refuse errors without a grid, and fields to be seen that lie on another grid."""
+        """Refuse errors without a grid, and seen fields that lie on another grid."""
         check_grid(self.sees, shapes, self.n_spatial)
 
     def fit(
         self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float
     ) -> Learned:
-        """Train one network without each part of the tuples, and validate it on that part."""
+        """Train one network for each part of the tuples, without that part, and validate it on that part."""
         splits = self._splits(calibration)
         if not splits:
             return Learned.nothing(calibration)
@@ -109,7 +112,7 @@ class FieldFactor:
             calibration, [held_out for _, held_out in splits], bound_of
         )
         validation.choose_exponents(fitted, quantile)
-        # With too few validation tuples the lift to the quantile level would be infinite.
+        # With fewer validation tuples than the quantile level requires, the lift would be infinite.
         if not fitted.exponent.any() or len(validation.tuples) < n_required(quantile):
             return Learned.nothing(calibration)
         return Learned(fitted, validation.tuples, validation.factors(fitted))
@@ -143,7 +146,7 @@ class FieldFactor:
         quantile: float,
     ) -> RowLoss:
         error = calibration.error
-        # Channels of different sizes have equal weight, and so have families of folds.
+        # Channels with errors of different sizes have equal weights, and families of folds have equal weights.
         grid = tuple(range(error.ndim - self.n_spatial, error.ndim))
         size = error.mean(dim=(0, *grid), keepdim=True).float()
         size = torch.where(size > 0, size, 1.0)
@@ -184,18 +187,26 @@ class FieldFactor:
 
 @dataclass
 class FittedField:
-    """Trained networks and, for each channel, the exponent and the range of the logarithm of its factor.
+    """A fitted factor: the networks, and for each channel the exponent and the limits of the logarithm of its factor.
 
-    The logarithms are limited to the range that the held-out tuples had. Far from the data the output of a network is
-    arbitrary, and its exponential reached 1e11 without this limit.
+    The limits are the smallest and the largest logarithm on held-out tuples. Far from the data the output of a network is
+    arbitrary, and its exponential reached 1e11 without limits.
+
+    Attributes:
+        networks: the trained networks.
+        settings: how they were trained.
+        field_shape: the shape of a row of the error.
+        exponent: a_c of each channel.
+        lower: the lower limit of the logarithm in each channel.
+        upper: the upper limit of the logarithm in each channel.
     """
 
     networks: list[FieldNetwork]
     settings: FieldFactor
     field_shape: tuple[int, ...]
     exponent: Float[Tensor, " n_channels"]
-    least: Float[Tensor, " n_channels"]
-    most: Float[Tensor, " n_channels"]
+    lower: Float[Tensor, " n_channels"]
+    upper: Float[Tensor, " n_channels"]
 
     @staticmethod
     def fresh(
@@ -204,7 +215,7 @@ class FittedField:
         bound_of: BoundOf,
         n_networks: int,
     ) -> "FittedField":
-        """New networks, normalised by the calibration tuples."""
+        """New networks, normalised with the calibration tuples."""
         shape = tuple(calibration.error.shape[1:])
         some = calibration.subsample(max_rows(shape))
         grid = shape[len(shape) - settings.n_spatial :]
@@ -260,11 +271,11 @@ class FittedField:
         """The factor on each value of the bound: the geometric mean over the networks."""
         answers = [self.log_factor(net, features, bound) for net in self.networks]
         mean = torch.stack(answers).mean(dim=0)
-        power, least, most = (
+        power, lower, upper = (
             part.to(bound.device)[:, None]
-            for part in (self.exponent, self.least, self.most)
+            for part in (self.exponent, self.lower, self.upper)
         )
-        limited = power * mean.clamp(least, most)
+        limited = power * mean.clamp(lower, upper)
         return limited.exp().reshape(bound.shape).to(bound)
 
     def __str__(self) -> str:
@@ -283,10 +294,8 @@ class FittedField:
             for number, network in enumerate(self.networks)
             for name, array in network.state_dict().items()
         }
-        of_channels = {
-            name: getattr(self, name) for name in ("exponent", "least", "most")
-        }
-        return settings, {**of_channels, **weights}
+        limits = {"exponent": self.exponent, "lower": self.lower, "upper": self.upper}
+        return settings, {**limits, **weights}
 
     @staticmethod
     def from_state(
@@ -297,25 +306,20 @@ class FittedField:
         exponent = arrays["exponent"]
         networks = []
         for number in range(settings["n_networks"]):
-            prefix = f"{number}."
-            weights = {
-                name.removeprefix(prefix): array
-                for name, array in arrays.items()
-                if name.startswith(prefix)
-            }
+            weights = without_prefix(f"{number}.", arrays)
             with seeded(how.training.random_state):
                 network = how.network(len(weights["mean"]), len(exponent))
             network.load_state_dict(weights)
             networks.append(network.eval())
         shape = tuple(settings["field_shape"])
         return FittedField(
-            networks, how, shape, exponent, arrays["least"], arrays["most"]
+            networks, how, shape, exponent, arrays["lower"], arrays["upper"]
         )
 
 
 @dataclass(frozen=True)
 class _Validation:
-    """Held-out tuples of each part, for the network that was trained without that part."""
+    """The held-out tuples of each part, which validate the network that was trained without that part."""
 
     calibration: CalibrationSet
     parts: list[Tensor]
@@ -324,8 +328,8 @@ class _Validation:
     @cached_property
     def rows(self) -> list[Tensor]:
         """A limited number of rows, spread evenly over each part."""
-        most = max(1, max_rows(self.calibration.error.shape[1:]) // len(self.parts))
-        return [rows[:: math.ceil(len(rows) / most)] for rows in self.parts]
+        n_rows = max(1, max_rows(self.calibration.error.shape[1:]) // len(self.parts))
+        return [rows[:: math.ceil(len(rows) / n_rows)] for rows in self.parts]
 
     @cached_property
     def tuples(self) -> CalibrationSet:
@@ -333,7 +337,7 @@ class _Validation:
         return self.calibration[torch.cat(self.rows)]
 
     def _answers(self, fitted: FittedField) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows, bounds and log factors, part by part in chunks."""
+        """Rows, bounds and logarithms of factors, part by part and in chunks."""
         for network, rows in zip(fitted.networks, self.rows, strict=True):
             for part in chunks(len(rows), 8 * math.prod(fitted.field_shape)):
                 features = self.calibration.features[rows[part]]
@@ -341,7 +345,7 @@ class _Validation:
                 yield rows[part], bound, fitted.log_factor(network, features, bound)
 
     def choose_exponents(self, fitted: FittedField, quantile: float) -> None:
-        """Set the exponent of each channel to the best one, and the range of its log factors to the one found here."""
+        """Set the exponent of each channel to the one with the smallest loss, and the limits to the range found here."""
         losses = torch.zeros(len(EXPONENTS), len(fitted.exponent), dtype=torch.float64)
         ranges = []
         for rows, bound, log in self._answers(fitted):
@@ -355,11 +359,11 @@ class _Validation:
                 missed = pinball_loss(error, own * (power * log).exp(), quantile)
                 losses[place] += missed.mean(dim=2).sum(dim=0).double().cpu()
         fitted.exponent = torch.tensor(EXPONENTS)[losses.argmin(dim=0)]
-        least, most = torch.stack(ranges, dim=1)
-        fitted.least, fitted.most = least.amin(dim=0), most.amax(dim=0)
+        lower, upper = torch.stack(ranges, dim=1)
+        fitted.lower, fitted.upper = lower.amin(dim=0), upper.amax(dim=0)
 
     def factors(self, fitted: FittedField) -> Float[Tensor, " n n_coordinates"]:
-        """The factor of each of the tuples."""
+        """The factor of each tuple, from the network that was trained without it."""
         power = fitted.exponent[:, None]
         parts = [
             (power.to(log.device) * log).exp().flatten(1)

@@ -1,4 +1,4 @@
-"""A small convolutional network for fields of a query, and the fields that it sees."""
+"""A small convolutional network for the fields of a query, and the fields that it can see."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,13 +11,13 @@ from geoq.geometry import GeometricFeatures
 from geoq.increments.shapes import Shapes, check_spatial, warn_of_channels_last
 from geoq.nets.unet import UNet
 
-# Rows from which normalisations are computed, and rows that validate a factor: this many, or fewer for large fields.
+# Normalisations are computed from this many rows, and factors are validated on this many rows; large fields use fewer.
 MAX_ROWS = 256
 MAX_VALUES = 2**27
-# Directions in which the channels vary by less than this fraction of the largest variance are not amplified.
+# Variances of the whitened directions are at least this fraction of the largest one, so that noise is not amplified.
 MIN_VARIANCE = 1e-3
 
-# A field that a network sees: one row per query, whose last dimensions are the grid of the error.
+# A function that returns a field that a network sees: one row per query, whose last dimensions are the grid of the error.
 Seen = Callable[[GeometricFeatures, Tensor | None], Tensor]
 
 
@@ -58,15 +58,23 @@ SEEN: dict[str, Seen] = {
 }
 
 
+def name_of(seen: Seen) -> str | None:
+    """The name of a function in ``SEEN``; None for a function of the user."""
+    return next((name for name, own in SEEN.items() if own is seen), None)
+
+
 def names_of(sees: Sequence[Seen]) -> list[str]:
-    """The names of the fields, for a file; refused if one of them is a function of the user."""
+    """The names of the functions, for a file; a function of the user is refused."""
+    names = []
     for seen in sees:
-        if SEEN.get(getattr(seen, "__name__", "")) is not seen:
+        name = name_of(seen)
+        if name is None:
             raise ValueError(
                 f"sees contains {seen!r}, a function of the user, which a file cannot hold; use some of {', '.join(SEEN)} "
                 "(from geoq.increments)."
             )
-    return [seen.__name__ for seen in sees]
+        names.append(name)
+    return names
 
 
 def channels_of(
@@ -98,7 +106,7 @@ def check_sees(sees: Sequence[Seen]) -> None:
 
 
 def check_grid(sees: Sequence[Seen], shapes: Shapes, n_spatial: int) -> None:
-    """Refuse errors without a grid, and fields to be seen that lie on another grid."""
+    """Refuse errors without a grid, and seen fields that lie on another grid."""
     check_spatial(n_spatial)
     if len(shapes.error) < n_spatial:
         raise ValueError(
@@ -106,17 +114,17 @@ def check_grid(sees: Sequence[Seen], shapes: Shapes, n_spatial: int) -> None:
             "model for tables."
         )
     warn_of_channels_last(shapes.error, n_spatial)
-    for seen, what, shape in (
-        (inputs, "inputs", shapes.inputs),
-        (prediction, "outputs", shapes.outputs),
-        (displacement, "representation", shapes.z),
+    for name, what, shape in (
+        ("inputs", "inputs", shapes.inputs),
+        ("prediction", "outputs", shapes.outputs),
+        ("displacement", "representation", shapes.z),
     ):
         # The shapes are compared, not the sizes: another grid can have equally many cells.
-        if seen in sees and shape[-n_spatial:] != shapes.error[-n_spatial:]:
+        if SEEN[name] in sees and shape[-n_spatial:] != shapes.error[-n_spatial:]:
             raise ValueError(
-                f"sees contains {seen.__name__}, but a row of the {what} has shape {shape} and an error has shape "
+                f"sees contains {name}, but a row of the {what} has shape {shape} and an error has shape "
                 f"{shapes.error}, which do not end in the same grid; put the grid last in both, or remove "
-                f"{seen.__name__} from sees."
+                f"{name} from sees."
             )
 
 
@@ -126,7 +134,15 @@ def max_rows(field_shape: tuple[int, ...]) -> int:
 
 
 class FieldNetwork(nn.Module):
-    """A U-Net with the normalisation of its inputs in one state dict; a new network returns 0 everywhere."""
+    """A U-Net and the normalisation of its inputs, in one state dict. A new network returns 0 everywhere.
+
+    Args:
+        n_in: number of channels that it sees.
+        n_out: number of channels that it returns.
+        n_spatial: 1 for fields on a line, 2 for fields in the plane.
+        widths: channels at each resolution.
+        dropout: fraction of the activations that are dropped in training.
+    """
 
     def __init__(
         self,
@@ -155,7 +171,12 @@ class FieldNetwork(nn.Module):
     ) -> None:
         """Standardise each channel, and decorrelate the first ``n_inputs`` channels.
 
-        For states at successive times, the differences between them then have unit variance, like the states.
+        If the inputs are states at successive times, decorrelation gives their differences the same variance as the states.
+
+        Args:
+            channels: the channels of some rows, standardised inputs first.
+            n_inputs: number of channels of standardised inputs.
+            distance: support distances of these rows.
         """
         flat = channels.transpose(0, 1).reshape(channels.shape[1], -1).double()
         self.mean.copy_(flat.mean(dim=1))

@@ -3,20 +3,24 @@ r"""The default increment for fields: a scale for each cell, and a learned facto
 .. math:: b_{cj}(x) = k \, s_{cj} \, r_{cj}(\widehat F(x)), \qquad
     \widehat E_{cj}(x) = \lambda f_{cj}(x) \, b_{cj}(x) + 2 L_{cj} (\Delta d(x) - d_r)_+
 
-It uses neither the anchor error nor a power of the distance. The distances between fields are nearly equal, so a power law
-fitted to their short range would be arbitrary; the errors of the nearest fields hardly inform about where a field is wrong. The
-factor f sees the fields of the query and the distance, and is used only if it lowers the loss on held-out tuples.
+The scale s and the reference r give the size of the error in each cell, and k is one number. The factor f sees the fields of the
+query and the support distance; it is used only if it lowers the loss on held-out tuples. The lift lambda makes the bound hold
+inside the data in every family of folds. Outside, beyond the distance d_r, the bound grows with the steepest slope L.
+
+The bound uses neither the anchor error nor a power of the distance. The distances between fields are nearly equal, so that a
+power law fitted to their short range would be arbitrary, and the errors of the nearest fields are a poor predictor of the cells
+in which a field is wrong.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.archive import without_prefix
+from geoq.archive import with_prefix, without_prefix
 from geoq.arrays import chunks
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
@@ -52,14 +56,14 @@ MAX_VALUES = 200_000
 class FieldScaleIncrement:
     """The increment model for errors on a grid, such as weather fields.
 
-    The bound can be smaller than the anchor error, so increments can be negative.
+    The bound does not depend on the anchor error and can be smaller, so increments can be negative.
 
     Attributes:
-        quantile: tau, the level of the conditional quantile.
+        quantile: tau, the quantile level of the bound.
         n_spatial: 1 for fields on a line, 2 for fields in the plane. The grid is the last ``n_spatial`` dimensions of the
             error; all dimensions before it are channels.
         factor: how the factor f is learned; None means ``FieldFactor(n_spatial)``.
-        reference: r, the natural scale of each output, such as ``Climatology()``; None leaves it out.
+        reference: how the reference r, a natural scale of each output, is found, such as ``Climatology()``. None means r = 1.
 
     Example:
         >>> from geoq import FieldScaleIncrement
@@ -71,16 +75,15 @@ class FieldScaleIncrement:
     n_spatial: int = 2
     factor: Factor | None = None
     reference: Reference | None = None
-    may_be_negative = True
+    may_be_negative: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
 
     def check_shapes(self, shapes: Shapes) -> None:
-        """Refuse errors without a grid, and fields on another grid."""
-        factor = self._factor
-        if isinstance(factor, FieldFactor):
-            factor.check_shapes(shapes)
+        """Refuse errors without a grid, seen fields on another grid, and a reference for errors that are not elementwise."""
+        if isinstance(self._factor, FieldFactor):
+            self._factor.check_shapes(shapes)
         LowRankScale(self.n_spatial).check_shape(shapes.error)
         check_reference_shapes(self.reference, shapes)
 
@@ -89,6 +92,7 @@ class FieldScaleIncrement:
         return self.factor or FieldFactor(n_spatial=self.n_spatial)
 
     def fit(self, calibration: CalibrationSet) -> "FieldScaleIncrement":
+        """Estimate the scale and the coefficient, learn the factor, and compute the lift."""
         self.reference_ = fit_reference(self.reference, calibration, self.quantile)
         self.edge_ = edge_distance(calibration)
         device = calibration.error.device
@@ -160,7 +164,7 @@ class FieldScaleIncrement:
         arrays |= reference_state(self.reference_)
         if self.factor_ is not None:
             settings["learned"], learned = self.factor_.state()
-            arrays |= {f"learned.{name}": array for name, array in learned.items()}
+            arrays |= with_prefix("learned.", learned)
         return settings, arrays
 
     @staticmethod
@@ -193,7 +197,7 @@ def _coefficient(
     scale: Float[Tensor, " n_coordinates"],
     quantile: float,
 ) -> float:
-    """The multiple of the scale with the least pinball loss: the quantile of e / shape, weighted by the shape."""
+    """The coefficient k with the smallest pinball loss: the quantile of e / (s r), weighted by s r."""
     calibration = calibration.subsample(max(1000, MAX_VALUES // len(scale)))
     columns = random_coordinates(len(scale), MAX_VALUES // len(calibration))
     naturals, errors = [], []

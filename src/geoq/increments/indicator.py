@@ -1,11 +1,11 @@
-r"""Errors that take one of two known values: the upper quantile is a thresholded probability, so the probability is learned.
+r"""The increment model for errors that take one of two values: it learns the probability of the larger value.
 
 .. math:: \widehat E_{cj}(x) = \begin{cases} e^+_{cj} & P_{cj}(x) > 1 - \tau \\ e^-_{cj} & \text{otherwise} \end{cases}
 
 The error of a thresholded field is 0 or 1 in each cell. If the surrogate predicts the probability p of an event, its error is
-min(p, 1 - p) or max(p, 1 - p). The upper quantile of such an error is the larger value where this value has a probability above
-1 - tau. Minimising the pinball loss of a smooth bound converges slowly, because nearly all cells are right. Minimising the
-cross-entropy of P converges quickly.
+min(p, 1 - p) or max(p, 1 - p). The upper quantile of such an error is the larger value where this value has a probability P
+above 1 - tau. A smooth bound that is trained with the pinball loss converges slowly, because nearly all cells have the smaller
+error. Training P with the cross-entropy converges quickly.
 """
 
 import copy
@@ -32,38 +32,63 @@ from geoq.increments.field_network import (
     log_bound,
     max_rows,
     n_input_channels,
+    name_of,
     names_of,
     prediction,
 )
-from geoq.increments.prior import CellPrior, PredictionPrior
+from geoq.increments.prior import (
+    CellPrior,
+    FittedCellPrior,
+    FittedPredictionPrior,
+    PredictionPrior,
+    Prior,
+)
 from geoq.increments.shapes import Shapes
 from geoq.quantiles import check_quantile
 from geoq.training.loop import Training, seeded, train
 
-# From predictions to the two values that the error can take there, the smaller one first.
+# A function from predictions to the two values that the error can take there, the smaller one first.
 TwoValues = Callable[[Tensor], tuple[Tensor, Tensor]]
-# An error counts as one of the two values if it differs by at most this fraction of the larger one (rounded predictions).
+# Predictions can be rounded, so an error can differ from one of the two values by this fraction of the larger value.
 TOLERANCE = 1e-3
+# The weight of a channel in the loss is the inverse of the frequency of the larger value, which is at least this.
+MIN_FREQUENCY = 1e-6
 
 
 def misclassification_values(predicted: Tensor) -> tuple[Tensor, Tensor]:
-    """The error is 0 where a class is right and 1 where it is wrong."""
+    """The two errors of a predicted class: 0 if it is right, 1 if it is wrong.
+
+    Example:
+        >>> misclassification_values(torch.tensor([2.0, 0.0]))
+        (tensor([0., 0.]), tensor([1., 1.]))
+    """
     return torch.zeros_like(predicted), torch.ones_like(predicted)
 
 
 def probability_error_values(predicted: Tensor) -> tuple[Tensor, Tensor]:
-    """The two errors of a predicted probability if the truth is 0 or 1."""
+    """The two errors of a predicted probability if the truth is 0 or 1.
+
+    Example:
+        >>> probability_error_values(torch.tensor([0.25, 0.5]))
+        (tensor([0.2500, 0.5000]), tensor([0.7500, 0.5000]))
+    """
     other = 1 - predicted
     return torch.minimum(predicted, other), torch.maximum(predicted, other)
 
 
 def logit_error_values(predicted: Tensor) -> tuple[Tensor, Tensor]:
-    """The two errors of a predicted logit, the logarithm of the odds, if the truth is 0 or 1."""
-    greater = predicted.abs().sigmoid()
-    return 1 - greater, greater
+    """The two errors of the probability that belongs to a predicted logit if the truth is 0 or 1.
+
+    Example:
+        >>> logit_error_values(torch.tensor([0.0]))
+        (tensor([0.5000]), tensor([0.5000]))
+    """
+    larger = predicted.abs().sigmoid()
+    return 1 - larger, larger
 
 
-OWN_VALUES: dict[str, TwoValues] = {
+# The functions that a file can name.
+TWO_VALUES: dict[str, TwoValues] = {
     values.__name__: values
     for values in (
         misclassification_values,
@@ -71,24 +96,30 @@ OWN_VALUES: dict[str, TwoValues] = {
         logit_error_values,
     )
 }
+PRIORS: dict[str, Prior] = {
+    type(prior).__name__: prior for prior in (CellPrior(), PredictionPrior())
+}
 
 
 @dataclass
 class IndicatorIncrement:
-    """The increment model for fields of errors with two values, such as the wrong cells of a thresholded prediction.
+    """The increment model for fields whose errors take two values, such as the wrong cells of a thresholded prediction.
 
-    The bound does not depend on the anchor error. Where the anchors were wrong and the bound is the smaller value, the
-    increment is negative.
+    The bound is one of the two values and does not depend on the anchor error. The increment is negative where the bound is
+    smaller than the anchor error.
 
     Attributes:
-        quantile: tau, the level of the conditional quantile.
+        quantile: tau, the quantile level of the bound.
         values: the two values as a function of the predictions: ``misclassification_values``,
-            ``probability_error_values``, ``logit_error_values`` (from ``geoq.increments``) or a function of yours.
+            ``probability_error_values``, ``logit_error_values`` (from ``geoq.increments``) or a function of the user.
         n_spatial: 1 for fields on a line, 2 for fields in the plane.
-        sees: the fields that the networks see, besides the support distance.
-        widths: channels at each resolution of the U-Net; each further resolution doubles the distance that it sees.
-        n_networks: number of networks, each stopped by other held-out tuples; P is their mean.
+        sees: the fields that the networks see, in addition to the support distance.
+        widths: channels at each resolution of the U-Net; each further resolution doubles the size of its receptive field.
+        n_networks: number of networks. Different held-out tuples stop the training of each network; P is their mean.
         training: how a network is trained.
+        prior: how the logits that the networks correct are found, ``PredictionPrior()`` or ``CellPrior()`` (from
+            ``geoq.increments.prior``). None means a ``PredictionPrior`` if the networks see the prediction and there is one
+            prediction for each error, and a ``CellPrior`` otherwise.
 
     Example:
         >>> from geoq.increments import probability_error_values
@@ -106,10 +137,11 @@ class IndicatorIncrement:
             n_steps=2000, batch_size=4, check_every=100, patience=3, n_decays=2
         )
     )
+    prior: Prior | None = None
     may_be_negative: ClassVar[bool] = True
     why_not_conformalizable: ClassVar[str] = (
         "its bound is one of two values, and a factor on it does not raise its coverage; choose a higher quantile for it, "
-        "or compare several levels with bounds(x, levels)"
+        "or compare several quantile levels with bounds(x, levels)"
     )
 
     def __post_init__(self) -> None:
@@ -136,14 +168,15 @@ class IndicatorIncrement:
     def check_errors(
         self, predicted: Float[Tensor, " n *output"], error: Float[Tensor, " n *field"]
     ) -> None:
-        """Refuse errors that take other values, and name the function that describes their values if there is one."""
-        away, fits = _away(self.values, predicted, error)
+        """Refuse errors that take other values; the message names the function that fits the errors if there is one."""
+        difference, fits = _largest_difference(self.values, predicted, error)
         if fits:
             return
         fitting = [
             f"they fit values={name} (from geoq.increments import {name})"
-            for name, values in OWN_VALUES.items()
-            if predicted.shape == error.shape and _away(values, predicted, error)[1]
+            for name, values in TWO_VALUES.items()
+            if predicted.shape == error.shape
+            and _largest_difference(values, predicted, error)[1]
         ]
         otherwise = (
             "pass the two values as values=, threshold the errors in error_functional, or use "
@@ -151,16 +184,17 @@ class IndicatorIncrement:
         )
         raise ValueError(
             f"IndicatorIncrement(values={_name(self.values)}) is for errors that take one of two values, but some errors "
-            f"differ from both by up to {away:.3g}; {[*fitting, otherwise][0]}."
+            f"differ from both by up to {difference:.3g}; {[*fitting, otherwise][0]}."
         )
 
     def fit(self, calibration: CalibrationSet) -> "IndicatorIncrement":
-        error = self._is_greater(calibration)
-        shape = tuple(error.shape[1:])
+        """Estimate the prior, and train the networks on the calibration tuples."""
+        is_larger = self._is_larger(calibration)
+        shape = tuple(is_larger.shape[1:])
         some = calibration.subsample(max_rows(shape)).features
         channels = channels_of(self.sees, some, None, self._grid(shape))
         n_out = math.prod(shape[: len(shape) - self.n_spatial])
-        first, *others = self._build(channels.shape[1], n_out, error.device)
+        first, *others = self._build(channels.shape[1], n_out, is_larger.device)
         first.fit_normalization(
             channels,
             n_input_channels(self.sees, some, self._grid(shape)),
@@ -168,47 +202,45 @@ class IndicatorIncrement:
         )
         for other in others:
             other.copy_normalization(first)
-        per_channel = error.reshape(len(error), n_out, -1)
-        self.start_ = self._start(per_channel, calibration)
-        count = nonzero_counts(per_channel).float()
-        share = count.mean(dim=1, keepdim=True) / len(error)
-        weight = 1 / share.clamp(min=1e-6)
+        target = is_larger.reshape(len(is_larger), n_out, -1)
+        self.prior_ = self._prior(target, calibration).fit(
+            target, calibration.features.prediction, calibration.group
+        )
+        count = nonzero_counts(target).float()
+        frequency = count.mean(dim=1, keepdim=True) / len(target)
+        weight = 1 / frequency.clamp(min=MIN_FREQUENCY)
 
         def loss(network: nn.Module, rows: Tensor) -> Tensor:
             features = calibration.features[rows]
-            start = self.start_(features.prediction)
-            logit = _logit(network, self._seen(features), start)
-            target = per_channel[rows].float()
-            return nn.functional.binary_cross_entropy_with_logits(logit, target, weight)
+            prior = self.prior_(features.prediction)
+            logit = _logit(network, self._seen(features), prior)
+            return nn.functional.binary_cross_entropy_with_logits(
+                logit, target[rows].float(), weight
+            )
 
         for number, network in enumerate(self.networks_):
             training = self.training.with_seed_offset(number)
             train(network, loss, training, calibration.group, repeatable=True)
         return self
 
-    def _start(
-        self,
-        greater: Bool[Tensor, " n n_channels n_cells"],
-        calibration: CalibrationSet,
-    ) -> CellPrior | PredictionPrior:
-        """The logit that a new network starts from: the frequency of the larger value, by prediction and by cell."""
-        predicted = calibration.features.prediction
-        if prediction in self.sees and predicted[0].numel() == greater[0].numel():
-            predicted = predicted.reshape(greater.shape)
-            return PredictionPrior.fit(greater, predicted, calibration.group)
-        return CellPrior.fit(greater)
+    def _prior(self, target: Tensor, calibration: CalibrationSet) -> Prior:
+        if self.prior is not None:
+            return self.prior
+        is_elementwise = calibration.features.prediction.numel() == target.numel()
+        use_prediction = prediction in self.sees and is_elementwise
+        return PredictionPrior() if use_prediction else CellPrior()
 
-    def _is_greater(self, calibration: CalibrationSet) -> Bool[Tensor, " n *field"]:
+    def _is_larger(self, calibration: CalibrationSet) -> Bool[Tensor, " n *field"]:
         """Which errors took the larger of their two values."""
         self.check_errors(calibration.features.prediction, calibration.error)
         result = torch.empty_like(calibration.error, dtype=torch.bool)
         for rows in chunks(len(result), 8 * result[0].numel()):
-            less, greater = self._both(calibration.features[rows])
-            result[rows] = calibration.error[rows] >= (less + greater) / 2
+            smaller, larger = self._two_values(calibration.features[rows])
+            result[rows] = calibration.error[rows] >= (smaller + larger) / 2
         return result
 
-    def _both(self, features: GeometricFeatures) -> tuple[Tensor, Tensor]:
-        return _two(self.values, features.prediction, features.anchor_error)
+    def _two_values(self, features: GeometricFeatures) -> tuple[Tensor, Tensor]:
+        return _two_values(self.values, features.prediction, features.anchor_error)
 
     def _grid(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape[len(shape) - self.n_spatial :]
@@ -238,30 +270,29 @@ class IndicatorIncrement:
         """P: the probability that each error takes the larger of its two values."""
         device = features.anchor_error.device
         self.networks_.to(device)
-        self.start_.to(device)
+        self.prior_.to(device)
         parts = []
         for rows in chunks(len(features), 8 * features.anchor_error[0].numel()):
             some = features[rows]
-            seen, start = self._seen(some), self.start_(some.prediction)
-            answers = [_logit(net, seen, start).sigmoid() for net in self.networks_]
+            seen, prior = self._seen(some), self.prior_(some.prediction)
+            answers = [_logit(net, seen, prior).sigmoid() for net in self.networks_]
             parts.append(torch.stack(answers).mean(dim=0))
         return torch.cat(parts).reshape(features.anchor_error.shape)
 
     def expected_error(self, features: GeometricFeatures) -> Tensor:
-        """The mean error: not a bound, but a sharper map of where errors are."""
-        less, greater = self._both(features)
-        return less + self.probability(features).to(less) * (greater - less)
+        """The mean of the error; it is not a bound, but it distinguishes cells that have the same bound."""
+        smaller, larger = self._two_values(features)
+        return smaller + self.probability(features).to(smaller) * (larger - smaller)
 
     def __call__(self, features: GeometricFeatures) -> Tensor:
-        less, greater = self._both(features)
-        is_greater = self.probability(features) > 1 - self.quantile
-        return torch.where(is_greater, greater, less) - features.anchor_error
+        smaller, larger = self._two_values(features)
+        is_larger = self.probability(features) > 1 - self.quantile
+        return torch.where(is_larger, larger, smaller) - features.anchor_error
 
     def describe(self) -> str:
         """The fitted bound in one sentence."""
         names = [
-            getattr(seen, "__name__", "a function").replace("_", " ")
-            for seen in self.sees
+            (name_of(seen) or "a function").replace("_", " ") for seen in self.sees
         ]
         return (
             f"the error takes one of two values ({_name(self.values)}), and the bound is the larger one where its "
@@ -269,7 +300,7 @@ class IndicatorIncrement:
         )
 
     def at_level(self, quantile: float) -> "IndicatorIncrement":
-        """The same probabilities, thresholded at another level."""
+        """The model with the same probabilities and another quantile level, which is another threshold."""
         check_quantile(quantile, "levels")
         other = copy.copy(self)
         other.quantile = quantile
@@ -277,13 +308,27 @@ class IndicatorIncrement:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Settings and weights, for a file."""
-        name = _name(self.values)
-        if OWN_VALUES.get(name) is not self.values:
+        values = _name(self.values)
+        if values not in TWO_VALUES:
             raise ValueError(
-                f"values={self.values!r} is a function of the user, which a file cannot hold; use one of {', '.join(OWN_VALUES)}."
+                f"values={self.values!r} is a function of the user, which a file cannot hold; use one of {', '.join(TWO_VALUES)}."
             )
-        settings = {**asdict(self), "values": name, "sees": names_of(self.sees)}
-        return settings, {**self.start_.state_dict(), **self.networks_.state_dict()}
+        prior = None if self.prior is None else type(self.prior).__name__
+        if prior is not None and self.prior != PRIORS.get(prior):
+            raise ValueError(
+                f"prior={self.prior!r} is an object of the user, which a file cannot hold; use one of {', '.join(PRIORS)}."
+            )
+        settings = {
+            "quantile": self.quantile,
+            "values": values,
+            "n_spatial": self.n_spatial,
+            "sees": names_of(self.sees),
+            "widths": self.widths,
+            "n_networks": self.n_networks,
+            "training": asdict(self.training),
+            "prior": prior,
+        }
+        return settings, {**self.prior_.state_dict(), **self.networks_.state_dict()}
 
     @staticmethod
     def from_state(
@@ -292,21 +337,24 @@ class IndicatorIncrement:
         """The fitted model that ``state`` described."""
         model = IndicatorIncrement(
             settings["quantile"],
-            OWN_VALUES[settings["values"]],
+            TWO_VALUES[settings["values"]],
             settings["n_spatial"],
             tuple(SEEN[name] for name in settings["sees"]),
             tuple(settings["widths"]),
             settings["n_networks"],
             Training(**settings["training"]),
+            None if settings["prior"] is None else PRIORS[settings["prior"]],
         )
-        # The names of the networks' weights start with the number of the network.
-        start = {name: weights[name] for name in weights if not name[0].isdigit()}
-        model.start_ = (PredictionPrior if "value" in start else CellPrior)(**start)
-        n_channels = len(next(iter(start.values())))
+        # The names of a network's weights start with its number; the other arrays belong to the prior.
+        prior = {name: weights[name] for name in weights if not name[0].isdigit()}
+        has_table = "value" in prior
+        model.prior_ = (FittedPredictionPrior if has_table else FittedCellPrior)(
+            **prior
+        )
         mean = weights["0.mean"]
-        model._build(len(mean), n_channels, mean.device)
+        model._build(len(mean), len(prior["offset"]), mean.device)
         model.networks_.load_state_dict(
-            {name: weights[name] for name in weights if name not in start}
+            {name: weights[name] for name in weights if name not in prior}
         )
         model.networks_.eval()
         return model
@@ -315,29 +363,35 @@ class IndicatorIncrement:
 def _logit(
     network: nn.Module,
     seen: tuple[Tensor, Tensor],
-    start: Float[Tensor, " *n n_channels n_cells"],
+    prior: Float[Tensor, " *n n_channels n_cells"],
 ) -> Float[Tensor, " n n_channels n_cells"]:
     """The logit of the probability P of one network."""
-    answer: Tensor = network(seen)
-    return answer.view(-1, *start.shape[-2:]) + start
+    correction: Tensor = network(seen)
+    return correction.view(-1, *prior.shape[-2:]) + prior
 
 
 def _name(values: TwoValues) -> str:
-    return getattr(values, "__name__", repr(values))
+    names = [name for name, own in TWO_VALUES.items() if own is values]
+    return names[0] if names else repr(values)
 
 
-def _two(values: TwoValues, predicted: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+def _two_values(
+    values: TwoValues, predicted: Tensor, like: Tensor
+) -> tuple[Tensor, Tensor]:
     """The two values, with the shape and dtype of the errors."""
-    less, greater = values(predicted)
-    return less.reshape(like.shape).to(like), greater.reshape(like.shape).to(like)
+    smaller, larger = values(predicted)
+    return smaller.reshape(like.shape).to(like), larger.reshape(like.shape).to(like)
 
 
-def _away(values: TwoValues, predicted: Tensor, error: Tensor) -> tuple[float, bool]:
-    """The largest distance of an error to the nearer of its two values, and whether all distances are small enough."""
-    largest, near = 0.0, True
+def _largest_difference(
+    values: TwoValues, predicted: Tensor, error: Tensor
+) -> tuple[float, bool]:
+    """The largest difference of an error to the nearer of its two values, and whether all differences are tolerated."""
+    largest, fits = 0.0, True
     for rows in chunks(len(error), 8 * error[0].numel()):
-        less, greater = _two(values, predicted[rows], error[rows])
-        away = torch.minimum((error[rows] - less).abs(), (error[rows] - greater).abs())
-        largest = max(largest, float(away.max()))
-        near = near and bool((away <= TOLERANCE * greater.abs()).all())
-    return largest, near
+        both = _two_values(values, predicted[rows], error[rows])
+        to_smaller, to_larger = ((error[rows] - value).abs() for value in both)
+        difference = torch.minimum(to_smaller, to_larger)
+        largest = max(largest, float(difference.max()))
+        fits = fits and bool((difference <= TOLERANCE * both[1].abs()).all())
+    return largest, fits

@@ -1,16 +1,16 @@
-r"""The default increment: the error grows like a power of the distance to the data.
+r"""The default increment model for tables: the error grows like a power of the distance to the data.
 
 .. math:: b_j(d) = c \, (s_j \, d^\alpha + \kappa \overline E_j(x)), \qquad
     \widehat E_j(x) = \max\bigl(\overline E_j(x), \; \lambda f(x) b_j(d_r^-)
     + \tfrac12 f(x) [b_j(\Delta d) - b_j(d_r^-)] + \tfrac12 4 L_j (\Delta d - d_r)_+\bigr), \quad
     d_r^- = \min(\Delta d, d_r)
 
-A departure from the paper in form, not in structure: still the anchor error plus a nonnegative increment, an upper
-conditional quantile given geometry, learned from cross-fitted tuples. Simple rivals are special cases: a constant
-(alpha = 0), normalisation by distance (alpha = 1, kappa = 0), the paper's additive anchor (kappa c = 1).
+The form differs from the paper, but the structure is the same: the bound is the anchor error plus a nonnegative increment, which
+is an upper conditional quantile given the geometry, learned from cross-fitted tuples. Simple bounds are special cases: a
+constant (alpha = 0), a normalisation by the distance (alpha = 1, kappa = 0), the paper's additive anchor error (kappa c = 1).
 
-Beyond :math:`d_r`, where the data end, nothing tells which continuation is right. The bound rises by the mean of two: the
-law goes on, or the error follows a straight line of four times the steepest slope L seen.
+Beyond the distance :math:`d_r`, where the data end, the bound rises by the mean of two continuations: the law, and a straight
+line with four times the steepest slope L of the calibration errors.
 """
 
 import math
@@ -59,9 +59,9 @@ from geoq.quantiles import (
 
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
 ANCHOR_WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
-# Exponent, anchor weight and level are three numbers; more values than this do not change them.
-MOST_VALUES = 200_000
-# Beyond this quantile of the calibration's distances the power law goes on along its tangent.
+# Exponent, anchor weight and coefficient are computed from about this many values.
+MAX_VALUES = 200_000
+# Beyond this quantile of the calibration distances the power law continues along its tangent.
 TANGENT_QUANTILE = 0.95
 
 
@@ -72,18 +72,18 @@ class PowerLaw:
     Attributes:
         exponent: alpha.
         anchor_weight: kappa.
-        level: c.
-        unit: median distance of the calibration, in which the power is taken.
-        tangent: distance from which the power goes on along its tangent.
-        edge: d_r, distance up to which queries interpolate.
-        scale: s_j, of each coordinate of the error.
+        coefficient: c.
+        typical_distance: median distance of the calibration; the power is computed from the ratio to it.
+        tangent: distance from which the power continues along its tangent.
+        edge: d_r, the distance up to which queries interpolate.
+        scale: s_j of each coordinate of the error.
         slope: L_j, the steepest slope of each coordinate over the families of folds.
     """
 
     exponent: float
     anchor_weight: float
-    level: float
-    unit: float
+    coefficient: float
+    typical_distance: float
     tangent: float
     edge: float
     scale: Float[Tensor, " n_coordinates"]
@@ -94,9 +94,9 @@ class PowerLaw:
         return replace(self, scale=self.scale.to(device), slope=self.slope.to(device))
 
     def growth(self, distance: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        r""":math:`\Delta d^\alpha`, and its tangent where no calibration tuple was."""
-        near = distance.clamp(max=self.tangent) / self.unit
-        end = (self.tangent / self.unit) ** self.exponent
+        r""":math:`\Delta d^\alpha`, and its tangent beyond the distance ``tangent``."""
+        near = distance.clamp(max=self.tangent) / self.typical_distance
+        end = (self.tangent / self.typical_distance) ** self.exponent
         beyond = (
             (distance - self.tangent).clamp(min=0) / self.tangent
             if self.tangent
@@ -111,10 +111,10 @@ class PowerLaw:
         anchor: Float[Tensor, " n n_coordinates"],
         reference: Float[Tensor, " n n_coordinates"] | float = 1.0,
     ) -> Float[Tensor, " n n_coordinates"]:
-        """The law, wherever the query is, but never below the anchor error."""
+        """The law, at any distance, but at least the anchor error."""
         growth = reference * self.scale * self.growth(distance)[:, None]
         return torch.maximum(
-            anchor, self.level * (growth + self.anchor_weight * anchor)
+            anchor, self.coefficient * (growth + self.anchor_weight * anchor)
         )
 
     def __call__(
@@ -126,7 +126,7 @@ class PowerLaw:
         factor: Float[Tensor, " n n_coordinates"] | float = 1.0,
         lift: float = 1.0,
     ) -> Float[Tensor, " n n_coordinates"]:
-        """Up to the edge the law, times factor and lift; beyond, it rises by the mean of the two continuations."""
+        """The law times factor and lift up to the edge; beyond the edge it rises by the mean of the two continuations."""
         law, at_edge = (
             factor * self.inside(where, anchor, reference)
             for where in (distance, distance.clamp(max=self.edge))
@@ -136,31 +136,32 @@ class PowerLaw:
 
 
 def _warn_of_fields(shape: tuple[int, ...]) -> None:
-    """Warn of an error that ends in a grid, whose cells the law would take for unrelated outputs."""
+    """Warn of an error that ends in a grid, because the law treats its cells as unrelated outputs."""
     if len(shape) >= 2 and min(shape[-2:]) >= MIN_GRID_SIZE:
         warn(
-            f"an error has shape {shape}, which may be a field on a grid; this form takes its values for "
-            f"{math.prod(shape)} outputs without neighbours. If it is a field, pass "
-            "increment_model=FieldScaleIncrement(); if not, flatten y to one row per sample."
+            f"an error has shape {shape}, which may be a field on a grid, but PowerLawIncrement treats its values as "
+            f"{math.prod(shape)} unrelated outputs; if it is a field, pass increment_model=FieldScaleIncrement(), and "
+            "otherwise flatten y to one row per sample."
         )
 
 
 @dataclass
 class PowerLawIncrement:
-    """An increment of three numbers, and a learned factor where it earns its place.
-
-    Fitted in a few seconds on 10,000 tuples, most of them spent on the factor.
+    """The increment model for tables: a law with three parameters, and a learned factor if it lowers the held-out loss.
 
     Attributes:
-        quantile: tau, the level of the conditional quantile.
-        factor: how a factor on the power law is learned; None leaves it out.
+        quantile: tau, the quantile level of the bound.
+        factor: how a factor on the power law is learned; None means no factor.
         exponents: values of alpha to choose from.
-        anchor_weights: values of kappa to choose from, in units of a typical distance term over a typical anchor error.
-            With 0 alone the bound does not rest on the anchors: it may lie below their error, and the increment be
-            negative there, a departure from the paper for fields whose anchors say nothing about where they are wrong.
-        reference: r, from flattened predictions to how far each output may naturally be off there; the scale becomes
-            s_j r_j(F(x)). ``Climatology()``, or an object of yours with ``fit(outputs, quantile)``. None leaves it out.
-        scale: how s is found.
+        anchor_weights: values of kappa to choose from, in multiples of a typical distance term over a typical anchor error.
+            If 0 is the only value, the bound does not depend on the anchor error, and increments can be negative.
+        reference: how the reference r, a natural scale of each output, is found: ``Climatology()``, or an object with
+            ``fit(outputs, quantile)``. The scale becomes s_j r_j(F(x)). None means r = 1.
+        scale: how the scale s is found.
+
+    Example:
+        >>> from geoq import PowerLawIncrement
+        >>> increment = PowerLawIncrement(quantile=0.9)
     """
 
     quantile: float = 0.95
@@ -174,16 +175,17 @@ class PowerLawIncrement:
         check_quantile(self.quantile, "quantile")
 
     def fit(self, calibration: CalibrationSet) -> "PowerLawIncrement":
+        """Fit the law, learn the factor, and compute the lift."""
         self.reference_ = fit_reference(self.reference, calibration, self.quantile)
         lift = self._fit(calibration, self.exponents)
         if math.isinf(lift) and any(self.exponents):
-            # Errors at distance zero, as of repeated noisy inputs: only a law that does not vanish there bounds them.
+            # Repeated noisy inputs have errors at distance zero; only a law that is positive there is a bound for them.
             lift = self._fit(calibration, (0.0,))
         self.lift_ = lift if math.isfinite(lift) else 1.0
         return self
 
     def _fit(self, calibration: CalibrationSet, exponents: tuple[float, ...]) -> float:
-        """Law and factor; returns the lift that they need."""
+        """Fit the law and the factor, and return the lift that they need."""
         grid = [(alpha, kappa) for alpha in exponents for kappa in self.anchor_weights]
         law = fit_power_law(
             calibration, self.quantile, grid, self.reference_, self.scale
@@ -218,39 +220,39 @@ class PowerLawIncrement:
         """Whether the bound can be smaller than the anchor error."""
         return not any(self.anchor_weights)
 
-    def _known(self, features: GeometricFeatures) -> "_Known":
-        known = _known(features, self.reference_)
+    def _terms(self, features: GeometricFeatures) -> "_Terms":
+        terms = _terms(features, self.reference_)
         if not self.may_be_negative:
-            return known
-        return known._replace(anchor=torch.zeros_like(known.anchor))
+            return terms
+        return terms._replace(anchor=torch.zeros_like(terms.anchor))
 
     def _inside(self, features: GeometricFeatures) -> Float[Tensor, " n n_coordinates"]:
-        known = self._known(features)
-        return self.law_.on(known.anchor.device).inside(*known)
+        terms = self._terms(features)
+        return self.law_.on(terms.anchor.device).inside(*terms)
 
     def _increment(
         self, features: GeometricFeatures
     ) -> Float[Tensor, " n n_coordinates"]:
-        known = self._known(features)
-        law = self.law_.on(known.anchor.device)
-        factor = torch.ones_like(known.anchor)
+        terms = self._terms(features)
+        law = self.law_.on(terms.anchor.device)
+        factor = torch.ones_like(terms.anchor)
         if self.factor_ is not None:
-            factor = self.factor_.factor(features, law.inside(*known))
-        bound = law(*known, factor=factor, lift=self.lift_)
+            factor = self.factor_.factor(features, law.inside(*terms))
+        bound = law(*terms, factor=factor, lift=self.lift_)
         increment = bound - features.anchor_error.reshape(bound.shape)
         return increment if self.may_be_negative else increment.clamp(min=0)
 
     def describe(self) -> str:
-        """The law in a sentence."""
+        """The fitted bound in one sentence."""
         factor = "no factor" if self.factor_ is None else str(self.factor_)
         growth = (
             f"error grows like distance to the power {self.law_.exponent:g}"
             if self.law_.exponent
-            else "distance plays no part in the law"
+            else "error does not depend on the distance"
         )
         return (
             f"{growth}, anchor weight "
-            f"{self.law_.level * self.law_.anchor_weight:.2g}, {factor}, lifted by {self.lift_:.2f}"
+            f"{self.law_.coefficient * self.law_.anchor_weight:.2g}, {factor}, lifted by {self.lift_:.2f}"
         )
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -312,18 +314,18 @@ class PowerLawIncrement:
         return model
 
 
-class _Known(NamedTuple):
-    """What the law reads of the queries, in double precision."""
+class _Terms(NamedTuple):
+    """The terms of the law at the queries, in double precision."""
 
     distance: Float[Tensor, " n"]
     anchor: Float[Tensor, " n n_coordinates"]
     reference: Float[Tensor, " n n_coordinates"]
 
 
-def _known(features: GeometricFeatures, reference: FittedReference | None) -> _Known:
+def _terms(features: GeometricFeatures, reference: FittedReference | None) -> _Terms:
     distance = features.support_distance.double()
     anchor = features.anchor_error.reshape(len(features), -1).double()
-    return _Known(distance, anchor, natural_scale(features, reference))
+    return _Terms(distance, anchor, natural_scale(features, reference))
 
 
 def fit_power_law(
@@ -333,7 +335,7 @@ def fit_power_law(
     reference: FittedReference | None = None,
     scale: Scale = coordinate_scale,
 ) -> PowerLaw:
-    """Exponent and anchor weight from a grid; the level that minimises the pinball loss has a closed form."""
+    """Choose the exponent and the anchor weight from a grid; the best coefficient has a closed form."""
     distance = calibration.features.support_distance.double()
     of_coordinate = scale(
         over_reference(calibration, reference), calibration.weight, quantile
@@ -342,11 +344,11 @@ def fit_power_law(
     law = PowerLaw(
         exponent=0.0,
         anchor_weight=0.0,
-        level=1.0,
-        unit=float(distance.median()) or 1.0,
+        coefficient=1.0,
+        typical_distance=float(distance.median()) or 1.0,
         tangent=float(inverse_cdf_quantile(distance, TANGENT_QUANTILE)),
         edge=edge_distance(calibration),
-        # In units of the mean, so that the level says how large errors are.
+        # The scale has mean 1, so that the coefficient is the typical size of the errors.
         scale=of_coordinate / of_coordinate.mean()
         if of_coordinate.any()
         else torch.ones_like(of_coordinate),
@@ -362,10 +364,10 @@ def _choose(
     grid: list[tuple[float, float]],
     reference: FittedReference | None,
 ) -> PowerLaw:
-    """The exponent and anchor weight with the least pinball loss, each pair at its best level."""
+    """The exponent and the anchor weight with the smallest pinball loss, each pair with its best coefficient."""
     n_coordinates = calibration.error[0].numel()
-    calibration = calibration.subsample(max(1000, MOST_VALUES // n_coordinates))
-    some = random_coordinates(n_coordinates, MOST_VALUES // len(calibration))
+    calibration = calibration.subsample(max(1000, MAX_VALUES // n_coordinates))
+    some = random_coordinates(n_coordinates, MAX_VALUES // len(calibration))
     scale = law.scale[some]
     distance, anchor, natural, error = _sampled(calibration, reference, some)
     weight = calibration.weight.double().cpu()[:, None].expand_as(error)
@@ -376,23 +378,20 @@ def _choose(
         typical = float(growth.median()) / (float(anchor.median()) or 1.0)
         for _, multiple in pairs:
             shape = growth + multiple * typical * anchor
-            known = shape > 0
-            if not known.any():
+            positive = shape > 0
+            if not positive.any():
                 continue
-            # The pinball loss of level * shape is least at the quantile of error / shape, weighted by the shape.
-            level = float(
-                weighted_quantile(
-                    error[known] / shape[known], (weight * shape)[known], quantile
-                )
-            )
-            loss = float((weight * pinball_loss(error, level * shape, quantile)).sum())
+            # The pinball loss of c * shape is smallest at the quantile of error / shape, weighted by the shape.
+            ratio, importance = error[positive] / shape[positive], weight * shape
+            c = float(weighted_quantile(ratio, importance[positive], quantile))
+            loss = float((weight * pinball_loss(error, c * shape, quantile)).sum())
             if loss < best_loss:
                 best_loss = loss
                 best = replace(
                     law,
                     exponent=exponent,
                     anchor_weight=multiple * typical,
-                    level=level,
+                    coefficient=c,
                 )
     return best
 
@@ -403,7 +402,7 @@ def _sampled(
     """Distance, anchor error, reference and error of some coordinates, in double precision on the CPU."""
     parts = []
     for rows in chunks(len(calibration), 8 * calibration.error[0].numel()):
-        distance, anchor, natural = _known(calibration.features[rows], reference)
+        distance, anchor, natural = _terms(calibration.features[rows], reference)
         error = calibration.error[rows].reshape(anchor.shape).double()
         fields = (part.cpu()[:, some] for part in (anchor, natural, error))
         parts.append((distance.cpu(), *fields))

@@ -1,13 +1,12 @@
-"""The contract of an increment model, and its optional capabilities; this is the only place that names them.
+"""The protocol of an increment model, and the protocols of its optional capabilities.
 
-An increment model estimates an upper conditional quantile of the error that the anchors do not explain (line 12). It needs
-``quantile``, ``fit`` and ``__call__``, and nothing else. A model that can do more implements one of the protocols below;
-geoq asks with ``isinstance`` before it uses a capability.
+An increment model estimates an upper conditional quantile of the part of the error that the anchors do not explain (line 12). It
+needs ``quantile``, ``fit`` and ``__call__``, and nothing else. A model with more capabilities implements further protocols of
+this module; geoq checks with ``isinstance`` before it uses a capability.
 
 Example:
-    The smallest increment model adds the same number everywhere.
+    The smallest increment model adds the same number to every anchor error.
 
-    >>> import torch
     >>> from geoq.quantiles import inverse_cdf_quantile
     >>> class ConstantIncrement:
     ...     quantile = 0.95
@@ -37,22 +36,31 @@ from geoq.surrogate import ErrorFunctional
 
 @runtime_checkable
 class IncrementModel(Protocol):
-    """The increment g: features to a tensor of the shape of the error, one row per query.
+    """The increment g: the bound of a query is its anchor error plus the increment.
 
-    ``quantile`` is the level of the bound. ``fit`` returns the fitted model. The bound is the anchor error plus the
-    increment; an increment is nonnegative unless the model has the capability ``MayBeNegative``.
+    Increments are nonnegative, unless the model also implements ``MayBeNegative`` and its ``may_be_negative`` is true.
+
+    Attributes:
+        quantile: tau, the quantile level of the bound.
     """
 
     quantile: float
 
-    def fit(self, calibration: CalibrationSet, /) -> "IncrementModel": ...
+    def fit(self, calibration: CalibrationSet, /) -> "IncrementModel":
+        """Fit the model to the calibration tuples, and return the fitted model."""
+        ...
 
-    def __call__(self, features: GeometricFeatures, /) -> Tensor: ...
+    def __call__(self, features: GeometricFeatures, /) -> Tensor:
+        """The increments of queries, with the shape of their errors: one row per query."""
+        ...
 
 
 @runtime_checkable
 class MayBeNegative(Protocol):
-    """A model whose bound can be smaller than the anchor error if ``may_be_negative`` is true."""
+    """A model whose increments can be negative if ``may_be_negative`` is true: the bound can be below the anchor error.
+
+    ``FieldScaleIncrement`` and ``IndicatorIncrement`` are such models, because their bounds do not depend on the anchor error.
+    """
 
     @property
     def may_be_negative(self) -> bool: ...
@@ -60,28 +68,34 @@ class MayBeNegative(Protocol):
 
 @runtime_checkable
 class Storable(Protocol):
-    """A model whose fitted state is plain numbers and arrays, so that a file can hold it."""
+    """A model whose fitted state consists of numbers and arrays, so that a file can hold it."""
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]: ...
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The settings and the arrays of the fitted model."""
+        ...
 
 
 @runtime_checkable
 class HasLevels(Protocol):
-    """A fitted model that computes its bound at another quantile level itself; otherwise the bound is scaled."""
+    """A fitted model that has bounds at other quantile levels; the bounds of other models are multiplied by a factor."""
 
-    def at_level(self, quantile: float, /) -> IncrementModel: ...
+    def at_level(self, quantile: float, /) -> IncrementModel:
+        """The fitted model at another quantile level."""
+        ...
 
 
 @runtime_checkable
 class HasExpectedError(Protocol):
-    """A fitted model that estimates the mean of the error as well as its quantile."""
+    """A fitted model that also estimates the mean of the error."""
 
-    def expected_error(self, features: GeometricFeatures, /) -> Tensor: ...
+    def expected_error(self, features: GeometricFeatures, /) -> Tensor:
+        """The mean errors of queries, with the shape of their errors."""
+        ...
 
 
 @runtime_checkable
 class NotConformalizable(Protocol):
-    """A model whose bound does not cover more often when it is multiplied by a factor; it states the reason."""
+    """A model whose coverage does not rise when its bound is multiplied by a factor; the property is the reason."""
 
     @property
     def why_not_conformalizable(self) -> str: ...
@@ -89,36 +103,41 @@ class NotConformalizable(Protocol):
 
 @runtime_checkable
 class ChecksShapes(Protocol):
-    """A model that can refuse the shapes of a problem before the folds are trained."""
+    """A model that checks the shapes of a problem before the fold surrogates are trained."""
 
-    def check_shapes(self, shapes: Shapes, /) -> None: ...
+    def check_shapes(self, shapes: Shapes, /) -> None:
+        """Raise an error if the model cannot be fitted to these shapes."""
+        ...
 
 
 @runtime_checkable
 class ChecksErrors(Protocol):
-    """A model that can refuse the errors of the deployed surrogate before the folds are trained."""
+    """A model that checks the errors of the deployed surrogate before the fold surrogates are trained."""
 
-    def check_errors(self, prediction: Tensor, error: Tensor, /) -> None: ...
+    def check_errors(self, prediction: Tensor, error: Tensor, /) -> None:
+        """Raise an error if the model cannot be fitted to such errors."""
+        ...
 
 
 def check_increment_model(model: object) -> None:
-    """Refuse an object that does not fulfil the contract, and a class in place of an object."""
-    if isinstance(model, type) or not isinstance(model, IncrementModel):
-        uncalled = getattr(model, "__qualname__", None)
-        missing = [
-            name for name in ("quantile", "fit", "__call__") if not hasattr(model, name)
-        ]
-        has_not = f"has no {' and no '.join(missing)}" if missing else "is not fitted"
+    """Refuse an object that is not an increment model, a class in place of an object, and an impossible quantile level."""
+    if isinstance(model, type):
+        name = model.__qualname__
         raise TypeError(
-            f"increment_model={uncalled or repr(model)} {'is a class' if uncalled else has_not}; "
-            + (f"call it, increment_model={uncalled}(), or " if uncalled else "")
-            + "pass an object with quantile, fit and __call__, such as increment_model=PowerLawIncrement(quantile=0.9)."
+            f"increment_model={name} is a class; call it, increment_model={name}()."
+        )
+    if not isinstance(model, IncrementModel):
+        needed = ("quantile", "fit", "__call__")
+        missing = [name for name in needed if not hasattr(model, name)]
+        raise TypeError(
+            f"increment_model={model!r} has no {' and no '.join(missing)}; pass an object with quantile, fit and __call__, "
+            "such as increment_model=PowerLawIncrement(quantile=0.9)."
         )
     check_quantile(model.quantile, f"{type(model).__name__}.quantile")
 
 
 def warn_if_few(quantile: float, n_groups: int) -> None:
-    """Warn if there are fewer independent points than the quantile level needs."""
+    """Warn if there are fewer independent points than the quantile level requires."""
     needed = n_required(quantile)
     if n_groups < needed:
         warn(
@@ -135,7 +154,15 @@ def check_shapes(
     x: Array,
     y: Array,
 ) -> None:
-    """Let the error functional and the increment model refuse the shapes of a few representations and pairs."""
+    """Refuse outputs of which the error functional or the increment model cannot use the shape.
+
+    Args:
+        model: the increment model; it checks the shapes if it implements ``ChecksShapes``.
+        error_functional: it is called with ``y`` in place of the predictions.
+        z: a few representations.
+        x: their inputs.
+        y: their reference outputs.
+    """
     same = restore(to_tensor(y, "y"), y)
     error = to_tensor(error_functional(y, same), "the output of error_functional")
     if error.ndim == 0 or len(error) != len(y):

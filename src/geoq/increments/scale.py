@@ -1,4 +1,4 @@
-"""The scale of the errors: how large the errors of each coordinate are relative to the other coordinates."""
+"""The scale of the errors: the typical size of the error in each coordinate, relative to the other coordinates."""
 
 import math
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from torch import Tensor
 from geoq.arrays import chunks
 from geoq.quantiles import weighted_quantile
 
-# scale(error, weight, quantile): one number per value of the field, in any common unit.
+# A function scale(error, weight, quantile) that returns one number per coordinate; only the ratios of the numbers matter.
 Scale = Callable[[Tensor, Tensor, float], Tensor]
 
-# A cell without any error gets this fraction of the mean of its channel, or of the smallest positive channel mean.
+# The mean error of a cell counts as at least this fraction of the mean error of its channel.
 MIN_FRACTION = 1e-3
 # The quantile of a channel is computed from at most this many values.
 MAX_CHANNEL_VALUES = 2**17
@@ -23,7 +23,13 @@ MAX_CHANNEL_VALUES = 2**17
 def coordinate_scale(
     error: Float[Tensor, " n *field"], weight: Float[Tensor, " n"], quantile: float
 ) -> Float[Tensor, " *field"]:
-    """The quantile of the errors of each coordinate, independently of the others."""
+    """The quantile of the errors of each coordinate, independently of the other coordinates.
+
+    Args:
+        error: errors, one row per tuple.
+        weight: weights of the tuples.
+        quantile: quantile level.
+    """
     flat, weights = error.reshape(len(error), -1), weight.double()[:, None]
     parts = [
         weighted_quantile(
@@ -36,17 +42,26 @@ def coordinate_scale(
 
 @dataclass(frozen=True)
 class LowRankScale:
-    r"""The scale of a field as a product of few maps, so that it can be estimated from few tuples.
+    r"""The scale of a field as a product of a few maps, which can be estimated from a few tuples.
 
     .. math:: s_{cj} = q_c \exp \sum_{p \le r} a_{cp} m_{pj}
 
-    The maps m are the best low-rank approximation of the logarithm of the mean errors. The mean of tens of dependent tuples
-    is noisy in each cell; maps that all channels (lead times, variables) share average the noise out. Each channel has its
-    own coefficient q_c. If a field has at most ``rank`` channels, the mean of each cell is kept.
+    The sum is the best approximation of rank r of the logarithm of the mean errors in channel c and cell j. The mean of tens of
+    dependent tuples is noisy in each cell. The maps m are common to all channels (lead times, variables), which averages the
+    noise. The coefficient q_c of a channel minimises its pinball loss. If a field has at most ``rank`` channels, the mean
+    error of each cell is used without an approximation.
 
     Attributes:
         n_spatial: the last ``n_spatial`` dimensions of the error are the grid; all dimensions before it are channels.
         rank: number of maps; 0 gives one number per channel.
+
+    Example:
+        Ten fields of two channels on a grid of 3 x 4 cells; the errors of the second channel are five times as large.
+
+        >>> error = torch.ones(10, 2, 3, 4) * torch.tensor([1.0, 5.0]).view(2, 1, 1)
+        >>> scale = LowRankScale()(error, torch.full((10,), 0.1), 0.95)
+        >>> scale[:, 0, 0].round(decimals=3).tolist()
+        [1.0, 5.0]
     """
 
     n_spatial: int = 2
@@ -85,10 +100,10 @@ class LowRankScale:
     def maps(
         self, mean: Float[Tensor, " n_channels n_cells"]
     ) -> Float[Tensor, " n_channels n_cells"]:
-        """The low-rank approximation of the mean errors."""
+        """The low-rank approximation of the mean errors, on a logarithmic scale."""
         channel = mean.double().mean(dim=1, keepdim=True)
         wrong = channel[channel > 0]
-        # A channel without errors gets the smallest positive mean, so that it does not outweigh the other channels.
+        # A channel without errors gets the smallest positive channel mean, so that its scale is small in any unit.
         least = wrong.min() if len(wrong) else channel.new_tensor(1.0)
         channel = torch.where(channel > 0, channel, least)
         log = torch.maximum(mean.double(), MIN_FRACTION * channel).log()
@@ -104,10 +119,10 @@ def _coefficient(
     weight: Float[Tensor, " n"],
     quantile: float,
 ) -> Float[Tensor, ""]:
-    """The multiple of the shape with the least pinball loss: the quantile of e / shape, weighted by the shape."""
+    """The multiple of the shape with the smallest pinball loss: the quantile of e / shape, weighted by the shape."""
     weights = weight.double()[:, None] * shape
     multiple = weighted_quantile(
         (error / shape).reshape(-1), weights.reshape(-1), quantile
     )
-    # If nearly all errors are zero, their quantile is zero too; the shape alone then is the scale.
+    # If nearly all errors are zero, their quantile is zero too. Then the scale is the shape.
     return torch.where(multiple > 0, multiple, 1.0)

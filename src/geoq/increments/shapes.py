@@ -1,4 +1,4 @@
-"""Shapes of one row of a problem, and the checks that fields lie on one grid."""
+"""The shapes of one row of a problem, and checks of grids."""
 
 from typing import NamedTuple
 
@@ -10,13 +10,13 @@ MAX_CHANNELS_LAST, MIN_GRID_SIZE = 4, 8
 
 
 class Shapes(NamedTuple):
-    """Shapes of one row each, as they are known before the folds are trained.
+    """The shapes of one row of each array, which are available before the fold surrogates are trained.
 
     Attributes:
-        z: the representation.
-        error: the error.
-        inputs: the inputs.
-        outputs: the reference outputs.
+        z: shape of the representation.
+        error: shape of the error.
+        inputs: shape of the inputs.
+        outputs: shape of the reference outputs.
     """
 
     z: tuple[int, ...]
@@ -38,15 +38,15 @@ class Shapes(NamedTuple):
 
 
 def check_spatial(n_spatial: int) -> None:
-    """Refuse grids that the networks here have no convolutions for."""
+    """Refuse grids with a number of dimensions for which there is no network."""
     if n_spatial not in (1, 2):
         raise ValueError(
-            f"n_spatial={n_spatial}, but fields lie on a line or in the plane; choose 1 or 2."
+            f"n_spatial={n_spatial}, but fields must lie on a line or in the plane; choose 1 or 2."
         )
 
 
 def warn_of_channels_last(shape: tuple[int, ...], n_spatial: int) -> None:
-    """Warn if the last dimension of an error is so short, after long ones, that it probably holds channels."""
+    """Warn if the last dimension of an error is short and the dimensions before it are long: it probably holds channels."""
     if len(shape) <= n_spatial or shape[-1] > MAX_CHANNELS_LAST:
         return
     if min(shape[-1 - n_spatial : -1]) < MIN_GRID_SIZE:

@@ -1,4 +1,10 @@
-"""Rollouts: error bounds along autoregressive forecasts that grow, saturate, and say until when to trust them."""
+"""Rollouts: error bounds along autoregressive forecasts, and the horizon up to which a forecast can be trusted.
+
+This package contains only what a rollout needs and a single prediction does not: trajectories, rollouts of the deployed
+surrogate and of the fold surrogates, features along a rollout, the schemes that bound the error of every step, the safe region
+and the trusted horizon of rollouts, a training recipe, and the estimator with its checks and its files. Code that a single
+prediction needs as well belongs to the other modules of geoq and is imported from there.
+"""
 
 from geoq.rollout.additive import AdditiveRecursion, signed_displacement
 from geoq.rollout.assessment import RolloutAssessment

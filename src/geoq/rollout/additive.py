@@ -1,4 +1,4 @@
-"""The paper's recursion: increments that add up along the rollout."""
+"""The paper's scheme for rollouts: the bound is a sum of increments."""
 
 import math
 from collections.abc import Callable
@@ -20,9 +20,9 @@ from geoq.training.loop import Training, seeded, train
 def signed_displacement(
     features: RolloutFeatures,
 ) -> Float[Tensor, " n n_steps n_features"]:
-    r"""The paper's psi, as one vector per step.
+    r"""The paper's features psi, one vector per step.
 
-    .. math:: \psi = (\Delta z_{k_a}, \Delta d_k)
+    .. math:: \psi = (\Delta z_{k_a}, \Delta d_k)  (eq:psi)
     """
     distance = features.support_distance[..., None]
     return torch.cat([features.displacement.flatten(start_dim=2), distance], dim=2)
@@ -30,18 +30,30 @@ def signed_displacement(
 
 @dataclass
 class AdditiveRecursion:
-    r"""The paper's rollout form, trained through the sum.
+    r"""The paper's scheme: each step adds a nonnegative increment to the bound (section on the Kuramoto-Sivashinsky equation).
 
     .. math:: \widehat E_{t,n+1} = \widehat E_{t,n} + g_\eta(\psi_{t,n}), \quad \widehat E_{t,0} = 0, \quad
         g_\eta(\psi) = \|\psi\| h_\eta(T(\psi))
 
-    It cannot saturate: every step adds, within the calibration horizon and beyond.
+    The network h is trained with the pinball loss of the sum. The bound grows at every step, within the calibration horizon and
+    past it, although the error of a chaotic system saturates.
 
     Attributes:
-        quantile: tau, the level.
-        psi: which features of a step drive its increment.
-        hidden: widths of h's hidden layers.
-        training: how h is trained; a row is a rollout.
+        quantile: tau, the quantile level.
+        psi: a function that returns the features of each step.
+        hidden: the widths of the hidden layers of h.
+        training: the training of h, in which a row is a rollout.
+
+    Example:
+        >>> from geoq import ClusterFolds, RolloutGeoQ, SafeRegion
+        >>> geoq = RolloutGeoQ(
+        ...     None,
+        ...     lambda segments: lambda x: x,
+        ...     folds=ClusterFolds(5),
+        ...     scheme=AdditiveRecursion(quantile=0.95),
+        ...     n_anchors=50,
+        ...     safe_region=SafeRegion(),
+        ... )
     """
 
     quantile: float = 0.95
@@ -55,12 +67,12 @@ class AdditiveRecursion:
         check_quantile(self.quantile, "quantile")
 
     def fit(self, calibration: RolloutCalibration) -> "AdditiveRecursion":
-        # A rollout that diverged has no finite sum; the others teach what increments are.
+        """Train h on the calibration rollouts that do not diverge; no finite sum fits the others."""
         lasting = calibration.features.alive.all(dim=1)
         if not lasting.any():
             raise ValueError(
-                f"all {len(calibration)} calibration rollouts diverged within {calibration.n_steps} steps, so no sum of "
-                "increments fits them; lower n_calibration or train the surrogate better."
+                f"n_calibration={calibration.n_steps}, but all {len(calibration)} calibration rollouts diverge within this "
+                "number of steps, so no sum of increments fits them; lower n_calibration or train the surrogate longer."
             )
         psi = self.psi(calibration.features)[lasting].float()
         error = calibration.error[lasting].flatten(start_dim=2).float()
@@ -75,43 +87,47 @@ class AdditiveRecursion:
                 / typical
             )
 
-        # Rollouts of one fold share its surrogate and its hole in the data; on both sides of the early stopping they
-        # would let h learn the folds by heart (pinball loss on fresh rollouts 0.146 instead of 0.060).
-        units = calibration.fold[lasting]
-        train(self.module_, loss, self.training, units, repeatable=True)
+        # All rollouts of a fold are on the same side of the early stopping. They have one surrogate and one gap in the data
+        # in common; if they were split, h would overfit to the folds (pinball loss 0.146 instead of 0.060 on new rollouts).
+        groups = calibration.fold[lasting]
+        train(self.module_, loss, self.training, groups, repeatable=True)
         return self
 
     @torch.no_grad()
     def __call__(self, features: RolloutFeatures) -> Float[Tensor, " n n_steps *state"]:
         psi = self.psi(features).float().nan_to_num(posinf=0.0)
-        row_numbers = psi.shape[1] * max(psi.shape[2], self.module_.unit.numel())
+        row_numbers = psi.shape[1] * max(psi.shape[2], self.module_.coefficient.numel())
         bound = torch.cat(
             [self.module_(psi[rows]) for rows in chunks(len(psi), row_numbers)]
         )
         return bound.reshape(features.climatology.shape).to(features.climatology)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Settings and weights, for a file; psi is code, so only the paper's can be in one."""
+        """The settings and weights for a file; a file cannot contain a function, so ``psi`` must be the paper's."""
         if self.psi is not signed_displacement:
             raise ValueError(
-                f"psi={self.psi!r} is a function of the user's own, which a file cannot hold; use signed_displacement."
+                f"psi={self.psi!r} is a function of the user, which a file cannot contain; use signed_displacement."
             )
-        settings = {"quantile": self.quantile, "hidden": self.hidden}
-        return settings | {"training": asdict(self.training)}, self.module_.state_dict()
+        settings = {
+            "quantile": self.quantile,
+            "hidden": self.hidden,
+            "training": asdict(self.training),
+        }
+        return settings, self.module_.state_dict()
 
     @staticmethod
     def from_state(
         settings: dict[str, Any], arrays: dict[str, Tensor]
     ) -> "AdditiveRecursion":
-        """The fitted scheme that ``state`` described."""
+        """The fitted scheme with the settings and weights that ``state`` returned."""
         scheme = AdditiveRecursion(
             settings["quantile"],
             hidden=tuple(settings["hidden"]),
             training=Training(**settings["training"]),
         )
-        scheme._build(len(arrays["mean"]), len(arrays["unit"]))
+        scheme._build(len(arrays["mean"]), len(arrays["coefficient"]))
         scheme.module_.load_state_dict(arrays)
-        scheme.module_.to(arrays["unit"].device).eval()
+        scheme.module_.to(arrays["coefficient"].device).eval()
         return scheme
 
     def _build(self, n_features: int, n_outputs: int) -> None:
@@ -121,32 +137,32 @@ class AdditiveRecursion:
 
 
 class _Sum(nn.Module):
-    """The sum of norm times h, with all that it needs in one state dict."""
+    """The sum of the increments, a coefficient per coordinate times norm times h, with T in the same state dict."""
 
     def __init__(self, network: nn.Module, n_features: int, n_outputs: int) -> None:
         super().__init__()
         self.network = network
         self.register_buffer("mean", torch.zeros(n_features))
         self.register_buffer("scale", torch.ones(n_features))
-        self.register_buffer("unit", torch.ones(n_outputs))
+        self.register_buffer("coefficient", torch.ones(n_outputs))
         self.mean: Tensor
         self.scale: Tensor
-        self.unit: Tensor
+        self.coefficient: Tensor
 
     def forward(self, psi: Tensor) -> Tensor:
         standardised = Standardization(self.mean, self.scale)(psi)
         raw = self.network(standardised.flatten(0, 1)).reshape(*psi.shape[:2], -1)
         rate = nn.functional.softplus(raw) / math.log(2)
         norm = torch.linalg.vector_norm(psi, dim=2, keepdim=True)
-        total: Tensor = (norm * self.unit * rate).cumsum(dim=1)
+        total: Tensor = (norm * self.coefficient * rate).cumsum(dim=1)
         return total
 
     def fit_normalization(self, psi: Tensor, error: Tensor, quantile: float) -> None:
-        """T, and the level at which h starts: that of the errors half-way through the calibration horizon."""
+        """Fit T, and the coefficients for which the untrained sum fits the errors in the middle of the calibration horizon."""
         standardization = Standardization.fit(psi.flatten(0, 1))
         self.mean.copy_(standardization.mean)
         self.scale.copy_(standardization.scale)
         middle = error.shape[1] // 2
         passed = torch.linalg.vector_norm(psi[:, : middle + 1], dim=2).sum(dim=1)
-        level = inverse_cdf_quantile(error[:, middle], quantile) / passed.median()
-        self.unit.copy_(torch.maximum(level, 1e-3 * level.max()))
+        fitting = inverse_cdf_quantile(error[:, middle], quantile) / passed.median()
+        self.coefficient.copy_(torch.maximum(fitting, 1e-3 * fitting.max()))

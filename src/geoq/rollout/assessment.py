@@ -1,4 +1,4 @@
-"""What RolloutGeoQ answers: a bound at every step, until when to trust it, and the reason."""
+"""The answer of RolloutGeoQ: a bound at every step, the trusted horizon, and the reason."""
 
 from dataclasses import dataclass
 
@@ -8,32 +8,33 @@ from geoq.arrays import Array
 from geoq.checks import check_index
 from geoq.rollout.horizon import Trust
 
-ONLY_SUPPORT = (
-    "no tolerance was given, so only the support was judged, not the size of the error"
-)
+WITHOUT_TOLERANCE = "no tolerance was given, so the horizon depends on the support alone and not on the bound"
 
 
 @dataclass(frozen=True, repr=False)
 class RolloutAssessment:
-    """What is said of each rollout, in the user's kind of array; index n - 1 along the steps is step n.
+    """Error bounds, safe flags and horizons, one row per rollout, in the user's kind of array.
+
+    Along the axis of the steps, index n - 1 is step n. ``RolloutGeoQ.assess`` returns this record; its class has an example.
 
     Attributes:
-        prediction: the surrogate's states at steps 1, 2, ...; nan from the step on at which a rollout diverged.
-        error_hat: upper estimate of their errors; infinite from that step on.
-        safe: whether the calibration supports the bound of this step; ``meaning`` says in which sense.
-        support_score: how far the state that the step starts from is from that support; safe means at most ``threshold``.
-        supported_horizon: last step up to which every step was safe; 0 if the first step already was not.
-        diverged_at: step at which a rollout diverged, 0 if it did not.
-        threshold: largest support score that counts as safe.
-        meaning: what it means to be safe, and not to be.
-        n_calibrated: the calibration horizon; past it the bound rests on the last step calibrated.
-        tolerance: what the bounds were compared with, as it was given.
-        trust: what the trusted horizons rest on. None, like the next two, if no tolerance was given.
-        trusted_horizon: last step up to which every step was safe and every coordinate's bound small enough for the
-            tolerance, within the calibration horizon; at most the share ``trust.broken`` of such rollouts exceeds the
-            tolerance before.
-        bound_over_tolerance: the largest bound of each step in units of the tolerance; small enough means below
-            ``trust.limit`` and not above 1.
+        prediction: the states that the surrogate predicts; nan from the step at which a rollout diverges.
+        error_hat: upper estimate of their errors; infinite from that step.
+        safe: whether the calibration supports the bound of a step; ``meaning`` explains in which sense.
+        support_score: a measure of the distance to the calibration of the state that a step starts from. The step is safe if
+            the score is at most ``threshold``.
+        supported_horizon: the last step up to which every step is safe; 0 if the first step is not safe.
+        diverged_at: the step at which a rollout diverges; 0 if it does not diverge.
+        threshold: the largest support score that counts as safe.
+        meaning: why a step is safe, and why it is not.
+        n_calibrated: the calibration horizon. Past it, the bound uses the calibration of its last step.
+        tolerance: the tolerance that was given to ``assess``.
+        trust: the rule that sets the trusted horizons. None if no tolerance was given, like the next two attributes.
+        trusted_horizon: the last step up to which every step is safe, lies within the calibration horizon, and has small
+            enough bounds for the tolerance. The fraction of the rollouts whose error exceeds the tolerance within their
+            trusted horizon is expected to be at most ``trust.broken``.
+        bound_over_tolerance: the largest ratio of bound and tolerance over the coordinates of a step. It is small enough if
+            it is less than ``trust.limit`` and at most 1.
     """
 
     prediction: Float[Array, " n n_steps *state"]
@@ -56,21 +57,21 @@ class RolloutAssessment:
     def __repr__(self) -> str:
         n_steps = self.safe.shape[1]
         horizon, what = self.horizon
-        note = "" if self.trust else f" ({ONLY_SUPPORT})"
+        note = "" if self.trust else f" ({WITHOUT_TOLERANCE})"
         return (
             f"RolloutAssessment of {len(self)} rollouts of {n_steps} steps, "
-            f"{int((horizon == n_steps).sum())} of them {what} to the end{note}; reason(i) says why"
+            f"{int((horizon == n_steps).sum())} of them {what} to the end{note}; reason(i) explains rollout i"
         )
 
     @property
     def horizon(self) -> tuple[Int[Array, " n"], str]:
-        """The trusted horizon if a tolerance was given, otherwise the supported one, and its name."""
+        """The trusted horizon and the word "trusted" if a tolerance was given; otherwise the supported horizon."""
         if self.trusted_horizon is None:
             return self.supported_horizon, "supported"
         return self.trusted_horizon, "trusted"
 
     def outcome(self, rollout: int) -> list[str]:
-        """How long one rollout is trusted or supported and, if this ends before its last step, why."""
+        """The horizon of one rollout and, if the horizon ends before the last step, why it does: one or two phrases."""
         check_index(rollout, "rollout", len(self))
         horizons, what = self.horizon
         n_steps, horizon = self.safe.shape[1], int(horizons[rollout])
@@ -83,39 +84,39 @@ class RolloutAssessment:
         return [f"rollout {rollout}: {length}", end]
 
     def reason(self, rollout: int) -> str:
-        """Until when this rollout is trusted, and what ends the trust, in words and numbers."""
+        """Explain the horizon and the bounds of one rollout in words and numbers."""
         headline, *end = self.outcome(rollout)
         n_steps, horizon = self.safe.shape[1], int(self.horizon[0][rollout])
         lines = [headline, *(f"  {why}" for why in end)]
-        lines.append(f"  {self.trust or ONLY_SUPPORT}")
+        lines.append(f"  {self.trust or WITHOUT_TOLERANCE}")
         steps = dict.fromkeys((1, horizon, n_steps))
         lines += [self._step_line(rollout, step) for step in steps if step]
         if n_steps > self.n_calibrated:
             lines.append(
-                f"  past step {self.n_calibrated}, the calibration horizon, the bound rests on the last step calibrated"
+                f"  past step {self.n_calibrated}, the calibration horizon, the bound uses the calibration of this step"
             )
         return "\n".join(lines)
 
     def _end(self, rollout: int, index: int) -> str:
-        """Why the horizon ends before the step with this index."""
+        """The reason why the horizon ends before the step with this index."""
         score = float(self.support_score[rollout, index])
         if int(self.diverged_at[rollout]) == index + 1:
-            return "the surrogate diverged, so the bound is infinite from here on"
+            return "the surrogate diverged, so the bound is infinite from this step"
         if not bool(self.safe[rollout, index]):
             return f"NOT safe, {self.meaning[1]} (score {score:.3g}, threshold {self.threshold:.3g})"
         assert self.trust is not None
         assert self.bound_over_tolerance is not None
         ratio = float(self.bound_over_tolerance[rollout, index])
-        told = f"a bound is {ratio:.3g} of its tolerance"
+        size = f"the largest bound is {ratio:.3g} times its tolerance"
         if ratio > 1:
-            return told
+            return size
         if ratio >= self.trust.limit:
-            return f"{told}; held-out rollouts that were trusted above {self.trust.limit:.3g} of it exceeded it too often"
+            return f"{size}, but bounds are trusted only below {self.trust.limit:.3g} times the tolerance"
         return "past the calibration horizon, where no error was measured; raise n_calibration"
 
     def _step_line(self, rollout: int, step: int) -> str:
         bound = self.error_hat[rollout, step - 1]
         return (
             f"  step {step}: mean error bound {float(bound.mean()):.3g}, largest {float(bound.max()):.3g}, "
-            f"support score {float(self.support_score[rollout, step - 1]):.3g} against {self.threshold:.3g}"
+            f"support score {float(self.support_score[rollout, step - 1]):.3g}, threshold {self.threshold:.3g}"
         )

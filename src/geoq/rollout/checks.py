@@ -1,4 +1,4 @@
-"""What RolloutGeoQ refuses, and the way out; said before anything is trained or rolled out."""
+"""Refusals of unusable arguments of RolloutGeoQ, before anything is trained or rolled out."""
 
 import torch
 from torch import Tensor
@@ -22,14 +22,14 @@ def check_models(
     train_surrogate: TrainStepper | TrainedFolds | None,
     representation: Representation | None,
 ) -> None:
-    """Refuse what cannot be called, and the absence of any model."""
+    """Refuse objects that cannot be called, and the absence of any model."""
     check_any_model(surrogate, train_surrogate, "segments")
     pretrained = isinstance(train_surrogate, TrainedFolds)
     check_deployed_surrogate_given(surrogate, train_surrogate, pretrained=pretrained)
     check_pretrained_folds(train_surrogate)
     if isinstance(train_surrogate, TrainNetwork):
         raise TypeError(
-            "train_surrogate is a TrainNetwork, which learns pairs (x, y), but rollouts are learned from segments of "
+            "train_surrogate is a TrainNetwork, which trains on pairs (x, y), but RolloutGeoQ trains on segments of "
             "trajectories; pass a TrainRollout with the same make_network and training."
         )
     if surrogate is not None:
@@ -47,20 +47,20 @@ def check_lengths(trajectories: Trajectories, n_calibration: int) -> None:
     """Refuse trajectories that are shorter than a calibration rollout."""
     if trajectories.longest <= n_calibration:
         raise ValueError(
-            f"n_calibration={n_calibration}, but the longest trajectory has {trajectories.longest} states, and so many "
-            "steps need one more state than steps; lower n_calibration or give longer trajectories (an array is one "
-            "trajectory, its first axis time; several are passed as a list)."
+            f"n_calibration={n_calibration}, but the longest trajectory has {trajectories.longest} states, and this number "
+            f"of steps needs {n_calibration + 1}; lower n_calibration or give longer trajectories (an array is one trajectory "
+            "with time as the first axis; pass several trajectories as a list)."
         )
 
 
 def check_steps(surrogate: Surrogate, states: Array) -> None:
-    """Refuse a surrogate that does not step, or answers the same question in two ways."""
+    """Refuse a surrogate that does not return next states, or whose answers to the same states differ."""
     limit = torch.full(states.shape[1:], torch.inf)
     check_repeatable(lambda: roll_out(surrogate, states, 1, limit)[:, 1], "states")
 
 
-def check_question(x0: Array, n_steps: int, shape: tuple[int, ...]) -> None:
-    """Refuse initial states of another shape than the one fitted, and rollouts of no steps."""
+def check_initial_states(x0: Array, n_steps: int, shape: tuple[int, ...]) -> None:
+    """Refuse initial states whose shape differs from the fitted states, and a number of steps below 1."""
     check_count(n_steps, "n_steps")
     check_rows(x0, "x0", shape, "RolloutGeoQ was fitted on states", "state")
 
@@ -68,27 +68,27 @@ def check_question(x0: Array, n_steps: int, shape: tuple[int, ...]) -> None:
 def check_tolerance(
     tolerance: float | Array | None, shape: tuple[int, ...]
 ) -> Tensor | None:
-    """The tolerance as a tensor, refused unless positive and one number or one per coordinate."""
+    """The tolerance as a tensor; refused unless it is positive, and one number or one per coordinate."""
     if tolerance is None:
         return None
     largest = torch.as_tensor(tolerance)
     if largest.ndim and tuple(largest.shape) != shape:
         raise ValueError(
-            f"tolerance has shape {tuple(largest.shape)}, but states have {shape}; pass a number, or one per "
+            f"tolerance has shape {tuple(largest.shape)}, but states have shape {shape}; pass one number, or one per "
             "coordinate of the state."
         )
     if not bool((largest > 0).all()):
         raise ValueError(
-            f"tolerance={tolerance}, but a bound is never below 0; pass positive numbers, or None for no tolerance."
+            f"tolerance={tolerance}, but a tolerance must be positive; pass positive numbers, or None for no tolerance."
         )
     return largest
 
 
-def check_whole(tolerance: Tensor, n_kept: int, n_coordinates: int) -> None:
-    """Refuse a tolerance per coordinate where only the largest bound and error of each step were kept."""
-    if tolerance.ndim and n_kept < n_coordinates:
+def check_all_stored(tolerance: Tensor, n_stored: int, n_coordinates: int) -> None:
+    """Refuse a tolerance per coordinate if a file kept only the largest bound and error of each step."""
+    if tolerance.ndim and n_stored < n_coordinates:
         raise ValueError(
             f"tolerance has shape {tuple(tolerance.shape)}, but the file keeps only the largest error of each step of the "
-            f"held-out rollouts, whose {n_coordinates} coordinates were too many; pass a number, or ask the estimator that "
-            "was saved."
+            f"held-out rollouts, because states have {n_coordinates} coordinates; pass a number, or use the estimator "
+            "that was saved."
         )

@@ -1,4 +1,4 @@
-"""Cross-fitted rollouts: how errors grow where a surrogate had not seen the state it started from."""
+"""Cross-fitted rollouts: errors of rollouts that start from states which the surrogate of the fold has not seen."""
 
 import logging
 from dataclasses import dataclass
@@ -24,7 +24,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RolloutProblem:
-    """The trajectories as the geometry sees them, and the settings that folds and deployment share."""
+    """The trajectories, their embedding, and the settings that the folds and the deployed surrogate have in common.
+
+    Attributes:
+        trajectories: the states of all trajectories.
+        embedding: phi and nu of these states.
+        normalization: nu, fitted to these states.
+        representation: phi. None means nu.
+        limit: the largest absolute value of each coordinate; a rollout beyond it has diverged.
+        quantile: tau, the quantile level of the climatology.
+        n_anchors: k_a, the number of anchors that displacements are measured from.
+        n_support: k, the number of states that the support distance averages over.
+    """
 
     trajectories: Trajectories
     embedding: Embedding
@@ -36,7 +47,7 @@ class RolloutProblem:
     n_support: int
 
     def reference_states(self, rows: Tensor) -> ReferenceStates:
-        """These states as the cloud that rollouts are related to, and their climatology."""
+        """The geometry and the climatology of these rows of the states."""
         states = to_tensor(take(self.trajectories.states, rows), "trajectories")
         geometry = Geometry(
             self.embedding[rows], n_anchors=self.n_anchors, n_support=self.n_support
@@ -46,26 +57,37 @@ class RolloutProblem:
         )
         return ReferenceStates(geometry, climatology)
 
-    def forecast(
+    def features(
         self,
         states: Float[Tensor, " n n_times *state"],
-        around: ReferenceStates,
+        reference: ReferenceStates,
     ) -> RolloutFeatures:
-        """Features along rollouts whose states start with the initial one."""
+        """Features along rollouts relative to the reference states; the first state of a rollout is the initial one."""
         like = self.trajectories.states
-        return around.features(states, self.normalization, self.representation, like)
+        return reference.features(states, self.normalization, self.representation, like)
 
 
 def cross_fit_rollouts(
-    scene: RolloutProblem,
+    problem: RolloutProblem,
     plan: FoldPlan,
     starts: list[np.ndarray],
     *,
     fold_rollouts: FreshRollouts | TrainedRollouts,
     checkpoint: Checkpoint | None = None,
 ) -> RolloutCalibration:
-    """Rollouts of every fold's surrogate from held-out states, with features relative to the states left in."""
-    trajectories, device = scene.trajectories, scene.embedding.z.device
+    """Roll out the surrogate of every fold from held-out states, and compute errors and features.
+
+    Args:
+        problem: the trajectories and the settings.
+        plan: the folds.
+        starts: for each fold, the held-out rows that its rollouts start from.
+        fold_rollouts: the source of the rollouts.
+        checkpoint: keeps the rollouts of finished folds.
+
+    Returns:
+        The rollouts of all folds. Features are relative to the states that the fold leaves in.
+    """
+    trajectories, device = problem.trajectories, problem.embedding.z.device
     truth = to_tensor(trajectories.states, "trajectories")
     ahead = torch.arange(1, fold_rollouts.n_steps + 1, device=device)
     folds = [
@@ -80,10 +102,11 @@ def cross_fit_rollouts(
         fold_rollouts, trajectories.states, trajectories.number, folds, checkpoint
     ):
         fold = folds[number]
-        around = scene.reference_states(fold.seen.to(device))
-        features[number] = one = scene.forecast(rolled.to(device), around)
-        rows = fold.asked.to(device)[:, None] + ahead
-        error = (truth[rows].to(one.prediction) - one.prediction).abs()
+        reference = problem.reference_states(fold.training_rows.to(device))
+        features[number] = problem.features(rolled.to(device), reference)
+        rows = fold.evaluated_rows.to(device)[:, None] + ahead
+        prediction = features[number].prediction
+        error = (truth[rows].to(prediction) - prediction).abs()
         errors[number] = error.nan_to_num(nan=torch.inf)
         logger.info("%s: mean error %.4g at the last step", fold, error[:, -1].mean())
 
@@ -91,7 +114,7 @@ def cross_fit_rollouts(
         counts = torch.tensor([len(first) for first in starts])
         return torch.tensor(numbers).repeat_interleave(counts).to(device)
 
-    # Folds may be finished in any order.
+    # Sorted, because folds can finish in any order.
     return RolloutCalibration(
         features=RolloutFeatures.cat([features[number] for number in sorted(features)]),
         error=torch.cat([errors[number] for number in sorted(errors)]),

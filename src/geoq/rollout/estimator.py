@@ -1,4 +1,4 @@
-"""RolloutGeoQ: error bounds along autoregressive forecasts, and until when to trust them."""
+"""RolloutGeoQ: error bounds along autoregressive forecasts, and the horizon up to which they can be trusted."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -20,19 +20,15 @@ from geoq.representation import Representation, Standardization
 from geoq.rollout import files
 from geoq.rollout.assessment import RolloutAssessment
 from geoq.rollout.checks import (
+    check_all_stored,
+    check_initial_states,
     check_lengths,
     check_models,
-    check_question,
     check_steps,
     check_tolerance,
-    check_whole,
 )
 from geoq.rollout.crossfit import RolloutProblem, cross_fit_rollouts
-from geoq.rollout.features import (
-    RolloutCalibration,
-    RolloutFeatures,
-    embed,
-)
+from geoq.rollout.features import RolloutCalibration, RolloutFeatures, embed
 from geoq.rollout.fold_rollouts import FreshRollouts, TrainedRollouts, trained
 from geoq.rollout.horizon import HeldOutRollouts, Trust, over_tolerance
 from geoq.rollout.recipe import TrainRollout
@@ -42,15 +38,19 @@ from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll
 from geoq.safe_region import NeedsNeighbors, Region, check_region
 from geoq.surrogate import Surrogate
 from geoq.training import progress
-from geoq.training.checkpoint import Checkpoint, of_array, of_folds, of_object
+from geoq.training.checkpoint import Checkpoint, array_id, folds_id, object_id
 from geoq.training.fold_surrogates import TrainedFolds, is_pretrained
 
+# States kept to recognise the user's callables, which must give the same answers after loading.
 N_PROBES = 8
 
 
 @runtime_checkable
 class RolloutScheme(Protocol):
-    """How features along a rollout become a bound at every step; fitted on held-out rollouts."""
+    """A bound of the error at every step, computed from the features along a rollout and fitted on held-out rollouts.
+
+    ``quantile`` is the quantile level tau of the bound. ``SaturatingGrowth`` and ``AdditiveRecursion`` are two schemes.
+    """
 
     quantile: float
 
@@ -65,22 +65,50 @@ class RolloutGeoQ:
 
     .. math:: \widehat u_{n+1} = \widehat F(\widehat u_n), \quad E_n = |u_n - \widehat u_n|, \quad E_0 = 0
 
+    ``RolloutGeoQ`` has these methods of ``GeoQ``: ``fit`` with a checkpoint, ``assess``, ``bound``, ``save`` and ``load``,
+    ``get_params`` and ``set_params``, and the same repr. It does not have these:
+
+    - ``conformalize``: conformal risk control on whole held-out rollouts already sets the bound of each step at the quantile
+      level of the scheme. This holds for the default scheme; the paper's ``AdditiveRecursion`` has no conformal factors.
+    - ``bounds`` at several levels: for the same reason each level needs its own fit, with another ``quantile`` of the scheme.
+    - ``expected_error``: the schemes estimate an upper quantile of the error and not its mean.
+
     Attributes:
-        surrogate: the trained model, from a batch of states to the next ones; None trains it on all trajectories first.
-        train_surrogate: ``train_surrogate(segments)`` returns a fresh surrogate, given a list of contiguous pieces of
-            trajectories that hold no held-out state; called once per fold. ``TrainedFolds`` brings surrogates that were
-            trained elsewhere. None means that no retraining is possible and that the surrogate never saw these
-            trajectories.
-        representation: phi, fixed and shared by all folds; None means the standardised state.
-        folds: which states are held out together; the number of the trajectory is each state's group. By default blocks
-            of time, which are to the rest as the future is to the data; the paper's are ``ClusterFolds(5)``.
-        scheme: from features along the rollout to the bound, copied before it is fitted; ``AdditiveRecursion`` is the
-            paper's.
-        n_calibration: steps of the calibration rollouts, the calibration horizon.
-        n_starts: calibration rollouts per fold.
-        n_anchors: k_a, anchors that displacements are measured from.
-        n_support: k, states that the support distance averages over.
-        safe_region: the rule of the safe region; ``SafeRegion()`` is the paper's, whose quantile is one of steps.
+        surrogate: the trained model, a function from a batch of states to the next states. None trains it on all
+            trajectories first.
+        train_surrogate: a function ``train_surrogate(segments)`` that returns a new surrogate. It is called once per fold
+            with a list of contiguous pieces of trajectories, which contain no held-out state. ``TrainRollout`` is such a
+            recipe. ``TrainedFolds`` uses surrogates that were trained elsewhere. None means that no retraining is possible:
+            the surrogate has never seen the trajectories given to ``fit``.
+        representation: phi, fixed and shared by all folds. None means the standardised state.
+        folds: which states are held out together; the group of a state is the number of its trajectory. The default holds
+            out blocks of time, because a forecast starts after the data and not between them. The paper's folds are
+            ``ClusterFolds(5)``.
+        scheme: the bound as a function of the features along the rollout, copied before it is fitted.
+            ``AdditiveRecursion()`` is the paper's.
+        n_calibration: the calibration horizon, the number of steps of the calibration rollouts.
+        n_starts: the number of calibration rollouts per fold.
+        n_anchors: k_a, the number of anchors that displacements are measured from.
+        n_support: k, the number of states that the support distance averages over.
+        safe_region: the rule of the safe region. ``SafeRegion()`` is the paper's; its quantile refers to single steps, the
+            quantile of the default to whole rollouts.
+
+    Example:
+        >>> import numpy as np
+        >>> from geoq import RolloutGeoQ
+        >>> angle = 0.1 * np.arange(400)
+        >>> states = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+        >>> def train(segments):
+        ...     before = np.concatenate([segment[:-1] for segment in segments])
+        ...     after = np.concatenate([segment[1:] for segment in segments])
+        ...     matrix = np.linalg.lstsq(np.tanh(before), after)[0]
+        ...     return lambda x: np.tanh(x) @ matrix
+        >>> geoq = RolloutGeoQ(None, train, n_calibration=30).fit(states[:300])
+        >>> assessment = geoq.assess(states[300:302], n_steps=20, tolerance=0.5)
+        >>> assessment.error_hat.shape
+        (2, 20, 2)
+        >>> assessment.trusted_horizon
+        array([6, 6])
     """
 
     surrogate: Surrogate | None
@@ -104,15 +132,15 @@ class RolloutGeoQ:
         """Calibrate on true trajectories.
 
         Args:
-            trajectories: one trajectory of shape (n_times, *state), or a list of them; an array is always one.
-            checkpoint: a folder that keeps the rollouts of each finished fold. A run that was killed and is started
-                again goes on from there, and ends as it would have ended.
+            trajectories: one trajectory, an array of shape (n_times, *state), or a list of such arrays.
+            checkpoint: a folder that keeps the rollouts of each finished fold. A run that was interrupted continues from
+                there when it is started again, with the same result.
 
         Raises:
-            ValueError: trajectories or a setting are unusable, or the checkpoint is that of another calibration; said
-                before any training starts.
+            ValueError: the trajectories or a setting is unusable, or the checkpoint belongs to another calibration. These
+                checks come before any training.
         """
-        # On a copy, so that an interrupted or refused fit leaves the estimator as it was.
+        # On a copy, so that an interrupted or refused fit leaves the estimator unchanged.
         fitted = copy.copy(self)
         fitted._fit(trajectories, checkpoint)
         vars(self).update(vars(fitted))
@@ -137,7 +165,7 @@ class RolloutGeoQ:
         points = embedding.normalized.flatten(start_dim=1).cpu().numpy()
         plan = FoldPlan.draw(self.folds, points, gathered.number)
         starts = self._plan(gathered, plan)
-        scene = RolloutProblem(
+        problem = RolloutProblem(
             gathered,
             embedding,
             self.normalization_,
@@ -147,27 +175,28 @@ class RolloutGeoQ:
             self.n_anchors,
             self.n_support,
         )
-        kept = self._open(checkpoint, gathered, plan, starts)
-        # One unit per training, one for the scheme and one for the safe region; a fold without a start is not trained.
+        finished = self._open(checkpoint, gathered, plan, starts)
+        # One step of the progress bar per training, one for the scheme and one for the safe region. A fold from which no
+        # rollout starts is not trained.
         n_trained = sum(len(first) > 0 for first in starts)
         with progress.bar(n_trained + 2 + (self.surrogate is None)):
-            self._calibrate(scene, plan, starts, kept)
+            self._calibrate(problem, plan, starts, finished)
 
     def _calibrate(
         self,
-        scene: RolloutProblem,
+        problem: RolloutProblem,
         plan: FoldPlan,
         starts: list[np.ndarray],
         checkpoint: Checkpoint | None,
     ) -> None:
-        """Surrogate, cross-fitted rollouts, scheme, safe region, and how the bound did on the held-out rollouts."""
-        everything = torch.arange(len(scene.trajectories))
-        self.surrogate_ = self._deployed(scene.trajectories, everything)
-        self.reference_states_ = scene.reference_states(
-            everything.to(self.limit_.device)
+        """Train the surrogate, cross-fit the rollouts, fit the scheme and the safe region, and bound the held-out rollouts."""
+        all_rows = torch.arange(len(problem.trajectories))
+        self.surrogate_ = self._deployed(problem.trajectories, all_rows)
+        self.reference_states_ = problem.reference_states(
+            all_rows.to(self.limit_.device)
         )
         self.calibration_ = cross_fit_rollouts(
-            scene,
+            problem,
             plan,
             starts,
             fold_rollouts=self._fold_rollouts(len(plan.splits)),
@@ -183,7 +212,7 @@ class RolloutGeoQ:
         self.held_out_ = HeldOutRollouts(
             bound=self._bound(features).flatten(start_dim=2),
             error=self.calibration_.error.flatten(start_dim=2),
-            supported=_until(safe.reshape(features.alive.shape)),
+            supported=_n_leading(safe.reshape(features.alive.shape)),
             start=self.calibration_.start,
             quantile=self.scheme_.quantile,
         )
@@ -197,21 +226,22 @@ class RolloutGeoQ:
         """Roll out from each initial state and bound the error of every step.
 
         Args:
-            x0: initial states, one per row, taken as exact.
-            n_steps: steps to forecast; may exceed the calibration horizon, but trust does not.
-            tolerance: largest error that is acceptable, a number or one per coordinate of the state; None judges only
-                the support, and no horizon is called trusted.
+            x0: initial states, one per row; their error is taken as zero.
+            n_steps: the number of steps to forecast. It can exceed the calibration horizon; the trusted horizon cannot.
+            tolerance: the largest acceptable error, one number or one per coordinate of the state. Without a tolerance there
+                is a supported horizon and no trusted horizon.
         """
         check_fitted(self, "held_out_")
         shape = tuple(self.limit_.shape)
-        check_question(x0, n_steps, shape)
+        check_initial_states(x0, n_steps, shape)
         largest = check_tolerance(tolerance, shape)
         trust = None
         if largest is not None:
-            check_whole(largest, self.held_out_.bound.shape[2], self.limit_.numel())
+            n_stored = self.held_out_.bound.shape[2]
+            check_all_stored(largest, n_stored, self.limit_.numel())
             trust = self.held_out_.trust(largest)
         arrays: dict[str, Tensor] = {}
-        # Filled chunk by chunk: a list of parts, then joined, would hold everything twice.
+        # The arrays are filled chunk by chunk; joining a list of chunks would need twice the memory.
         for rows, answers in self._answers(x0, n_steps, largest, trust):
             for name, part in answers.items():
                 if name not in arrays:
@@ -226,39 +256,43 @@ class RolloutGeoQ:
             trust=trust,
         )
 
+    def bound(self, x0: Array, n_steps: int) -> Array:
+        """The error bound of every step of the rollouts from these initial states, ``assess(x0, n_steps).error_hat``."""
+        return self.assess(x0, n_steps).error_hat
+
     def _answers(
         self, x0: Array, n_steps: int, largest: Tensor | None, trust: Trust | None
     ) -> Iterator[tuple[slice, dict[str, Tensor]]]:
-        """Answers to chunks of initial states, by the names of ``RolloutAssessment``."""
+        """Answers to chunks of initial states, as tensors by the names of ``RolloutAssessment``."""
         dtype = to_tensor(x0[:1], "x0").dtype
         for rows in chunks(len(x0), n_steps * self.limit_.numel()):
             states = roll_out(self.surrogate_, x0[rows], n_steps, self.limit_)
             features = self.reference_states_.features(
                 states, self.normalization_, self.representation, x0
             )
-            lost = ~features.alive
+            diverged = ~features.alive
             score, bound = self._score(features), self._bound(features)
-            safe = self.safe_region_.contains(score.flatten()).reshape(lost.shape)
+            safe = self.safe_region_.contains(score.flatten()).reshape(diverged.shape)
             answers = {
                 "prediction": states[:, 1:],
                 "error_hat": bound.to(dtype),
                 "safe": safe,
                 "support_score": score.to(dtype),
-                "supported_horizon": _until(safe),
+                "supported_horizon": _n_leading(safe),
                 "diverged_at": torch.where(
-                    lost.any(dim=1), lost.long().argmax(dim=1) + 1, 0
+                    diverged.any(dim=1), diverged.long().argmax(dim=1) + 1, 0
                 ),
             }
             if largest is not None and trust is not None:
                 ratio = over_tolerance(bound, largest)
-                # Nothing was measured past the calibration horizon, so nothing is promised there.
+                # No error was measured past the calibration horizon, so no step there is trusted.
                 trusted = (safe & trust.within(ratio))[:, : self.n_calibrated_]
-                answers["trusted_horizon"] = _until(trusted)
+                answers["trusted_horizon"] = _n_leading(trusted)
                 answers["bound_over_tolerance"] = ratio.to(dtype)
             yield rows, answers
 
     def _score(self, features: RolloutFeatures) -> Tensor:
-        """Support score of each step, infinite from the step on at which a rollout diverged."""
+        """Support score of each step; infinite from the step at which a rollout diverges."""
         alive = features.alive
         score = features.support_distance.new_full(alive.shape, torch.inf)
         if alive.any():
@@ -268,7 +302,7 @@ class RolloutGeoQ:
         return score
 
     def _bound(self, features: RolloutFeatures) -> Tensor:
-        """Bound of each step, infinite from the step on at which a rollout diverged."""
+        """Bound of each step; infinite from the step at which a rollout diverges."""
         bound = self.scheme_(features)
         bound[~features.alive] = torch.inf
         return bound.nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -276,7 +310,11 @@ class RolloutGeoQ:
     def save(self, path: str | Path) -> None:
         """Write what ``assess`` needs to one file of arrays and numbers.
 
-        The file does not contain the callables. It contains their answers at a few stored states, to recognise them.
+        The file does not contain the user's callables. It contains their answers at a few stored states, so that ``load``
+        can refuse other callables.
+
+        Raises:
+            TypeError: the scheme or the safe region is one of the user, which a file cannot contain.
         """
         files.save(self, path)
 
@@ -288,7 +326,7 @@ class RolloutGeoQ:
         surrogate: Surrogate,
         representation: Representation | None = None,
     ) -> "RolloutGeoQ":
-        """Read a calibrated estimator; its answers are those of the saved one.
+        """Read a calibrated estimator; it gives the same answers as the saved one.
 
         Args:
             path: a file that ``save`` wrote.
@@ -324,7 +362,7 @@ class RolloutGeoQ:
     def _fold_rollouts(self, n_folds: int) -> FreshRollouts | TrainedRollouts:
         n_steps, limit, recipe = self.n_calibration, self.limit_, self.train_surrogate
         if recipe is None:
-            # Every fold is served by the deployed surrogate, which saw none of these data.
+            # The deployed surrogate has seen none of these data, so it serves as the surrogate of every fold.
             recipe = TrainedFolds([self.surrogate_] * n_folds)
         if isinstance(recipe, TrainedFolds):
             return TrainedRollouts(recipe, n_steps, limit)
@@ -337,22 +375,22 @@ class RolloutGeoQ:
         plan: FoldPlan,
         starts: list[np.ndarray],
     ) -> Checkpoint | None:
-        """The checkpoint in the folder, refused unless it is of these trajectories, folds and settings."""
-        # What nobody trains need not be kept.
+        """The checkpoint in the folder; refused if it belongs to other trajectories, folds or settings."""
+        # There is nothing to keep if nothing is trained.
         if folder is None or is_pretrained(self.train_surrogate):
             return None
         facts = {
-            "trajectories": of_array(trajectories.states),
-            "lengths": of_object(np.bincount(trajectories.number).tolist()),
-            "folds": of_folds(plan),
-            "starts": of_array(np.concatenate(starts)),
+            "trajectories": array_id(trajectories.states),
+            "lengths": object_id(np.bincount(trajectories.number).tolist()),
+            "folds": folds_id(plan),
+            "starts": array_id(np.concatenate(starts)),
             "n_calibration": str(self.n_calibration),
-            "train_surrogate": of_object(self.train_surrogate),
+            "train_surrogate": object_id(self.train_surrogate),
         }
         return Checkpoint.open(folder, facts)
 
     def _plan(self, trajectories: Trajectories, plan: FoldPlan) -> list[np.ndarray]:
-        """Starts of the calibration rollouts, refused where folds leave too little; nothing is trained yet."""
+        """The rows from which the calibration rollouts of each fold start; unusable folds are refused before any training."""
         plan.check(n_anchors=self.n_anchors, n_support=self.n_support)
         if isinstance(self.safe_region, NeedsNeighbors):
             self.safe_region.check_neighbors(plan.n_independent)
@@ -360,11 +398,11 @@ class RolloutGeoQ:
             lengths = [len(run) for run in trajectories.runs(kept)]
             if not lengths:
                 raise ValueError(
-                    f"fold {fold} of {len(plan.splits)} leaves in no two consecutive states to train on; choose folds "
-                    "of contiguous states, for example TemporalFolds(5)."
+                    f"folds={self.folds!r}, but fold {fold} of {len(plan.splits)} leaves no pair of consecutive states to "
+                    "train on; choose folds of contiguous states, for example TemporalFolds(5)."
                 )
             if isinstance(self.train_surrogate, TrainRollout):
-                with add_note_on_error(f"the segments are those of fold {fold}"):
+                with add_note_on_error(f"these are the segments of fold {fold}"):
                     self.train_surrogate.check_lengths(lengths)
         starts = [
             trajectories.starts(held_out, self.n_calibration, self.n_starts)
@@ -373,9 +411,9 @@ class RolloutGeoQ:
         n_rollouts, quantile = sum(map(len, starts)), self.scheme.quantile
         if n_rollouts < n_required(quantile):
             raise ValueError(
-                f"quantile={quantile} needs at least {n_required(quantile)} calibration rollouts, but the folds "
-                f"hold out only {n_rollouts} states with {self.n_calibration} steps of truth ahead of them; lower "
-                "n_calibration, raise n_starts or give more data."
+                f"quantile={quantile} needs at least {n_required(quantile)} calibration rollouts, but there are only "
+                f"{n_rollouts} with n_starts={self.n_starts} and n_calibration={self.n_calibration}; lower n_calibration, "
+                "raise n_starts or give more data."
             )
         return starts
 
@@ -391,6 +429,6 @@ class RolloutGeoQ:
         check_models(self.surrogate, self.train_surrogate, self.representation)
 
 
-def _until(holds: Bool[Tensor, " n n_steps"]) -> Int[Tensor, " n"]:
-    """Steps up to which it holds without a break."""
+def _n_leading(holds: Bool[Tensor, " n n_steps"]) -> Int[Tensor, " n"]:
+    """The number of steps before the first one at which the condition does not hold."""
     return holds.long().cumprod(dim=1).sum(dim=1)

@@ -1,4 +1,4 @@
-"""What is known along rollouts before the truth is, and what the folds' rollouts have shown."""
+"""Features along rollouts, which need no reference states of the future, and the calibration rollouts with their errors."""
 
 from dataclasses import dataclass
 
@@ -16,11 +16,14 @@ from geoq.surrogate import evaluate
 
 @dataclass(frozen=True)
 class RolloutFeatures:
-    r"""Geometry along rollouts: the features of step n - 1 drive the error of step n, n = 1, ..., n_steps.
+    r"""Geometric features along rollouts: the features of state n - 1 determine the bound of step n, n = 1, ..., N.
 
-    ``along`` holds :math:`\psi(\widehat u_0), \ldots, \psi(\widehat u_{N-1})` of each rollout, rollout after rollout, and
-    as predictions :math:`\widehat u_1, \ldots, \widehat u_N`; ``climatology`` is :math:`C_j(\widehat u_{n,j})` of these.
-    ``alive`` says which of the predictions are finite.
+    Attributes:
+        along: one row per step, rollout after rollout: the features
+            :math:`\psi(\widehat u_0), \ldots, \psi(\widehat u_{N-1})` of the states that the steps start from, and the
+            predictions :math:`\widehat u_1, \ldots, \widehat u_N` that they end at.
+        climatology: :math:`C_j(\widehat u_{n,j})`, the climatology of these predictions.
+        alive: whether a rollout has not diverged, up to and including this step.
     """
 
     along: GeometricFeatures
@@ -32,22 +35,22 @@ class RolloutFeatures:
 
     @property
     def n_steps(self) -> int:
-        """Steps of each rollout."""
+        """The number of steps of each rollout."""
         return self.alive.shape[1]
 
     @property
     def support_distance(self) -> Float[Tensor, " n n_steps"]:
-        """Distance to the data of the state that each step starts from; infinite after the rollout has diverged."""
+        """Support distance (eq:dd) of the state that each step starts from; infinite after the rollout has diverged."""
         return self.along.support_distance.reshape(self.alive.shape)
 
     @property
     def displacement(self) -> Float[Tensor, " n n_steps *z"]:
-        """Displacement from the anchors of the state that each step starts from; zero after the rollout has diverged."""
+        """Displacement (eq:dz) of the state that each step starts from; zero after the rollout has diverged."""
         return _per_step(self.along.displacement, self.alive)
 
     @property
     def prediction(self) -> Float[Tensor, " n n_steps *state"]:
-        """States that the steps end at."""
+        """The states that the steps end at; nan after the rollout has diverged."""
         return _per_step(self.along.prediction, self.alive)
 
     @staticmethod
@@ -66,7 +69,12 @@ def _per_step(rows: Tensor, alive: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ReferenceStates:
-    """The states that rollouts are related to: all of them at inference, what a fold leaves in when calibrating."""
+    """The states that features are relative to: all states for a query, the states that a fold leaves in for the calibration.
+
+    Attributes:
+        geometry: anchors and support distances among these states.
+        climatology: the distances of a value to the values of these states.
+    """
 
     geometry: Geometry
     climatology: FittedClimatology
@@ -78,23 +86,31 @@ class ReferenceStates:
         representation: Representation | None,
         like: Array,
     ) -> RolloutFeatures:
-        """Features along rollouts whose states start with the initial one; ``like`` is the user's kind of array."""
+        """Features along rollouts.
+
+        Args:
+            states: the states of the rollouts, the initial state first.
+            normalization: nu.
+            representation: phi. None means nu.
+            like: an array of the user's kind, NumPy or torch, which the representation receives.
+        """
         before, after = states[:, :-1].flatten(0, 1), states[:, 1:].flatten(0, 1)
         alive = before.isfinite().flatten(start_dim=1).all(dim=1)
         queries = embed(before[alive], normalization, representation, like)
         relation = self.geometry.relate(queries)
 
-        def everywhere(values: Tensor, otherwise: float) -> Tensor:
+        def fill(values: Tensor, otherwise: float) -> Tensor:
+            """One row per step, with a constant for the steps of diverged rollouts."""
             filled = values.new_full((len(before), *values.shape[1:]), otherwise)
             filled[alive] = values
             return filled
 
         along = GeometricFeatures(
-            displacement=everywhere(relation.displacement, 0.0),
-            support_distance=everywhere(relation.support_distance, torch.inf),
+            displacement=fill(relation.displacement, 0.0),
+            support_distance=fill(relation.support_distance, torch.inf),
             anchor_error=relation.support_distance.new_zeros(len(before)),
             prediction=after.to(queries.z),
-            inputs=everywhere(queries.normalized, 0.0),
+            inputs=fill(queries.normalized, 0.0),
         )
         ends = states[:, 1:].flatten(start_dim=2).to(self.climatology.table)
         reached = ends.isfinite().all(dim=2)
@@ -118,10 +134,14 @@ def embed(
 
 @dataclass(frozen=True)
 class RolloutCalibration:
-    """Rollouts of the folds' surrogates from states that they had not seen, and their errors; rollouts are the units.
+    """Rollouts of the fold surrogates from states that they have not seen, and their errors, one row per rollout.
 
-    ``error`` is infinite from the step on at which a rollout diverged. ``start`` is the row of the data that a rollout
-    starts at, ``fold`` the fold that held it out, ``family`` the scheme that the fold belongs to.
+    Attributes:
+        features: the features along the rollouts, relative to the states that the fold leaves in.
+        error: the absolute errors; infinite from the step at which a rollout diverges.
+        start: the row of the data that a rollout starts from.
+        fold: the fold that holds out this row, counted from 0.
+        family: the fold scheme that the fold belongs to.
     """
 
     features: RolloutFeatures
@@ -140,7 +160,7 @@ class RolloutCalibration:
 
     @property
     def tuples(self) -> CalibrationSet:
-        """Every step as a tuple of its own, for the safe region; tuples of one rollout depend on each other."""
+        """The steps as calibration tuples, for the safe region; the steps of one rollout are one group."""
         alive = self.features.alive.flatten()
         step = torch.arange(self.n_steps, device=alive.device)
 

@@ -1,4 +1,4 @@
-"""Saving and loading of a calibrated RolloutGeoQ."""
+"""Saving and loading of a calibrated RolloutGeoQ: what a file contains, and how an estimator is restored from it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from geoq.representation import Representation, Standardization
 from geoq.rollout.additive import AdditiveRecursion
 from geoq.rollout.features import ReferenceStates
 from geoq.rollout.horizon import HeldOutRollouts
-from geoq.rollout.region import MEANING
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.trajectories import DIVERGED, roll_out
 from geoq.safe_region import FittedDistanceRegion
@@ -41,8 +40,8 @@ def save(geoq: "RolloutGeoQ", path: str | Path) -> None:
         region, FittedDistanceRegion
     ):
         raise TypeError(
-            f"{type(scheme).__name__} with {type(region).__name__} cannot be saved; a file can hold a scheme of "
-            f"{[*_SCHEMES]} and a RolloutRegion."
+            f"scheme={type(scheme).__name__} with the safe region {type(region).__name__} cannot be saved; a file can "
+            f"contain {' or '.join(_SCHEMES)}, with RolloutRegion or DistanceRegion."
         )
     settings, weights = scheme.state()
     geometry = geoq.reference_states_.geometry
@@ -53,6 +52,7 @@ def save(geoq: "RolloutGeoQ", path: str | Path) -> None:
         "n_support": geometry.n_support,
         "n_calibrated": geoq.n_calibrated_,
         "threshold": region.threshold,
+        "meaning": region.meaning,
         "scheme": type(scheme).__name__,
         "scheme_settings": settings,
         "numpy": isinstance(geoq.probes_, np.ndarray),
@@ -83,7 +83,7 @@ def load(
     numbers, stored = archive.read(path)
     if numbers.get("estimator") != "RolloutGeoQ":
         raise ValueError(
-            f"{path} does not hold a RolloutGeoQ; load it with the class that saved it."
+            f"{path} does not contain a RolloutGeoQ; load it with the class that saved it."
         )
     arrays = archive.placed(numbers, stored)
     geoq = cls(
@@ -104,6 +104,7 @@ def load(
 def _restore(
     geoq: "RolloutGeoQ", numbers: dict[str, Any], arrays: dict[str, Tensor]
 ) -> None:
+    """Restore everything that ``assess`` needs."""
     assert geoq.surrogate is not None
     geoq.surrogate_, geoq.n_calibrated_ = geoq.surrogate, geoq.n_calibration
     geoq.normalization_ = Standardization(arrays["mean"], arrays["scale"])
@@ -122,7 +123,8 @@ def _restore(
         numbers["scheme_settings"], without_prefix("scheme.", arrays)
     )
     geoq.scheme = geoq.scheme_ = scheme
-    geoq.safe_region_ = FittedDistanceRegion(numbers["threshold"], MEANING)
+    meaning = tuple(numbers["meaning"])
+    geoq.safe_region_ = FittedDistanceRegion(numbers["threshold"], meaning)
     geoq.held_out_ = HeldOutRollouts(
         **{part: arrays[f"held_out.{part}"] for part in _HELD_OUT},
         quantile=scheme.quantile,

@@ -1,7 +1,10 @@
-"""Rollouts of fold surrogates, as jobs like any fold's predictions: kept in a checkpoint, sent to other workers.
+"""Rollouts of the fold surrogates: sources of fold predictions in which a prediction is a whole rollout.
 
-To ``fold_surrogates`` the states of all trajectories are x, the numbers of their trajectories are y, and a fold is asked
-about the held-out states that its rollouts start from.
+``fold_predictions`` in ``training/fold_surrogates.py`` runs the folds, keeps their predictions in a checkpoint and distributes
+them over workers. It passes two arrays to a source, inputs x and reference outputs y, and was written for pairs. Rollouts use
+the same function with other arrays. The first array contains the states of all trajectories, one row per state. The second
+array contains the number of the trajectory of each state; it is needed to cut the states into contiguous segments for the
+training. The rows ``fold.evaluated_rows`` are the held-out states that the rollouts of the fold start from.
 """
 
 from collections.abc import Sequence
@@ -32,9 +35,12 @@ from geoq.training.fold_surrogates import (
 
 @dataclass(frozen=True)
 class FreshRollouts:
-    """One training per fold on the pieces of trajectories that it leaves in, then the fold's rollouts.
+    """One training per fold on the segments that it leaves in, together if the recipe supports it, then the rollouts.
 
-    Trained together where the recipe knows how, otherwise one by one.
+    Attributes:
+        train_surrogate: the user's recipe.
+        n_steps: the number of steps of the rollouts.
+        limit: the largest absolute value of each coordinate; a rollout beyond it has diverged.
     """
 
     train_surrogate: TrainStepper
@@ -43,35 +49,40 @@ class FreshRollouts:
     pretrained: ClassVar[bool] = False
 
     def jobs(
-        self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
+        self, states: Array, number: Array, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
-        del y
-        if not isinstance(self.train_surrogate, TrainSteppersTogether):
+        del number
+        recipe = self.train_surrogate
+        if not isinstance(recipe, TrainSteppersTogether):
             return one_by_one(folds)
-        with add_note_on_error(
-            f"while asking {type(self.train_surrogate).__name__} how to train"
-        ):
-            n_together = self.train_surrogate.n_together(x)
+        with add_note_on_error(f"while calling {type(recipe).__name__}.n_together"):
+            n_together = recipe.n_together(states)
         return in_jobs(folds, n_together, n_workers)
 
     def predictions(
-        self, x: Array, y: Array, folds: Sequence[Fold]
+        self, states: Array, number: Array, folds: Sequence[Fold]
     ) -> list[Float[Tensor, " _ n_times *state"]]:
         surrogates = trained(
             self.train_surrogate,
-            Trajectories(x, np.asarray(y)),
-            [fold.seen for fold in folds],
+            Trajectories(states, np.asarray(number)),
+            [fold.training_rows for fold in folds],
             describe_folds(folds),
         )
         return [
-            rolled_out(surrogate, x, fold, self.n_steps, self.limit)
+            rolled_out(surrogate, states, fold, self.n_steps, self.limit)
             for surrogate, fold in zip(surrogates, folds, strict=True)
         ]
 
 
 @dataclass(frozen=True)
 class TrainedRollouts:
-    """Rollouts of fold surrogates that were trained elsewhere."""
+    """Rollouts of fold surrogates that were trained elsewhere.
+
+    Attributes:
+        folds: the surrogates, in the order of the folds.
+        n_steps: the number of steps of the rollouts.
+        limit: the largest absolute value of each coordinate; a rollout beyond it has diverged.
+    """
 
     folds: TrainedFolds
     n_steps: int
@@ -79,17 +90,17 @@ class TrainedRollouts:
     pretrained: ClassVar[bool] = True
 
     def jobs(
-        self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
+        self, states: Array, number: Array, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
-        return self.folds.jobs(x, y, folds, n_workers)
+        return self.folds.jobs(states, number, folds, n_workers)
 
     def predictions(
-        self, x: Array, y: Array, folds: Sequence[Fold]
+        self, states: Array, number: Array, folds: Sequence[Fold]
     ) -> list[Float[Tensor, " _ n_times *state"]]:
-        del y
+        del number
         surrogates = self.folds.surrogates
         return [
-            rolled_out(surrogates[fold.number], x, fold, self.n_steps, self.limit)
+            rolled_out(surrogates[fold.number], states, fold, self.n_steps, self.limit)
             for fold in folds
         ]
 
@@ -97,9 +108,9 @@ class TrainedRollouts:
 def rolled_out(
     surrogate: Surrogate, states: Array, fold: Fold, n_steps: int, limit: Tensor
 ) -> Float[Tensor, " n_starts n_times *state"]:
-    """The fold's rollouts from the states it is asked about."""
+    """The rollouts of the fold from the states ``fold.evaluated_rows``."""
     with add_note_on_error(f"while rolling out the surrogate of {fold}"):
-        return roll_out(surrogate, take(states, fold.asked), n_steps, limit)
+        return roll_out(surrogate, take(states, fold.evaluated_rows), n_steps, limit)
 
 
 def trained(
@@ -108,7 +119,14 @@ def trained(
     subsets: Sequence[Tensor],
     what: str,
 ) -> list[Surrogate]:
-    """A surrogate for each subset of the rows, trained on its contiguous pieces."""
+    """Train a surrogate on each subset of the states, together if the recipe supports it.
+
+    Args:
+        train_surrogate: the recipe.
+        trajectories: all states.
+        subsets: for each surrogate, the rows that it is trained on; they are cut into contiguous segments.
+        what: the name of these surrogates in the note on an error.
+    """
     kept = [rows.numpy() for rows in subsets]
     with add_note_on_error(f"while training {what}"):
         if len(kept) > 1 and isinstance(train_surrogate, TrainSteppersTogether):

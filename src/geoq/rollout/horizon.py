@@ -1,14 +1,20 @@
-r"""The trusted horizon: until when held-out rollouts kept a tolerance while the same rule trusted them.
+r"""The trusted horizon: the steps of a rollout within which the error is expected to stay below a tolerance.
 
-A bound that holds value by value and step by step does not hold along a path: of twenty steps within their bounds one may
-be wrong. So the rule itself is tried on the held-out rollouts. With the largest bound of a step in units of the tolerance,
+The bound of a rollout holds for each value and each step with probability tau. It does not hold for all of them at once: with
+tau = 0.95, about one of twenty values exceeds its bound. A comparison of the bound with the tolerance is therefore not enough.
+The rule for the horizon has one parameter :math:`\lambda`, which is calibrated on the held-out rollouts. A step is trusted if
+all steps up to it are safe and their bounds are small enough compared with the tolerance :math:`\varepsilon_j`,
 
-.. math:: r_n = \max_j \widehat E_{n,j} / \varepsilon_j, \qquad
-    M = \max_{m \le t} r_m, \quad t = \min\{n : E_{n,j} > \varepsilon_j \text{ for some } j\},
+.. math:: r_n < \lambda \text{ and } r_n \le 1, \qquad r_n = \max_j \widehat E_{n,j} / \varepsilon_j.
 
-a rollout that is trusted while its steps are safe and :math:`r_n < \lambda` is broken, its error exceeds the tolerance
-within the trusted steps, if and only if :math:`M < \lambda` and all steps up to t are safe. So :math:`\lambda` is the greatest
-of the M under which few enough held-out rollouts are broken. A bound above the tolerance itself, r > 1, is never trusted.
+A rollout is called broken if its error exceeds the tolerance at a trusted step. Let t be the first step at which the error
+exceeds the tolerance, and M the largest ratio up to this step,
+
+.. math:: t = \min\{n : E_{n,j} > \varepsilon_j \text{ for some } j\}, \qquad M = \max_{m \le t} r_m.
+
+The rollout is broken if and only if :math:`M < \lambda`, :math:`M \le 1`, and all steps up to t are safe. So M is the critical
+value of :math:`\lambda` for this rollout. The calibration chooses the largest :math:`\lambda` for which few enough held-out
+rollouts are broken; ``HeldOutRollouts.trust`` gives the number.
 """
 
 import bisect
@@ -23,21 +29,23 @@ from torch import Tensor
 from geoq.arrays import chunks
 from geoq.quantiles import n_required
 
-# Files keep the bounds and errors of held-out rollouts whole up to so many numbers each, above that the largest per step.
+# A file contains the bounds and errors of all coordinates of the held-out rollouts if these are at most this many numbers
+# each; otherwise it contains only the largest of each step.
 MOST_STORED = 2**22
 
 
 @dataclass(frozen=True)
 class Trust:
-    """What trusted horizons rest on, for one tolerance.
+    """The rule for trusted horizons at one tolerance, and the numbers behind it.
 
     Attributes:
-        limit: bounds below this share of the tolerance are trusted; those above the tolerance itself never are.
-        broken: share of fresh rollouts, exchangeable with the held-out ones, whose errors may exceed the tolerance within
-            their trusted horizon: 1 - quantile, or more if too few held-out rollouts are apart to tell.
-        n_rollouts: held-out rollouts.
-        n_apart: how many of them share no trusted step of the truth.
-        quantile: the level that was asked for.
+        limit: lambda; a bound is trusted if its ratio to the tolerance is less than this limit and at most 1.
+        broken: the expected fraction of new rollouts, exchangeable with the held-out rollouts, whose error exceeds the
+            tolerance within their trusted horizon is at most this. It is 1 - quantile, or more if too few held-out rollouts
+            do not overlap.
+        n_rollouts: the number of held-out rollouts.
+        n_apart: the number of held-out rollouts that do not overlap: their trusted steps have no true state in common.
+        quantile: tau, the quantile level of the scheme.
     """
 
     limit: float
@@ -47,33 +55,34 @@ class Trust:
     quantile: float
 
     def within(self, ratio: Float[Tensor, " n n_steps"]) -> Bool[Tensor, " n n_steps"]:
-        """Which steps have bounds that are small enough."""
+        """Whether the bounds of each step are small enough, given their largest ratio to the tolerance."""
         return (ratio <= 1) & (ratio < self.limit)
 
     def __str__(self) -> str:
         statement = (
-            f"the horizon is set by {self.n_rollouts} held-out rollouts so that at most {100 * self.broken:.2g} % of such "
-            "rollouts exceed the tolerance within it"
+            f"the trusted horizon is calibrated on {self.n_rollouts} held-out rollouts, so that at most "
+            f"{100 * self.broken:.2g} % of such rollouts are expected to exceed the tolerance within it"
         )
-        needed = n_required(self.quantile)
-        if self.n_apart >= needed:
+        required = n_required(self.quantile)
+        if self.n_apart >= required:
             return statement
         return (
-            f"{statement}; more than {100 * (1 - self.quantile):.2g} %, since only {self.n_apart} of them do not overlap "
-            f"while trusted and {needed} are needed: give longer or more trajectories"
+            f"{statement}; {100 * (1 - self.quantile):.2g} % would need {required} held-out rollouts that do not overlap, "
+            f"but there are {self.n_apart}: give longer or more trajectories"
         )
 
 
 @dataclass(frozen=True)
 class HeldOutRollouts:
-    """Bounds and errors along the held-out rollouts, which trusted horizons are tried on.
+    """Bounds and errors along the held-out rollouts, on which trusted horizons are calibrated.
 
     Attributes:
-        bound: infinite from the step on at which a rollout diverged.
-        error: the true errors; one coordinate is the largest of each step, where all would be too many.
-        supported: steps up to which each rollout was safe.
-        start: row of the data that each starts at.
-        quantile: the level.
+        bound: the bounds; infinite from the step at which a rollout diverges. If a file could not contain all coordinates,
+            there is one coordinate, with the largest bound of each step.
+        error: the true errors, of the same shape.
+        supported: the supported horizon of each rollout.
+        start: the row of the data that each rollout starts from.
+        quantile: tau, the quantile level of the scheme.
     """
 
     bound: Float[Tensor, " n n_steps n_coordinates"]
@@ -83,23 +92,27 @@ class HeldOutRollouts:
     quantile: float
 
     def trust(self, tolerance: Shaped[Tensor, " *per_coordinate"]) -> Trust:
-        r"""The rule for this tolerance.
+        r"""Calibrate the rule for this tolerance.
 
         .. math:: \frac{G}{G+1} \frac{a}{n} + \frac{1}{G+1} \le 1 - \tau
 
-        a of the n rollouts may be broken if G of them share no trusted step of the truth. With G = n this is split
-        conformal prediction of M; otherwise they count as G groups whose share of broken rollouts is controlled (conformal
-        risk control). With too few groups none may be broken, which leaves 1 / (G + 1). A lower limit breaks fewer and
-        keeps more apart; the greatest one that does is taken, so a larger tolerance never has a shorter horizon.
+        Here n is the number of held-out rollouts, G the number of them whose trusted steps do not overlap, and a the number
+        of broken rollouts that is allowed. With G = n this is split conformal prediction of M. Otherwise the rollouts count
+        as G groups, and conformal risk control limits the expected fraction of broken rollouts. If G is too small, no
+        rollout may be broken, and the expected fraction is at most 1 / (G + 1).
+
+        A lower limit has fewer broken rollouts, and a larger G because trusted steps are fewer. The largest limit that
+        satisfies the inequality is chosen, so a larger tolerance never gives a shorter horizon.
         """
-        running, critical = self._tried(tolerance)
+        running, critical = self._ratios(tolerance)
         ordered = critical.sort().values
         n, miss = len(ordered), 1 - self.quantile
-        # Breaking none needs no rollouts apart; breaking some needs the trusted steps to be few enough.
+        # A limit without broken rollouts is always allowed. A limit with broken rollouts is allowed only if the trusted
+        # steps are few enough, so that enough rollouts do not overlap.
         limit = float(ordered[0])
-        for broken in range(1, _allowed(n, n, miss) + 1):
-            most = self._most_steps(broken)
-            limit = max(limit, min(float(ordered[broken]), self._past(running, most)))
+        for broken in range(1, _n_allowed(n, n, miss) + 1):
+            reached = self._limit_for(running, self._most_steps(broken))
+            limit = max(limit, min(float(ordered[broken]), reached))
         trust = Trust(limit, miss, n, n, self.quantile)
         trusted = trust.within(running).sum(dim=1)
         longest = int(torch.minimum(trusted, self.supported).max())
@@ -107,33 +120,33 @@ class HeldOutRollouts:
         return replace(trust, broken=max(miss, 1 / (apart + 1)), n_apart=apart)
 
     def _most_steps(self, broken: int) -> int:
-        """The most trusted steps at which enough rollouts are apart for so many to be broken."""
+        """The largest number of trusted steps for which this number of broken rollouts is allowed."""
         n, miss = len(self.start), 1 - self.quantile
         return bisect.bisect_right(
             range(1, self.bound.shape[1] + 1),
             0,
-            key=lambda steps: broken - _allowed(n, self._apart(steps), miss),
+            key=lambda steps: broken - _n_allowed(n, self._apart(steps), miss),
         )
 
     def _apart(self, n_steps: int) -> int:
-        """Rollouts of so many steps that share none of them; counted once, for every tolerance needs the same."""
-        if n_steps not in self._counted:
-            self._counted[n_steps] = count_apart(self.start, n_steps)
-        return self._counted[n_steps]
+        """``count_apart`` for this number of steps, computed once because it is the same for every tolerance."""
+        if n_steps not in self._apart_counts:
+            self._apart_counts[n_steps] = count_apart(self.start, n_steps)
+        return self._apart_counts[n_steps]
 
     @cached_property
-    def _counted(self) -> dict[int, int]:
+    def _apart_counts(self) -> dict[int, int]:
         return {}
 
-    def _past(self, running: Float[Tensor, " n n_steps"], most: int) -> float:
-        """The greatest limit under which no rollout is trusted for more than so many steps."""
-        longer = self.supported > most
-        return float(running[longer, most].min()) if longer.any() else math.inf
+    def _limit_for(self, running: Float[Tensor, " n n_steps"], n_steps: int) -> float:
+        """The largest limit for which no rollout has more than ``n_steps`` trusted steps."""
+        longer = self.supported > n_steps
+        return float(running[longer, n_steps].min()) if longer.any() else math.inf
 
-    def _tried(
+    def _ratios(
         self, tolerance: Tensor
     ) -> tuple[Float[Tensor, " n n_steps"], Float[Tensor, " n"]]:
-        """The largest r up to each step, and M; infinite where no limit breaks the rollout."""
+        """The largest r up to each step, and M of each rollout, which is infinite if the rollout cannot be broken."""
         n, n_steps, n_coordinates = self.bound.shape
         running, critical = [], []
         for rows in chunks(n, n_steps * n_coordinates):
@@ -141,37 +154,42 @@ class HeldOutRollouts:
             exceeds = (error > tolerance.to(error).flatten()).any(dim=2)
             first = exceeds.long().argmax(dim=1)
             ratio = over_tolerance(self.bound[rows], tolerance).cummax(dim=1).values
-            broken = exceeds.any(dim=1) & (first < self.supported[rows])
+            can_break = exceeds.any(dim=1) & (first < self.supported[rows])
             reached = ratio.gather(1, first[:, None])[:, 0]
             running.append(ratio)
-            critical.append(torch.where(broken, reached, torch.inf))
+            critical.append(torch.where(can_break, reached, torch.inf))
         return torch.cat(running), torch.cat(critical)
 
     @property
     def arrays(self) -> dict[str, Tensor]:
-        """For a file: only the largest bound and error of each step where all would be too many."""
-        whole = self.bound.numel() <= MOST_STORED
+        """The arrays for a file, with only the largest bound and error of each step if there are too many numbers."""
+        all_fit = self.bound.numel() <= MOST_STORED
         bound, error = (
-            part if whole else part.amax(dim=2, keepdim=True)
+            part if all_fit else part.amax(dim=2, keepdim=True)
             for part in (self.bound, self.error)
         )
-        marks = {"supported": self.supported, "start": self.start}
-        return {"bound": bound, "error": error, **marks}
+        per_rollout = {"supported": self.supported, "start": self.start}
+        return {"bound": bound, "error": error, **per_rollout}
 
 
 def over_tolerance(
     bound: Float[Tensor, " n n_steps *state"],
     tolerance: Shaped[Tensor, " *per_coordinate"],
 ) -> Float[Tensor, " n n_steps"]:
-    """The largest bound of each step in units of the tolerance."""
+    """The largest ratio of bound and tolerance over the coordinates, for each step."""
     flat = bound.flatten(start_dim=2)
     ratio = (flat / tolerance.to(flat).flatten()).amax(dim=2)
-    # An infinite bound is within no tolerance, not even an infinite one.
+    # An infinite bound exceeds every tolerance, even an infinite one.
     return torch.where(flat.isinf().any(dim=2), torch.inf, ratio)
 
 
 def count_apart(start: Int[Tensor, " n"], n_steps: int) -> int:
-    """How many rollouts of so many steps from these rows share no step of the truth."""
+    """The largest number of rollouts of ``n_steps`` steps from these rows that do not overlap.
+
+    Example:
+        >>> count_apart(torch.tensor([0, 4, 5, 9]), n_steps=5)
+        2
+    """
     count, end = 0, -1
     for row in start.sort().values.tolist():
         if row >= end:
@@ -179,7 +197,7 @@ def count_apart(start: Int[Tensor, " n"], n_steps: int) -> int:
     return count
 
 
-def _allowed(n_rollouts: int, n_apart: int, miss: float) -> int:
-    """How many held-out rollouts may be broken."""
-    share = (miss * (n_apart + 1) - 1) / n_apart
-    return max(0, math.floor(n_rollouts * share + 1e-9))
+def _n_allowed(n_rollouts: int, n_apart: int, miss: float) -> int:
+    """The number of held-out rollouts that may be broken, a in ``HeldOutRollouts.trust``."""
+    fraction = (miss * (n_apart + 1) - 1) / n_apart
+    return max(0, math.floor(n_rollouts * fraction + 1e-9))

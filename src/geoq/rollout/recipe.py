@@ -1,4 +1,4 @@
-"""Our own recipe for a surrogate in time: one step first, then rollouts."""
+"""A ready-made recipe for a surrogate of one time step: a network, trained on single steps and then on rollouts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,23 +17,36 @@ from geoq.training.recipe import (
     TrainNetwork,
     check_output,
     mean_squared_error,
-    train_as_one,
+    train_together,
 )
 from geoq.training.stacked import Call, Loss, Member, can_stack
 
 
 @dataclass(frozen=True)
 class TrainRollout:
-    r"""A fresh network, trained on one-step pairs and then fine-tuned on rollouts of its own.
+    r"""Train a new network on one-step pairs and then fine-tune it on its own rollouts, as the paper does.
 
     .. math:: \frac1H \sum_{h=1}^H \ell(u_{t+h}, \widehat F^h(u_t))
 
     Attributes:
-        make_network: returns a network with fresh weights, from states to next states.
-        loss: mean loss of (u, u_hat).
-        training: how the one-step pairs are learned.
-        n_rollout: H, steps of the fine-tuning rollouts; windows of them lie inside one segment.
-        fine_tuning: how rollouts are learned; its seed is that of ``training``.
+        make_network: a function that returns a network with new weights, from states to next states.
+        loss: the mean loss as a function of the true and the predicted states.
+        training: the training on one-step pairs.
+        n_rollout: H, the number of steps of the fine-tuning rollouts. Each rollout is compared with the states of one segment.
+        fine_tuning: the training on rollouts; it uses the seed of ``training``.
+
+    Example:
+        >>> from functools import partial
+        >>> from geoq import MLP, Training
+        >>> recipe = TrainRollout(
+        ...     partial(MLP, 2, 2, hidden=(8,)),
+        ...     training=Training(n_steps=20),
+        ...     n_rollout=3,
+        ...     fine_tuning=Training(n_steps=10),
+        ... )
+        >>> surrogate = recipe([np.random.default_rng(0).random((50, 2))])
+        >>> surrogate(np.zeros((4, 2))).shape
+        (4, 2)
     """
 
     make_network: Callable[[], nn.Module]
@@ -48,14 +61,14 @@ class TrainRollout:
 
     def __call__(self, segments: list[Array]) -> TrainedNetwork:
         if not segments:
-            raise ValueError("segments is an empty list; pass at least one.")
+            raise ValueError("segments is an empty list; pass at least one segment.")
         tensors = [to_tensor(segment, "segments") for segment in segments]
         places = np.arange(sum(map(len, tensors)))
         ends = np.cumsum([len(tensor) for tensor in tensors])
         return self.train_many(torch.cat(tensors), [np.split(places, ends[:-1])])[0]
 
     def n_together(self, states: Array) -> int:
-        """How many networks are trained as one: as many as keep the memory of a step of either training within bounds."""
+        """How many networks to train together, so that the memory of a training step stays small in both trainings."""
         if self.fine_tuning.n_decays:
             return 1
         state = states[:1]
@@ -67,16 +80,21 @@ class TrainRollout:
     def train_many(
         self, states: Array, runs: Sequence[Sequence[Int[np.ndarray, " _"]]]
     ) -> list[TrainedNetwork]:
-        """Train networks on these states, each on its own runs of rows, all of them as one where that is possible.
+        """Train one network for each entry of ``runs``, all networks together where that is possible.
 
-        Each result is that of ``self([states[run] for run in own])``, up to rounding.
+        Args:
+            states: the states of all trajectories.
+            runs: for each network, the runs of consecutive rows that it is trained on.
+
+        Returns:
+            The networks; up to rounding, each equals ``self([states[run] for run in runs[i]])``.
         """
-        known = to_tensor(states, "states").float()
+        inputs = to_tensor(states, "states").float()
         for own in runs:
             self.check_lengths([len(run) for run in own])
-        networks = self._trained(known, runs, 1, [self._fresh(known)] * len(runs))
-        tuned = [partial(_itself, network) for network in networks]
-        networks = self._trained(known, runs, self.n_rollout, tuned)
+        networks = self._trained(inputs, runs, 1, [self._fresh(inputs)] * len(runs))
+        same = [partial(_identity, network) for network in networks]
+        networks = self._trained(inputs, runs, self.n_rollout, same)
         return [TrainedNetwork(network) for network in networks]
 
     def _trained(
@@ -86,7 +104,7 @@ class TrainRollout:
         n_steps: int,
         makers: Sequence[Callable[[], nn.Module]],
     ) -> list[nn.Module]:
-        """What the makers make, trained on rollouts of so many steps: one of pairs, more of fine-tuning."""
+        """Make the networks and train them on rollouts of ``n_steps`` steps: pairs if it is 1, otherwise fine-tuning."""
         seed = self.training.random_state
         training = self.training if n_steps == 1 else self.fine_tuning
         training = replace(training, random_state=seed)
@@ -104,7 +122,7 @@ class TrainRollout:
                     Member(network, learned, held_out, seed)
                     for network, (learned, held_out) in zip(networks, rows, strict=True)
                 ]
-                train_as_one(members, task, training)
+                train_together(members, task, training)
                 return networks
 
         def loss(net: nn.Module, rows: Tensor) -> Tensor:
@@ -112,7 +130,7 @@ class TrainRollout:
 
         networks = []
         for make, (learned, held_out) in zip(makers, rows, strict=True):
-            # Initial weights and dropout from one stream, as in every training.
+            # Initial weights and dropout use the same random numbers one after the other, as in every training.
             with seeded(seed):
                 networks.append(make())
                 train_on(networks[-1], loss, training, learned, held_out)
@@ -127,21 +145,28 @@ class TrainRollout:
         return make
 
     def check_lengths(self, lengths: list[int]) -> None:
-        """Refuse segments that hold no rollout."""
+        """Refuse segments that are all too short for a fine-tuning rollout."""
         if max(lengths, default=0) <= self.n_rollout:
             raise ValueError(
-                f"n_rollout={self.n_rollout}, but the longest of the {len(lengths)} segments left in has "
-                f"{max(lengths, default=0)} states; lower n_rollout, or choose folds that cut the trajectories less."
+                f"n_rollout={self.n_rollout}, but the longest of the {len(lengths)} training segments has only "
+                f"{max(lengths, default=0)} states; lower n_rollout, or choose folds that leave longer segments."
             )
 
     def with_seed(self, random_state: int) -> "TrainRollout":
-        """The same recipe with other initial weights and another order of the batches."""
+        """The same recipe with another seed, for the initial weights and for the order of the batches."""
         return replace(self, training=replace(self.training, random_state=random_state))
 
 
 @dataclass(frozen=True)
 class Windows:
-    """States that all networks share, where rollouts start, and the loss of their steps."""
+    """The training task of rollouts: the mean loss over the steps of a rollout.
+
+    Attributes:
+        inputs: the states, common to all networks.
+        start: the rows of the states that rollouts start from.
+        n_rollout: the number of steps of a rollout.
+        loss: the mean loss as a function of the true and the predicted states.
+    """
 
     inputs: Float[Tensor, " n *state"]
     start: Int[Tensor, " n_windows"]
@@ -158,11 +183,11 @@ class Windows:
 
 
 def _starts(run: Int[np.ndarray, " n_rows"], n_steps: int) -> Int[Tensor, " _"]:
-    """Rows from which so many steps stay inside the run."""
+    """The rows of the run after which at least ``n_steps`` rows of the run follow."""
     return torch.from_numpy(run[: max(0, len(run) - n_steps)])
 
 
-def _itself(network: nn.Module) -> nn.Module:
+def _identity(network: nn.Module) -> nn.Module:
     return network
 
 

@@ -1,4 +1,4 @@
-"""The safe region of rollouts: how far from the data held-out rollouts went."""
+"""The safe region of rollouts: a threshold on the support distance, set by whole held-out rollouts."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from geoq.quantiles import check_quantile, inverse_cdf_quantile
 from geoq.safe_region import FittedDistanceRegion
 
 MEANING = (
-    "at most as far from the data as held-out rollouts went",
-    "farther from the data than held-out rollouts went; the bound is a guess",
+    "at most as far from the data as held-out rollouts were",
+    "farther from the data than held-out rollouts were; the bound is a guess",
 )
 
 
 @dataclass(frozen=True)
 class RolloutRegion:
-    r"""Steps that start at most as far from the data as held-out rollouts went in all their steps.
+    r"""Steps that start at most as far from the data as held-out rollouts were at their farthest step.
 
     .. math:: \Omega_{safe} = \{u : \Delta d_k(u) \le \widehat Q_{\alpha_{safe}}(\max_n \Delta d_k(\widehat u_n))\}
 
@@ -22,7 +22,11 @@ class RolloutRegion:
     end the supported horizon of nearly every rollout of a hundred steps.
 
     Attributes:
-        quantile: alpha_safe, the fraction of the held-out rollouts that stay in the region throughout.
+        quantile: alpha_safe, the fraction of the held-out rollouts whose steps are all in the region.
+
+    Example:
+        >>> RolloutRegion(quantile=0.9)
+        RolloutRegion(quantile=0.9)
     """
 
     quantile: float = 0.95

@@ -1,28 +1,33 @@
-r"""The default: geometry decides before the rollout saturates, the attractor afterwards.
+r"""The default scheme for rollouts: the bound grows with the distance to the data and saturates at the climatology.
 
-A departure from the paper, whose sum of increments grows for ever, while the error of a chaotic rollout saturates:
+This is a departure from the paper. The paper's sum of increments grows without limit, but the error of a chaotic system
+saturates: after some time the forecast is no closer to the truth than a random state of the data. The bound of coordinate j at
+step n is
 
 .. math:: \widehat E_{n,j} = k_n \, c_j \,
     \Bigl(\frac{\overline{\Delta d}_n}{\delta}\Bigr)^{\beta (1 - w_n)^2}
     \Bigl(\frac{C_j(\widehat u_{n,j})}{s_j}\Bigr)^{w_n}, \qquad
     \log \overline{\Delta d}_n = \frac1n \sum_{m < n} \log \Delta d(\widehat u_m)
 
-- :math:`\overline{\Delta d}_n`, the geometric mean of the support distances that the rollout has passed, kept within the
-  middle nine tenths of those of the calibration at that step; :math:`\delta` is its median.
-- :math:`C_j(v)`, the climatology: the tau quantile of \|v - u_j\| over the states of the data; :math:`s_j` its median
-  over the calibration, the unit of coordinate j.
-- :math:`c_j`, the scale of coordinate j: :math:`s_j`, or one for all of them, by least pinball loss. Points of one field
-  share theirs, quantities of different kinds cannot.
-- :math:`w_n`, how saturated rollouts are at step n: their median error there in units of that over the last sixth of the
-  calibration horizon, not decreasing and at most 1.
-- :math:`\beta`, how fast the error grows with the distance: by least pinball loss over a grid; 0 means that geometry
-  did not help.
-- :math:`k_n`, the level, made not decreasing in n by isotonic regression: at each step the least one at which held-out rollouts
-  are covered, by conformal risk control with whole rollouts as units, so that the mean coverage of a fresh rollout at
-  step n is tau if it is exchangeable with them.
+The parts are fitted on the held-out rollouts in this order:
 
-Past the calibration horizon k and w keep their last values: nothing grows. With :math:`\beta = 0` and w = 0 this is one
-number per horizon, with w = 1 and :math:`c_j = s_j` it is a horizon scale times climatology.
+- :math:`\overline{\Delta d}_n` is the geometric mean of the support distances (eq:dd) of the states before step n. It is clipped
+  to the range between the 5 % and the 95 % quantile of the calibration at the same step. :math:`\delta` is the median of all
+  calibration values.
+- :math:`C_j(v)` is the climatology, the tau quantile of \|v - u_j\| over the states u of the data. :math:`s_j` is its median
+  over the calibration.
+- :math:`w_n` is the degree of saturation, from 0 to 1. It is the median error of the held-out rollouts at step n, divided by
+  its mean over the last sixth of the calibration horizon, made nondecreasing in n and clipped to at most 1.
+- :math:`\beta` is the exponent of the distance. It is chosen from a grid by the pinball loss; 0 means that the distance does not
+  improve the bound.
+- :math:`c_j` is the scale of coordinate j: either :math:`s_j` or the mean of all :math:`s_j`, whichever has the smaller
+  pinball loss. One scale for all coordinates suits the points of one field; it does not suit quantities of different kinds.
+- :math:`k_n` is the conformal factor of step n. Conformal risk control with whole rollouts as rows gives the smallest factor
+  for which the expected coverage of a new rollout at step n is at least tau, if the rollout is exchangeable with the held-out
+  ones. Isotonic regression then makes the factors nondecreasing in n.
+
+Past the calibration horizon, k and w keep their last values, so the bound does not grow further. With :math:`\beta = 0` and
+w = 0 the bound is one number per step. With w = 1 and :math:`c_j = s_j` it is one factor per step times the climatology.
 """
 
 import math
@@ -44,21 +49,28 @@ from geoq.quantiles import (
 from geoq.rollout.features import RolloutCalibration, RolloutFeatures
 
 EXPONENTS = tuple(0.25 * i for i in range(13))
-# Steps at which exponents are compared, as many in each octave: the early ones are where they differ.
+# The number of steps at which exponents are compared. They are equally spaced in log(n), because exponents differ in the
+# early steps.
 N_COMPARED = 30
+# The error is saturated in the last 1 / LATE of the calibration horizon.
 LATE = 6
-# Distances that the power is used for, as quantiles of those of the calibration at the same step.
-WITHIN = (0.05, 0.95)
-_FITTED = ("unit_", "scale_", "low_", "high_", "saturation_", "level_")
+# Quantile levels between which the mean distance is clipped.
+CLIPPED = (0.05, 0.95)
+_NUMBERS = ("exponent_", "floor_", "centre_")
+_ARRAYS = ("typical_", "scale_", "low_", "high_", "saturation_", "factor_")
 
 
 @dataclass
 class SaturatingGrowth:
-    """Bound of a rollout that grows with the distance to the data and saturates at the climatology; see the module.
+    """A bound that grows with the distance to the data and saturates at the climatology; the module has the formula.
 
     Attributes:
-        quantile: tau, the level.
-        exponents: values of beta to choose from; ``(0,)`` leaves geometry out.
+        quantile: tau, the quantile level.
+        exponents: the values of beta to choose from. With ``(0.0,)`` the bound does not depend on the distance.
+
+    Example:
+        >>> SaturatingGrowth(quantile=0.9, exponents=(0.0, 0.5, 1.0))
+        SaturatingGrowth(quantile=0.9, exponents=(0.0, 0.5, 1.0))
     """
 
     quantile: float = 0.95
@@ -68,19 +80,20 @@ class SaturatingGrowth:
         check_quantile(self.quantile, "quantile")
 
     def fit(self, calibration: RolloutCalibration) -> "SaturatingGrowth":
+        """Fit all parts on the held-out rollouts."""
         features, error = calibration.features, calibration.error.flatten(start_dim=2)
         alive = features.alive
         if not alive.any():
             raise ValueError(
-                "every calibration rollout diverged at its first step, so there is no error to learn from; "
-                "train the surrogate longer, or scale the states."
+                f"all {len(calibration)} calibration rollouts diverge at their first step, so there is no error to fit the "
+                "bound to; train the surrogate longer, or standardise its states."
             )
         climatology = features.climatology.flatten(start_dim=2)
-        # Medians throughout: a fold's surrogate that runs off must not set the scale for all others.
-        unit = climatology[alive].median(dim=0).values
-        # A coordinate that never moves has no climatology; its own errors are its unit.
-        unit = torch.where(unit > 0, unit, error[alive].median(dim=0).values)
-        self.unit_ = torch.where(unit > 0, unit, 1.0)
+        # Medians, so that one fold surrogate with very large errors does not determine the bound of all others.
+        typical = climatology[alive].median(dim=0).values
+        # The climatology of a coordinate that never varies is zero; the median of its errors takes its place.
+        typical = torch.where(typical > 0, typical, error[alive].median(dim=0).values)
+        self.typical_ = torch.where(typical > 0, typical, 1.0)
         distance = features.support_distance
         least = torch.finfo(distance.dtype).tiny
         self.floor_ = max(1e-6 * float(distance[alive].median()), least)
@@ -90,7 +103,7 @@ class SaturatingGrowth:
             torch.where(alive, passed, torch.nan)
             .nanquantile(level, dim=0)
             .nan_to_num(self.centre_)
-            for level in WITHIN
+            for level in CLIPPED
         )
         self.saturation_ = _saturation(error, alive)
         growth, base = self._parts(features)
@@ -101,58 +114,56 @@ class SaturatingGrowth:
             shape = _shape(exponent, scale, growth[:, compared], base[:, compared])
             return self._loss(error[:, compared], shape, alive[:, compared])
 
-        # Coordinates of one kind share a scale, which is steadier than one for each; those of different kinds cannot.
-        shared = self.unit_.mean().expand_as(self.unit_).clone()
-        choices = product((shared, self.unit_), self.exponents)
+        # One scale for all coordinates varies less between data sets than one for each coordinate.
+        common = self.typical_.mean().expand_as(self.typical_).clone()
+        choices = product((common, self.typical_), self.exponents)
         self.scale_, self.exponent_ = min(choices, key=loss)
         shape = _shape(self.exponent_, self.scale_, growth, base)
-        self.level_ = horizon_levels(error, shape, self.quantile)
+        self.factor_ = step_factors(error, shape, self.quantile)
         return self
 
     def __call__(self, features: RolloutFeatures) -> Float[Tensor, " n n_steps *state"]:
-        level = _extended(self.level_, features.n_steps)
-        bound = level[:, None] * _shape(
-            self.exponent_, self.scale_, *self._parts(features)
-        )
-        return bound.reshape(features.climatology.shape)
+        factor = _extended(self.factor_, features.n_steps)
+        shape = _shape(self.exponent_, self.scale_, *self._parts(features))
+        return (factor[:, None] * shape).reshape(features.climatology.shape)
 
     def describe(self) -> str:
-        """The fitted law in words."""
+        """The fitted bound in words."""
         half = int((self.saturation_ < 0.5).sum()) + 1
         return (
-            f"error grows like distance to the power {self.exponent_:g} until it saturates, half of it by step {half}; "
-            f"then {float(self.level_[-1] * self.scale_.mean()):.3g} on average"
+            f"the error grows like the distance to the power {self.exponent_:g} and is half saturated at step {half}; "
+            f"the mean bound after saturation is {float(self.factor_[-1] * self.scale_.mean()):.3g}"
         )
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Settings and fitted arrays, for a file."""
-        names = ("quantile", "exponents", "exponent_", "floor_", "centre_")
-        arrays = {name: getattr(self, name) for name in _FITTED}
+        """The settings, fitted numbers and fitted arrays for a file."""
+        names = ("quantile", "exponents", *_NUMBERS)
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
         return {name: getattr(self, name) for name in names}, arrays
 
     @staticmethod
     def from_state(
         settings: dict[str, Any], arrays: dict[str, Tensor]
     ) -> "SaturatingGrowth":
-        """The fitted scheme that ``state`` described."""
+        """The fitted scheme with the numbers and arrays that ``state`` returned."""
         scheme = SaturatingGrowth(settings["quantile"], tuple(settings["exponents"]))
-        for name in ("exponent_", "floor_", "centre_"):
+        for name in _NUMBERS:
             setattr(scheme, name, settings[name])
-        for name in _FITTED:
+        for name in _ARRAYS:
             setattr(scheme, name, arrays[name])
         return scheme
 
     def _parts(
         self, features: RolloutFeatures
     ) -> tuple[Float[Tensor, " n n_steps"], Float[Tensor, " n n_steps n_coordinates"]]:
-        """Logarithm of the factor that geometry contributes per unit of beta, and the factor of the climatology."""
+        """The logarithm of the factor of the distance for beta = 1, and the factor of the climatology."""
         low, high, saturation = (
             _extended(part, features.n_steps)
             for part in (self.low_, self.high_, self.saturation_)
         )
         passed = _passed(features.support_distance, self.floor_).clamp(low, high)
         climatology = features.climatology.flatten(start_dim=2)
-        relative = torch.where(climatology > 0, climatology / self.unit_, 1.0)
+        relative = torch.where(climatology > 0, climatology / self.typical_, 1.0)
         growth = (1 - saturation) ** 2 * (passed - self.centre_)
         return growth, relative ** saturation[:, None]
 
@@ -162,56 +173,57 @@ class SaturatingGrowth:
         shape: Float[Tensor, " n n_compared n_coordinates"],
         alive: Bool[Tensor, " n n_compared"],
     ) -> float:
-        """Pinball loss at the steps compared, each in units of its mean error."""
+        """The sum over the compared steps of the pinball loss divided by the mean error of the step."""
         total = 0.0
         for step in range(error.shape[1]):
             e, b = error[alive[:, step], step], shape[alive[:, step], step]
             if not len(e) or not float(e.mean()):
                 continue
-            level = inverse_cdf_quantile((e / b).flatten(), self.quantile)
-            loss = pinball_loss(e, level * b, self.quantile).mean() / e.mean()
+            factor = inverse_cdf_quantile((e / b).flatten(), self.quantile)
+            loss = pinball_loss(e, factor * b, self.quantile).mean() / e.mean()
             total += float(loss)
         return total
 
 
-def horizon_levels(
+def step_factors(
     error: Float[Tensor, " n n_steps n_coordinates"],
     shape: Float[Tensor, " n n_steps n_coordinates"],
     quantile: float,
 ) -> Float[Tensor, " n_steps"]:
-    """The level of each step at which held-out rollouts are covered, not decreasing."""
-    level = [
+    """The conformal factor of each step on the bounds ``shape``, nondecreasing along the steps."""
+    factors = [
         conformal_factor(error[:, step] / shape[:, step], quantile)
         for step in range(error.shape[1])
     ]
-    return error.new_tensor(_not_decreasing(level))
+    return error.new_tensor(_nondecreasing(factors))
 
 
 def _shape(exponent: float, scale: Tensor, growth: Tensor, base: Tensor) -> Tensor:
-    """The bound without its level."""
+    """The bound without the conformal factors k."""
     return scale * (exponent * growth).exp()[..., None] * base
 
 
 def _passed(distance: Float[Tensor, " n n_steps"], floor: float) -> Tensor:
-    """Mean logarithm of the distances up to each step."""
+    """The mean logarithm of the distances up to each step."""
     count = torch.arange(1, distance.shape[1] + 1, device=distance.device)
     return distance.clamp(min=floor).log().cumsum(dim=1) / count
 
 
 def _saturation(error: Tensor, alive: Tensor) -> Float[Tensor, " n_steps"]:
+    """The degree of saturation w at each step."""
     size = torch.where(alive, error.mean(dim=2), torch.nan)
     typical = size.nanmedian(dim=0).values
-    # Where every rollout has diverged the bound is infinite, whatever the share.
+    # After every rollout has diverged the bound is infinite, whatever the degree of saturation.
     lasting = ~typical.isnan()
-    typical = typical.new_tensor(_not_decreasing(typical[lasting].tolist()))
+    typical = typical.new_tensor(_nondecreasing(typical[lasting].tolist()))
     late = typical[-max(1, len(typical) // LATE) :].mean()
-    share = error.new_ones(len(lasting))
-    share[lasting] = (typical / late).clamp(max=1) if late > 0 else 1.0
-    return share
+    saturation = error.new_ones(len(lasting))
+    saturation[lasting] = (typical / late).clamp(max=1) if late > 0 else 1.0
+    return saturation
 
 
-def _not_decreasing(values: list[float]) -> list[float]:
-    """Isotonic regression up to the first infinite value; infinite from there on."""
+def _nondecreasing(values: list[float]) -> list[float]:
+    """Isotonic regression of the values before the first infinite one; all values after it become infinite."""
     finite = next(
         (i for i, v in enumerate(values) if not math.isfinite(v)), len(values)
     )
@@ -220,6 +232,7 @@ def _not_decreasing(values: list[float]) -> list[float]:
 
 
 def _compared(n_steps: int) -> list[int]:
+    """The indices of the steps at which exponents are compared."""
     steps = torch.logspace(0, math.log10(n_steps), N_COMPARED, dtype=torch.float64)
     return sorted({round(step) - 1 for step in steps.tolist()})
 
@@ -227,6 +240,6 @@ def _compared(n_steps: int) -> list[int]:
 def _extended(
     values: Float[Tensor, " n_calibrated"], n_steps: int
 ) -> Float[Tensor, " n_steps"]:
-    """Values per step, the last one repeated past the calibration horizon."""
+    """The values of ``n_steps`` steps; the last one is repeated past the calibration horizon."""
     step = torch.arange(n_steps, device=values.device).clamp(max=len(values) - 1)
     return values[step]

@@ -1,4 +1,4 @@
-"""Trajectories as the user brings them, the pieces that a fold leaves in, and rollouts of a surrogate."""
+"""The trajectories of the user, the segments that a fold leaves in, and rollouts of a surrogate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ from geoq.arrays import Array, restore, take, to_tensor
 from geoq.checks import check_finite
 from geoq.surrogate import Surrogate
 
-# States more than this many standard deviations from the mean of the data have diverged: distances to them say nothing,
-# and their squares soon overflow.
+# A state has diverged if a coordinate exceeds the absolute mean of the data by this many standard deviations. Distances to
+# such states carry no information, and their squares overflow.
 DIVERGED = 1e6
 
 
 @runtime_checkable
 class TrainStepper(Protocol):
-    """Train a fresh surrogate of one step; called once per fold with the contiguous pieces left in."""
+    """Train a new surrogate of one time step; called once per fold with the contiguous segments that the fold leaves in."""
 
     def __call__(self, segments: list[Array], /) -> Surrogate: ...
 
 
 @runtime_checkable
 class TrainSteppersTogether(Protocol):
-    """A recipe that trains several surrogates of one step at once for less than one by one; ``TrainRollout`` is one.
+    """A recipe that can train several surrogates of one time step together, faster than one by one, like ``TrainRollout``.
 
-    ``train_many`` is given all states and, for each surrogate, the runs of consecutive rows that it may learn from;
-    ``n_together`` says how many are worth training at once on such states.
+    ``n_together`` returns how many surrogates should be trained together on such states. ``train_many`` receives all states
+    and, for each surrogate, the runs of consecutive rows that it is trained on.
     """
 
     def __call__(self, segments: list[Array], /) -> Surrogate: ...
@@ -44,9 +44,11 @@ class TrainSteppersTogether(Protocol):
 
 @dataclass(frozen=True)
 class Trajectories:
-    """All states one below the other, in the user's kind of array.
+    """The states of all trajectories, one row per state, in the user's kind of array.
 
-    ``number`` is the trajectory that a state belongs to; within one, rows are in the order of time.
+    Attributes:
+        states: the states; within a trajectory they are in the order of time.
+        number: for each state, the number of its trajectory.
     """
 
     states: Array
@@ -57,28 +59,38 @@ class Trajectories:
 
     @staticmethod
     def gather(trajectories: Array | Sequence[Array]) -> "Trajectories":
-        """One trajectory (an array, time first) or several (a list of such), refused where they do not fit together."""
+        """Join trajectories; refuse unusable ones.
+
+        Args:
+            trajectories: one trajectory, an array with time as the first axis, or a list of such arrays.
+
+        Raises:
+            ValueError: a trajectory has an unusable shape, another shape of states than the first one, or missing values.
+            TypeError: NumPy arrays and tensors are mixed, or a trajectory is neither.
+        """
         several = not isinstance(trajectories, np.ndarray | Tensor)
         listed: list[Array] = list(trajectories) if several else [trajectories]  # type: ignore[list-item]
         if not listed:
-            raise ValueError("trajectories is an empty list; pass at least one.")
+            raise ValueError(
+                "trajectories is an empty list; pass at least one trajectory."
+            )
         for place, trajectory in enumerate(listed):
             name = f"trajectories[{place}]" if several else "trajectories"
             tensor = to_tensor(trajectory, name)
             if tensor.ndim < 2 or len(tensor) < 2 or not tensor.numel():
                 raise ValueError(
-                    f"{name} has shape {tuple(tensor.shape)}, but a trajectory has a first axis of two or more times "
-                    "and at least one more for the state; a scalar state needs shape (n, 1)."
+                    f"{name} has shape {tuple(tensor.shape)}, but a trajectory has shape (n_times, *state) with at least "
+                    "two times and at least one axis of the state; pass scalar states with shape (n_times, 1)."
                 )
             first = listed[0]
             if tensor.shape[1:] != to_tensor(first, "trajectories[0]").shape[1:]:
                 raise ValueError(
-                    f"{name} has states of shape {tuple(tensor.shape[1:])}, but trajectories[0] has "
-                    f"{tuple(first.shape[1:])}; all states must have one shape, only lengths may differ."
+                    f"{name} has states of shape {tuple(tensor.shape[1:])}, but trajectories[0] has states of shape "
+                    f"{tuple(first.shape[1:])}; pass trajectories that differ only in their lengths."
                 )
             if isinstance(trajectory, np.ndarray) != isinstance(first, np.ndarray):
                 raise TypeError(
-                    f"{name} is a {type(trajectory).__name__} and trajectories[0] a {type(first).__name__}; "
+                    f"{name} is a {type(trajectory).__name__}, but trajectories[0] is a {type(first).__name__}; "
                     "pass all of them as NumPy arrays or all as tensors."
                 )
             check_finite(tensor, name, "cut the trajectory there")
@@ -88,15 +100,15 @@ class Trajectories:
 
     @property
     def longest(self) -> int:
-        """Number of states of the longest trajectory."""
+        """The number of states of the longest trajectory."""
         return int(np.bincount(self.number).max())
 
     def segments(self, rows: Int[np.ndarray, " n_rows"]) -> list[Array]:
-        """Contiguous pieces of two or more of these rows, none of which skips a state."""
+        """The states of these rows as contiguous segments of at least two states."""
         return [take(self.states, torch.from_numpy(run)) for run in self.runs(rows)]
 
     def runs(self, rows: Int[np.ndarray, " n_rows"]) -> list[np.ndarray]:
-        """The rows of these pieces."""
+        """These rows as runs of at least two consecutive rows of one trajectory."""
         rows = np.sort(rows)
         apart = (np.diff(rows) > 1) | (np.diff(self.number[rows]) != 0)
         runs = np.split(rows, np.flatnonzero(apart) + 1)
@@ -105,10 +117,16 @@ class Trajectories:
     def starts(
         self, held_out: Int[np.ndarray, " n_rows"], n_steps: int, n_starts: int
     ) -> Int[np.ndarray, " n"]:
-        """Held-out states, evenly spread over those with so many steps of truth ahead of them.
+        """Rows that calibration rollouts start from, evenly spread over the usable held-out rows.
 
-        States whose whole truth is held out come first where there are enough of them: the surrogate of the fold then
-        saw nothing of what it is asked for.
+        A held-out row is usable if its trajectory continues for ``n_steps`` states after it. If there are enough rows whose
+        next ``n_steps`` states are all held out, only these are used: the surrogate of the fold has then seen no state of
+        the true trajectory.
+
+        Args:
+            held_out: the rows that the fold holds out.
+            n_steps: the number of steps of a rollout.
+            n_starts: the number of rows to choose; fewer are returned if fewer are usable.
         """
         last = np.minimum(held_out + n_steps, len(self) - 1)
         enough = (last - held_out == n_steps) & (
@@ -140,16 +158,26 @@ def roll_out(
     limit: Float[Tensor, " *state"],
     name: str = "surrogate",
 ) -> Float[Tensor, " n n_times *state"]:
-    r"""States of the rollout, the initial one first.
+    r"""Apply the surrogate to its own output, ``n_steps`` times.
 
     .. math:: \widehat u_0 = u, \quad \widehat u_{n+1} = \widehat F(\widehat u_n)
 
-    A rollout that becomes nan, infinite or larger than ``limit`` has diverged: its states are nan from there on, and
-    the surrogate is not asked about it any more.
+    A rollout diverges when it becomes nan, infinite or larger than ``limit``. From that step its states are nan, and the
+    surrogate is not called on it any more.
+
+    Args:
+        surrogate: the model of one time step.
+        x0: initial states, one per row.
+        n_steps: the number of steps.
+        limit: the largest absolute value of each coordinate.
+        name: the name of the surrogate in messages.
+
+    Returns:
+        The states of the rollouts, the initial state first.
     """
     if isinstance(surrogate, nn.Module) and isinstance(x0, np.ndarray):
         raise TypeError(
-            f"{name} is a torch module, but the states are NumPy arrays; pass them as tensors (torch.from_numpy)."
+            f"{name} is a torch module, but the states are NumPy arrays; pass them as tensors, torch.from_numpy(states)."
         )
     start = to_tensor(x0, "x0")
     states = start.new_full((len(start), n_steps + 1, *start.shape[1:]), torch.nan)
@@ -163,10 +191,10 @@ def roll_out(
         if after.shape != before.shape:
             raise ValueError(
                 f"{name} returned shape {tuple(after.shape)} for states of shape {tuple(before.shape)}; it must "
-                "return the next state of each."
+                "return the next state of each of them."
             )
         after = after.to(states)
-        # nan compares false, so it counts as diverged too.
+        # The comparison is false for nan, so nan counts as diverged.
         kept = (after.abs() <= limit.to(after)).flatten(start_dim=1).all(dim=1)
         alive = alive[kept]
         states[alive, step] = after[kept]

@@ -1,8 +1,7 @@
-"""Training: the mini-batch loop, recipes for surrogates, and where fold surrogates come from.
+"""Training of networks, and the sources of fold surrogates.
 
-This package holds everything that trains a network or obtains a trained one: the one training loop, networks that are trained
-together as a stack, CUDA graphs of training steps, recipes, the progress bar, checkpoints of finished folds, and the sources
-of fold surrogates (trained here, on other workers, or elsewhere).
+The package contains the mini-batch loop, stacks of networks that are trained together, CUDA graphs of training steps, recipes,
+the progress bar, checkpoints of finished folds, and fold surrogates that are trained here, on other workers, or elsewhere.
 """
 
 from geoq.training.fold_surrogates import PredictedFolds, TrainedFolds

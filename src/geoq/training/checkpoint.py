@@ -1,6 +1,6 @@
-"""A folder that keeps the predictions of every finished fold, so that an interrupted calibration can continue.
+"""Checkpoints: a folder with the predictions of every finished fold, from which an interrupted calibration continues.
 
-Files hold arrays and numbers, never code, and are written completely or not at all.
+The files contain arrays and numbers, and no code. Each file is written completely or not at all.
 """
 
 import hashlib
@@ -24,42 +24,51 @@ JOBS = "jobs.geoq"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Predictions of the finished folds of one calibration."""
+    """Predictions of the finished folds of one calibration.
+
+    Attributes:
+        folder: The folder of the files.
+    """
 
     folder: Path
 
     @classmethod
     def open(cls, folder: str | Path, facts: Mapping[str, str]) -> "Checkpoint":
-        """Start or continue the checkpoint of the calibration that these facts describe.
+        """Start a checkpoint, or continue the checkpoint of the same calibration.
+
+        Args:
+            folder: The folder; it is created if it does not exist.
+            facts: Names and identifiers of the data, the folds and the settings of the calibration.
 
         Raises:
-            ValueError: the folder belongs to a calibration with other data, folds or settings.
+            ValueError: The folder belongs to a calibration with other data, folds or settings.
         """
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         manifest = place / MANIFEST
         if not manifest.exists():
-            stray = [path.name for path in place.glob("fold-*.geoq")]
-            if stray:
+            orphans = [path.name for path in place.glob("fold-*.geoq")]
+            if orphans:
                 raise ValueError(
-                    f"{place} holds {stray[0]} but no {MANIFEST}, so its calibration is unknown; use an empty folder."
+                    f"checkpoint={str(place)!r} contains {orphans[0]} but not {MANIFEST}, so its calibration is unknown; "
+                    "use an empty folder."
                 )
             archive.write(manifest, dict(facts), {})
-        known, _ = archive.read(manifest)
+        stored, _ = archive.read(manifest)
         differences = [
-            f"{name} was {known.get(name)}, now {facts.get(name)}"
-            for name in {**known, **facts}
-            if known.get(name) != facts.get(name)
+            f"{name} was {stored.get(name)}, now {facts.get(name)}"
+            for name in {**stored, **facts}
+            if stored.get(name) != facts.get(name)
         ]
         if differences:
             raise ValueError(
-                f"{place} is the checkpoint of another calibration: {'; '.join(differences)}; "
-                "use another folder, or delete this one."
+                f"checkpoint={str(place)!r} belongs to another calibration ({'; '.join(differences)}); "
+                "use another folder, or delete this folder."
             )
         return cls(place)
 
     def jobs(self, proposed: list[list[int]]) -> list[list[int]]:
-        """Which folds are trained together: as proposed in the first run, and the same in later runs."""
+        """The folds that are trained together: the proposed lists in the first run, and the same lists in later runs."""
         file = self.folder / JOBS
         if not file.exists():
             archive.write(file, {"jobs": proposed}, {})
@@ -87,7 +96,7 @@ class Checkpoint:
         try:
             return archive.read(self._file(fold))[1]["prediction"]
         except ValueError as exc:
-            exc.add_note(f"delete {self._file(fold)}; the fold is then trained again")
+            exc.add_note(f"Delete {self._file(fold)} to train this fold again.")
             raise
 
     def save(self, fold: int, prediction: Float[Tensor, " n *output"]) -> None:
@@ -98,7 +107,7 @@ class Checkpoint:
         return self.folder / f"fold-{fold + 1:04d}.geoq"
 
 
-def of_array(array: Array) -> str:
+def array_id(array: Array) -> str:
     """An identifier of an array: dtype, shape and a hash of its values."""
     values = array
     if not isinstance(array, np.ndarray):
@@ -107,15 +116,15 @@ def of_array(array: Array) -> str:
     return f"{values.dtype} {values.shape} {digest[:16]}"
 
 
-def of_object(thing: object) -> str:
+def object_id(thing: object) -> str:
     """An identifier of an object that is the same in another process; a plain function is identified by its name alone."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))
 
 
-def of_folds(plan: FoldPlan) -> str:
+def folds_id(plan: FoldPlan) -> str:
     """An identifier of the folds: their scheme, and a hash of their training and held-out rows."""
     digest = hashlib.sha256(json.dumps([len(plan.splits)]).encode())
     for rows in plan.splits:
         for part in rows:
-            digest.update(of_array(np.asarray(part, dtype=np.int64)).encode())
-    return f"{of_object(plan)} with rows {digest.hexdigest()[:16]}"
+            digest.update(array_id(np.asarray(part, dtype=np.int64)).encode())
+    return f"{object_id(plan)} with rows {digest.hexdigest()[:16]}"

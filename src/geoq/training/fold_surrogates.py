@@ -1,6 +1,6 @@
-"""Sources of fold surrogates: trained one by one or together, here or on a cluster, or trained elsewhere (line 7).
+"""Sources of fold surrogates (line 7): trained here one by one or together, trained on a cluster, or trained elsewhere.
 
-The calibration needs only the predictions of a fold surrogate at some points. Surrogates stay in the process that trained them;
+The calibration needs only the predictions of a fold surrogate at some points. A surrogate stays in the process that trained it;
 only predictions are transferred and kept.
 """
 
@@ -15,12 +15,7 @@ from torch import Tensor
 
 from geoq.arrays import Array, take
 from geoq.checks import TRAINED, add_note_on_error, check_callable
-from geoq.surrogate import (
-    Surrogate,
-    TrainSurrogate,
-    TrainTogether,
-    evaluate,
-)
+from geoq.surrogate import Surrogate, TrainSurrogate, TrainTogether, evaluate
 from geoq.training import progress
 from geoq.training.checkpoint import Checkpoint
 
@@ -29,12 +24,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Fold:
-    """The rows that the surrogate of a fold is trained on (``seen``), and the rows where it is evaluated (``asked``)."""
+    """The rows of the data that the surrogate of one fold needs.
+
+    Attributes:
+        number: Number of the fold, from 0.
+        n_folds: Number of folds.
+        training_rows: Rows on which the surrogate is trained.
+        evaluated_rows: Rows at which its predictions are needed: held-out points, anchors and some other training points. For
+            rollouts, the states from which they start.
+    """
 
     number: int
     n_folds: int
-    seen: Int[Tensor, " n_seen"]
-    asked: Int[Tensor, " n_asked"]
+    training_rows: Int[Tensor, " n_train"]
+    evaluated_rows: Int[Tensor, " n_evaluated"]
 
     def __str__(self) -> str:
         return f"fold {self.number + 1} of {self.n_folds}"
@@ -42,10 +45,10 @@ class Fold:
 
 @runtime_checkable
 class FoldSurrogates(Protocol):
-    """A source of fold surrogates that is passed in place of ``train_surrogate``.
+    """A source of fold surrogates, which can be passed as ``train_surrogate``.
 
-    ``jobs`` returns which folds are computed together, as lists of fold numbers, given the number of workers.
-    ``predictions`` returns the predictions of the folds of one job. ``pretrained`` is true if nothing is trained.
+    ``jobs`` returns lists of fold numbers; the folds of one list are computed together, by one of the workers.
+    ``predictions`` returns the predictions of the folds of one job. ``pretrained`` is true if the source trains nothing.
     """
 
     @property
@@ -64,10 +67,20 @@ class FoldSurrogates(Protocol):
 class TrainedFolds:
     """Fold surrogates that were trained elsewhere, in the order of the folds; pass it as ``train_surrogate``.
 
-    Surrogate number l must not have seen the points that fold l holds out. geoq cannot check this.
+    Surrogate number l must not have been trained on the points that fold l holds out. geoq cannot check this.
 
-    Attributes:
-        surrogates: one trained surrogate per fold.
+    Args:
+        surrogates: One trained surrogate per fold.
+
+    Example:
+        >>> import numpy as np
+        >>> from sklearn.linear_model import Ridge
+        >>> from geoq import GeoQ, RandomFolds
+        >>> x = np.linspace(0, 1, 60)[:, None]
+        >>> y = np.sin(6 * x[:, 0])
+        >>> folds = RandomFolds(5)
+        >>> trained = [Ridge().fit(x[rows], y[rows]).predict for rows, _ in folds.split(x)]
+        >>> geoq = GeoQ(Ridge().fit(x, y).predict, TrainedFolds(trained), folds=folds).fit(x, y)
     """
 
     surrogates: Sequence[Surrogate]
@@ -84,15 +97,25 @@ class TrainedFolds:
         self, x: Array, y: Array, folds: Sequence[Fold]
     ) -> list[Float[Tensor, " _ *output"]]:
         del y
-        return [ask(self.surrogates[fold.number], x, fold) for fold in folds]
+        return [evaluate_fold(self.surrogates[fold.number], x, fold) for fold in folds]
 
 
 @dataclass(frozen=True)
 class PredictedFolds:
     """Predictions of fold surrogates that were trained elsewhere; pass it as ``train_surrogate``.
 
-    Attributes:
-        arrays: one array per fold, with a prediction for every row of the data.
+    Args:
+        arrays: One array per fold, in the order of the folds. Each has a prediction for every row of the data.
+
+    Example:
+        >>> import numpy as np
+        >>> from sklearn.linear_model import Ridge
+        >>> from geoq import GeoQ, RandomFolds
+        >>> x = np.linspace(0, 1, 60)[:, None]
+        >>> y = np.sin(6 * x[:, 0])
+        >>> folds = RandomFolds(5)
+        >>> arrays = [Ridge().fit(x[rows], y[rows]).predict(x) for rows, _ in folds.split(x)]
+        >>> geoq = GeoQ(Ridge().fit(x, y).predict, PredictedFolds(arrays), folds=folds).fit(x, y)
     """
 
     arrays: Sequence[Array]
@@ -110,8 +133,8 @@ class PredictedFolds:
             n_rows = len(self.arrays[fold.number])
             if n_rows != len(x):
                 raise ValueError(
-                    f"the predictions of {fold} have {n_rows} rows, but the data have {len(x)}; "
-                    "pass a prediction for every row."
+                    f"PredictedFolds.arrays[{fold.number}] has {n_rows} rows, but x has {len(x)} rows; "
+                    "pass a prediction for every row of x."
                 )
         return one_by_one(folds)
 
@@ -120,16 +143,20 @@ class PredictedFolds:
     ) -> list[Float[Tensor, " _ *output"]]:
         del x, y
 
-        def answer(fold: Fold) -> Tensor:
-            rows = take(self.arrays[fold.number], fold.asked)
+        def checked(fold: Fold) -> Tensor:
+            rows = take(self.arrays[fold.number], fold.evaluated_rows)
             return evaluate(lambda part: part, rows, f"the prediction of {fold}")
 
-        return [answer(fold) for fold in folds]
+        return [checked(fold) for fold in folds]
 
 
 @dataclass(frozen=True)
 class FreshFolds:
-    """One training per fold with the user's recipe, together if the recipe supports it."""
+    """Fold surrogates trained with the recipe of the user, together if the recipe supports it.
+
+    Args:
+        train_surrogate: The recipe.
+    """
 
     train_surrogate: TrainSurrogate
     pretrained: ClassVar[bool] = False
@@ -144,14 +171,10 @@ class FreshFolds:
     def predictions(
         self, x: Array, y: Array, folds: Sequence[Fold]
     ) -> list[Float[Tensor, " _ *output"]]:
-        with add_note_on_error(f"while training {describe_folds(folds)}"):
-            surrogates = train_each(
-                self.train_surrogate, x, y, [fold.seen for fold in folds]
-            )
-            for surrogate in surrogates:
-                check_callable(surrogate, TRAINED)
+        subsets = [fold.training_rows for fold in folds]
+        surrogates = train_for(folds, self.train_surrogate, x, y, subsets)
         return [
-            ask(surrogate, x, fold)
+            evaluate_fold(surrogate, x, fold)
             for surrogate, fold in zip(surrogates, folds, strict=True)
         ]
 
@@ -165,21 +188,36 @@ def train_each(
     return [train_surrogate(take(x, rows), take(y, rows)) for rows in subsets]
 
 
-def ask(
+def train_for(
+    folds: Sequence[Fold],
+    train_surrogate: TrainSurrogate,
+    x: Array,
+    y: Array,
+    subsets: Sequence[Tensor],
+) -> list[Surrogate]:
+    """Train a surrogate on each subset of the rows; an exception gets a note that names the folds."""
+    with add_note_on_error(f"while training {describe_folds(folds)}"):
+        surrogates = train_each(train_surrogate, x, y, subsets)
+        for surrogate in surrogates:
+            check_callable(surrogate, TRAINED)
+    return surrogates
+
+
+def evaluate_fold(
     surrogate: Surrogate, x: Array, fold: Fold
-) -> Float[Tensor, " n_asked *output"]:
-    """The predictions of the surrogate at the rows ``fold.asked``."""
+) -> Float[Tensor, " n_evaluated *output"]:
+    """The predictions of the surrogate at the rows ``fold.evaluated_rows``."""
     with add_note_on_error(f"while evaluating the surrogate of {fold}"):
-        return evaluate(surrogate, take(x, fold.asked), "surrogate")
+        return evaluate(surrogate, take(x, fold.evaluated_rows), "surrogate")
 
 
 def is_pretrained(source: object) -> bool:
-    """Whether nothing is trained: fold surrogates come from elsewhere, or there is no recipe."""
+    """Whether the source trains nothing: the fold surrogates were trained elsewhere, or there is no recipe."""
     return source is None or (isinstance(source, FoldSurrogates) and source.pretrained)
 
 
 def describe_folds(folds: Sequence[Fold]) -> str:
-    """A phrase that names the surrogates of these folds."""
+    """A phrase for the surrogates of these folds, for messages."""
     if len(folds) == 1:
         return f"the surrogate of {folds[0]}"
     return f"the surrogates of {folds[0]} to {folds[-1]} together"
@@ -204,20 +242,20 @@ def fold_predictions(
     folds: Sequence[Fold],
     checkpoint: Checkpoint | None,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Fold numbers and the predictions of their surrogates, in the order in which they are finished.
+    """Iterate over fold numbers and the predictions of the fold surrogates, in the order in which they are finished.
 
     The jobs run through joblib: one after the other in this process, unless ``joblib.parallel_config`` selects other
     workers.
     """
     from joblib import effective_n_jobs  # here, because it takes long to import
 
-    # A fold without points to evaluate is not trained.
-    asked = [fold for fold in folds if len(fold.asked)]
-    jobs = source.jobs(x, y, asked, effective_n_jobs(None))
+    # A fold without rows to evaluate needs no surrogate.
+    needed = [fold for fold in folds if len(fold.evaluated_rows)]
+    jobs = source.jobs(x, y, needed, effective_n_jobs(None))
     if checkpoint is not None:
         # The same jobs as in the interrupted run: rounding depends on which networks are trained together.
         jobs = checkpoint.jobs(jobs)
-    start, n_finished = progress.place(), 0
+    start, n_finished = progress.position(), 0
     missing = []
     for job in jobs:
         if checkpoint is None or not all(map(checkpoint.has, job)):
@@ -228,8 +266,8 @@ def fold_predictions(
         for number in job:
             yield number, checkpoint.load(number)
     progress.move_to(start + n_finished)
-    for numbers, answers in _in_turn(source, missing):
-        for number, prediction in zip(numbers, answers, strict=True):
+    for numbers, predictions in _run(source, missing):
+        for number, prediction in zip(numbers, predictions, strict=True):
             if checkpoint is not None:
                 checkpoint.save(number, prediction)
             n_finished += 1
@@ -239,35 +277,38 @@ def fold_predictions(
 
 # One tuple, not four arguments: Dask stores larger arguments on a single worker, and they are lost if it fails.
 _Job: TypeAlias = tuple[FoldSurrogates, Array, Array, list[Fold]]
-_Answer: TypeAlias = tuple[list[int], Sequence[Tensor]]
+_Predictions: TypeAlias = tuple[list[int], Sequence[Tensor]]
 
 
-def _in_turn(source: FoldSurrogates, jobs: list[_Job]) -> Iterable[_Answer]:
+def _run(source: FoldSurrogates, jobs: list[_Job]) -> Iterable[_Predictions]:
     if is_pretrained(source):
-        return map(_answer, jobs)  # nothing is trained, so no workers are needed
+        return map(_predictions_of, jobs)  # workers are used for trainings only
     from joblib import Parallel, delayed
 
-    run = Parallel(return_as="generator_unordered")
-    results: Iterable[_Answer] = run(delayed(_answer)(job) for job in jobs)
+    parallel = Parallel(return_as="generator_unordered")
+    results: Iterable[_Predictions] = parallel(
+        delayed(_predictions_of)(job) for job in jobs
+    )
     return results
 
 
-def _answer(job: _Job) -> _Answer:
+def _predictions_of(job: _Job) -> _Predictions:
     source, x, y, folds = job
-    named = str(folds[0]) if len(folds) == 1 else f"{len(folds)} folds together"
-    with progress.stage(named, len(folds)):
+    name = str(folds[0]) if len(folds) == 1 else f"{len(folds)} folds together"
+    with progress.stage(name, len(folds)):
         return [fold.number for fold in folds], source.predictions(x, y, folds)
 
 
 def _check_count(source: str, n_given: int, n_folds: int) -> None:
     if n_given != n_folds:
         raise ValueError(
-            f"{source} has {n_given} entries for {n_folds} folds; pass one per fold, in their order."
+            f"{source} has {n_given} entries, but there are {n_folds} folds; pass one entry per fold, in the order of the "
+            "folds."
         )
 
 
 def check_any_model(surrogate: object, train_surrogate: object, arguments: str) -> None:
-    """Refuse to work without any model."""
+    """Refuse a missing surrogate together with a missing recipe."""
     if surrogate is None and train_surrogate is None:
         raise ValueError(
             "surrogate=None and train_surrogate=None, so there is no model whose error could be estimated; "
@@ -299,7 +340,7 @@ def check_models(
     representation: object,
     error_functional: object,
 ) -> None:
-    """Refuse objects that cannot be called, and the absence of any model."""
+    """Refuse callables of the user that cannot be called or are missing."""
     check_any_model(surrogate, train_surrogate, "x, y")
     is_source = isinstance(train_surrogate, FoldSurrogates)
     check_deployed_surrogate_given(surrogate, train_surrogate, pretrained=is_source)

@@ -1,4 +1,4 @@
-"""The one mini-batch loop that surrogates, increment models and baselines all train by."""
+"""The mini-batch training loop of all networks: surrogates, increment models and baselines."""
 
 import copy
 import logging
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
+from numbers import Integral
 
 import torch
 from jaxtyping import Int
@@ -15,20 +16,20 @@ from torch import Tensor, nn
 from geoq.arrays import few_threads
 from geoq.training import progress
 from geoq.training.recorded import recorded
-from geoq.training.stacked import epochs, validation_parts
 
 logger = logging.getLogger(__name__)
 
 RowLoss = Callable[[nn.Module, Tensor], Tensor]
 
-# What is left of the learning rate when it is cut, and the share of all steps that each lower rate has at least.
+# The learning rate is multiplied by DECAY at each cut; each lower rate has at least the fraction LOWER_RATE of all steps.
 DECAY = 0.2
 LOWER_RATE = 1 / 8
+MAX_DECAYS = 4
 
 
 @contextmanager
 def seeded(random_state: int) -> Iterator[None]:
-    """Random numbers from this seed; afterwards the user's own go on as if nothing had been drawn, on GPUs too."""
+    """Seed the random numbers of torch, and restore the earlier random state of the CPU and of the GPUs afterwards."""
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(random_state)
@@ -37,19 +38,37 @@ def seeded(random_state: int) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a network is trained: Adam on mini-batches, stopped early by the loss on held-out rows.
+    """Settings of the training of a network: Adam on mini-batches, with early stopping on held-out rows.
 
-    Attributes:
-        n_steps: most steps of the optimiser.
-        batch_size: rows a step.
-        learning_rate: Adam's.
-        validation_fraction: share of the rows held out to stop by.
-        check_every: steps between two looks at the held-out rows.
-        patience: looks without improvement after which training stops; the best network seen is kept.
-        n_decays: how often the patience may run out before that: the rate is cut to a fifth, and training goes on from the
-            best network seen. Steps of one rate end in a noise that the held-out rows cannot tell from progress. Patience
-            that lasts is cut short, so that each lower rate has an eighth of ``n_steps``.
-        random_state: seed of initial weights, held-out rows, order of the batches and dropout.
+    Every ``check_every`` steps the loss on the held-out rows (the validation loss) is computed. The training keeps the
+    weights with the lowest validation loss, the initial weights included.
+
+    Args:
+        n_steps: Largest number of optimiser steps. The default suits small networks; raise it if the log reports a best step
+            close to ``n_steps``.
+        batch_size: Number of rows per step. If there are fewer training rows, each step uses all of them. The default gives
+            several steps per epoch for data sets of a few hundred rows.
+        learning_rate: Learning rate of Adam. The default is the learning rate of the paper (model appendix).
+        validation_fraction: Fraction of the rows, or of the groups of rows, that is held out for early stopping. The default
+            leaves most rows for the training. At least one group is held out if there are two.
+        check_every: Number of steps between two computations of the validation loss. With the default these computations
+            take a small part of the time.
+        patience: The training stops after this many successive checks without a new lowest validation loss. The default
+            allows 1000 steps without progress, because the validation loss of mini-batch steps is noisy.
+        n_decays: Number of times, from 0 to 4, that the learning rate is cut to a fifth when the patience runs out. The
+            training then continues from the best weights. Use 1 to 3 where the noise of the steps limits the accuracy. If
+            the patience does not run out, the rate is cut early enough to leave an eighth of ``n_steps`` for each lower
+            rate. The default is a constant rate, because networks whose rates are cut cannot be trained together.
+        random_state: Seed of the initial weights, the held-out rows, the order of the batches and dropout.
+
+    Raises:
+        ValueError: A setting is outside its range.
+
+    Example:
+        >>> training = Training(n_steps=200, batch_size=16, validation_fraction=0.25)
+        >>> rows, validation_rows = training.hold_out(torch.arange(40))
+        >>> len(rows), len(validation_rows)
+        (30, 10)
     """
 
     n_steps: int = 5000
@@ -63,38 +82,37 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("n_steps", "batch_size", "check_every", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"Training({name}={getattr(self, name)}), but it counts something; choose 1 or more."
-                )
-        if not 0 <= self.n_decays <= 1 / LOWER_RATE / 2:
-            raise ValueError(
-                f"Training(n_decays={self.n_decays}), but each takes an eighth of the steps, and half of them are for the "
-                "first rate; choose 0 to 4."
-            )
+            count = getattr(self, name)
+            if not isinstance(count, Integral) or count < 1:
+                self._refuse(name, "must be an integer >= 1")
+        if self.n_decays not in range(MAX_DECAYS + 1):
+            self._refuse("n_decays", f"must be an integer from 0 to {MAX_DECAYS}")
         if not self.learning_rate > 0:
-            raise ValueError(
-                f"Training(learning_rate={self.learning_rate}), but steps must go down; choose above 0."
-            )
+            self._refuse("learning_rate", "must be > 0")
         if not 0 < self.validation_fraction < 1:
-            raise ValueError(
-                f"Training(validation_fraction={self.validation_fraction}), but some rows must train and some must "
-                "stop the training; choose between 0 and 1."
-            )
+            self._refuse("validation_fraction", "must be between 0 and 1, exclusive")
 
-    def with_seed_offset(self, number: int) -> "Training":
-        """That of the first of several networks, or of another: other weights, batches and held-out rows."""
-        return replace(self, random_state=self.random_state + number)
+    def _refuse(self, name: str, rule: str) -> None:
+        raise ValueError(f"Training({name}={getattr(self, name)}): {name} {rule}.")
+
+    def with_seed_offset(self, offset: int) -> "Training":
+        """The same settings with ``random_state + offset``, for several networks that differ."""
+        return replace(self, random_state=self.random_state + offset)
 
     def hold_out(
-        self, units: Int[Tensor, " n_rows"]
+        self, groups: Int[Tensor, " n_rows"]
     ) -> tuple[Int[Tensor, " n_train"], Int[Tensor, " n_validation"]]:
-        """Rows to train on and rows to stop by; rows of one unit (copies of one point) stay on one side."""
-        distinct, unit = units.unique(return_inverse=True)
-        if (
-            len(distinct) < 2
-        ):  # nothing can be held out, so the training rows themselves decide
-            rows = torch.arange(len(units), device=units.device)
+        """Divide rows at random into training rows and validation rows; rows of one group are never separated.
+
+        Args:
+            groups: The group number of each row. Rows that depend on each other, such as copies of one point, form a group.
+
+        Returns:
+            The training rows and the validation rows. With a single group both are all rows.
+        """
+        distinct, group = groups.unique(return_inverse=True)
+        if len(distinct) < 2:
+            rows = torch.arange(len(groups), device=groups.device)
             return rows, rows
         order = torch.randperm(
             len(distinct), generator=torch.Generator().manual_seed(self.random_state)
@@ -104,30 +122,78 @@ class Training:
         )
         held_out = torch.zeros(len(distinct), dtype=torch.bool)
         held_out[order[:n_validation]] = True
-        validates = held_out.to(units.device)[unit]
-        return (~validates).nonzero()[:, 0], validates.nonzero()[:, 0]
+        is_validation = held_out.to(groups.device)[group]
+        return (~is_validation).nonzero()[:, 0], is_validation.nonzero()[:, 0]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The course of one training.
+
+    Attributes:
+        first_loss: Validation loss of the initial weights.
+        best_loss: Lowest validation loss; the trained network has the weights of this loss.
+        best_step: Number of steps after which this loss was found; 0 means that no step has improved the network.
+        last_step: Number of steps in total.
+    """
+
+    first_loss: float
+    best_loss: float
+    best_step: int
+    last_step: int
+
+
+class EarlyStopping:
+    """The lowest validation loss of one training, and whether its patience has run out."""
+
+    def __init__(self, training: Training, first_loss: float) -> None:
+        self.training = training
+        self.result = TrainingResult(first_loss, first_loss, 0, 0)
+
+    def improves(self, step: int, loss: float) -> bool:
+        """Record the validation loss after a step; return whether it is the lowest.
+
+        Raises:
+            FloatingPointError: The loss is not finite.
+        """
+        training = self.training
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"learning_rate={training.learning_rate:g}, but the validation loss became {loss} by step {step} of "
+                f"{training.n_steps}; lower learning_rate or scale the data."
+            )
+        is_best = loss < self.result.best_loss
+        self.result = replace(self.result, last_step=step)
+        if is_best:
+            self.result = replace(self.result, best_loss=loss, best_step=step)
+        return is_best
+
+    def out_of_patience(self, since: int = 0) -> bool:
+        """Whether the loss has not improved for too long, counted from the step ``since`` or later."""
+        n_stalled = self.result.last_step - max(self.result.best_step, since)
+        return n_stalled >= self.training.patience * self.training.check_every
 
 
 def train(
     network: nn.Module,
     loss: RowLoss,
     training: Training,
-    units: Int[Tensor, " n_rows"],
+    groups: Int[Tensor, " n_rows"],
     *,
     repeatable: bool = False,
-) -> None:
-    """Train the network in place; ends in eval mode with the best weights seen, the initial ones included.
+) -> TrainingResult:
+    """Train the network in place. It ends in eval mode, with the weights of the lowest validation loss.
 
     Args:
-        network: is changed in place.
-        loss: mean loss of the network over the rows it is given.
-        training: how to train.
-        units: one number per row of the data; rows with equal numbers are never split between training and stopping.
-        repeatable: whether network and loss do the same operations at every step, so that a GPU may record one and
-            replay it. Ours do; a user's network may count or draw in Python, unless it passed the trial of a stack.
+        network: The network; its weights are changed.
+        loss: Function of the network and of row numbers that returns the mean loss over these rows.
+        training: Settings of the training.
+        groups: The group number of each row of the data. Rows of one group are either all trained on or all held out.
+        repeatable: Whether network and loss do the same operations at every step, so that a GPU can record one step and
+            replay it. This is false for networks of the user, which may count or draw random numbers in Python.
     """
-    rows = training.hold_out(units)
-    train_on(network, loss, training, *rows, repeatable=repeatable)
+    rows = training.hold_out(groups)
+    return train_on(network, loss, training, *rows, repeatable=repeatable)
 
 
 def train_on(
@@ -138,32 +204,57 @@ def train_on(
     validation_rows: Int[Tensor, " n_validation"],
     *,
     repeatable: bool = False,
-) -> None:
-    """``train`` on rows of the caller's choice, stopped by rows of the caller's choice."""
-    descend = _Descend(network, loss, training, repeatable=repeatable)
+) -> TrainingResult:
+    """Train the network as ``train`` does, with training rows and validation rows that the caller chooses."""
+    optimisation = _Optimisation(network, loss, training, repeatable=repeatable)
     with threads_for(network):
-        best_loss, best_step, last_step = descend(training_rows, validation_rows)
+        result = optimisation.run(training_rows, validation_rows)
     network.eval()
+    log(network, result)
+    return result
+
+
+def log(network: nn.Module, result: TrainingResult) -> None:
+    """Log the result of a training."""
     logger.info(
         "trained %s: best loss %.4g at step %d of %d",
         type(network).__name__,
-        best_loss,
-        best_step,
-        last_step,
+        result.best_loss,
+        result.best_step,
+        result.last_step,
     )
 
 
+def epochs(
+    rows: Int[Tensor, " n_rows"], batch_size: int, random_state: int
+) -> Iterator[Int[Tensor, " n_batches batch_size"]]:
+    """Iterate over epochs without end: the batches of each, in a new random order, without the incomplete last batch."""
+    generator = torch.Generator().manual_seed(random_state)
+    size = min(batch_size, len(rows))
+    n_used = len(rows) // size * size
+    while True:
+        order = torch.randperm(len(rows), generator=generator)[:n_used]
+        yield rows[order.to(rows.device)].view(-1, size)
+
+
+def validation_batches(rows: Int[Tensor, " n"], batch_size: int) -> tuple[Tensor, ...]:
+    """Batches of the validation rows; they need no gradients and can therefore be larger than training batches."""
+    size = max(batch_size, 1024) if batch_size >= 64 else batch_size
+    batches: tuple[Tensor, ...] = rows.split(size)
+    return batches
+
+
 def threads_for(network: nn.Module) -> AbstractContextManager[None]:
-    """One thread while a small network on the CPU is trained."""
+    """Use one thread while a small network is trained on the CPU."""
     parameters = list(network.parameters())
     on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
-    # A network is small by its parameters: batches are too.
+    # The number of parameters stands for the work: small networks have small batches.
     n_numbers = 4 * sum(parameter.numel() for parameter in parameters)
     return few_threads(n_numbers) if on_cpu else nullcontext()
 
 
-class _Descend:
-    """A network, its loss and its Adam."""
+class _Optimisation:
+    """A network, its loss and its optimiser."""
 
     def __init__(
         self, network: nn.Module, loss: RowLoss, training: Training, *, repeatable: bool
@@ -173,58 +264,44 @@ class _Descend:
         self.recordable = repeatable and all(weight.is_cuda for weight in weights)
         rate: float | Tensor = training.learning_rate
         if self.recordable:
-            # A step that is recorded has to keep its count and its rate on the GPU; fused Adam reads a float32.
+            # A recorded step reads its count and its learning rate on the GPU; fused Adam reads a float32.
             rate = torch.tensor(rate, device=weights[0].device, dtype=torch.float32)
         self.optimizer = torch.optim.Adam(
             weights, lr=rate, fused=True, capturable=self.recordable
         )
 
-    def __call__(
-        self, training_rows: Tensor, validation_rows: Tensor
-    ) -> tuple[float, int, int]:
-        """Steps until patience runs out; the loss and step of the weights that are kept, and the last step."""
+    def run(self, training_rows: Tensor, validation_rows: Tensor) -> TrainingResult:
+        """Take steps until the patience runs out, and restore the best weights."""
         training, network = self.training, self.network
-        passes = epochs(training_rows, training.batch_size, training.random_state)
-        batches = (batch for one_pass in passes for batch in one_pass)
-        best_loss, best_step = self._mean_loss(validation_rows), 0
+        every_epoch = epochs(training_rows, training.batch_size, training.random_state)
+        batches = (batch for epoch in every_epoch for batch in epoch)
+        stopping = EarlyStopping(training, self._mean_loss(validation_rows))
         best_weights = copy.deepcopy(network.state_dict())
         cuts_left, last_cut = training.n_decays, 0
         network.train()
         first = next(batches)
         take_step = (
-            recorded(self._step, first, self._numbers)
-            if self.recordable
-            else self._step
+            recorded(self._step, first, self._state) if self.recordable else self._step
         )
         for step, batch in enumerate(chain([first], batches), 1):
             network.train()
             take_step(batch)
             if step % training.check_every and step < training.n_steps:
                 continue
-            progress.reached(step / training.n_steps)
-            validation_loss = self._mean_loss(validation_rows)
-            if not math.isfinite(validation_loss):
-                raise FloatingPointError(
-                    f"the training loss became {validation_loss} by step {step} of {training.n_steps}; "
-                    f"lower learning_rate={training.learning_rate:g} or scale the data."
-                )
-            if validation_loss < best_loss:
-                best_loss, best_step = validation_loss, step
+            progress.stage_done(step / training.n_steps)
+            if stopping.improves(step, self._mean_loss(validation_rows)):
                 best_weights = copy.deepcopy(network.state_dict())
-            since = step - max(best_step, last_cut)
-            is_stuck = since >= training.patience * training.check_every
-            latest = training.n_steps * (1 - LOWER_RATE * cuts_left)
-            if is_stuck and not cuts_left:
+            is_stuck = stopping.out_of_patience(since=last_cut)
+            latest_cut = training.n_steps * (1 - LOWER_RATE * cuts_left)
+            if step == training.n_steps or (is_stuck and not cuts_left):
                 break
-            if cuts_left and (is_stuck or step >= latest):
+            if cuts_left and (is_stuck or step >= latest_cut):
                 network.load_state_dict(best_weights)
                 self._cut_rate()
                 cuts_left, last_cut = cuts_left - 1, step
-            if step == training.n_steps:
-                break
         network.load_state_dict(best_weights)
-        self.optimizer.zero_grad()  # gradients of a recorded step would keep its memory
-        return best_loss, best_step, step
+        self.optimizer.zero_grad()  # the gradients of a recorded step hold its memory
+        return stopping.result
 
     def _step(self, rows: Tensor) -> None:
         self.optimizer.zero_grad()
@@ -233,19 +310,19 @@ class _Descend:
 
     def _cut_rate(self) -> None:
         for group in self.optimizer.param_groups:
-            # In place, where it is a tensor: a recorded step reads that one.
+            # In place if the rate is a tensor, because a recorded step reads this tensor.
             group["lr"] *= DECAY
 
-    def _numbers(self) -> dict[tuple[str, str], Tensor]:
-        """All that a step changes: weights, buffers and what Adam remembers."""
-        held = {("network", n): v for n, v in self.network.state_dict().items()}
+    def _state(self) -> dict[tuple[str, str], Tensor]:
+        """All tensors that a step changes: weights, buffers and the state of the optimiser."""
+        state = {("network", n): v for n, v in self.network.state_dict().items()}
         for name, weight in self.network.named_parameters():
-            held |= {(k, name): v for k, v in self.optimizer.state[weight].items()}
-        return held
+            state |= {(k, name): v for k, v in self.optimizer.state[weight].items()}
+        return state
 
     @torch.no_grad()
     def _mean_loss(self, rows: Tensor) -> float:
         self.network.eval()
-        parts = validation_parts(rows, self.training.batch_size)
-        total = sum(self.loss(self.network, part) * len(part) for part in parts)
+        batches = validation_batches(rows, self.training.batch_size)
+        total = sum(self.loss(self.network, batch) * len(batch) for batch in batches)
         return float(total / len(rows))

@@ -1,4 +1,4 @@
-"""Ready-made recipes: a new network of one architecture, trained on the pairs that it receives."""
+"""Recipes that train a new network on the pairs that they receive."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,33 +8,49 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from geoq.arrays import Array, chunks, restore, take, to_tensor
-from geoq.training.loop import Training, seeded, threads_for, train
+from geoq.training.loop import Training, TrainingResult, seeded, threads_for, train
 from geoq.training.stacked import Member, Pairs, Task, can_stack, train_stack
 
-# Networks are trained as one while their batches, inputs and outputs together, have fewer numbers than the first and
-# their weights fewer than the second. Larger ones gain nothing, and would need memory for all of them at once.
+# Networks are trained as a stack while their batches (inputs and outputs) have at most STACK_NUMBERS numbers in total, and
+# their weights at most STACK_WEIGHTS. Larger networks gain nothing, and all of them would be in memory at once.
 STACK_NUMBERS = 2**18
 STACK_WEIGHTS = 2**24
 
 
-def train_as_one(members: list[Member], task: Task, training: Training) -> None:
-    """Train the networks of all members in place, those whose batches have one size together."""
+def train_together(
+    members: list[Member], task: Task, training: Training
+) -> list[TrainingResult]:
+    """Train the networks of all members in place, one stack for each batch size, and return the result of each member."""
     sizes = [min(training.batch_size, len(m.training_rows)) for m in members]
-    for one in dict.fromkeys(sizes):
-        alike = [m for m, size in zip(members, sizes, strict=True) if size == one]
-        # Threads by the size of one: on a busy machine those of a stack wait for each other at every product.
-        with threads_for(alike[0].network):
-            train_stack(alike, task, training, training.batch_size)
+    results: dict[int, TrainingResult] = {}
+    for size in dict.fromkeys(sizes):
+        places = [place for place, other in enumerate(sizes) if other == size]
+        stack = [members[place] for place in places]
+        # Threads for the size of one network: on a busy machine the threads of a stack wait for each other at every product.
+        with threads_for(stack[0].network):
+            results |= zip(places, train_stack(stack, task, training), strict=True)
+    return [results[place] for place in range(len(members))]
 
 
 def mean_squared_error(y: Tensor, y_hat: Tensor) -> Tensor:
-    """Mean squared error over everything."""
+    """Mean squared error over all rows and output values."""
     return nn.functional.mse_loss(y_hat, y)
 
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """A trained network as a surrogate for NumPy arrays and tensors alike; its ``encoder`` can serve as phi."""
+    """A trained network as a surrogate of NumPy arrays or tensors.
+
+    Args:
+        network: The trained network, in eval mode. If it has an attribute ``encoder``, the method ``encoder`` can serve as
+            the representation phi.
+
+    Example:
+        >>> import numpy as np
+        >>> surrogate = TrainedNetwork(nn.Linear(2, 1).eval())
+        >>> surrogate(np.zeros((5, 2))).shape
+        (5, 1)
+    """
 
     network: nn.Module
 
@@ -42,7 +58,7 @@ class TrainedNetwork:
         return self._through(self.network, x)
 
     def encoder(self, x: Array) -> Array:
-        """The network's own representation of the inputs, where it has one (``network.encoder``)."""
+        """The output of ``network.encoder``: the representation that the network has learned."""
         encoder = self.network.encoder
         assert isinstance(encoder, nn.Module)
         return self._through(encoder, x)
@@ -62,12 +78,23 @@ class TrainedNetwork:
 
 @dataclass(frozen=True)
 class TrainNetwork:
-    """Our own recipe for a surrogate: a fresh network of one shape, trained on the pairs it is given.
+    """A recipe that trains a new network of one architecture; pass it as ``train_surrogate``.
 
-    Attributes:
-        make_network: returns a network with fresh weights; its output must have y's shape.
-        loss: mean loss of (y, y_hat).
-        training: how to train.
+    The networks of all folds are trained together if this saves time.
+
+    Args:
+        make_network: Function without arguments that returns a network with new random weights. An output of the network
+            must have the shape of a row of y.
+        loss: Function of (y, y_hat) that returns the mean loss of a batch.
+        training: Settings of the training.
+
+    Example:
+        >>> from geoq import MLP
+        >>> recipe = TrainNetwork(lambda: MLP(1, 1, hidden=(8,)), training=Training(n_steps=100))
+        >>> x = torch.linspace(-1, 1, 50)[:, None]
+        >>> surrogate = recipe(x, 2 * x)
+        >>> surrogate(x).shape
+        torch.Size([50, 1])
     """
 
     make_network: Callable[[], nn.Module]
@@ -78,8 +105,8 @@ class TrainNetwork:
         if isinstance(self.make_network, nn.Module):
             kind = type(self.make_network).__name__
             raise TypeError(
-                f"make_network is a {kind}, but every training needs a fresh one; pass what makes it, such as {kind} itself "
-                f"or lambda: {kind}(...)."
+                f"make_network is a {kind}, but every training needs a new network; pass a function that makes it, such as "
+                f"{kind} itself or lambda: {kind}(...)."
             )
 
     def __call__(self, x: Array, y: Array) -> TrainedNetwork:
@@ -96,14 +123,14 @@ class TrainNetwork:
         return TrainedNetwork(network)
 
     def n_together(self, x: Array, y: Array) -> int:
-        """How many networks are trained as one: as many as keep the memory of a step within bounds.
+        """The number of networks to train together: as many as the limits on numbers and weights allow.
 
-        Rates are cut at different steps, so that networks whose rates are cut are trained one by one.
+        Networks with ``n_decays`` above 0 are trained one by one, because their rates are cut at different steps.
         """
         if self.training.n_decays:
             return 1
         row = to_tensor(x[:1], "x").numel() + to_tensor(y[:1], "y").numel()
-        weights = sum(weight.numel() for weight in self._fresh().parameters())
+        weights = sum(weight.numel() for weight in self._new_network().parameters())
         n_batches = STACK_NUMBERS // max(1, row * self.training.batch_size)
         return max(1, min(n_batches, STACK_WEIGHTS // max(1, weights)))
 
@@ -114,9 +141,15 @@ class TrainNetwork:
         subsets: Sequence[Int[Array, " _"]],
         seeds: Sequence[int] | None = None,
     ) -> list[TrainedNetwork]:
-        """Train a network on each subset of the rows, all of them as one where that is possible.
+        """Train a network on each subset of the rows, all together if possible.
 
-        Each result is that of ``self.with_seed(seed)(x[rows], y[rows])``, up to rounding.
+        Each network equals ``self.with_seed(seed)(x[rows], y[rows])`` up to rounding.
+
+        Args:
+            x: Inputs, one per row.
+            y: Reference outputs, one per row.
+            subsets: The row numbers of each network.
+            seeds: The seed of each network; ``training.random_state`` for all if None.
         """
         inputs, targets = to_tensor(x, "x").float(), to_tensor(y, "y").float()
         pairs = Pairs(inputs, targets, self.loss)
@@ -136,28 +169,31 @@ class TrainNetwork:
                     recipes, map(torch.as_tensor, subsets), strict=True
                 )
             ]
-        train_as_one(members, pairs, self.training)
+        train_together(members, pairs, self.training)
         return [TrainedNetwork(member.network) for member in members]
 
     def _member(self, rows: Int[Tensor, " n_rows"]) -> Member:
-        places = torch.arange(len(rows), device=rows.device)
-        training, validation = self.training.hold_out(places)
+        one_group_each = torch.arange(len(rows), device=rows.device)
+        training, validation = self.training.hold_out(one_group_each)
         return Member(
-            self._fresh(), rows[training], rows[validation], self.training.random_state
+            self._new_network(),
+            rows[training],
+            rows[validation],
+            self.training.random_state,
         )
 
-    def _fresh(self) -> nn.Module:
+    def _new_network(self) -> nn.Module:
         with seeded(self.training.random_state):
             return self.make_network()
 
     def with_seed(self, random_state: int) -> "TrainNetwork":
-        """The same recipe with other initial weights and another order of the batches."""
+        """The same recipe with another ``training.random_state``."""
         return replace(self, training=replace(self.training, random_state=random_state))
 
 
 @torch.no_grad()
 def check_output(network: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Refuse a network whose output the loss would broadcast against y, before it is trained."""
+    """Refuse a network whose output has another shape than y, because the loss would broadcast the two."""
     network.eval()
     shape = tuple(network(x).shape[1:])
     if shape != tuple(y.shape[1:]):

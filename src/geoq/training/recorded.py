@@ -1,4 +1,7 @@
-"""Steps recorded as a CUDA graph: replayed as a whole, they do not wait for each of their small kernels to be launched."""
+"""Training steps recorded as CUDA graphs.
+
+A GPU replays a recorded step as a whole. It then does not wait for the launch of each small operation.
+"""
 
 import logging
 from collections.abc import Callable
@@ -11,20 +14,27 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 Step = Callable[[Tensor], None]
-# All that a step changes (weights, buffers, what the optimiser remembers), by any name, as the tensors themselves.
-Numbers = Callable[[], dict[Any, Tensor]]
+# Returns all tensors that a step changes (weights, buffers, the state of the optimiser) under names of any kind.
+StepState = Callable[[], dict[Any, Tensor]]
 
 
-def recorded(step: Step, rows: Int[Tensor, " *shape"], numbers: Numbers) -> Step:
-    """The step for GPUs as a graph, or the step itself where it cannot be recorded; nothing is changed by the recording.
+def recorded(step: Step, rows: Int[Tensor, " *shape"], state: StepState) -> Step:
+    """Record a step as a CUDA graph. The recording changes no tensor of the state.
 
-    A step must do the same operations at every call: what Python decides while it is recorded stays decided.
+    Args:
+        step: Function of row numbers. It must do the same operations at every call, because decisions that Python takes
+            during the recording are not taken again.
+        rows: Row numbers of the shape of every later call.
+        state: Function that returns the tensors that the step changes.
+
+    Returns:
+        A function that replays the step, or ``step`` itself if it does not run on a GPU or cannot be recorded.
     """
     if not rows.is_cuda:
         return step
-    before = {name: value.clone() for name, value in numbers().items()}
+    before = {name: value.clone() for name, value in state().items()}
     fixed, replay = rows.clone(), step
-    # Recording needs steps taken before on another stream; what they changed is put back below.
+    # CUDA requires some steps on another stream before a recording; their changes are undone below.
     with torch.cuda.device(rows.device):
         side, current = torch.cuda.Stream(), torch.cuda.current_stream()
         side.wait_stream(current)
@@ -39,14 +49,14 @@ def recorded(step: Step, rows: Int[Tensor, " *shape"], numbers: Numbers) -> Step
         with torch.cuda.device(rows.device), torch.cuda.graph(graph):
             step(fixed)
     except RuntimeError as exc:
-        logger.info("steps are launched one by one, not recorded: %s", exc)
+        logger.info("the training steps are launched one by one: %s", exc)
     else:
 
         def replay(rows: Tensor) -> None:
             fixed.copy_(rows)
             graph.replay()
 
-    for name, value in numbers().items():
-        # Adam keeps nothing before its first step.
+    for name, value in state().items():
+        # Adam has no state before its first step.
         value.copy_(before[name]) if name in before else value.zero_()
     return replay

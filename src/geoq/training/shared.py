@@ -1,4 +1,4 @@
-"""Fewer trainings than folds; ``docs/cost.md`` reports what this costs in quality."""
+"""Fewer trainings than folds. ``docs/cost.md`` reports the effect on the bounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,28 +10,30 @@ from torch import Tensor
 
 from geoq.arrays import Array
 from geoq.surrogate import Surrogate, TrainSurrogate
-from geoq.training.fold_surrogates import Fold, ask, train_each
+from geoq.training.fold_surrogates import Fold, evaluate_fold, train_for
 
 
 def shared_folds(folds: Sequence[Fold], smallest: float) -> list[list[int]]:
-    """Positions of folds that can share one training, on the rows that all of them leave in.
+    """Sets of folds that share one training, as lists of their places in the sequence ``folds``.
 
-    A fold joins the first set in which the common rows remain at least the fraction ``smallest`` of the rows that any
-    member leaves in.
+    Each fold joins the first set whose common training rows remain at least the fraction ``smallest`` of the training rows of
+    each of its folds.
     """
-    found: list[list[int]] = []
+    sets: list[list[int]] = []
     for place, fold in enumerate(folds):
-        for places in found:
-            members = [folds[other].seen for other in places] + [fold.seen]
-            if len(common(members)) >= smallest * max(map(len, members)):
+        for places in sets:
+            members = [folds[other].training_rows for other in places] + [
+                fold.training_rows
+            ]
+            if len(common_rows(members)) >= smallest * max(map(len, members)):
                 places.append(place)
                 break
         else:
-            found.append([place])
-    return found
+            sets.append([place])
+    return sets
 
 
-def common(subsets: Sequence[Int[Tensor, " _"]]) -> Int[Tensor, " n_common"]:
+def common_rows(subsets: Sequence[Int[Tensor, " _"]]) -> Int[Tensor, " n_common"]:
     """Rows that are in every subset, in ascending order."""
     rows, counts = torch.cat(list(subsets)).unique(return_counts=True)
     shared: Tensor = rows[counts == len(subsets)]
@@ -40,18 +42,30 @@ def common(subsets: Sequence[Int[Tensor, " _"]]) -> Int[Tensor, " n_common"]:
 
 @dataclass(frozen=True)
 class SharedTraining:
-    """A recipe that trains one surrogate for several folds, to be passed as ``train_surrogate``.
+    """A recipe that trains one surrogate for several folds; pass it as ``train_surrogate``.
 
-    The surrogate is trained on the rows that all of these folds leave in, so it has not seen any point that they hold out.
-    It is trained on fewer rows than with one training per fold, so its errors, and with them the bounds, are larger.
+    The surrogate is trained on the rows that all of these folds leave in. It is therefore not trained on any point that one
+    of them holds out. It has fewer training rows than with one training per fold. Its errors are therefore larger, and so are
+    the bounds.
 
-    Attributes:
-        train_surrogate: the recipe.
-        smallest: the training has at least this fraction of the rows of each of its folds.
+    Args:
+        train_surrogate: The recipe.
+        smallest: Each training has at least this fraction of the training rows of each of its folds. A smaller value gives
+            fewer trainings and larger bounds.
+
+    Raises:
+        ValueError: ``smallest`` is not above 0 and at most 1.
 
     Example:
+        With six random folds, three folds share a training on half of the data: two trainings instead of six.
+
+        >>> import numpy as np
         >>> from sklearn.linear_model import Ridge
-        >>> recipe = SharedTraining(lambda x, y: Ridge().fit(x, y).predict, smallest=0.5)
+        >>> from geoq import GeoQ, RandomFolds
+        >>> x = np.linspace(0, 1, 60)[:, None]
+        >>> y = np.sin(6 * x[:, 0])
+        >>> recipe = SharedTraining(lambda x, y: Ridge().fit(x, y).predict)
+        >>> geoq = GeoQ(recipe(x, y), recipe, folds=RandomFolds(6)).fit(x, y)
     """
 
     train_surrogate: TrainSurrogate
@@ -74,12 +88,18 @@ class SharedTraining:
         return [[fold.number for fold in folds]]
 
     def predictions(self, x: Array, y: Array, folds: Sequence[Fold]) -> list[Tensor]:
-        found = shared_folds(folds, self.smallest)
-        rows = [common([folds[place].seen for place in places]) for places in found]
-        trained = train_each(self.train_surrogate, x, y, rows)
+        sets = shared_folds(folds, self.smallest)
+        rows = [
+            common_rows([folds[place].training_rows for place in places])
+            for places in sets
+        ]
+        trained = train_for(folds, self.train_surrogate, x, y, rows)
         surrogate_of = {
             place: surrogate
-            for places, surrogate in zip(found, trained, strict=True)
+            for places, surrogate in zip(sets, trained, strict=True)
             for place in places
         }
-        return [ask(surrogate_of[place], x, fold) for place, fold in enumerate(folds)]
+        return [
+            evaluate_fold(surrogate_of[place], x, fold)
+            for place, fold in enumerate(folds)
+        ]

@@ -1,12 +1,12 @@
-"""Networks of one shape trained as one: each has its own data, order and early stopping, one step of Adam serves all.
+"""Several networks of one architecture, trained together as a stack.
 
-A member ends as it would have ended alone, up to rounding. What is saved is the time that small networks spend between
-their products: ten of them cost little more than one.
+Each member of the stack has its own rows, batches and early stopping; one step of Adam serves all members. A member ends with
+the weights of a separate training, up to rounding. A stack is faster because small networks spend most of their time between
+matrix products: ten members cost little more than one.
 """
 
 import copy
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from geoq.training import progress
+from geoq.training.loop import (
+    EarlyStopping,
+    Training,
+    TrainingResult,
+    epochs,
+    log,
+    validation_batches,
+)
 from geoq.training.recorded import Step, recorded
 
 logger = logging.getLogger(__name__)
@@ -26,7 +34,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Call = Callable[[Tensor], Tensor]
 State = dict[str, Tensor]
 
-# Layers that treat all numbers alike, so that they serve many networks at once as they are.
+# Layers that act on each number separately. They can be applied to the values of all members without a change.
 ELEMENTWISE = (
     nn.ReLU,
     nn.GELU,
@@ -40,26 +48,16 @@ ELEMENTWISE = (
 )
 
 
-@runtime_checkable
-class Descent(Protocol):
-    """How a network is trained, as far as a stack has to know it; ``Training`` is one."""
-
-    @property
-    def n_steps(self) -> int: ...
-
-    @property
-    def learning_rate(self) -> float: ...
-
-    @property
-    def check_every(self) -> int: ...
-
-    @property
-    def patience(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class Member:
-    """One network of a stack, and the rows of the data that it learns from and stops by."""
+    """One network of a stack.
+
+    Attributes:
+        network: The network; the training changes its weights.
+        training_rows: Rows of the data for its steps.
+        validation_rows: Rows of the data for its early stopping.
+        random_state: Seed of the order of its batches.
+    """
 
     network: nn.Module
     training_rows: Int[Tensor, " n_train"]
@@ -69,10 +67,10 @@ class Member:
 
 @runtime_checkable
 class Task(Protocol):
-    """What all members learn, each from its own rows.
+    """The data and the loss of all members.
 
-    ``mean_loss`` calls the networks and the loss that it is given: of one network, or of all members at once, where rows
-    and what is made of them have a first dimension of members.
+    ``mean_loss(call, loss, rows)`` evaluates the network ``call`` and the loss at these rows of the data: for one network, or
+    for all members at once. In the second case the rows, the inputs and the outputs have a first dimension of members.
     """
 
     @property
@@ -88,7 +86,13 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Pairs:
-    """Inputs and targets that all members share, and the mean loss of (y, y_hat)."""
+    """A task with pairs of inputs and targets.
+
+    Attributes:
+        inputs: The inputs of all rows.
+        targets: The targets of all rows.
+        loss: Mean loss, a function of the targets and of the outputs of a network.
+    """
 
     inputs: Float[Tensor, " n *input"]
     targets: Float[Tensor, " n *output"]
@@ -98,75 +102,49 @@ class Pairs:
         return loss(self.targets[rows], call(self.inputs[rows]))
 
 
-def epochs(
-    rows: Int[Tensor, " n_rows"], batch_size: int, random_state: int
-) -> Iterator[Int[Tensor, " n_batches batch_size"]]:
-    """All batches of one pass over the rows after the other, each pass in a new order; what fills no batch is left."""
-    generator = torch.Generator().manual_seed(random_state)
-    size = min(batch_size, len(rows))
-    n_used = len(rows) // size * size
-    while True:
-        order = torch.randperm(len(rows), generator=generator)[:n_used]
-        yield rows[order.to(rows.device)].view(-1, size)
-
-
-def validation_parts(rows: Int[Tensor, " n"], batch_size: int) -> tuple[Tensor, ...]:
-    """The rows in parts small enough to be evaluated at once."""
-    size = max(batch_size, 1024) if batch_size >= 64 else batch_size
-    parts: tuple[Tensor, ...] = rows.split(size)
-    return parts
-
-
 def train_stack(
-    members: Sequence[Member], task: Task, descent: Descent, batch_size: int
-) -> None:
-    """Train the members' networks in place; each ends in eval mode with the best weights that it saw.
+    members: Sequence[Member], task: Task, training: Training
+) -> list[TrainingResult]:
+    """Train the networks of all members in place. Each ends in eval mode, with the weights of its lowest validation loss.
 
-    All members must have batches of one size: none fewer training rows than ``batch_size``, or all the same number.
+    Args:
+        members: The members. All batches must have the same size: each member has at least ``training.batch_size`` training
+            rows, or all members have the same number of training rows.
+        task: The data and the loss.
+        training: Settings of the training, except the seed, which each member has for itself.
+
+    Returns:
+        The result of each member.
     """
-    stack = _Stack([member.network for member in members], task, descent.learning_rate)
-    batches = [
-        _Blocks(epochs(m.training_rows, batch_size, m.random_state)) for m in members
+    stack = _Stack([member.network for member in members], task, training.learning_rate)
+    size = training.batch_size
+    batches = [_Batches(epochs(m.training_rows, size, m.random_state)) for m in members]
+    held_out = [validation_batches(m.validation_rows, size) for m in members]
+    stopping = [
+        EarlyStopping(training, loss) for loss in stack.validation_losses(held_out)
     ]
-    parts = [validation_parts(m.validation_rows, batch_size) for m in members]
-    best_loss = stack.validation_losses(parts)
-    best_step = [0] * len(members)
     best = [_copied(state) for state in stack.member_states()]
     running = list(range(len(members)))
     step = 0
-    while running and step < descent.n_steps:
-        n_steps = min(descent.check_every, descent.n_steps - step)
+    while running and step < training.n_steps:
+        n_steps = min(training.check_every, training.n_steps - step)
         stack.descend(torch.stack([batches[n].take(n_steps) for n in running], dim=1))
         step += n_steps
-        progress.reached(step / descent.n_steps)
-        losses = stack.validation_losses([parts[n] for n in running])
-        states = stack.member_states()
-        stopped = []
-        for place, (number, loss) in enumerate(zip(running, losses, strict=True)):
-            if not math.isfinite(loss):
-                raise FloatingPointError(
-                    f"the training loss became {loss} by step {step} of {descent.n_steps}; "
-                    f"lower learning_rate={descent.learning_rate:g} or scale the data."
-                )
-            if loss < best_loss[number]:
-                best_loss[number], best_step[number] = loss, step
-                best[number] = _copied(states[place])
-            elif step - best_step[number] >= descent.patience * descent.check_every:
-                stopped.append(place)
-        if stopped:
-            stack.drop(stopped)
-            running = [n for place, n in enumerate(running) if place not in stopped]
-    for member, state, loss, at in zip(
-        members, best, best_loss, best_step, strict=True
-    ):
+        progress.stage_done(step / training.n_steps)
+        losses = stack.validation_losses([held_out[n] for n in running])
+        for n, loss, state in zip(running, losses, stack.member_states(), strict=True):
+            if stopping[n].improves(step, loss):
+                best[n] = _copied(state)
+        kept = [p for p, n in enumerate(running) if not stopping[n].out_of_patience()]
+        if len(kept) < len(running):
+            stack.keep(kept)
+            running = [running[place] for place in kept]
+    results = [one.result for one in stopping]
+    for member, state, result in zip(members, best, results, strict=True):
         member.network.load_state_dict(state)
         member.network.eval()
-        logger.info(
-            "trained %s: best loss %.4g at step %d",
-            type(member.network).__name__,
-            loss,
-            at,
-        )
+        log(member.network, result)
+    return results
 
 
 def _copied(state: State) -> State:
@@ -174,10 +152,10 @@ def _copied(state: State) -> State:
 
 
 def can_stack(network: nn.Module, task: Task) -> bool:
-    """Whether several such networks can be trained as one.
+    """Whether several networks of this architecture can be trained as a stack.
 
-    They cannot where weights are shared between layers, where a layer is random (dropout), or where it keeps count of
-    what it has seen (batch normalisation).
+    This is not possible if layers share weights, if a layer is random (dropout), or if a layer changes its buffers (batch
+    normalisation).
     """
     buffers = {name for name, _ in network.named_buffers()}
     own = buffers | {name for name, _ in network.named_parameters()}
@@ -195,13 +173,14 @@ def can_stack(network: nn.Module, task: Task) -> bool:
     return all(torch.equal(before[name], after[name]) for name in buffers & set(before))
 
 
-class _Blocks:
-    """Batches of one member, handed out some steps at a time."""
+class _Batches:
+    """The batches of one member."""
 
     def __init__(self, passes: Iterator[Int[Tensor, " n_batches batch_size"]]) -> None:
         self.passes, self.left = passes, next(passes)
 
     def take(self, n_steps: int) -> Int[Tensor, " n_steps batch_size"]:
+        """The batches of the next ``n_steps`` steps."""
         parts = [self.left[:n_steps]]
         self.left = self.left[n_steps:]
         while (missing := n_steps - sum(map(len, parts))) > 0:
@@ -212,7 +191,7 @@ class _Blocks:
 
 
 class _Stack:
-    """Weights of all members, one tensor per name with a first dimension of members, and their Adam."""
+    """The weights of all members, as one tensor per name with a first dimension of members, and their optimiser."""
 
     def __init__(
         self, networks: list[nn.Module], task: Task, learning_rate: float
@@ -221,13 +200,13 @@ class _Stack:
         self.template = copy.deepcopy(networks[0])
         states = [network.state_dict() for network in networks]
         stacked = {name: torch.stack([s[name] for s in states]) for name in states[0]}
-        layers = chain(self.template) if task.inputs.ndim == 2 else None
+        layers = layer_sequence(self.template) if task.inputs.ndim == 2 else None
         self._outputs = (
             _Mapped(self.template)
             if layers is None
             else _Products(layers, self.template)
         )
-        for name in self._outputs.turned:
+        for name in self._outputs.transposed:
             stacked[name] = stacked[name].mT.contiguous()
         learned = {n for n, w in self.template.named_parameters() if w.requires_grad}
         self.weights = {
@@ -239,17 +218,17 @@ class _Stack:
         self._replay: Step | None = None
 
     def descend(self, rows: Int[Tensor, " n_steps n_members batch_size"]) -> None:
-        """One step for the batches in each row."""
+        """Take one step per row; a row has one batch for each member."""
         self.template.train()
         if self._replay is None:
-            self._replay = recorded(self._step, rows[0], self._numbers)
+            self._replay = recorded(self._step, rows[0], self._state)
         for batches in rows:
             self._replay(batches)
 
     def losses(
         self, rows: Int[Tensor, " n_members batch_size"]
     ) -> Float[Tensor, " n_members"]:
-        """Loss of each member on its own batch."""
+        """The loss of each member on its own batch."""
         call = partial(self._outputs, self.weights | self.buffers)
         return self.task.mean_loss(call, self._vmapped_loss, rows)
 
@@ -258,48 +237,44 @@ class _Stack:
         self.losses(rows).sum().backward()
         self.optimizer.step()
 
-    def _numbers(self) -> dict[tuple[str, str], Tensor]:
-        """All that a step changes: weights, buffers and what Adam remembers."""
-        held = {("weights", n): w.detach() for n, w in self.weights.items()}
-        held |= {("buffers", n): b for n, b in self.buffers.items()}
+    def _state(self) -> dict[tuple[str, str], Tensor]:
+        """All tensors that a step changes: weights, buffers and the state of the optimiser."""
+        state = {("weights", n): w.detach() for n, w in self.weights.items()}
+        state |= {("buffers", n): b for n, b in self.buffers.items()}
         for name, weight in self.weights.items():
-            held |= {(k, name): v for k, v in self.optimizer.state[weight].items()}
-        return held
+            state |= {(k, name): v for k, v in self.optimizer.state[weight].items()}
+        return state
 
     @torch.no_grad()
-    def validation_losses(self, parts: Sequence[tuple[Tensor, ...]]) -> list[float]:
-        """Mean loss of each member over its own rows."""
+    def validation_losses(self, batches: Sequence[tuple[Tensor, ...]]) -> list[float]:
+        """The mean loss of each member over its own validation batches."""
         self.template.eval()
         return [
             self._mean_loss(state, own)
-            for state, own in zip(self.member_states(), parts, strict=True)
+            for state, own in zip(self.member_states(), batches, strict=True)
         ]
 
-    def _mean_loss(self, state: State, parts: tuple[Tensor, ...]) -> float:
-        """Of one member."""
-
+    def _mean_loss(self, state: State, batches: tuple[Tensor, ...]) -> float:
         def call(x: Tensor) -> Tensor:
             y_hat: Tensor = functional_call(self.template, state, (x,))
             return y_hat
 
         total = sum(
             self.task.mean_loss(call, self.task.loss, rows) * len(rows)
-            for rows in parts
+            for rows in batches
         )
-        return float(total / sum(map(len, parts)))
+        return float(total / sum(map(len, batches)))
 
     def member_states(self) -> list[State]:
-        """Views of the members' weights and buffers, as ``state_dict`` names them."""
+        """Views of the weights and buffers of each member, under the names of ``state_dict``."""
         everything = {n: w.detach() for n, w in self.weights.items()} | self.buffers
-        everything |= {name: everything[name].mT for name in self._outputs.turned}
+        everything |= {name: everything[name].mT for name in self._outputs.transposed}
         n_members = len(next(iter(everything.values())))
         return [{n: w[m] for n, w in everything.items()} for m in range(n_members)]
 
-    def drop(self, places: list[int]) -> None:
-        """Leave members out from now on, and keep what Adam knows of the others."""
-        n_members = len(next(iter(self.weights.values())))
-        kept = [m for m in range(n_members) if m not in places]
-        known = {n: self.optimizer.state[w] for n, w in self.weights.items()}
+    def keep(self, kept: list[int]) -> None:
+        """Remove all members except these, together with their optimiser states."""
+        states = {n: self.optimizer.state[w] for n, w in self.weights.items()}
         self.weights = {
             n: w.detach()[kept].requires_grad_() for n, w in self.weights.items()
         }
@@ -308,7 +283,7 @@ class _Stack:
         for name, weight in self.weights.items():
             self.optimizer.state[weight] = {
                 key: value[kept] if value.ndim else value
-                for key, value in known[name].items()
+                for key, value in states[name].items()
             }
 
     def _adam(self) -> torch.optim.Adam:
@@ -316,15 +291,15 @@ class _Stack:
             self.weights.values(),
             lr=self.learning_rate,
             fused=True,
-            # A step that is recorded has to keep its count on the GPU.
+            # A recorded step reads its count on the GPU.
             capturable=self.task.inputs.is_cuda,
         )
 
 
 class _Mapped:
-    """Any network, by ``vmap``: the operations of one, each on all members."""
+    """The outputs of all members for any network, by ``vmap``."""
 
-    turned: tuple[str, ...] = ()
+    transposed: tuple[str, ...] = ()
 
     def __init__(self, network: nn.Module) -> None:
         def call(state: State, x: Tensor) -> Tensor:
@@ -341,16 +316,16 @@ class _Mapped:
 
 
 class _Products:
-    """Linear and elementwise layers in a row: a linear layer of all members is one batched product.
+    """The outputs of all members for a sequence of linear and elementwise layers: one batched product per linear layer.
 
-    Half the time of ``vmap`` on Forrester's network, ten members on one core. ``turned`` names the weights that are kept
-    transposed, which saves another tenth.
+    This takes half the time of ``vmap`` on Forrester's network (ten members, one core). ``transposed`` has the names of the
+    weights that are stored transposed, which saves another tenth.
     """
 
     def __init__(self, layers: list[nn.Module], network: nn.Module) -> None:
         names = {module: name for name, module in network.named_modules()}
         self.layers = [(names[layer], layer) for layer in layers]
-        self.turned = tuple(
+        self.transposed = tuple(
             {f"{n}.weight" for n, layer in self.layers if isinstance(layer, nn.Linear)}
         )
 
@@ -368,17 +343,18 @@ class _Products:
         return x
 
 
-def chain(module: nn.Module) -> list[nn.Module] | None:
-    """The layers of a network in the order in which it calls them, where it is a plain sequence of known ones."""
-    # Hooks, subclasses and parametrised layers may do more than their kind; those are left to vmap.
+def layer_sequence(module: nn.Module) -> list[nn.Module] | None:
+    """The layers of a network in the order of their calls, or None if it is not a sequence of linear and elementwise layers."""
+    # Hooks, subclasses and parametrised layers can do more than the plain layer, so that vmap is used for them.
     if module._forward_hooks or module._forward_pre_hooks:
         return None
     if type(module) in (nn.Linear, *ELEMENTWISE):
         return [module]
     if type(module).forward is not nn.Sequential.forward:
         return None
-    # Not children(), which leaves out a layer that is called a second time.
-    parts = [chain(part) for part in module._modules.values() if part is not None]
+    # children() would omit a layer that is called a second time.
+    children = [child for child in module._modules.values() if child is not None]
+    parts = [layer_sequence(child) for child in children]
     if any(part is None for part in parts):
         return None
     return [layer for part in parts if part for layer in part]

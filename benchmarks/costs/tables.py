@@ -1,0 +1,93 @@
+"""Markdown tables of speed, cost and quality."""
+
+import statistics
+
+
+def speed(record):
+    """Tables of the neighbour searches by engine and of GeoQ as a whole."""
+    lines = [
+        "| points | engine | ratio to the fastest | extra memory over the data |",
+        "|---|---|---|---|",
+    ]
+    for r in record["neighbour_search"]:
+        lines.append(
+            f"| {r['points']} | {r['engine']} | {r['ratio']:.2f} | {r['extra_over_data']:.2f} |"
+        )
+    lines += [
+        "",
+        "| GeoQ, 16 inputs | calibration points | queries | fit, s | assess, s | extra memory, GiB |",
+        "|---" * 6 + "|",
+    ]
+    for r in record["estimator"]:
+        numbers = (
+            f"{r['fit_seconds']:.0f} | {r['assess_seconds']:.0f} | {r['extra_gib']:.2f}"
+        )
+        lines.append(
+            f"| {r['form']} | {r['n_points']} | {r['n_queries']} | {numbers} |"
+        )
+    source = f"`python -m benchmarks.costs.speed`, {record['machine']}, {record['threads']} threads, commit {record['commit'][:10]}."
+    return "\n".join([*lines, "", source])
+
+
+def cost(record):
+    """Tables of the time of calibrations and assessments."""
+    columns = ("problem", "form", "folds", "processes", "calibration over training")
+    columns += ("in CPU seconds", "assessment over prediction", "of which search")
+    lines = ["| " + " | ".join(columns) + " |", "|---" * 8 + "|"]
+    for r in record["rows"]:
+        if r["form"] == "folds alone":
+            continue
+        assessed, searched = (
+            " / ".join(f"{value:.0f}" for value in r[name].values()) if r[name] else "-"
+            for name in ("assessment_over_prediction", "search_over_prediction")
+        )
+        cpu = r["calibration_over_training_cpu"]
+        lines.append(
+            f"| {r['problem']} | {r['form']} | {r['n_folds']} | {r['n_jobs']} | {r['calibration_over_training']:.2f} | "
+            f"{'-' if cpu is None else f'{cpu:.2f}'} | {assessed} | {searched} |"
+        )
+    alone = [r for r in record["rows"] if r["form"] == "folds alone"]
+    if alone:
+        lines += [
+            "",
+            "| the folds' trainings alone, over one training | folds | one by one | together |",
+            "|---" * 4 + "|",
+        ]
+    lines += [
+        f"| {r['problem']} | {r['n_folds']} | {r['one_by_one_over_training']:.2f} | {r['together_over_training']:.2f} |"
+        for r in alone
+    ]
+    lines += ["", "Assessments of 1 / 100 / 10,000 queries."]
+    source = f"`python -m benchmarks.costs.cost`, {record['device']}, {record['machine']}, commit {record['commit'][:10]}."
+    return "\n".join([*lines, "", source])
+
+
+def quality(record):
+    """Table of calibrations with fewer trainings: cost, pinball loss and coverage, means over the seeds."""
+    rows = record["quality"]
+    problems = list(dict.fromkeys(r["problem"] for r in rows))
+    lines = [
+        "| way | " + " | ".join(problems) + " |",
+        "|---" * (len(problems) + 1) + "|",
+    ]
+    for way in dict.fromkeys(r["way"] for r in rows):
+        cells = []
+        for problem in problems:
+            picked = [r for r in rows if (r["way"], r["problem"]) == (way, problem)]
+            cost, loss, covered, safe = (
+                statistics.fmean(r[name] for r in picked)
+                for name in (
+                    "calibration_over_training",
+                    "pinball",
+                    "coverage",
+                    "safe_coverage",
+                )
+            )
+            cells.append(f"{cost:.1f}: {loss:.3f} / {covered:.2f} / {safe:.2f}")
+        lines.append(f"| {way} | " + " | ".join(cells) + " |")
+    seeds = len({r["seed"] for r in rows})
+    note = (
+        "Each cell: CPU seconds of the calibration relative to the training: pinball / coverage / coverage inside the "
+        f"safe region; means over {seeds} seeds. `python -m benchmarks.costs.cost --quality`."
+    )
+    return "\n".join([*lines, "", note])

@@ -1,0 +1,164 @@
+"""Bounds by U-Nets of the input and the predicted probability."""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from benchmarks.record import QUANTILE
+from benchmarks.richtmyer_meshkov.bounds import (
+    BINARY,
+    CHUNK,
+    LEAST_START,
+    MOST_START,
+    Answer,
+    best_factors,
+    two_valued_bound,
+    wrong,
+)
+from geoq.increments.field_network import FieldNetwork
+from geoq.increments.prior import PredictionPrior
+from geoq.nets.unet import UNet
+from geoq.quantiles import inverse_cdf_quantile, pinball_loss
+from geoq.training.loop import seeded, train
+
+
+def compile_unets():
+    """Compile the training steps of all U-Nets.
+
+    A compilation takes as long as it saves in one training, but 20 trainings use it. cuDNN measures which kernel of each
+    convolution is fastest, which makes a step a fifth shorter.
+    """
+    torch.backends.cudnn.benchmark = True
+    plain = UNet._forward
+    compiled = torch.compile(plain, dynamic=False)
+
+    def forward(self, field, number):
+        # Only training steps are compiled: every other batch size would be compiled again.
+        steps = torch.is_grad_enabled()
+        return (compiled if steps else plain)(self, field, number)
+
+    UNet._forward = forward
+
+
+def logits(p):
+    """Logits of probabilities, clipped to the precision of the operator."""
+    return p.logit(eps=1e-4)
+
+
+def of_x(x, p):
+    del p
+    return x[:, None]
+
+
+def of_x_and_p(x, p):
+    return torch.cat([x[:, None], logits(p)], dim=1)
+
+
+def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
+    """Outputs of a U-Net at the test cases, trained on the held-out errors.
+
+    As in GeoQ's own network, the inputs are standardised and the output starts at 0. Every time has the same weight in
+    ``loss(error, output, p)``, although the first times have a hundred times fewer wrong cells.
+    """
+    x, y, p = study.x, study.y, study.cross_fit
+    training, n_times = study.settings.training.with_seed_offset(number), p.shape[1]
+    typical = torch.stack(
+        [setting.error(a, b).mean() for a, b in study.held_out_by_time()]
+    )
+    weight = (1 / typical.clamp(min=1e-6))[:, None, None]
+
+    def output_of(net, x, p):
+        return net((sees(x, p), x.new_ones(len(x)))).view_as(p)
+
+    def mean_loss(net, rows):
+        error = setting.error(y[rows], p[rows])
+        return (weight * loss(error, output_of(net, x[rows], p[rows]), p[rows])).mean()
+
+    some = sees(x[:CHUNK], p[:CHUNK])
+    with seeded(training.random_state):
+        network = FieldNetwork(
+            some.shape[1],
+            n_times,
+            n_spatial=2,
+            widths=study.settings.widths,
+            dropout=0.0,
+        ).to(x.device)
+        network.fit_normalization(some, 1, x.new_ones(len(some)))
+        groups = torch.arange(len(x), device=x.device)
+        train(network, mean_loss, training, groups, repeatable=True)
+    with torch.no_grad():
+        parts = zip(study.x_test.split(CHUNK), study.p.split(CHUNK), strict=True)
+        return torch.cat([output_of(network, *part) for part in parts])
+
+
+def fit_quantile(study, setting, start, sees=of_x_and_p):
+    """A bound in (0, 1) by the pinball loss: sigmoid(logit(start(p)) + network)."""
+
+    def bound(output, p):
+        return (output + start(p).clamp(LEAST_START, MOST_START).logit()).sigmoid()
+
+    def loss(error, output, p):
+        return pinball_loss(error, bound(output, p), QUANTILE)
+
+    return Answer(bound(fit_unet(study, setting, loss, sees), study.p), study.p)
+
+
+def quantile_network(study, setting, *, sees):
+    """Quantile regression of the error by a network, as in uncertainty-quantifying neural operators."""
+    errors = [setting.error(y, p) for y, p in study.held_out_by_time()]
+    # Where most errors are 0 their quantile is 0 too, and the gradient would vanish.
+    quantiles = torch.stack(
+        [
+            torch.maximum(inverse_cdf_quantile(one, QUANTILE), one.mean(dim=0))
+            for one in errors
+        ]
+    )
+    return fit_quantile(study, setting, lambda p: quantiles.expand_as(p), sees)
+
+
+def doubt_times_network(study, setting):
+    """c_t p (1 - p), corrected by a network of x and p."""
+    per_time = best_factors(study, setting)
+    return fit_quantile(study, setting, lambda p: per_time * p * (1 - p))
+
+
+def chance_by_p_and_cell(study):
+    """Logit of the chance of a wrong cell given p, time and cell, as a function of the logit of p."""
+
+    def fit():
+        is_wrong = wrong(study.y, study.cross_fit).bool()
+        logit = logits(study.cross_fit)
+        group = torch.arange(len(logit), device=logit.device)
+        return PredictionPrior.fit(is_wrong.flatten(2), logit.flatten(2), group)
+
+    return study.remembered("chance by p and cell", fit)
+
+
+def frequency_by_p_and_cell(study, setting):
+    """The chance that GeoQ's networks start from."""
+    logit = chance_by_p_and_cell(study)(logits(study.p))
+    return two_valued_bound(study, setting, logit.view_as(study.p).sigmoid())
+
+
+def classifier(study, setting, *, used):
+    """P(wrong) by cross-entropy, the mean of ``used`` networks; they start from the same chance as GeoQ's networks."""
+    start = chance_by_p_and_cell(study)
+
+    def logit_of(output, p):
+        return output + start(logits(p)).view_as(output)
+
+    def loss(error, output, p):
+        return nn.functional.binary_cross_entropy_with_logits(
+            logit_of(output, p), error, reduction="none"
+        )
+
+    def chance(number):
+        output = fit_unet(study, BINARY, loss, number=number)
+        return logit_of(output, study.p).sigmoid()
+
+    chances = [
+        study.remembered(("classifier", number), partial(chance, number))
+        for number in range(used)
+    ]
+    return two_valued_bound(study, setting, sum(chances) / used)

@@ -1,0 +1,266 @@
+"""Training of the Fourier neural operator, and the trained operator as a surrogate.
+
+python -m benchmarks.richtmyer_meshkov.operator_training --speed [--n-simulations 900]
+"""
+
+import argparse
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.richtmyer_meshkov.fourier_operator import FourierOperator, with_fft
+from geoq.arrays import Array, restore
+
+logger = logging.getLogger(__name__)
+
+FIELD = (240, 480)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Cells at most this far from an interface count as near it.
+NEAR = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorTraining:
+    """How the operator is trained: AdamW with one cycle of the learning rate, in bfloat16 on the GPU.
+
+    Attributes:
+        make_network: returns a network with fresh weights.
+        n_epochs: passes over the simulations; the incomplete last batch of a pass is dropped.
+        batch_size: simulations per step.
+        learning_rate: the highest of the cycle.
+        weight_decay: AdamW's.
+        interface_weight: additional weight of cells near an interface in the cross-entropy.
+        augment: shift and mirror the simulations at random in y, in which the problem is periodic and symmetric.
+        compiled: whether to compile the steps with torch.compile.
+        random_state: seed of initial weights, order of the batches, shifts and dropout.
+    """
+
+    make_network: Callable[[], FourierOperator] = FourierOperator
+    n_epochs: int = 20
+    batch_size: int = 16
+    learning_rate: float = 3e-3
+    weight_decay: float = 1e-4
+    interface_weight: float = 2.0
+    augment: bool = True
+    compiled: bool = field(default_factory=torch.cuda.is_available)
+    random_state: int = 0
+
+
+def train_operator(
+    u0: Array,
+    u: Array,
+    training: OperatorTraining,
+    *,
+    device: torch.device | str = DEVICE,
+) -> FourierOperator:
+    """A network trained on initial fields (n, y, x) and later ones (n, n_times, y, x); heavy is what exceeds 0.5."""
+    device = torch.device(device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(training.random_state)
+        network = training.make_network().to(device)
+        n_times = network.settings["n_times"]
+        if u.shape != (len(u0), n_times, *u0.shape[1:]):
+            raise ValueError(
+                f"u has shape {tuple(u.shape)} and u0 {tuple(u0.shape)}, but a network of {n_times} times needs "
+                "(n, n_times, y, x) and (n, y, x)."
+            )
+        initial, labels = binary(u0, device), labelled(binary(u, device))
+        for epoch, loss in enumerate(epochs(network, initial, labels, training), 1):
+            logger.info("epoch %d of %d: loss %.4g", epoch, training.n_epochs, loss)
+            if not math.isfinite(loss):
+                raise FloatingPointError(
+                    f"the loss became {loss} in epoch {epoch}; lower learning_rate={training.learning_rate:g}."
+                )
+    return network.eval()
+
+
+def binary(fields: Array, device: torch.device) -> Tensor:
+    return (torch.as_tensor(fields).to(device) > 0.5).to(torch.uint8)
+
+
+def labelled(u: Tensor) -> Tensor:
+    """Bytes with the field in bit 0 and, in bit 1, whether a cell is near an interface."""
+    labels = u.clone()
+    for part in labels.split(16):
+        around = functional.pad(part.float(), (0, 0, NEAR, NEAR), mode="circular")
+        mean = functional.avg_pool2d(
+            around, 2 * NEAR + 1, 1, padding=(0, NEAR), count_include_pad=False
+        )
+        part += 2 * ((mean > 0) & (mean < 1)).to(torch.uint8)
+    return labels
+
+
+def epochs(
+    network: FourierOperator, u0: Tensor, labels: Tensor, training: OperatorTraining
+) -> Iterator[float]:
+    """Train in place; the mean loss after each pass, the only time at which the host waits for the device."""
+    n_steps = max(1, len(u0) // training.batch_size)
+    optimizer = torch.optim.AdamW(
+        network.parameters(),
+        lr=training.learning_rate,
+        weight_decay=training.weight_decay,
+        fused=True,
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer,
+        training.learning_rate,
+        total_steps=training.n_epochs * n_steps,
+        pct_start=0.2,
+        cycle_momentum=False,
+    )
+    loss = compiled_loss() if training.compiled else loss_of
+    network.train()
+    for _ in range(training.n_epochs):
+        total = torch.zeros((), device=u0.device)
+        order = torch.randperm(len(u0), device=u0.device)
+        # Full batches only: torch.compile would compile another program for the rest.
+        for rows in order[: n_steps * training.batch_size].split(training.batch_size):
+            batch = gathered(u0, labels, rows, augment=training.augment)
+            optimizer.zero_grad()
+            step_loss = loss(network, *batch, training.interface_weight)
+            step_loss.backward()
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            total += step_loss.detach()
+        yield float(total) / n_steps
+
+
+def gathered(
+    u0: Tensor, labels: Tensor, rows: Tensor, *, augment: bool
+) -> tuple[Tensor, Tensor]:
+    """The simulations of a batch, each with its own random shift and reflection in y."""
+    n_y = u0.shape[1]
+    y = torch.arange(n_y, device=u0.device).expand(len(rows), -1)
+    if augment:
+        y = (y + torch.randint(n_y, (len(rows), 1), device=u0.device)) % n_y
+        mirrored = torch.randint(2, (len(rows), 1), device=u0.device) == 1
+        y = torch.where(mirrored, n_y - 1 - y, y)
+    times = torch.arange(labels.shape[1], device=u0.device)[:, None]
+    initial = u0[rows[:, None], y].to(precision(u0.device))
+    return initial, labels[rows[:, None, None], times, y[:, None]]
+
+
+def precision(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def loss_of(
+    network: nn.Module, u0: Tensor, labels: Tensor, interface_weight: float
+) -> Tensor:
+    """Weighted binary cross-entropy plus Dice loss, in float32.
+
+    The paper does not give its weights. These weights are larger near the interfaces and equal on both sides, so that
+    p = 0.5 remains the position of the interface; weights by class would move it.
+    """
+    logits = network(u0).float()
+    u, weight = (labels & 1).float(), 1 + interface_weight * (labels >> 1).float()
+    entropy = functional.binary_cross_entropy_with_logits(logits, u, reduction="none")
+    p = logits.sigmoid()
+    overlap, total = (p * u).sum((2, 3)), (p + u).sum((2, 3))
+    dice = 1 - (2 * overlap + 1) / (total + 1)
+    return (weight * entropy).sum() / weight.sum() + dice.mean()
+
+
+@cache
+def compiled_loss():
+    """The compiled loss; the network is an argument, so that all trainings of one shape use it."""
+    return torch.compile(loss_of, dynamic=False)
+
+
+@torch.no_grad()
+def probabilities(network: FourierOperator, u0: Tensor, batch_size: int = 16) -> Tensor:
+    """Probabilities (n, n_times, y, x) of the heavy gas, in float32 on the device of u0."""
+    device = next(network.parameters()).device
+    parts = [
+        network(part.to(device, precision(device))).float().sigmoid().to(u0.device)
+        for part in u0.split(batch_size)
+    ]
+    return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class OperatorSurrogate:
+    """A trained operator as a surrogate: probabilities in float32, as the same kind of array as the input."""
+
+    network: FourierOperator
+
+    def __call__(self, u0: Array) -> Array:
+        return restore(probabilities(self.network, torch.as_tensor(u0)), u0)
+
+
+@dataclass(frozen=True)
+class TrainOperator:
+    """The recipe of the deployed surrogate, the fold surrogates and the ensemble members."""
+
+    training: OperatorTraining = field(default_factory=OperatorTraining)
+    device: str = DEVICE
+
+    def __call__(self, u0: Array, u: Array) -> OperatorSurrogate:
+        network = train_operator(u0, u, self.training, device=self.device)
+        return OperatorSurrogate(network)
+
+    def with_seed(self, random_state: int) -> "TrainOperator":
+        return replace(self, training=replace(self.training, random_state=random_state))
+
+
+@torch.no_grad()
+def relative_difference(network: FourierOperator, u0: Tensor) -> float:
+    """Relative difference of the logits in bfloat16 by matrix products and in float32 by the FFT."""
+    reference = with_fft(network)(u0.float())
+    return float((network(u0.bfloat16()).float() - reference).norm() / reference.norm())
+
+
+def seconds_per_epoch(
+    n_simulations: int, device: torch.device, training: OperatorTraining
+) -> tuple[float, float]:
+    """Seconds of the first epoch, which may compile, and of the second epoch."""
+    u0 = torch.randint(2, (n_simulations, *FIELD), dtype=torch.uint8, device=device)
+    labels = u0[:, None].expand(-1, 12, -1, -1).contiguous()
+    network = training.make_network().to(device)
+    seconds, start = [], time.perf_counter()
+    for _ in epochs(network, u0, labels, replace(training, n_epochs=2)):
+        seconds.append(time.perf_counter() - start)
+        start = time.perf_counter()
+    return tuple(seconds)
+
+
+def speed(n_simulations: int) -> None:
+    device, begin = torch.device(DEVICE), time.perf_counter()
+    network = FourierOperator().to(device).eval()
+    u0 = torch.randint(2, (1, *FIELD), device=device)
+    difference = relative_difference(network, u0)
+    n_weights = sum(weight.numel() for weight in network.parameters())
+    print(f"{n_weights:,} weights, bfloat16 to float32 FFT {difference:.2e}")
+    print(
+        "| batch | compiled | first epoch s | epoch s | peak GB |\n|---|---|---|---|---|"
+    )
+    for compiled in (False, True) if DEVICE == "cuda" else (False,):
+        for batch_size in (16, 8):
+            training = OperatorTraining(batch_size=batch_size, compiled=compiled)
+            if DEVICE == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            first, second = seconds_per_epoch(n_simulations, device, training)
+            peak = torch.cuda.max_memory_allocated() / 1e9 if DEVICE == "cuda" else 0.0
+            row = f"| {batch_size} | {compiled} | {first:.2f} | {second:.2f} | {peak:.1f} |"
+            print(row, flush=True)
+    start = time.perf_counter()
+    float(probabilities(network, u0.expand(n_simulations, -1, -1)).sum())
+    print(f"{n_simulations} answers {time.perf_counter() - start:.2f} s")
+    print(f"{time.perf_counter() - begin:.0f} s in all")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--speed", action="store_true", required=True, help="time an epoch"
+    )
+    parser.add_argument("--n-simulations", type=int, default=900)
+    speed(parser.parse_args().n_simulations)

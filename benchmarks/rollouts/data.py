@@ -1,0 +1,115 @@
+"""Snapshots of the Kuramoto-Sivashinsky equation, and the recipe of the network that steps it."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from benchmarks.solvers import etdrk4
+from geoq import Training
+from geoq.nets.mlp import MLP
+from geoq.rollout import TrainRollout
+
+LENGTH, N_POINTS, INNER_STEP, TRANSIENT = 22.0, 64, 0.05, 200.0
+HIDDEN, N_ENCODER_LAYERS = (128, 128, 16, 128, 128), 3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes of a run; the defaults are the paper's."""
+
+    n_train: int = 4000
+    n_calibration: int = 300
+    n_test: int = 600
+    n_starts: int = 40
+    initial_states: tuple[int, ...] = tuple(range(0, 800, 80))
+    n_gp: int = 1500
+    n_gp_samples: int = 20
+    n_passes: int = 20
+    training: Training = field(
+        default_factory=lambda: Training(n_steps=5000, patience=30)
+    )
+    fine_tuning: Training = field(
+        default_factory=lambda: Training(
+            n_steps=500, learning_rate=3e-4, check_every=50
+        )
+    )
+    increment_training: Training = field(
+        default_factory=lambda: Training(n_steps=1500, batch_size=16, check_every=50)
+    )
+
+
+SMALL = Settings(
+    n_train=400,
+    n_calibration=30,
+    n_test=60,
+    n_starts=5,
+    initial_states=(0, 10, 20),
+    n_gp=60,
+    n_gp_samples=4,
+    n_passes=4,
+    training=Training(n_steps=60, check_every=30),
+    fine_tuning=Training(n_steps=10, check_every=10),
+    increment_training=Training(n_steps=20, batch_size=16, check_every=20),
+)
+
+
+def later(u, time, step=INNER_STEP, length=LENGTH):
+    """States after a time, computed with steps of about ``step``."""
+    n_steps = max(1, round(time / step))
+
+    def linear(wave):
+        return wave**2 - wave**4
+
+    return etdrk4(u, length=length, linear=linear, dt=time / n_steps, n_steps=n_steps)
+
+
+def snapshots(dt, seed, n_snapshots):
+    """A trajectory on the attractor; it starts from random long waves, and the transient is dropped."""
+    rng = np.random.default_rng([seed, 1])
+    place = 2 * np.pi * np.arange(N_POINTS) / N_POINTS
+    state = sum(
+        rng.standard_normal() * np.cos(mode * place + rng.uniform(0, 2 * np.pi))
+        for mode in range(1, 5)
+    )
+    states = [later(state, TRANSIENT)]
+    for _ in range(n_snapshots - 1):
+        states.append(later(states[-1], dt))
+    return np.array(states)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Training snapshots, later initial states, and the true rollouts from these."""
+
+    train: np.ndarray
+    x0: np.ndarray
+    truth: np.ndarray
+
+
+def load(dt, seed, settings):
+    n_required = settings.n_train + settings.initial_states[-1] + settings.n_test + 1
+    u = snapshots(dt, seed, n_required)
+    train = u[: settings.n_train]
+    u = (u - train.min()) / (train.max() - train.min())
+    first = settings.n_train + np.array(settings.initial_states)
+    ahead = first[:, None] + np.arange(1, settings.n_test + 1)
+    return Data(u[: settings.n_train], u[first], u[ahead])
+
+
+def network(dropout=0.0):
+    return MLP(
+        N_POINTS,
+        N_POINTS,
+        hidden=HIDDEN,
+        n_encoder_layers=N_ENCODER_LAYERS,
+        dropout=dropout,
+    )
+
+
+def recipe_of(settings, seed, dropout=0.0):
+    training, fine_tuning = settings.training, settings.fine_tuning
+    recipe = TrainRollout(
+        partial(network, dropout), training=training, fine_tuning=fine_tuning
+    )
+    return recipe.with_seed(seed)

@@ -1,0 +1,258 @@
+"""How often the true error exceeds the tolerance within the trusted horizon.
+
+    python -m benchmarks.rollouts.trusted_horizon           # three systems: two to three minutes on one core
+    python -m benchmarks.rollouts.trusted_horizon --small   # one short system: seconds
+
+Every seed has its own training trajectory, a surrogate trained on it, and 300 test rollouts from states of other
+trajectories on the attractor. "bound alone" is the number of steps that are safe with a bound within the tolerance. "held
+out" is ``RolloutAssessment.trusted_horizon``, which is calibrated on held-out rollouts.
+"""
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.neural_network import MLPRegressor
+
+from benchmarks import record
+from benchmarks.record import QUANTILE
+from benchmarks.solvers import etdrk4, runge_kutta
+from geoq import RolloutGeoQ
+
+N_FRESH, N_STEPS = 300, 300
+KS_LENGTH, KS_DT = 22.0, 0.25
+
+
+def stepping(slope, dt):
+    """One step of dt, for a batch of states."""
+    return lambda u: runge_kutta(slope, u, dt, n_steps=1)
+
+
+def lorenz63_slope(u):
+    x, y, z = np.moveaxis(u, -1, 0)
+    return np.stack([10 * (y - x), x * (28 - z) - y, x * y - 8 / 3 * z], axis=-1)
+
+
+def lorenz96_slope(u):
+    before, after = np.roll(u, 1, axis=-1), np.roll(u, -1, axis=-1)
+    return (after - np.roll(u, 2, axis=-1)) * before - u + 8.0
+
+
+def kuramoto_sivashinsky(u):
+    def linear(wave):
+        return wave**2 - wave**4
+
+    return etdrk4(u, length=KS_LENGTH, linear=linear, dt=KS_DT / 5, n_steps=5)
+
+
+def pairs(segments):
+    """States and next states of all segments."""
+    before = np.concatenate([segment[:-1] for segment in segments])
+    return before, np.concatenate([segment[1:] for segment in segments])
+
+
+def train_mlp(segments):
+    """A small network for the step's increment."""
+    before, after = pairs(segments)
+    mean, scale, step_scale = before.mean(0), before.std(0), (after - before).std(0)
+    network = MLPRegressor(
+        hidden_layer_sizes=(64, 64), max_iter=150, random_state=0, tol=1e-7
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        network.fit((before - mean) / scale, (after - before) / step_scale)
+    return lambda x: x + step_scale * network.predict((x - mean) / scale)
+
+
+def least_squares(features, targets, ridge):
+    gram = features.T @ features + ridge * len(features) * np.eye(features.shape[1])
+    return np.linalg.solve(gram, features.T @ targets)
+
+
+def train_local(segments):
+    """Bounded random features of each variable's neighbours, the same weights for all variables."""
+    rng = np.random.default_rng(0)
+    mixing, offset = 0.1 * rng.standard_normal((5, 40)), rng.standard_normal(40)
+
+    def design(x):
+        shifts = (2, 1, 0, -1, -2)
+        near = np.stack([np.roll(x, shift, axis=1) for shift in shifts], axis=2)
+        return np.tanh(near @ mixing + offset)
+
+    before, after = pairs(segments)
+    weights = least_squares(design(before).reshape(-1, 40), after.ravel(), 1e-8)
+    return lambda x: design(x) @ weights
+
+
+def train_global(segments):
+    """Bounded random features of the whole field."""
+    rng = np.random.default_rng(0)
+    mixing, offset = 0.025 * rng.standard_normal((64, 600)), rng.standard_normal(600)
+
+    def design(x):
+        return np.tanh(x @ mixing + offset)
+
+    before, after = pairs(segments)
+    weights = least_squares(design(before), after, 1e-9)
+    return lambda x: design(x) @ weights
+
+
+@dataclass(frozen=True)
+class System:
+    """A dynamical system, its surrogate and the tolerances."""
+
+    name: str
+    n_coordinates: int
+    step: Callable
+    start: Callable
+    train: Callable
+    n_train: int
+    tolerances: tuple[float, ...]
+    n_seeds: int
+    n_transient: int = 500
+    n_fresh: int = N_FRESH
+
+    def load(self, seed):
+        """A training trajectory and test trajectories."""
+        rng = np.random.default_rng([seed, 2])
+        state = self.start(rng, (1 + self.n_fresh, self.n_coordinates))
+        for _ in range(self.n_transient):
+            state = self.step(state)
+        train, truth = [state[:1]], [state[1:]]
+        for _ in range(self.n_train - 1):
+            train.append(self.step(train[-1]))
+        for _ in range(N_STEPS):
+            truth.append(self.step(truth[-1]))
+        return np.concatenate(train), np.stack(truth, axis=1)
+
+
+def long_waves(rng, shape):
+    place = 2 * np.pi * np.arange(shape[1]) / shape[1]
+    phase, size = rng.uniform(0, 2 * np.pi, (shape[0], 4, 1)), rng.standard_normal
+    modes = np.arange(1, 5)[:, None]
+    return (size((shape[0], 4, 1)) * np.cos(modes * place + phase)).sum(axis=1)
+
+
+SYSTEMS = (
+    System(
+        "Lorenz-63",
+        3,
+        stepping(lorenz63_slope, 0.02),
+        lambda rng, shape: 3 * rng.standard_normal(shape) + np.array([0, 0, 20.0]),
+        train_mlp,
+        3000,
+        (1.0, 5.0, 15.0),
+        6,
+    ),
+    System(
+        "Lorenz-96",
+        40,
+        stepping(lorenz96_slope, 0.05),
+        lambda rng, shape: 8 + rng.standard_normal(shape),
+        train_local,
+        1600,
+        (1.0, 3.0, 6.0),
+        4,
+    ),
+    System(
+        "Kuramoto-Sivashinsky",
+        64,
+        kuramoto_sivashinsky,
+        long_waves,
+        train_global,
+        2000,
+        (0.5, 1.0, 2.0),
+        3,
+        n_transient=800,
+    ),
+)
+
+
+def until(holds):
+    """Number of steps before the condition first fails."""
+    return np.where(holds.all(axis=1), holds.shape[1], (~holds).argmax(axis=1))
+
+
+def measure(system, seed):
+    """Rows of one system and seed: one per tolerance and rule."""
+    started = time.perf_counter()
+    train, truth = system.load(seed)
+    geoq = RolloutGeoQ(None, system.train).fit(train)
+    rows = []
+    for tolerance in system.tolerances:
+        a = geoq.assess(truth[:, 0], N_STEPS, tolerance)
+        error = abs(a.prediction - truth[:, 1:])
+        held = until((error <= tolerance).all(axis=2))
+        alone = until(a.safe & (a.error_hat <= tolerance).all(axis=2))
+        for method, horizon in (
+            ("bound alone", alone),
+            ("held out", a.trusted_horizon),
+        ):
+            rows.append(
+                {
+                    "method": method,
+                    "setting": system.name,
+                    "seed": seed,
+                    "tolerance": tolerance,
+                    "broken": float((held < horizon).mean()),
+                    "nominal": a.trust.broken,
+                    "mean_horizon": float(horizon.mean()),
+                    "mean_held": float(held.mean()),
+                    "limit": a.trust.limit,
+                    "n_apart": a.trust.n_apart,
+                    "coverage": float((error <= a.error_hat).mean()),
+                }
+            )
+    print(f"{system.name}, seed {seed}: {time.perf_counter() - started:.0f} s")
+    return rows
+
+
+def table(rows):
+    """Markdown table of the means over the seeds."""
+    lines = [
+        "| system | tolerance | kept for | bound alone | broken | trusted horizon | broken | broken, worst seed |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, tolerance in dict.fromkeys((r["setting"], r["tolerance"]) for r in rows):
+        here = [r for r in rows if (r["setting"], r["tolerance"]) == (name, tolerance)]
+        alone, ours = (
+            [r for r in here if r["method"] == method]
+            for method in ("bound alone", "held out")
+        )
+
+        def mean(part, key):
+            return np.mean([row[key] for row in part])
+
+        lines.append(
+            f"| {name} | {tolerance:g} | {mean(ours, 'mean_held'):.1f} | {mean(alone, 'mean_horizon'):.1f} "
+            f"| {mean(alone, 'broken'):.3f} | {mean(ours, 'mean_horizon'):.1f} | {mean(ours, 'broken'):.3f} "
+            f"| {max(row['broken'] for row in ours):.3f} |"
+        )
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="one short system")
+    parser.add_argument("--out", type=Path, help="where to write the results")
+    arguments = parser.parse_args()
+    systems = SYSTEMS
+    if arguments.small:
+        systems = (replace(SYSTEMS[1], n_seeds=1, n_fresh=40),)
+    rows = [
+        row
+        for system in systems
+        for seed in range(system.n_seeds)
+        for row in measure(system, seed)
+    ]
+    print(table(rows))
+    print(record.write("trusted_horizon", rows, arguments.out, quantile=QUANTILE))
+
+
+if __name__ == "__main__":
+    main()

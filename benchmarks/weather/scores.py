@@ -1,0 +1,75 @@
+"""Scores of a bound of a forecast field: pooled, by lead, by area, by day, and for whole fields."""
+
+import math
+
+import torch
+
+from geoq.quantiles import pinball_loss
+
+LEADS_A_DAY = 4
+
+
+def scores(error, bound, latitude, quantile):
+    """Scores of one row; fields have the shape (forecast, lead, channel, lat, lon)."""
+    # Double precision, because millions of values are summed.
+    error, bound = error.double(), bound.double()
+    loss = pinball_loss(error, bound, quantile)
+    covered = (error <= bound).double()
+    area = area_weights(latitude).to(loss)[:, None]
+    fraction = covered.flatten(1).mean(dim=1)
+    quarters = torch.arange(error.shape[1]).tensor_split(4)
+    line = {
+        "area_pinball": (area * loss).mean(),
+        "area_coverage": (area * covered).mean(),
+        "which_day": which_day(error, bound),
+        "which_day_q1": which_day(*(part[:, quarters[0]] for part in (error, bound))),
+        "which_day_24h": which_day(*(p[:, :LEADS_A_DAY] for p in (error, bound))),
+        "field_least": fraction.min(),
+        "field_fraction_90": (fraction >= 0.90).double().mean(),
+        "field_fraction_95": (fraction >= 0.95).double().mean(),
+    }
+    for number, leads in enumerate(quarters, start=1):
+        line[f"pinball_q{number}"] = loss[:, leads].mean()
+        line[f"coverage_q{number}"] = covered[:, leads].mean()
+    return {name: float(value) for name, value in line.items()}
+
+
+def area_weights(latitude):
+    """Area of the cells at each latitude, divided by the mean area."""
+    weight = torch.deg2rad(latitude.double()).cos()
+    return weight / weight.mean()
+
+
+def which_day(error, bound):
+    """Correlation of error and bound after subtracting their means over the days at each lead, channel and cell.
+
+    The pooled correlation mostly measures where the weather varies. A bound that is the same every day has 0 here.
+    """
+    differs = [part - part.mean(dim=0) for part in (error, bound)]
+    # A bound that is the same every day differs from its mean by rounding.
+    if any(
+        d.abs().max() <= 1e-9 * part.abs().max()
+        for d, part in zip(differs, (error, bound), strict=True)
+    ):
+        return 0.0
+    left, right = (part.flatten() for part in differs)
+    return float(left @ right / (left.norm() * right.norm()))
+
+
+def skill(y, prediction, reference):
+    """1 - ratio of mean squared errors, by quarter of the leads, after 6 hours and after a day."""
+    ours, theirs = ((y - part).double().square() for part in (prediction, reference))
+
+    def over(leads):
+        return 1 - float(ours[:, leads].mean() / theirs[:, leads].mean())
+
+    quarters = torch.arange(y.shape[1]).tensor_split(4)
+    line = {f"q{number}": over(leads) for number, leads in enumerate(quarters, 1)}
+    return line | {"6h": over([0]), "24h": over([LEADS_A_DAY - 1])}
+
+
+def window_correlation(first, second):
+    """Correlation of two numbers per window; nan where one of them is constant."""
+    if len(first) < 2 or first.std() == 0 or second.std() == 0:
+        return math.nan
+    return float(torch.corrcoef(torch.stack([first.double(), second.double()]))[0, 1])

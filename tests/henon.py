@@ -1,0 +1,53 @@
+"""Trajectories of the Henon map, an instant surrogate for them, and estimators that the tests of rollouts share."""
+
+from functools import cache, partial
+
+import numpy as np
+import torch
+
+from geoq import RolloutGeoQ
+
+
+def henon(n_states, seed=0):
+    """A trajectory on the attractor, in the order of time."""
+    x, y = 0.1 * np.random.default_rng(seed).random(2)
+    states = []
+    for step in range(n_states + 100):
+        x, y = 1 - 1.4 * x**2 + y, 0.3 * x
+        if step >= 100:
+            states.append((x, y))
+    return np.array(states)
+
+
+def analogue(segments):
+    """The successor of the nearest training state: instant, bounded, and with errors that grow along a rollout."""
+    is_tensor = isinstance(segments[0], torch.Tensor)
+    join = torch.cat if is_tensor else np.concatenate
+    before = join([segment[:-1] for segment in segments])
+    after = join([segment[1:] for segment in segments])
+
+    def step(x):
+        flat, stored = x.reshape(len(x), 1, -1), before.reshape(1, len(before), -1)
+        return after[((flat - stored) ** 2).sum(2).argmin(1)]
+
+    return step
+
+
+STATES = henon(900)
+TRAINING, QUERIES = STATES[:700], STATES[700:720]
+STEP = analogue([TRAINING])
+small = partial(RolloutGeoQ, n_calibration=40, n_starts=20, n_support=5)
+
+
+@cache
+def fitted():
+    """The default estimator, fitted once for all tests; do not change it."""
+    return small(None, analogue).fit(TRAINING)
+
+
+def same_answers(one, other):
+    a, b = (geoq.assess(QUERIES, 50, tolerance=0.5) for geoq in (one, other))
+    np.testing.assert_array_equal(a.error_hat, b.error_hat)
+    np.testing.assert_array_equal(a.trusted_horizon, b.trusted_horizon)
+    assert a.trust == b.trust
+    assert a.reason(0) == b.reason(0)

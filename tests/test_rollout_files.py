@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+from henon import QUERIES, STATES, TRAINING, analogue, same_answers, small
+
+from geoq import DistanceRegion, GeoQ, RolloutGeoQ, SafeRegion, Training
+from geoq.rollout import AdditiveRecursion, SaturatingGrowth
+
+SURROGATE = analogue([STATES[:300]])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"scheme": SaturatingGrowth(0.9)},
+        {"scheme": AdditiveRecursion(training=Training(n_steps=30, check_every=10))},
+        {"safe_region": DistanceRegion()},
+    ],
+    ids=["SaturatingGrowth", "AdditiveRecursion", "DistanceRegion"],
+)
+def test_a_loaded_estimator_gives_the_answers_of_the_saved_one(tmp_path, settings):
+    path = tmp_path / "rollout.geoq"
+    geoq = small(SURROGATE, None, representation=np.tanh, **settings)
+    geoq.fit(STATES[300:800]).save(path)
+    loaded = RolloutGeoQ.load(path, surrogate=SURROGATE, representation=np.tanh)
+    same_answers(geoq, loaded)
+    assert loaded.safe_region_ == geoq.safe_region_
+    each = np.array([0.2, 0.7])
+    ours, theirs = (g.assess(QUERIES, 50, each) for g in (geoq, loaded))
+    np.testing.assert_array_equal(ours.trusted_horizon, theirs.trusted_horizon)
+    assert ours.trust == theirs.trust
+
+
+def test_other_callables_and_other_classes_are_refused(tmp_path):
+    path = tmp_path / "rollout.geoq"
+    small(SURROGATE, None, representation=np.tanh).fit(STATES[300:800]).save(path)
+    other = analogue([STATES[:250]])
+    with pytest.raises(ValueError, match="surrogate is not the one"):
+        RolloutGeoQ.load(path, surrogate=other, representation=np.tanh)
+    with pytest.raises(ValueError, match="saved with a representation"):
+        RolloutGeoQ.load(path, surrogate=SURROGATE)
+    with pytest.raises(ValueError, match=r"load it with RolloutGeoQ\.load"):
+        GeoQ.load(path, surrogate=SURROGATE)
+    GeoQ(SURROGATE, None).fit(STATES[:-1], STATES[1:]).save(tmp_path / "one.geoq")
+    with pytest.raises(ValueError, match="does not contain a RolloutGeoQ"):
+        RolloutGeoQ.load(tmp_path / "one.geoq", surrogate=SURROGATE)
+
+
+def test_files_of_large_states_support_only_one_tolerance_for_all_coordinates(
+    tmp_path, monkeypatch
+):
+    geoq = small(SURROGATE, None).fit(STATES[300:800])
+    monkeypatch.setattr("geoq.rollout.horizon.MOST_STORED", 100)
+    geoq.save(tmp_path / "large.geoq")
+    loaded = RolloutGeoQ.load(tmp_path / "large.geoq", surrogate=SURROGATE)
+    assert loaded.held_out_.bound.shape == (100, 40, 1)
+    same_answers(geoq, loaded)
+    geoq.assess(QUERIES, 50, np.array([0.2, 0.7]))
+    with pytest.raises(ValueError, match=r"shape \(2,\).*largest error.*pass a number"):
+        loaded.assess(QUERIES, 50, np.array([0.2, 0.7]))
+
+
+def test_objects_that_a_file_cannot_contain_are_refused(tmp_path):
+    geoq = small(SURROGATE, None, safe_region=SafeRegion()).fit(TRAINING)
+    with pytest.raises(TypeError, match="FittedSafeRegion cannot be saved"):
+        geoq.save(tmp_path / "region.geoq")
+    scheme = AdditiveRecursion(
+        psi=lambda features: features.displacement,
+        training=Training(n_steps=1, check_every=1),
+    )
+    geoq = small(SURROGATE, None, scheme=scheme).fit(TRAINING)
+    with pytest.raises(ValueError, match=r"psi=.* is a function of the user"):
+        geoq.save(tmp_path / "scheme.geoq")
+    assert not [*tmp_path.iterdir()]

@@ -1,0 +1,122 @@
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from henon import STATES, STEP, TRAINING, small
+from torch import nn
+from torch.testing import assert_close
+
+from geoq import MLP, Training
+from geoq.rollout import TrainRollout
+from geoq.rollout.recipe import Windows
+
+QUICK = Training(n_steps=30, check_every=10)
+STEPPER = TrainRollout(
+    partial(MLP, 2, 2, hidden=(16, 16)),
+    training=Training(n_steps=120, batch_size=16, learning_rate=3e-3, check_every=20),
+    n_rollout=3,
+    fine_tuning=Training(n_steps=60, batch_size=16, check_every=20),
+)
+RUNS = [
+    [np.arange(300), np.arange(310, 600)],
+    [np.arange(100, 500)],
+    [np.arange(40), np.arange(80, 90), np.arange(300, 400)],
+]
+
+
+def with_dropout():
+    return nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.1), nn.Linear(8, 2))
+
+
+def test_the_recipe_learns_the_map_and_depends_only_on_its_seed():
+    training = Training(n_steps=400, learning_rate=3e-3)
+    recipe = replace(STEPPER, training=training)
+    segments = [STATES[:300], STATES[310:600]]
+    surrogate, again = recipe(segments), recipe(segments)
+    assert abs(surrogate(STATES[600:899]) - STATES[601:900]).mean() < 0.15
+    np.testing.assert_array_equal(surrogate(STATES[:5]), again(STATES[:5]))
+    other = recipe.with_seed(1)(segments)
+    assert not np.array_equal(surrogate(STATES[:5]), other(STATES[:5]))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        STEPPER,
+        replace(STEPPER, make_network=with_dropout),
+        replace(STEPPER, fine_tuning=replace(QUICK, n_decays=1)),
+        replace(STEPPER, training=replace(QUICK, n_decays=1)),
+    ],
+    ids=["stacked", "dropout", "rates cut late", "rates cut early"],
+)
+def test_networks_trained_together_equal_networks_trained_alone(recipe, device):
+    states = torch.from_numpy(STATES).to(device)
+    x = states[600:640]
+    for runs, member in zip(RUNS, recipe.train_many(states, RUNS), strict=True):
+        alone = recipe([states[run] for run in runs])
+        assert_close(member(x), alone(x), rtol=1e-4, atol=1e-5)
+        assert not member.network.training
+
+
+def test_only_small_networks_and_batches_are_trained_together():
+    assert STEPPER.n_together(STATES) > 5
+    assert replace(STEPPER, n_rollout=2**14).n_together(STATES) == 1
+    assert STEPPER.n_together(np.zeros((3, 2**12))) == 1
+    large = replace(STEPPER.training, batch_size=2**17)
+    assert replace(STEPPER, training=large).n_together(STATES) == 1
+    cut = replace(STEPPER, fine_tuning=replace(QUICK, n_decays=1))
+    assert cut.n_together(STATES) == 1
+
+
+def test_the_loss_of_a_rollout_compares_the_networks_own_states_with_the_truth():
+    """u = 0, 1, 4, 9 and a network that adds 2: from 0 it reaches 2 and 4, from 1 it reaches 3 and 5."""
+    states = torch.tensor([[0.0], [1.0], [4.0], [9.0]])
+    windows = Windows(states, torch.tensor([0, 1]), 2, nn.functional.mse_loss)
+    losses = [
+        float(windows.mean_loss(lambda x: x + 2, windows.loss, torch.tensor([row])))
+        for row in (0, 1)
+    ]
+    assert losses == [(1 + 0) / 2, (1 + 16) / 2]
+
+
+def test_fine_tuning_uses_the_seed_of_the_training():
+    seeds = [replace(STEPPER.fine_tuning, random_state=seed) for seed in (0, 5)]
+    one, other = (replace(STEPPER, fine_tuning=s)([STATES[:300]]) for s in seeds)
+    np.testing.assert_array_equal(one(STATES[:9]), other(STATES[:9]))
+
+
+def test_the_surrogates_of_all_folds_are_trained_together(caplog):
+    caplog.set_level("INFO")
+    together = small(STEP, STEPPER).fit(TRAINING)
+    lengths = [r.args[-1] for r in caplog.records if r.msg.startswith("trained")]
+    assert max(lengths[5:]) <= 60 < min(lengths[:5])  # all pairs, then all rollouts
+    alone = small(STEP, lambda segments: STEPPER(segments)).fit(TRAINING)
+    ours, theirs = (g.calibration_.error[:, :3] for g in (together, alone))
+    assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_errors_of_folds_that_are_trained_together_name_all_of_them():
+    broken = replace(STEPPER, loss=lambda y, y_hat: (y - y_hat).mean() * torch.nan)
+    with pytest.raises(FloatingPointError) as caught:
+        small(STEP, broken).fit(TRAINING)
+    assert "surrogates of fold 1 of 5 to fold 5 of 5" in caught.value.__notes__[0]
+
+
+def test_segments_that_are_too_short_are_refused():
+    with pytest.raises(ValueError, match="segments is an empty list"):
+        STEPPER([])
+    recipe = replace(STEPPER, n_rollout=5)
+    with pytest.raises(ValueError, match=r"n_rollout=5, but the .* 2 .* only 5 states"):
+        recipe([STATES[:5], STATES[5:9]])
+
+
+def test_folds_that_leave_only_short_segments_are_refused_before_any_training():
+    def untouched():
+        raise AssertionError("a network was made")
+
+    recipe = replace(STEPPER, make_network=untouched, n_rollout=290)
+    with pytest.raises(ValueError, match="n_rollout=290, but the longest") as caught:
+        small(None, recipe).fit([STATES[:300], STATES[300:600]])
+    assert "the segments of fold 3" in caught.value.__notes__[0]

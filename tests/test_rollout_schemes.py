@@ -1,0 +1,120 @@
+"""SaturatingGrowth, AdditiveRecursion and RolloutRegion on the calibration rollouts of the Henon map."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from henon import QUERIES, STATES, TRAINING, analogue, fitted, small
+from torch.testing import assert_close
+
+from geoq import Training
+from geoq.rollout import AdditiveRecursion, SaturatingGrowth, signed_displacement
+
+QUICK = Training(n_steps=30, check_every=10)
+
+
+def test_the_default_bound_saturates_and_the_sum_of_the_paper_does_not():
+    scheme = AdditiveRecursion(training=QUICK)
+    additive = small(None, analogue, scheme=scheme).fit(TRAINING)
+    bound, total = (geoq.bound(QUERIES, 400) for geoq in (fitted(), additive))
+    climatology = fitted().reference_states_.climatology.table
+    largest = fitted().scheme_.factor_[-1] * climatology.max()
+    assert bound.max() <= float(largest) * 1.5
+    assert bound[:, 300:].mean() < 1.2 * bound[:, 30:60].mean()
+    assert (np.diff(total, axis=1) >= 0).all()
+    assert total[:, -1].mean() > 5 * total[:, 39].mean()
+
+
+def test_the_sum_of_the_paper_is_trained_only_on_rollouts_that_do_not_diverge():
+    calibration = fitted().calibration_
+    alive = torch.ones_like(calibration.features.alive)
+    alive[:3, 20:] = False
+    error = torch.where(alive[..., None], calibration.error, torch.inf)
+    features = replace(calibration.features, alive=alive)
+    some = replace(calibration, features=features, error=error)
+    bound = AdditiveRecursion(training=QUICK).fit(some)(calibration.features)
+    assert bound.isfinite().all()
+    none = replace(some, features=replace(features, alive=torch.zeros_like(alive)))
+    with pytest.raises(ValueError, match="n_calibration=40, but all 100 calibration"):
+        AdditiveRecursion(training=QUICK).fit(none)
+
+
+def test_the_features_of_the_paper_are_displacement_and_support_distance():
+    features = fitted().calibration_.features
+    psi = signed_displacement(features)
+    assert psi.shape == (100, 40, 3)
+    assert_close(psi[..., 2], features.support_distance)
+
+
+def test_a_saturated_bound_without_the_distance_is_a_multiple_of_the_climatology():
+    scheme = SaturatingGrowth(exponents=(0.0,)).fit(fitted().calibration_)
+    features = fitted().calibration_.features
+    relative = scheme(features)[:, -1] / features.climatology[:, -1]
+    assert float(scheme.saturation_[-1]) == 1
+    expected = scheme.factor_[-1] * scheme.scale_ / scheme.typical_
+    assert_close(relative, expected.expand_as(relative))
+
+
+def test_coordinates_of_different_kinds_have_different_scales():
+    kinds = np.array([1.0, 1000.0])
+    ours = small(None, analogue).fit(TRAINING * kinds)
+    assert_close(ours.scheme_.scale_, ours.scheme_.typical_)
+    bound = ours.bound(QUERIES * kinds, 30).mean(axis=(0, 1))
+    first, second = bound / (STATES * kinds).std(axis=0)
+    assert 0.2 < first / second < 5
+
+
+def test_the_distance_to_the_data_matters_before_saturation_and_not_after_it():
+    near, far = STATES[:20], STATES[:20] + np.array([0.3, -0.3])
+    near, far = (fitted().bound(x0, 40).mean(axis=(0, 2)) for x0 in (near, far))
+    assert fitted().scheme_.exponent_ > 0
+    assert far[0] > 1.5 * near[0]
+    assert abs(far[-1] / near[-1] - 1) < 0.3
+
+
+def test_a_lower_quantile_gives_a_lower_bound():
+    lower = small(None, analogue, scheme=SaturatingGrowth(0.5)).fit(TRAINING)
+    assert lower.bound(QUERIES, 40).mean() < fitted().bound(QUERIES, 40).mean()
+
+
+def test_a_coordinate_that_never_varies_has_a_finite_positive_bound():
+    states = np.concatenate([STATES, np.full((900, 1), 3.0)], axis=1)
+    bound = small(None, analogue).fit(states[:700]).bound(states[700:720], 20)
+    assert np.isfinite(bound).all()
+    assert (bound[..., 2] > 0).all()
+
+
+def test_a_periodic_trajectory_has_finite_bounds():
+    """Every state is in the data many times, at distance zero."""
+    cycle = np.tile([[0.2, 0.1], [0.7, 0.4]], (200, 1))
+    geoq = small(lambda x: x[:, ::-1] * 0.9, None).fit(cycle)
+    assert np.isfinite(geoq.bound(cycle[:3], 20)).all()
+
+
+def test_a_few_rollouts_with_huge_errors_do_not_determine_the_bound():
+    calibration = fitted().calibration_
+    huge = torch.ones(len(calibration), 1, 1)
+    huge[:3] = 1e4
+    climatology = calibration.features.climatology * huge
+    features = replace(calibration.features, climatology=climatology)
+    rough = replace(calibration, features=features, error=calibration.error * huge)
+    bound = SaturatingGrowth().fit(rough)(calibration.features)
+    usual = fitted().scheme_(calibration.features)
+    assert float(bound.mean() / usual.mean()) < 1.5
+
+
+def test_the_description_gives_the_exponent_and_the_step_of_half_saturation():
+    scheme = fitted().scheme_
+    half = next(n for n, w in enumerate(scheme.saturation_, start=1) if w >= 0.5)
+    assert (
+        f"to the power {scheme.exponent_:g} and is half saturated at step {half};"
+        in (scheme.describe())
+    )
+
+
+def test_the_safe_region_contains_95_percent_of_the_whole_held_out_rollouts():
+    farthest = fitted().calibration_.features.support_distance.amax(dim=1)
+    threshold = fitted().safe_region_.threshold
+    assert float((farthest <= threshold).double().mean()) >= 0.95
+    assert float((farthest < threshold).double().mean()) < 0.95
