@@ -132,7 +132,7 @@ class Law:
         *,
         levels: tuple[float, ...],
         ridge: float,
-        conformal: bool,
+        parts: Int[Tensor, " n"] | None = None,
     ) -> "Law":
         """Fit the law to calibration tuples.
 
@@ -142,8 +142,8 @@ class Law:
             weight: their weights.
             levels: the quantile levels whose pinball losses the slopes minimise together.
             ridge: penalty on the slopes.
-            conformal: whether intercepts are conformal ranks of the residuals; otherwise the intercept at 0.95 is the
-                one of the regression.
+            parts: the part of each tuple. The intercepts are then conformal ranks of residuals that are held out: the slopes
+                for the residuals of one part are fitted to the other parts. None takes the intercept of the regression.
         """
         scale = (
             weighted_quantile(error, weight[:, None].expand_as(error), LEVEL) + 1e-12
@@ -166,11 +166,15 @@ class Law:
         target = (chosen / own + MIN_ERROR).log().reshape(-1)
         per_value = weight[:, None].expand_as(chosen).reshape(-1)
         line = fit_line(phi, target, per_value, levels, ridge)
-        residual = target - phi @ line.slopes
-        table = _intercepts(residual, per_value, len(error), conformal=conformal)
-        if not conformal:
+        if parts is None:
+            residual = target - phi @ line.slopes
+            table = _weighted_intercepts(residual, per_value)
             here = line.intercepts[levels.index(LEVEL)]
             table = table + here - table[TABLE.index(LEVEL)]
+        else:
+            part = parts[:, None].expand(chosen.shape).reshape(-1)
+            residual = _held_out_residuals(phi, target, per_value, part, levels, ridge)
+            table = _conformal_intercepts(residual, len(error))
         low, high = phi.amin(dim=0), phi.amax(dim=0)
         high[0] += REACH / deviation[0]
         return Law(scale, mean, deviation, low, high, line.slopes, table)
@@ -218,24 +222,43 @@ class Law:
         return ", ".join(parts)
 
 
-def _intercepts(
-    residual: Float[Tensor, " n_values"],
+def _held_out_residuals(
+    phi: Float[Tensor, " n_values n_columns"],
+    target: Float[Tensor, " n_values"],
     weight: Float[Tensor, " n_values"],
-    n_rows: int,
-    *,
-    conformal: bool,
+    part: Int[Tensor, " n_values"],
+    levels: tuple[float, ...],
+    ridge: float,
+) -> Float[Tensor, " n_values"]:
+    """Residuals under slopes that were fitted without the part of the tuple.
+
+    Residuals of the fit itself would be too small: with 300 tuples the bound then covered 0.925 instead of 0.95 on average.
+    """
+    residual = torch.empty_like(target)
+    for number in part.unique():
+        own = part == number
+        other = fit_line(phi[~own], target[~own], weight[~own], levels, ridge)
+        residual[own] = target[own] - phi[own] @ other.slopes
+    return residual
+
+
+def _conformal_intercepts(
+    residual: Float[Tensor, " n_values"], n_rows: int
 ) -> Float[Tensor, " n_levels"]:
-    """The intercept at each level of ``TABLE``: a conformal rank, or a weighted quantile, of the residuals."""
-    n_values = len(residual)
-    if conformal:
-        ordered = residual.sort().values
-        ranks = [rank(n_values, level * (n_rows + 1) / n_rows) for level in TABLE]
-        places = residual.new_tensor([min(r, n_values) - 1 for r in ranks]).long()
-        return ordered[places]
+    """The conformal rank of the residuals at each level of ``TABLE``."""
+    ordered, n_values = residual.sort().values, len(residual)
+    ranks = [rank(n_values, level * (n_rows + 1) / n_rows) for level in TABLE]
+    return ordered[[min(place, n_values) - 1 for place in ranks]]
+
+
+def _weighted_intercepts(
+    residual: Float[Tensor, " n_values"], weight: Float[Tensor, " n_values"]
+) -> Float[Tensor, " n_levels"]:
+    """The weighted quantile of the residuals at each level of ``TABLE``."""
     order = residual.argsort(stable=True)
     passed = weight[order].cumsum(dim=0)
     wanted = passed[-1] * passed.new_tensor(TABLE) * (1 - 1e-12)
-    places = torch.searchsorted(passed, wanted).clamp(max=n_values - 1)
+    places = torch.searchsorted(passed, wanted).clamp(max=len(residual) - 1)
     return residual[order[places]]
 
 

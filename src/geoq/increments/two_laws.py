@@ -48,6 +48,8 @@ from geoq.resemblance import Resemblance
 
 # Penalty on the slopes: of the law of the interpolating folds, divided by their number of tuples, and of the other law.
 RIDGE_INSIDE, RIDGE_OUTSIDE = 15.0, 0.01
+# Parts of the tuples for held-out residuals.
+N_PARTS = 5
 # A slope beyond the edge needs at least this many tuples of a family there.
 MIN_BEYOND = 20
 # The fraction of the overhang that is added, and the largest addition as a fraction of the bound.
@@ -105,7 +107,7 @@ class TwoLawIncrement:
             error.new_full((n_inner,), 1 / n_inner),
             levels=LEVELS,
             ridge=RIDGE_INSIDE / n_inner,
-            conformal=True,
+            parts=_parts(calibration.group[inner]),
         )
         self.outside_, self.resemblance_ = self.inside_, None
         if not inner.all():
@@ -115,7 +117,6 @@ class TwoLawIncrement:
                 weight,
                 levels=(LEVEL,),
                 ridge=RIDGE_OUTSIDE,
-                conformal=False,
             )
             self.resemblance_ = Resemblance.fit(calibration.features, inner, weight)
         self.slope_ = self._steepest_slope(calibration, features, natural, error)
@@ -341,6 +342,14 @@ class _Points:
         departure = departure.square().sum(dim=1, keepdim=True).sqrt()
         variability = variability.square().mean(dim=1, keepdim=True).sqrt()
         return departure.expand(-1, n_outputs), variability.expand(-1, n_outputs)
+
+
+def _parts(group: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Divide the groups at random into ``N_PARTS`` parts; tuples of one group are in the same part."""
+    groups, number = group.unique(return_inverse=True)
+    order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
+    parts: Tensor = (order % N_PARTS).to(group.device)[number]
+    return parts
 
 
 def _over(features: LawFeatures, natural: Tensor) -> LawFeatures:
