@@ -111,7 +111,7 @@ def conformalized() -> Answers:
 
 def climatology() -> Answers:
     x, y = table(3)
-    model = geoq.PowerLawIncrement(reference=Climatology())
+    model = geoq.TwoLawIncrement(reference=Climatology())
     return _answers(_fitted(x, y, increment_model=model).assess(queries()))
 
 

@@ -17,7 +17,6 @@ from geoq.increments import (
     FieldScaleIncrement,
     IndicatorIncrement,
     NormScaledIncrement,
-    PowerLawIncrement,
     TwoLawIncrement,
 )
 from geoq.metric import SensitivityMetric, StandardizedMetric
@@ -42,7 +41,6 @@ __all__ = [
     "IndicatorIncrement",
     "NestedFolds",
     "NormScaledIncrement",
-    "PowerLawIncrement",
     "PredictedFolds",
     "RandomFolds",
     "RolloutGeoQ",

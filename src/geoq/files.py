@@ -27,7 +27,6 @@ from geoq.geometry import (
 from geoq.increments.field_scale import FieldScaleIncrement
 from geoq.increments.indicator import IndicatorIncrement
 from geoq.increments.paper import FieldIncrement, NormScaledIncrement
-from geoq.increments.power_law import PowerLawIncrement
 from geoq.increments.protocol import IncrementModel, Storable
 from geoq.increments.two_laws import TwoLawIncrement
 from geoq.metric import Coordinates, FittedMetric, Metric, SensitivityMetric
@@ -59,7 +58,6 @@ _MODELS: dict[str | None, Any] = {
         NormScaledIncrement,
         FieldIncrement,
         TwoLawIncrement,
-        PowerLawIncrement,
         FieldScaleIncrement,
         IndicatorIncrement,
     )

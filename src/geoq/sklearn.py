@@ -38,7 +38,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         error_functional: rho, the error that is bounded.
         folds: which points are held out together. None means ``default_folds()``, 15 fits of the regressor;
             ``RandomFolds(5)`` is cheaper and suits queries inside the data.
-        increment_model: g, copied before it is fitted; None means ``PowerLawIncrement()``.
+        increment_model: g, copied before it is fitted; None means ``TwoLawIncrement()``.
         n_anchors: k_a, the number of anchors whose errors are averaged.
         n_support: k, the number of points that the support distance averages over; None means the paper's 20, or as many as
             the folds leave.

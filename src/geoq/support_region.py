@@ -372,7 +372,7 @@ class _Explanation:
         self.features = features
         self.coordinates = region.metric.coordinates
         self.t = region._points(features)
-        self.number = np.flatnonzero(_varies(self.coordinates))
+        self.number = np.flatnonzero(_varies(self.coordinates)).tolist()
         raw = self.coordinates.inverse(features.inputs.to(self.coordinates.mean))
         self.value = _numpy(raw.reshape(-1))
 

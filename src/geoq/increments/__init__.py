@@ -1,11 +1,10 @@
 """Increment models: upper conditional quantiles of the part of the error that the anchors do not explain (line 12).
 
 ``protocol.py`` defines what an increment model is. ``NormScaledIncrement`` and ``FieldIncrement`` are the models of the paper;
-``PowerLawIncrement`` and ``FieldScaleIncrement`` are the defaults for tables and for fields; ``IndicatorIncrement`` is for errors
+``TwoLawIncrement`` and ``FieldScaleIncrement`` are the defaults for tables and for fields; ``IndicatorIncrement`` is for errors
 that take two values. The other modules contain their parts: scales, references, priors, learned factors and networks.
 """
 
-from geoq.increments.boosted_factor import BoostedFactor
 from geoq.increments.climatology import Climatology
 from geoq.increments.field_factor import FieldFactor
 from geoq.increments.field_network import (
@@ -23,13 +22,11 @@ from geoq.increments.indicator import (
     probability_error_values,
 )
 from geoq.increments.paper import FieldIncrement, NormScaledIncrement
-from geoq.increments.power_law import PowerLawIncrement
 from geoq.increments.protocol import IncrementModel
 from geoq.increments.scale import LowRankScale
 from geoq.increments.two_laws import TwoLawIncrement
 
 __all__ = [
-    "BoostedFactor",
     "Climatology",
     "FieldFactor",
     "FieldIncrement",
@@ -38,7 +35,6 @@ __all__ = [
     "IndicatorIncrement",
     "LowRankScale",
     "NormScaledIncrement",
-    "PowerLawIncrement",
     "TwoLawIncrement",
     "anchor_error",
     "displacement",

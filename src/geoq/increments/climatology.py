@@ -43,9 +43,9 @@ class Climatology:
     The error of a forecast that has lost all information about its initial state has this size.
 
     Example:
-        >>> from geoq import PowerLawIncrement
+        >>> from geoq import TwoLawIncrement
         >>> from geoq.increments import Climatology
-        >>> increment = PowerLawIncrement(reference=Climatology())
+        >>> increment = TwoLawIncrement(reference=Climatology())
     """
 
     def fit(

@@ -131,7 +131,7 @@ def check_increment_model(model: object) -> None:
         missing = [name for name in needed if not hasattr(model, name)]
         raise TypeError(
             f"increment_model={model!r} has no {' and no '.join(missing)}; pass an object with quantile, fit and __call__, "
-            "such as increment_model=PowerLawIncrement(quantile=0.9)."
+            "such as increment_model=TwoLawIncrement(quantile=0.9)."
         )
     check_quantile(model.quantile, f"{type(model).__name__}.quantile")
 

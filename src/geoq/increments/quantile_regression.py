@@ -4,7 +4,7 @@ r"""Linear quantile regression at several levels with common slopes, by Newton's
 
 The kink of the pinball loss is replaced by a parabola of half width 0.3, 0.1 and then 0.03 times the interquartile range. The
 problem is convex and piecewise quadratic, so Newton's method with a line search needs few steps. It is written by hand because
-scikit-learn's ``QuantileRegressor`` solves a linear program for one level: 2.9 s against 0.01 s for 3600 rows of 7 columns.
+scikit-learn's ``QuantileRegressor`` has no common slopes for several levels, and solves a linear program for each level.
 """
 
 from typing import NamedTuple

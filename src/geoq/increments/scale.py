@@ -1,43 +1,18 @@
 """The scale of the errors: the typical size of the error in each coordinate, relative to the other coordinates."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.arrays import chunks
 from geoq.quantiles import weighted_quantile
-
-# A function scale(error, weight, quantile) that returns one number per coordinate; only the ratios of the numbers matter.
-Scale = Callable[[Tensor, Tensor, float], Tensor]
 
 # The mean error of a cell counts as at least this fraction of the mean error of its channel.
 MIN_FRACTION = 1e-3
 # The quantile of a channel is computed from at most this many values.
 MAX_CHANNEL_VALUES = 2**17
-
-
-def coordinate_scale(
-    error: Float[Tensor, " n *field"], weight: Float[Tensor, " n"], quantile: float
-) -> Float[Tensor, " *field"]:
-    """The quantile of the errors of each coordinate, independently of the other coordinates.
-
-    Args:
-        error: errors, one row per tuple.
-        weight: weights of the tuples.
-        quantile: quantile level.
-    """
-    flat, weights = error.reshape(len(error), -1), weight.double()[:, None]
-    parts = [
-        weighted_quantile(
-            flat[:, part].double(), weights.expand(-1, flat[:, part].shape[1]), quantile
-        )
-        for part in chunks(flat.shape[1], 4 * len(flat))
-    ]
-    return torch.cat(parts).reshape(error.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -71,8 +46,7 @@ class LowRankScale:
         """Refuse errors without a grid."""
         if len(field_shape) < self.n_spatial:
             raise ValueError(
-                f"LowRankScale(n_spatial={self.n_spatial}), but an error has shape {field_shape}; put the grid last, or "
-                "use coordinate_scale."
+                f"LowRankScale(n_spatial={self.n_spatial}), but an error has shape {field_shape}; put the grid last."
             )
 
     def __call__(
