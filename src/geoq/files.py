@@ -4,6 +4,7 @@ A file contains arrays and numbers, never code. The user's callables are not in 
 that a different callable is refused. ``rollout/files.py`` does the same for ``RolloutGeoQ``.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,9 @@ _MODELS: dict[str | None, Any] = {
         FieldScaleIncrement,
         IndicatorIncrement,
     )
+}
+_RULES: dict[str, type[DistanceRegion | SafeRegion]] = {
+    rule.__name__: rule for rule in (DistanceRegion, SafeRegion)
 }
 _ERRORS: dict[str | None, ErrorFunctional] = {
     error.__name__: error for error in (absolute_error, norm_error, relative_norm_error)
@@ -123,17 +127,16 @@ def _model_state(
 
 
 def _region_state(region: FittedRegion) -> dict[str, Any]:
-    if isinstance(region, FittedDistanceRegion):
-        return {"kind": "DistanceRegion", "threshold": region.threshold}
-    if isinstance(region, FittedSafeRegion):
-        return {
-            "kind": "SafeRegion",
-            "threshold": region.threshold,
-            "n_neighbors": region.n_neighbors,
-        }
-    raise ValueError(
-        f"a safe region of the user ({type(region).__name__}) cannot be saved; use DistanceRegion or SafeRegion."
-    )
+    rule: Any = getattr(region, "rule", region)
+    if type(rule) not in _RULES.values():
+        raise ValueError(
+            f"the safe region {type(rule).__name__} cannot be saved; use {' or '.join(_RULES)}."
+        )
+    return {
+        "rule": type(rule).__name__,
+        "settings": asdict(rule),
+        "threshold": region.threshold,
+    }
 
 
 def load(
@@ -229,12 +232,10 @@ def _restored_model(
 def _restored_region(
     stored: dict[str, Any], calibration: CalibrationSet
 ) -> tuple[Region, FittedRegion]:
-    threshold = stored["threshold"]
-    if stored["kind"] == "DistanceRegion":
-        return DistanceRegion(), FittedDistanceRegion(threshold)
-    n_neighbors = stored["n_neighbors"]
-    fitted = FittedSafeRegion.of(calibration, n_neighbors, threshold)
-    return SafeRegion(n_neighbors), fitted
+    rule, threshold = _RULES[stored["rule"]](**stored["settings"]), stored["threshold"]
+    if isinstance(rule, SafeRegion):
+        return rule, FittedSafeRegion.of(rule, calibration, threshold)
+    return rule, FittedDistanceRegion(threshold, rule=rule)
 
 
 def _answers(geoq: "GeoQ") -> dict[str, Tensor]:
