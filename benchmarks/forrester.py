@@ -91,7 +91,7 @@ def run(seed, pictures, *, n_train, n_test, training):
         QUANTILE, training=Training(n_steps=3000, batch_size=256, random_state=seed)
     )
     calibrate = partial(
-        GeoQ, surrogate, remembered, increment_model=increment, safe_region=SafeRegion
+        GeoQ, surrogate, remembered, increment_model=increment, safe_region=SafeRegion()
     )
     variants = {
         "GeoQ (paper)": calibrate(representation=surrogate.encoder, folds=nested),
@@ -110,8 +110,7 @@ def run(seed, pictures, *, n_train, n_test, training):
         "GeoQ (identity, nested and random, distance region)": calibrate(
             representation=identity,
             folds=both,
-            safe_region=DistanceRegion,
-            safe_quantile=0.999,
+            safe_region=DistanceRegion(quantile=0.999),
         ),
         "GeoQ (encoder and input, nested and random)": calibrate(
             representation=encoder_and_input, folds=both
@@ -228,9 +227,7 @@ def draw(folder, x, y, x_test, y_test, assessments, variants):
     error = abs(y_test - assessment.prediction)
     for level in levels:
         increment_model = replace(paper.increment_model, quantile=level)
-        bound = (
-            replace(paper, increment_model=increment_model).fit(x, y).predict(x_test)
-        )
+        bound = replace(paper, increment_model=increment_model).fit(x, y).bound(x_test)
         observed.append(coverage(error, bound))
         inside.append(coverage(error, bound, assessment.safe))
     figure = Figure(figsize=(5, 4.5), layout="constrained")

@@ -137,7 +137,7 @@ def test_every_ingredient_of_the_ablation_changes_a_bound():
     recipe = RememberedTraining(problem.recipe(0))
     queries = np.concatenate([x for x, _ in data.tests.values()])
     variants = ablation.fitted_variants(problem, data, recipe(data.x, data.y), recipe)
-    bounds = {name: geoq.predict(queries) for name, geoq in variants}
+    bounds = {name: geoq.bound(queries) for name, geoq in variants}
     default = bounds.pop(ablation.ALL)
     same = [name for name, bound in bounds.items() if np.array_equal(bound, default)]
     assert not same

@@ -43,7 +43,7 @@ recipe = TrainNetwork(partial(MLP, 2, 1, hidden=(32, 32)), training=training)
 increment = NormScaledIncrement(training=Training(n_steps=50, check_every=25))
 geoq = GeoQ(recipe(x, y), InPairs(recipe), folds=RandomFolds(8), increment_model=increment)
 geoq.fit(x, y, checkpoint=folder)
-np.save(folder / "answer.npy", geoq.predict(rng.uniform(-2, 2, size=(500, 2))))
+np.save(folder / "answer.npy", geoq.bound(rng.uniform(-2, 2, size=(500, 2))))
 """
 
 

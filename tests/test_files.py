@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from geoq import (
+    DistanceRegion,
     FieldIncrement,
     FieldScaleIncrement,
     GeoQ,
@@ -163,6 +164,33 @@ def test_a_loaded_estimator_can_be_saved_again(saved, problem, tmp_path):
     assert_same(
         geoq, GeoQ.load(tmp_path / "b.geoq", surrogate=surrogate), problem.queries
     )
+
+
+@pytest.mark.parametrize(
+    "region",
+    [DistanceRegion(0.8), SafeRegion(quantile=0.8), SafeRegion(5)],
+    ids=repr,
+)
+def test_a_loaded_estimator_has_the_settings_of_the_saved_one(
+    problem, tmp_path, region
+):
+    folds = RandomFolds(3)
+    settings = {"safe_region": region, "increment_model": QUICK, "n_support": 20}
+    geoq = GeoQ(surrogate, None, folds=folds, **settings)
+    geoq.fit(problem.x, problem.y).save(tmp_path / "a.geoq")
+    loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=surrogate)
+    assert repr(loaded) == repr(geoq)
+    with pytest.raises(ValueError, match="a file stores only the name of the fold"):
+        loaded.fit(problem.x, problem.y)
+    loaded.set_params(folds=folds).fit(problem.x, problem.y)
+    assert_same(geoq, loaded, problem.queries)
+
+
+def test_the_region_in_the_file_is_the_one_that_was_fitted(saved, tmp_path):
+    geoq, _ = saved
+    geoq.set_params(safe_region=SafeRegion(7)).save(tmp_path / "b.geoq")
+    loaded = GeoQ.load(tmp_path / "b.geoq", surrogate=surrogate)
+    assert loaded.safe_region == DistanceRegion()
 
 
 def test_another_surrogate_is_refused_with_the_largest_difference(saved):

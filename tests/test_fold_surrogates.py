@@ -86,7 +86,6 @@ def test_an_exception_in_a_training_of_several_folds_names_the_folds(problem):
 
 
 def test_remembered_trainings_are_not_repeated_together_or_alone(problem):
-    from geoq.baselines import RememberedTraining
 
     remembered = RememberedTraining(NETWORK)
     first = fit(problem, remembered)

@@ -32,13 +32,14 @@ def test_without_logarithms_the_coordinates_are_the_standardisation():
 @pytest.mark.parametrize(
     ("column", "is_log"),
     [
-        (torch.logspace(-2, 1, 20), True),
+        (torch.logspace(-3, 1, 20), True),
         (torch.logspace(-1, 1, 20), False),
-        (torch.logspace(-2, 1, 9), False),
+        (torch.logspace(-3, 1, 9), False),
         (torch.linspace(0, 1000, 20), False),
-        (-torch.logspace(-2, 1, 20), False),
+        (-torch.logspace(-3, 1, 20), False),
+        (torch.linspace(1e-4, 1, 200), False),
     ],
-    ids=["three decades", "two decades", "nine values", "zero", "negative"],
+    ids=["four decades", "two decades", "nine values", "zero", "negative", "uniform"],
 )
 def test_positive_inputs_over_three_decades_are_logarithms(column, is_log):
     x = column.double().repeat(20)[:180, None]

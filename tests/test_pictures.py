@@ -63,7 +63,7 @@ def test_the_error_over_the_distance(axes, scene):
         distance,
         calibration.error[:, 0].numpy(),
         calibration.interpolating.numpy(),
-        (curve, law.level * curve**law.exponent),
+        (curve, law.coefficient * curve**law.exponent),
         law.edge,
     )
     assert axes.lines[1].get_xdata()[0] == law.edge

@@ -1,4 +1,4 @@
-"""Each picture is drawn from a real calibration, and what it shows is what it was given."""
+"""Pictures show the values of the assessment and the errors that are passed."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def axes(tmp_path):
     figure = Figure()
     axes = figure.subplots()
     yield axes
-    figure.savefig(tmp_path / "picture.png")  # it can be drawn, labels and all
+    figure.savefig(tmp_path / "picture.png")  # fails if a label cannot be drawn
     assert axes.get_xlabel()
     assert axes.get_ylabel()
     assert axes.get_legend() is not None
@@ -64,12 +64,12 @@ def test_a_summary_shows_each_query_once_and_the_threshold(scene):
     assert axes.get_title() == f"{a.safe.sum()} of 200 queries safe"
 
 
-def test_a_summary_with_errors_says_how_many_are_covered(scene):
+def test_the_title_of_a_summary_gives_the_coverage_of_safe_and_other_queries(scene):
     _, _, error, a = scene
     _, right = plots.summary(Figure(), a, error=error[:, None])
     held = error <= a.error_hat[:, 0]
-    told = f"covered: {held[a.safe].mean():.1%} of safe, {held[~a.safe].mean():.1%} of not safe"
-    assert right.get_title() == told
+    title = f"covered: {held[a.safe].mean():.1%} of safe, {held[~a.safe].mean():.1%} of not safe"
+    assert right.get_title() == title
     assert sum(len(points.get_offsets()) for points in right.collections) == 200
 
 
@@ -94,7 +94,7 @@ def test_a_summary_of_perfect_answers_can_be_drawn(scene):
 
 
 def of_fields(a, shape):
-    """The assessment as if its answers were fields of this shape."""
+    """Return the assessment with random fields of this shape as its answers."""
     values = np.random.default_rng(0).random((len(a), *shape))
     return with_bound(replace(a, prediction=values - 0.5), values)
 
@@ -113,7 +113,7 @@ def as_tensors(a):
 
 
 @pytest.mark.parametrize("kind", [lambda a: a, as_tensors])
-def test_maps_of_one_query_share_the_scale_of_errors(scene, kind):
+def test_maps_of_errors_have_the_same_range(scene, kind):
     a = of_fields(scene[-1], (3, 4, 6))
     row = int(np.flatnonzero(a.safe)[0])
     expected, error = a.error_hat / 4, a.error_hat / 2
@@ -138,7 +138,7 @@ def test_maps_of_one_query_share_the_scale_of_errors(scene, kind):
     )
 
 
-def test_maps_say_that_a_query_is_not_safe_and_why(scene):
+def test_the_title_of_maps_states_why_a_query_is_not_safe(scene):
     a = of_fields(scene[-1], (4, 6))
     figure = Figure()
     plots.fields(figure, a, 0)
@@ -193,21 +193,26 @@ def test_one_error_for_all_channels_is_shown_with_each_of_them(scene):
         ({"row": -1}, "row=-1, but the queries of the assessment are 0 to 199"),
         ({"channel": 3}, "channel=3, but the channels of prediction are 0 to 2"),
         ({"channel": -1}, "channel=-1, but the channels of prediction are 0 to 2"),
-        ({"n_spatial": 3}, "n_spatial=3, but fields live on a line or in the plane"),
+        (
+            {"n_spatial": 3},
+            "n_spatial=3, but fields must lie on a line or in the plane",
+        ),
     ],
 )
-def test_fields_refuse_what_is_not_there(scene, settings, message):
+def test_rows_channels_and_grids_that_do_not_exist_are_refused(
+    scene, settings, message
+):
     a = of_fields(scene[-1], (3, 4, 6))
     with pytest.raises(ValueError, match=message):
         plots.fields(Figure(), a, **({"row": 0} | settings))
 
 
-def test_fields_refuse_answers_that_are_no_fields(scene):
+def test_answers_that_are_not_fields_are_refused(scene):
     *_, a = scene
     with pytest.raises(ValueError, match=r"shape \(1,\); pass n_spatial=1"):
         plots.fields(Figure(), a, 0)
     number = with_bound(a, a.error_hat[:, 0])
-    with pytest.raises(ValueError, match=r"error_hat .* shape \(\); look at all"):
+    with pytest.raises(ValueError, match=r"error_hat .* shape \(\); draw all"):
         plots.fields(Figure(), number, 0, n_spatial=1)
 
 
@@ -216,30 +221,33 @@ def test_fields_refuse_answers_that_are_no_fields(scene):
     [
         (
             lambda error: error[:5],
-            r"error has shape \(5, 1\), but the bounds have \(200, 1\)",
+            r"error has shape \(5, 1\), but the bounds have shape \(200, 1\)",
         ),
         (
             lambda error: -error,
-            "error holds -.*never negative; pass errors, not outputs",
+            "error contains -.*never negative; pass errors and not outputs",
         ),
-        (lambda error: error * np.nan, "not finite in 200 of 200 places"),
+        (
+            lambda error: error * np.nan,
+            "not finite in 200 of 200 places where the bound is finite",
+        ),
     ],
 )
-def test_what_cannot_be_errors_is_refused(scene, spoil, message):
+def test_arrays_that_cannot_be_errors_are_refused(scene, spoil, message):
     *_, a = scene
     with pytest.raises(ValueError, match=message):
         plots.summary(Figure(), a, error=spoil(a.error_hat))
 
 
 def forecasts(tolerance):
-    """Three rollouts of six steps: one trusted to the end, one until its tolerance, one that diverges."""
+    """Return three rollouts of six steps: one trusted to the end, one up to its tolerance, one that diverges."""
     bound = np.full((3, 6, 2), 0.1)
     bound[1, 3:] = 0.9
     bound[2, 2:] = np.inf
     safe = np.isfinite(bound).all(axis=2)
-    judged = {}
+    horizons = {}
     if tolerance is not None:
-        judged = {
+        horizons = {
             "trust": Trust(1.0, 0.05, n_rollouts=40, n_apart=40, quantile=0.95),
             "trusted_horizon": np.array([6, 3, 2]),
             "bound_over_tolerance": (bound / tolerance).max(axis=2),
@@ -255,7 +263,7 @@ def forecasts(tolerance):
         meaning=("near", "far"),
         n_calibrated=4,
         tolerance=tolerance,
-        **judged,
+        **horizons,
     )
 
 
@@ -283,7 +291,7 @@ def test_rollouts_show_bound_and_trust(kind):
     assert "diverged" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_rollouts_are_drawn_in_units_of_a_tolerance_per_coordinate():
+def test_rollouts_are_divided_by_a_tolerance_per_coordinate():
     a = forecasts(np.array([0.5, 0.2]))
     (axes,) = plots.rollouts(Figure(), a, [0])
     curves = {line.get_label(): line for line in axes.lines}
@@ -299,7 +307,7 @@ def test_rollouts_without_a_tolerance_are_supported_and_not_trusted():
     assert until.get_title() == "rollout 1: supported for 6 of 6 steps"
 
 
-def test_rollouts_that_are_not_there_are_refused():
+def test_rollouts_that_do_not_exist_are_refused():
     a = forecasts(None)
     with pytest.raises(
         ValueError, match="rows=3, but the rollouts of the assessment are 0 to 2"

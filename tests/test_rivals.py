@@ -57,7 +57,7 @@ def train_zeros(x, y):
 
 def of_zero(**settings):
     """GeoQ for the surrogate that returns 0, so that a test can choose the errors."""
-    settings = {"folds": RandomFolds(), "n_support": 5, "n_safe": 5} | settings
+    settings = {"folds": RandomFolds(), "n_support": 5} | settings
     return GeoQ(zero, train_zero, **settings)
 
 
@@ -80,7 +80,7 @@ def test_remembered_training_trains_each_subset_once(problem):
         return problem.train(x, y)
 
     remembered = RememberedTraining(train)
-    geoq = GeoQ(None, remembered, folds=RandomFolds(4), n_safe=5)
+    geoq = GeoQ(None, remembered, folds=RandomFolds(4))
     for rival in (KNNDistanceConformal, KNNResidualConformal):
         rival(geoq).fit(problem.x, problem.y)
     assert calls == [120, 90, 90, 90, 90]

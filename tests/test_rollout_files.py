@@ -2,8 +2,15 @@ import numpy as np
 import pytest
 from henon import QUERIES, STATES, TRAINING, analogue, same_answers, small
 
-from geoq import DistanceRegion, GeoQ, RolloutGeoQ, SafeRegion, Training
-from geoq.rollout import AdditiveRecursion, SaturatingGrowth
+from geoq import (
+    DistanceRegion,
+    GeoQ,
+    RolloutGeoQ,
+    SafeRegion,
+    TemporalFolds,
+    Training,
+)
+from geoq.rollout import AdditiveRecursion, RolloutRegion, SaturatingGrowth
 
 SURROGATE = analogue([STATES[:300]])
 
@@ -13,7 +20,7 @@ SURROGATE = analogue([STATES[:300]])
     [
         {"scheme": SaturatingGrowth(0.9)},
         {"scheme": AdditiveRecursion(training=Training(n_steps=30, check_every=10))},
-        {"safe_region": DistanceRegion()},
+        {"safe_region": DistanceRegion(0.8)},
     ],
     ids=["SaturatingGrowth", "AdditiveRecursion", "DistanceRegion"],
 )
@@ -24,10 +31,24 @@ def test_a_loaded_estimator_gives_the_answers_of_the_saved_one(tmp_path, setting
     loaded = RolloutGeoQ.load(path, surrogate=SURROGATE, representation=np.tanh)
     same_answers(geoq, loaded)
     assert loaded.safe_region_ == geoq.safe_region_
+    assert loaded.get_params()["safe_region"] == geoq.safe_region
     each = np.array([0.2, 0.7])
     ours, theirs = (g.assess(QUERIES, 50, each) for g in (geoq, loaded))
     np.testing.assert_array_equal(ours.trusted_horizon, theirs.trusted_horizon)
     assert ours.trust == theirs.trust
+
+
+def test_a_loaded_estimator_has_the_settings_of_the_saved_one(tmp_path):
+    path, folds = tmp_path / "rollout.geoq", TemporalFolds(4)
+    geoq = small(SURROGATE, None, folds=folds, safe_region=RolloutRegion(0.8))
+    geoq.fit(TRAINING).save(path)
+    loaded = RolloutGeoQ.load(path, surrogate=SURROGATE)
+    assert repr(loaded) == repr(geoq)
+    with pytest.raises(ValueError, match="a file stores only the name of the fold"):
+        loaded.fit(TRAINING)
+    loaded.set_params(folds=folds).fit(TRAINING)
+    same_answers(geoq, loaded)
+    assert loaded.safe_region_ == geoq.safe_region_
 
 
 def test_other_callables_and_other_classes_are_refused(tmp_path):
@@ -61,7 +82,7 @@ def test_files_of_large_states_support_only_one_tolerance_for_all_coordinates(
 
 def test_objects_that_a_file_cannot_contain_are_refused(tmp_path):
     geoq = small(SURROGATE, None, safe_region=SafeRegion()).fit(TRAINING)
-    with pytest.raises(TypeError, match="FittedSafeRegion cannot be saved"):
+    with pytest.raises(TypeError, match="safe region SafeRegion cannot be saved"):
         geoq.save(tmp_path / "region.geoq")
     scheme = AdditiveRecursion(
         psi=lambda features: features.displacement,

@@ -40,6 +40,7 @@ from geoq import (
 )
 from geoq.nets.mlp import MLP
 from geoq.rollout.trajectories import Trajectories
+from geoq.safe_region import FittedSafeRegion
 
 BATCHES = (1, 100, 10_000)
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
@@ -91,7 +92,7 @@ def forms(surrogate, *, small):
         "paper": {
             "representation": surrogate.encoder,
             "increment_model": increment,
-            "safe_region": SafeRegion,
+            "safe_region": SafeRegion(),
         },
     }
 
@@ -259,7 +260,7 @@ def assessed(geoq, x):
 def search(geoq, queries):
     """The neighbour searches of an assessment: anchors, support distance, and safe region if it has one."""
     relation = geoq.geometry_.relate(geoq._embed(queries))
-    if isinstance(geoq.safe_region_, SafeRegion):
+    if isinstance(geoq.safe_region_, FittedSafeRegion):
         geoq.safe_region_.support_score(
             replace(
                 geoq.calibration_.features[: len(queries)],

@@ -21,7 +21,7 @@ from geoq import (
 )
 from geoq.metrics import coverage, pinball
 from geoq.nets.mlp import MLP
-from geoq.training.shared import SharedTraining
+from geoq.training import SharedTraining
 
 SEEDS = range(3)
 QUICK = NormScaledIncrement(QUANTILE, training=Training(n_steps=40, check_every=20))

@@ -141,7 +141,7 @@ def measure_estimator(form, case):
             None,
             folds=ClusterFolds(5),
             increment_model=NormScaledIncrement(),
-            safe_region=SafeRegion,
+            safe_region=SafeRegion(),
         ),
     }[form]
     row = {"n_points": n_points, "n_queries": n_queries}

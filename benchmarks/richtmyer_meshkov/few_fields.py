@@ -28,7 +28,7 @@ from benchmarks.richtmyer_meshkov.bounds import (
     zero_bound,
 )
 from benchmarks.richtmyer_meshkov.fourier_operator import FourierOperator
-from benchmarks.richtmyer_meshkov.methods import X_AND_P, FromCells, default
+from benchmarks.richtmyer_meshkov.methods import X_AND_P, default
 from benchmarks.richtmyer_meshkov.networks import frequency_by_p_and_cell
 from benchmarks.richtmyer_meshkov.operator_training import (
     OperatorSurrogate,
@@ -38,6 +38,7 @@ from benchmarks.richtmyer_meshkov.operator_training import (
 from benchmarks.richtmyer_meshkov.scores import score
 from benchmarks.richtmyer_meshkov.study import SMALL, Settings, Study
 from geoq import IndicatorIncrement
+from geoq.increments.prior import CellPrior
 from geoq.nets.unet import FiLMBlock
 from geoq.training.loop import seeded
 
@@ -61,7 +62,7 @@ def with_five_resolutions(study, setting, **form):
     """GeoQ with deeper networks."""
     other = copy.copy(study)
     other.settings = replace(study.settings, widths=FIVE_RESOLUTIONS)
-    return default(other, setting, view=X_AND_P, **form)
+    return default(other, setting, sees=X_AND_P, **form)
 
 
 METHODS = {
@@ -71,8 +72,8 @@ METHODS = {
         binned_chance, bins_of=by_distance_and_doubt
     ),
     "Frequency by p and cell": frequency_by_p_and_cell,
-    "GeoQ (start from cells)": partial(default, view=X_AND_P, increment=FromCells),
-    "GeoQ": partial(default, view=X_AND_P),
+    "GeoQ (start from cells)": partial(default, sees=X_AND_P, prior=CellPrior()),
+    "GeoQ": partial(default, sees=X_AND_P),
     "GeoQ (five resolutions)": with_five_resolutions,
     "GeoQ (five resolutions, torch's start)": partial(
         with_five_resolutions, increment=TorchStart

@@ -50,7 +50,7 @@ from benchmarks.richtmyer_meshkov.networks import (
     quantile_network,
 )
 from geoq import FieldIncrement, GeoQ, IndicatorIncrement, SafeRegion, identity
-from geoq.increments import View
+from geoq.increments import anchor_error, displacement, inputs, prediction
 from geoq.increments.prior import CellPrior
 from geoq.quantiles import pinball_loss
 from geoq.training.fold_surrogates import TrainedFolds
@@ -123,7 +123,7 @@ class BackgroundPenalty:
             each = pinball_loss(increment[rows], estimate, self.quantile)
             return (weight * (each + self.penalty * calm * estimate)).mean()
 
-        groups = calibration.unit
+        groups = calibration.group
         train(self.fitted_.module_, loss, training, groups, repeatable=True)
         return self
 
@@ -144,30 +144,31 @@ class Logits:
         return logits(self.operator(x))
 
 
-class FromCells(IndicatorIncrement):
-    """Networks that start from the fraction of wrong cases of each cell, without p."""
-
-    def _start(self, greater, calibration):
-        del calibration
-        return CellPrior.fit(greater)
-
-
 def default(
-    study, setting, *, view, n_networks=1, used=None, increment=IndicatorIncrement
+    study,
+    setting,
+    *,
+    sees,
+    n_networks=1,
+    used=None,
+    increment=IndicatorIncrement,
+    prior=None,
 ):
     """GeoQ around the logits, with the misclassification error; its expected error is the chance of a wrong cell.
 
-    The chance is the mean over the first ``used`` networks, or over all of them.
+    The chance is the mean over the first ``used`` networks, or over all of them. A ``CellPrior`` makes the networks start
+    from the fraction of wrong cases of each cell, without p.
     """
     increment_model = increment(
         QUANTILE,
-        view=view,
+        sees=sees,
         widths=study.settings.widths,
         n_networks=n_networks,
         training=study.settings.training,
+        prior=prior,
     )
 
-    def ask():
+    def answer():
         geoq = GeoQ(
             Logits(study.networks["deployed"]),
             TrainedFolds([Logits(study.networks[name]) for name in study.fold_names]),
@@ -183,7 +184,7 @@ def default(
         ]
         return chances, geoq.assess(study.x_test).safe
 
-    chances, safe = study.remembered(repr(increment_model), ask)
+    chances, safe = study.remembered(repr(increment_model), answer)
     some = chances[:used]
     return two_valued_bound(study, setting, sum(some) / len(some), safe)
 
@@ -197,8 +198,8 @@ def with_networks(geoq, networks):
 
 
 # Inputs of the networks besides the support distance.
-X_AND_P = View(prediction=True)
-ANCHORS = View(displacement=True, anchor_error=True)
+X_AND_P = (inputs, prediction)
+X_AND_ANCHORS = (inputs, displacement, anchor_error)
 
 
 def penalised_unet(settings):
@@ -209,7 +210,7 @@ def paper_form(n_anchors):
     return {
         "representation": identity,
         "n_anchors": n_anchors,
-        "safe_region": SafeRegion,
+        "safe_region": SafeRegion(),
     }
 
 
@@ -260,14 +261,14 @@ METHODS = [
         "Classifier of wrong cells (x, p), 3 networks",
         partial(classifier, used=N_NETWORKS),
     ),
-    Method("GeoQ (default)", partial(default, view=X_AND_P, n_networks=N_NETWORKS)),
+    Method("GeoQ (default)", partial(default, sees=X_AND_P, n_networks=N_NETWORKS)),
     Method(
         "GeoQ (one network)",
-        partial(default, view=X_AND_P, n_networks=N_NETWORKS, used=1),
+        partial(default, sees=X_AND_P, n_networks=N_NETWORKS, used=1),
     ),
     Method(
         "GeoQ (one network, start from cells)",
-        partial(default, view=X_AND_P, increment=FromCells),
+        partial(default, sees=X_AND_P, prior=CellPrior()),
     ),
     Method("GeoQ (paper, k_a=5)", GeoQForm(film_unet, paper_form(5)), continuous=True),
     Method(
@@ -276,10 +277,10 @@ METHODS = [
         continuous=True,
     ),
     Method("c p (1 - p) and a network (x, p)", doubt_times_network, continuous=True),
-    Method("GeoQ (one network, without p)", partial(default, view=ANCHORS)),
+    Method("GeoQ (one network, without p)", partial(default, sees=X_AND_ANCHORS)),
     Method(
         "GeoQ (one network, and anchors)",
-        partial(default, view=replace(ANCHORS, prediction=True)),
+        partial(default, sees=(*X_AND_P, displacement, anchor_error)),
     ),
     Method(
         "Quantile network (x)", partial(quantile_network, sees=of_x), continuous=True

@@ -30,7 +30,7 @@ def compile_unets():
     convolution is fastest, which makes a step a fifth shorter.
     """
     torch.backends.cudnn.benchmark = True
-    plain = UNet._forward
+    plain = UNet.apply_layers
     compiled = torch.compile(plain, dynamic=False)
 
     def forward(self, field, number):
@@ -38,7 +38,7 @@ def compile_unets():
         steps = torch.is_grad_enabled()
         return (compiled if steps else plain)(self, field, number)
 
-    UNet._forward = forward
+    UNet.apply_layers = forward
 
 
 def logits(p):
@@ -130,7 +130,7 @@ def chance_by_p_and_cell(study):
         is_wrong = wrong(study.y, study.cross_fit).bool()
         logit = logits(study.cross_fit)
         group = torch.arange(len(logit), device=logit.device)
-        return PredictionPrior.fit(is_wrong.flatten(2), logit.flatten(2), group)
+        return PredictionPrior().fit(is_wrong.flatten(2), logit.flatten(2), group)
 
     return study.remembered("chance by p and cell", fit)
 

@@ -64,7 +64,7 @@ class BoostedQuantile:
             table,
             calibration.features.prediction,
             calibration.error,
-            calibration.unit,
+            calibration.group,
         )
         return self
 

@@ -17,7 +17,13 @@ from geoq.geometry import GeometricFeatures
 
 @dataclass
 class NoIncrement:
-    """The increment model that adds nothing."""
+    """The increment model that adds nothing.
+
+    Attributes:
+        quantile: every increment model has a quantile level. Here it has no effect, and 0.5 requires a single point.
+    """
+
+    quantile: float = 0.5
 
     def fit(self, calibration: CalibrationSet) -> "NoIncrement":
         del calibration

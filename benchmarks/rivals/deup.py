@@ -83,7 +83,7 @@ class MeanErrorPredictor:
         self, table: Tensor, calibration: CalibrationSet
     ) -> Float[Tensor, " n *field"]:
         """Mean errors predicted by trees that were not fitted to any tuple of the same group."""
-        distinct, group = calibration.unit.unique(return_inverse=True)
+        distinct, group = calibration.group.unique(return_inverse=True)
         generator = torch.Generator().manual_seed(self.random_state)
         part = (torch.randperm(len(distinct), generator=generator) % N_PARTS).to(
             group.device
@@ -105,7 +105,7 @@ class MeanErrorPredictor:
             table[rows],
             calibration.features[rows].prediction,
             calibration.error[rows],
-            calibration.unit[rows],
+            calibration.group[rows],
         )
 
     def _regress(

@@ -129,7 +129,7 @@ class QuantileNetwork:
                     / mean
                 ),
                 self.training,
-                units=calibration.unit,
+                groups=calibration.group,
             )
         return self
 

@@ -83,7 +83,7 @@ def _run(dt, seed, settings, device, pictures):
         representation=surrogate.encoder,
         folds=clusters,
         n_anchors=50,
-        safe_region=SafeRegion,
+        safe_region=SafeRegion(),
     )
     rows, assessments = [], {}
 

@@ -14,7 +14,7 @@ from geoq.baselines import GaussianProcess
 from geoq.baselines.bound import GAUSSIAN_95, Bound, spread
 from geoq.baselines.conformal import conformal_quantile
 from geoq.rollout import TrainRollout
-from geoq.rollout.saturating import horizon_levels
+from geoq.rollout.saturating import step_factors
 
 
 @dataclass
@@ -146,7 +146,7 @@ class OneNumberPerHorizon:
 
     def fit(self, calibration):
         error = calibration.error
-        self.quantiles_ = horizon_levels(error, torch.ones_like(error), self.quantile)
+        self.quantiles_ = step_factors(error, torch.ones_like(error), self.quantile)
         return self
 
     def __call__(self, features):
@@ -161,7 +161,7 @@ class HorizonTimesClimatology:
     quantile: float = QUANTILE
 
     def fit(self, calibration):
-        self.quantiles_ = horizon_levels(
+        self.quantiles_ = step_factors(
             calibration.error, calibration.features.climatology, self.quantile
         )
         return self
@@ -181,5 +181,5 @@ def with_scheme(fitted, scheme):
 def capped(assessment, fitted):
     """The sum of increments, at most the climatology of the predicted state."""
     states = torch.from_numpy(assessment.prediction)
-    most = fitted.surroundings_.climatology(states).numpy()
+    most = fitted.reference_states_.climatology(states).numpy()
     return Bound(assessment.prediction, np.minimum(assessment.error_hat, most))

@@ -34,17 +34,19 @@ from geoq import (
     SafeRegion,
     default_folds,
     identity,
-    power_law,
 )
 from geoq.geometry import GeometricFeatures
+from geoq.increments.edge import STEEPNESS
+from geoq.increments.power_law import PowerLaw
 from geoq.quantiles import inverse_cdf_quantile
+from geoq.safe_region import FittedDistanceRegion
 
 SEEDS = 3
 ALL = "all of it"
-N_SAFE = 20
+N_NEIGHBORS = 20
 
 
-class LawAlone(power_law.PowerLaw):
+class LawAlone(PowerLaw):
     """Beyond the edge, the power law continues."""
 
     def __call__(self, distance, anchor, reference=1.0, *, factor=1.0, lift=1.0):
@@ -53,16 +55,16 @@ class LawAlone(power_law.PowerLaw):
         return lift * at_edge + law - at_edge
 
 
-class LineAlone(power_law.PowerLaw):
+class LineAlone(PowerLaw):
     """Beyond the edge, the bound grows along a straight line."""
 
     def __call__(self, distance, anchor, reference=1.0, *, factor=1.0, lift=1.0):
         at_edge = factor * self.inside(distance.clamp(max=self.edge), anchor, reference)
         line = (distance - self.edge).clamp(min=0)[:, None] * self.slope
-        return lift * at_edge + line * power_law.STEEPNESS
+        return lift * at_edge + line * STEEPNESS
 
 
-class EdgeAlone(power_law.PowerLaw):
+class EdgeAlone(PowerLaw):
     """Beyond the edge, the bound does not grow."""
 
     def __call__(self, distance, anchor, reference=1.0, *, factor=1.0, lift=1.0):
@@ -77,7 +79,7 @@ class EdgeAlone(power_law.PowerLaw):
 class Continued(PowerLawIncrement):
     """The default increment with another continuation beyond the edge."""
 
-    law: type[power_law.PowerLaw] = power_law.PowerLaw
+    law: type[PowerLaw] = PowerLaw
 
     def fit(self, calibration):
         super().fit(calibration)
@@ -142,20 +144,20 @@ def safe_rules(calibration, features):
     """Support score over threshold of each query under each rule; a query with at most 1 is safe."""
     all_distances = calibration.features.support_distance
     by_fold = replace(calibration, position=calibration.fold, reach=0)
-    fit = {"n_safe": N_SAFE, "safe_quantile": 0.95}
+    paper = SafeRegion(n_neighbors=N_NEIGHBORS)
 
     def relative(region):
         return region.support_score(features) / region.threshold
 
     scores = {
         "distance, interpolating folds (default)": relative(
-            DistanceRegion.fit(calibration, **fit)
+            DistanceRegion().fit(calibration)
         ),
         "distance, all folds": relative(
-            DistanceRegion(float(inverse_cdf_quantile(all_distances, 0.95)))
+            FittedDistanceRegion(float(inverse_cdf_quantile(all_distances, 0.95)))
         ),
-        "paper": relative(SafeRegion.fit(calibration, **fit)),
-        "paper, thresholds leave a fold out": relative(SafeRegion.fit(by_fold, **fit)),
+        "paper": relative(paper.fit(calibration)),
+        "paper, thresholds leave a fold out": relative(paper.fit(by_fold)),
     }
     default = scores["distance, interpolating folds (default)"]
     scores["default and paper"] = torch.maximum(default, scores["paper"])

@@ -94,7 +94,7 @@ def _run(problem, seed, *, small):
             representation=identity,
             folds=ClusterFolds(5),
             increment_model=NormScaledIncrement(QUANTILE),
-            safe_region=SafeRegion,
+            safe_region=SafeRegion(),
         ),
         "Constant": Constant(shared, QUANTILE),
         "Split conformal": SplitConformal(

@@ -19,6 +19,7 @@ from geoq.crossfit import CalibrationSet
 from geoq.folds import Dependence
 from geoq.geometry import GeometricFeatures
 from geoq.increments import Climatology
+from geoq.increments.climatology import FittedClimatology
 from geoq.increments.protocol import IncrementModel
 from geoq.quantiles import error_ratios, inverse_cdf_quantile, pinball_loss
 from geoq.training.loop import train
@@ -47,14 +48,14 @@ class KnownFolds:
 class Natural:
     """Natural variability of each cell: climatology, mean and standard deviation of the given states."""
 
-    climatology: Climatology
+    climatology: FittedClimatology
     mean: Tensor  # (channel, lat, lon)
     spread: Tensor
 
     @classmethod
     def fit(cls, states):
         # On the CPU, because the table is built cell by cell.
-        climatology = Climatology.fit(states.flatten(1).cpu(), QUANTILE)
+        climatology = Climatology().fit(states.flatten(1).cpu(), QUANTILE)
         return cls(climatology, states.mean(dim=0), states.std(dim=0))
 
     def around(self, prediction):
@@ -196,7 +197,7 @@ def by_fold(calibration):
     """For each fold, its rows and the rows of other folds that do not depend on them."""
     for number in calibration.fold.unique():
         mine = calibration.fold == number
-        yield mine.nonzero()[:, 0], calibration.apart_from(mine).nonzero()[:, 0]
+        yield mine.nonzero()[:, 0], calibration.independent_of(mine).nonzero()[:, 0]
 
 
 @dataclass
@@ -282,7 +283,7 @@ class FieldQuantile:
                 return (weight * each).mean()
 
             # Windows with common targets must not be split between training and early stopping.
-            train(self.network_, loss, self.training, units=tuples.calibration.unit)
+            train(self.network_, loss, self.training, groups=tuples.calibration.group)
         return self
 
     @torch.no_grad()

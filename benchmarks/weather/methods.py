@@ -20,6 +20,7 @@ from benchmarks.weather.case import NO_FOLDS
 from geoq import (
     DistanceRegion,
     FieldIncrement,
+    FieldScaleIncrement,
     PowerLawIncrement,
     SafeRegion,
     WholeField,
@@ -29,6 +30,7 @@ from geoq.baselines import DeepEnsemble, MCDropout
 from geoq.baselines.conformal import conformal_quantile
 from geoq.conformal import POINTWISE
 from geoq.increments import FieldFactor
+from geoq.increments.factor import NoFactor
 
 
 class Answer(NamedTuple):
@@ -203,7 +205,7 @@ def field_increment(case, number):
         "representation": identity,
         "increment_model": model,
         "n_anchors": settings.n_anchors[number],
-        "safe_region": SafeRegion,
+        "safe_region": SafeRegion(),
     }
 
 
@@ -213,6 +215,10 @@ class AroundForecast:
 
     natural: Natural
     shape: tuple[int, ...]
+
+    def fit(self, outputs, quantile):
+        del outputs, quantile
+        return self
 
     def __call__(self, flat):
         return self.natural.around(flat.reshape(-1, *self.shape)).flatten(1)
@@ -225,6 +231,10 @@ class CellDeviation:
     natural: Natural
     shape: tuple[int, ...]
 
+    def fit(self, outputs, quantile):
+        del outputs, quantile
+        return self
+
     def __call__(self, flat):
         spread = self.natural.spread.to(flat).expand(self.shape)
         return spread.flatten().expand_as(flat)
@@ -235,7 +245,7 @@ def of_default(case, *, reference=None, **factor):
     shape = case.data.y.shape[1:]
     learned = FieldFactor(**factor)
     training = replace(learned.training, random_state=case.task.seed)
-    return PowerLawIncrement.for_fields(
+    return FieldScaleIncrement(
         QUANTILE,
         reference=reference and reference(case.natural, shape),
         factor=replace(learned, training=training),
@@ -243,11 +253,11 @@ def of_default(case, *, reference=None, **factor):
 
 
 def default_parts(case, *, increment_model):
-    return {"increment_model": increment_model(case), "safe_region": DistanceRegion}
+    return {"increment_model": increment_model(case), "safe_region": DistanceRegion()}
 
 
 def without_factor(case):
-    return replace(of_default(case), factor=None)
+    return replace(of_default(case), factor=NoFactor())
 
 
 def law_of_cells(case):
@@ -278,7 +288,7 @@ by_spread = static(bounds.LeadScale, bounds.cell_spread)
 
 def whole_field_default(case):
     """The default with two networks instead of five, because it is fitted again without each fold."""
-    return bounds.Increment(of_default(case, n_groups=2))
+    return bounds.Increment(of_default(case, n_splits=2))
 
 
 by_default = OnTuples(whole_field_default)

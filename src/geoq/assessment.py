@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 
@@ -11,6 +11,13 @@ from geoq.checks import check_index
 from geoq.safe_region import Explanations
 
 N_ANCHORS_SHOWN = 5
+
+
+@runtime_checkable
+class Labels(Protocol):
+    """One label per row: a list, an array, or an index of pandas."""
+
+    def __getitem__(self, row: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class Assessment:
         query: int,
         *,
         name: str | None = None,
-        labels: Sequence[Any] | None = None,
+        labels: Labels | None = None,
         names: Sequence[str] | None = None,
     ) -> str:
         """Explain the bound and the flag of one query in words and numbers.
@@ -109,9 +116,7 @@ class Assessment:
             lines.insert(1, f"  {self.explanations(query, names)}")
         return "\n".join(lines)
 
-    def _anchor_lines(
-        self, query: int, mean: str, labels: Sequence[Any] | None
-    ) -> list[str]:
+    def _anchor_lines(self, query: int, mean: str, labels: Labels | None) -> list[str]:
         lines = [
             f"  anchor {f'row {int(row)}' if labels is None else labels[int(row)]}: observed {mean}error "
             f"{float(error):.3g}, distance {float(distance):.3g}, {_times(float(distance), self.typical_distance)}"

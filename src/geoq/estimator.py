@@ -557,7 +557,7 @@ class GeoQ:
         increment_model: IncrementModel | None = None,
         error_functional: ErrorFunctional | None = None,
     ) -> "GeoQ":
-        """Read a calibrated estimator; its answers are bit for bit those of the saved one.
+        """Read a calibrated estimator; it gives bit for bit the same answers as the saved one.
 
         Args:
             path: a file that ``save`` wrote.

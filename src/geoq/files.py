@@ -4,6 +4,7 @@ A file contains arrays and numbers, never code. The user's callables are not in 
 that a different callable is refused. ``rollout/files.py`` does the same for ``RolloutGeoQ``.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,9 @@ _MODELS: dict[str | None, Any] = {
         FieldScaleIncrement,
         IndicatorIncrement,
     )
+}
+_RULES: dict[str, type[SupportRegion | DistanceRegion | SafeRegion]] = {
+    rule.__name__: rule for rule in (SupportRegion, DistanceRegion, SafeRegion)
 }
 _ERRORS: dict[str | None, ErrorFunctional] = {
     error.__name__: error for error in (absolute_error, norm_error, relative_norm_error)
@@ -139,22 +143,18 @@ def _model_state(
 def _region_state(
     region: FittedRegion,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if isinstance(region, FittedSupportRegion):
-        settings, arrays = region.state()
-        return settings | {"kind": "SupportRegion"}, arrays
-    if isinstance(region, FittedDistanceRegion):
-        return {"kind": "DistanceRegion", "threshold": region.threshold}, {}
-    if isinstance(region, FittedSafeRegion):
-        settings = {
-            "kind": "SafeRegion",
-            "threshold": region.threshold,
-            "n_neighbors": region.n_neighbors,
-        }
-        return settings, {}
-    raise ValueError(
-        f"a safe region of the user ({type(region).__name__}) cannot be saved; use SupportRegion, DistanceRegion or "
-        "SafeRegion."
-    )
+    rule: Any = getattr(region, "rule", region)
+    if type(rule) not in _RULES.values():
+        raise ValueError(
+            f"the safe region {type(rule).__name__} cannot be saved; use {' or '.join(_RULES)}."
+        )
+    settings = {
+        "rule": type(rule).__name__,
+        "settings": asdict(rule),
+        "threshold": region.threshold,
+    }
+    arrays = region.state() if isinstance(region, FittedSupportRegion) else {}
+    return settings, arrays
 
 
 def load(
@@ -258,17 +258,14 @@ def _restored_model(
 def _restored_region(
     geoq: "GeoQ", stored: dict[str, Any], arrays: dict[str, Tensor]
 ) -> tuple[Region, FittedRegion]:
-    if stored["kind"] == "SupportRegion":
+    rule, threshold = _RULES[stored["rule"]](**stored["settings"]), stored["threshold"]
+    if isinstance(rule, SupportRegion):
         assert geoq.metric_ is not None
         own = without_prefix("region.", arrays)
-        fitted = FittedSupportRegion.from_state(stored, own, geoq.metric_)
-        return SupportRegion(min_weight=stored["min_weight"]), fitted
-    threshold = stored["threshold"]
-    if stored["kind"] == "DistanceRegion":
-        return DistanceRegion(), FittedDistanceRegion(threshold)
-    n_neighbors = stored["n_neighbors"]
-    region = FittedSafeRegion.of(geoq.calibration_, n_neighbors, threshold)
-    return SafeRegion(n_neighbors), region
+        return rule, FittedSupportRegion.from_state(rule, own, geoq.metric_)
+    if isinstance(rule, SafeRegion):
+        return rule, FittedSafeRegion.of(rule, geoq.calibration_, threshold)
+    return rule, FittedDistanceRegion(threshold, rule=rule)
 
 
 def _answers(geoq: "GeoQ") -> dict[str, Tensor]:

@@ -356,7 +356,7 @@ class UnavailableFolds:
     ) -> Iterable[Split]:
         del points, y, groups
         raise ValueError(
-            f"folds={self.name}, but a file stores only the name of the fold scheme; calibrate a new GeoQ, or set folds and "
+            f"folds={self.name}, but a file stores only the name of the fold scheme; calibrate a new estimator, or set folds and "
             "train_surrogate with set_params."
         )
 

@@ -23,11 +23,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from geoq.arrays import Array, restore
-from geoq.quantiles import check_fraction
+from geoq.quantiles import check_fraction, rank
 from geoq.surrogate import Surrogate, evaluate
 
-# An input is used as a logarithm if it is positive, has at least this many distinct values and spans this factor.
-MIN_DISTINCT, MIN_SPAN = 10, 1e3
+# An input is used as a logarithm if it is positive, has at least this many distinct values, spans this factor, and its middle
+# nine tenths span the second factor. A uniform input from 0 on spans 19 there, whatever its smallest value is.
+MIN_DISTINCT, MIN_SPAN, MIN_MIDDLE_SPAN = 10, 1e3, 1e2
 # A constant input has changed if it differs by more than this fraction of its value, or of 1e-3 for smaller values.
 CHANGED = 1e-6
 
@@ -64,8 +65,14 @@ class Coordinates:
         if logarithms:
             log = (low > 0) & (high >= MIN_SPAN * low) & ~constant
             for place in log.nonzero():
-                column = points[(slice(None), *place)]
-                log[tuple(place)] = len(column.unique()) >= MIN_DISTINCT
+                column = points[(slice(None), *place)].sort().values
+                low_end, high_end = (
+                    column[rank(len(column), level) - 1] for level in (0.05, 0.95)
+                )
+                log[tuple(place)] = bool(
+                    len(column.unique()) >= MIN_DISTINCT
+                    and high_end >= MIN_MIDDLE_SPAN * low_end
+                )
         values = _logarithms(points, log)
         scale = values.std(dim=0, correction=0)
         return cls(

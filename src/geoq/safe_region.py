@@ -134,18 +134,19 @@ class DistanceRegion:
         """Set the threshold from the family of folds whose held-out points are nearest to the other points."""
         distance = calibration.features.support_distance[calibration.interpolating]
         threshold = float(inverse_cdf_quantile(distance, self.quantile))
-        return FittedDistanceRegion(threshold)
+        return FittedDistanceRegion(threshold, rule=self)
 
 
 @dataclass(frozen=True)
 class FittedDistanceRegion:
-    """A threshold on the support distance."""
+    """A threshold on the support distance, and the rule that has set it."""
 
     threshold: float
     meaning: tuple[str, str] = (
         "at most as far from the data as held-out points were when they interpolated",
         "farther from the data than held-out points were when they interpolated; the bound is a guess",
     )
+    rule: Region = DistanceRegion()
 
     def support_score(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
         """The support distance itself."""
@@ -190,18 +191,20 @@ class SafeRegion:
 
         .. math:: \tau_{safe} = \widehat Q_{\alpha_{safe}}(\{S_{cal}(\psi_i)\})  (eq:safe_threshold_loo)
         """
-        n_neighbors = self.n_neighbors or min(
-            USUAL_NEIGHBORS, calibration.n_independent
-        )
-        scores = leave_one_out_scores(calibration, n_neighbors)
+        scores = leave_one_out_scores(calibration, self.n_averaged(calibration))
         threshold = float(inverse_cdf_quantile(scores, self.quantile))
-        return FittedSafeRegion.of(calibration, n_neighbors, threshold)
+        return FittedSafeRegion.of(self, calibration, threshold)
+
+    def n_averaged(self, calibration: CalibrationSet) -> int:
+        """The number of calibration features that the support score averages over."""
+        return self.n_neighbors or min(USUAL_NEIGHBORS, calibration.n_independent)
 
 
 @dataclass(frozen=True)
 class FittedSafeRegion:
     """The standardised calibration features T(psi) and a threshold on the mean distance to the nearest of them."""
 
+    rule: SafeRegion
     standardization: Standardization
     cloud: Float[Tensor, " n n_features"]
     n_neighbors: int
@@ -213,12 +216,15 @@ class FittedSafeRegion:
 
     @staticmethod
     def of(
-        calibration: CalibrationSet, n_neighbors: int, threshold: float
+        rule: SafeRegion, calibration: CalibrationSet, threshold: float
     ) -> "FittedSafeRegion":
         """The region with a known threshold."""
-        cloud = calibration.standardization(calibration.features.flat)
         return FittedSafeRegion(
-            calibration.standardization, cloud, n_neighbors, threshold
+            rule,
+            calibration.standardization,
+            calibration.standardization(calibration.features.flat),
+            rule.n_averaged(calibration),
+            threshold,
         )
 
     @cached_property

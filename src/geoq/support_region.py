@@ -24,7 +24,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +31,7 @@ from jaxtyping import Bool, Float
 from scipy.spatial import cKDTree
 from torch import Tensor
 
+from geoq.archive import with_prefix, without_prefix
 from geoq.crossfit import CalibrationPoints, CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.metric import Coordinates, FittedMetric
@@ -245,7 +245,7 @@ class SupportRegion:
             similarity = resemblance.length(calibration.features[inner])
             held_out = np.column_stack([held_out, _numpy(similarity)])
         threshold = _thresholds(held_out, self.quantile)
-        return FittedSupportRegion(metric, cloud, resemblance, threshold)
+        return FittedSupportRegion(self, metric, cloud, resemblance, threshold)
 
 
 def _varies(coordinates: Coordinates) -> np.ndarray:
@@ -284,6 +284,7 @@ def _thresholds(held_out: np.ndarray, quantile: float) -> np.ndarray:
 class FittedSupportRegion:
     """The fitted scores and their thresholds. The support score is the largest ratio of a score to its threshold."""
 
+    rule: SupportRegion
     metric: FittedMetric
     cloud: _Cloud
     resemblance: Resemblance | None
@@ -323,37 +324,28 @@ class FittedSupportRegion:
         """Why one query (features of one row) is safe or not: the score with the largest ratio, and the inputs behind it."""
         return _Explanation(self, features, names).text()
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Settings and arrays, for a file."""
+    def state(self) -> dict[str, Tensor]:
+        """The arrays, for a file."""
         arrays = {
             "points": torch.from_numpy(self.cloud.points),
             "thresholds": torch.from_numpy(self.thresholds),
             "importance": torch.from_numpy(self.cloud.importance),
         }
-        if self.resemblance is not None:
-            arrays |= {
-                f"resemblance.{k}": v for k, v in self.resemblance.state().items()
-            }
-        return {"min_weight": self.cloud.min_weight}, arrays
+        if self.resemblance is None:
+            return arrays
+        return arrays | with_prefix("resemblance.", self.resemblance.state())
 
     @staticmethod
     def from_state(
-        settings: dict[str, Any], arrays: dict[str, Tensor], metric: FittedMetric
+        rule: SupportRegion, arrays: dict[str, Tensor], metric: FittedMetric
     ) -> "FittedSupportRegion":
         """The region that ``state`` described."""
-        resemblance = {
-            name.removeprefix("resemblance."): array
-            for name, array in arrays.items()
-            if name.startswith("resemblance.")
-        }
-        cloud = _Cloud(
-            _numpy(arrays["points"]),
-            _numpy(arrays["importance"]),
-            settings["min_weight"],
-        )
+        resemblance = without_prefix("resemblance.", arrays)
+        points, importance = (_numpy(arrays[k]) for k in ("points", "importance"))
         return FittedSupportRegion(
+            rule,
             metric,
-            cloud,
+            _Cloud(points, importance, rule.min_weight),
             Resemblance.from_state(resemblance) if resemblance else None,
             _numpy(arrays["thresholds"]),
         )

@@ -116,7 +116,7 @@ def _call(function: Callable[[Array], Array], x: Array, name: str) -> Array:
     try:
         return function(x)
     except RuntimeError as exc:
-        # Checked only after a failure: a module can accept another dtype than that of its weights.
+        # Checked only after a failure: a module can accept another dtype than the dtype of its weights.
         if not isinstance(function, nn.Module) or weights_dtype(function) in (
             None,
             x.dtype,

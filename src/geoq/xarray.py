@@ -231,7 +231,7 @@ class XarrayGeoQ:
             raise ValueError(
                 f"{self.sample_dim}={label!r} selects {n} samples; choose a label that selects one."
             )
-        labels = [*xr.Variable(self.sample_dim, self.labels_).to_index()]
+        labels = xr.Variable(self.sample_dim, self.labels_).to_index()
         return self.geoq_.assess(query.values[None]).reason(
             0, name=f"{self.sample_dim} {label}", labels=labels
         )

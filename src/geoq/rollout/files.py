@@ -1,5 +1,6 @@
 """Saving and loading of a calibrated RolloutGeoQ: what a file contains, and how an estimator is restored from it."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +12,17 @@ from geoq import archive
 from geoq.archive import with_prefix, without_prefix
 from geoq.arrays import to_tensor
 from geoq.checks import check_fitted
+from geoq.folds import UnavailableFolds
 from geoq.geometry import Embedding, Geometry
 from geoq.increments.climatology import FittedClimatology
 from geoq.representation import Representation, Standardization
 from geoq.rollout.additive import AdditiveRecursion
 from geoq.rollout.features import ReferenceStates
 from geoq.rollout.horizon import HeldOutRollouts
+from geoq.rollout.region import RolloutRegion
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.trajectories import DIVERGED, roll_out
-from geoq.safe_region import FittedDistanceRegion
+from geoq.safe_region import DistanceRegion, FittedDistanceRegion, FittedRegion
 from geoq.surrogate import Surrogate, evaluate
 
 if TYPE_CHECKING:
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 _SCHEMES: dict[str, type[SaturatingGrowth | AdditiveRecursion]] = {
     scheme.__name__: scheme for scheme in (SaturatingGrowth, AdditiveRecursion)
 }
+_RULES: dict[str, type[RolloutRegion | DistanceRegion]] = {
+    rule.__name__: rule for rule in (RolloutRegion, DistanceRegion)
+}
 _CLIMATOLOGY = ("low", "high", "table")
 _HELD_OUT = ("bound", "error", "supported", "start")
 
@@ -35,13 +41,10 @@ _HELD_OUT = ("bound", "error", "supported", "start")
 def save(geoq: "RolloutGeoQ", path: str | Path) -> None:
     """Write a calibrated estimator to one file."""
     check_fitted(geoq, "held_out_")
-    scheme, region = geoq.scheme_, geoq.safe_region_
-    if not isinstance(scheme, SaturatingGrowth | AdditiveRecursion) or not isinstance(
-        region, FittedDistanceRegion
-    ):
+    scheme = geoq.scheme_
+    if not isinstance(scheme, SaturatingGrowth | AdditiveRecursion):
         raise TypeError(
-            f"scheme={type(scheme).__name__} with the safe region {type(region).__name__} cannot be saved; a file can "
-            f"contain {' or '.join(_SCHEMES)}, with RolloutRegion or DistanceRegion."
+            f"scheme={type(scheme).__name__} cannot be saved; use {' or '.join(_SCHEMES)}."
         )
     settings, weights = scheme.state()
     geometry = geoq.reference_states_.geometry
@@ -51,8 +54,9 @@ def save(geoq: "RolloutGeoQ", path: str | Path) -> None:
         "n_anchors": geometry.n_anchors,
         "n_support": geometry.n_support,
         "n_calibrated": geoq.n_calibrated_,
-        "threshold": region.threshold,
-        "meaning": region.meaning,
+        "n_starts": geoq.n_starts,
+        "folds": repr(geoq.folds),
+        "safe_region": _region_state(geoq.safe_region_),
         "scheme": type(scheme).__name__,
         "scheme_settings": settings,
         "numpy": isinstance(geoq.probes_, np.ndarray),
@@ -70,6 +74,20 @@ def save(geoq: "RolloutGeoQ", path: str | Path) -> None:
     if not geometry.points.shared:
         arrays["points.normalized"] = geometry.points.normalized
     archive.write(path, numbers, arrays)
+
+
+def _region_state(region: FittedRegion) -> dict[str, Any]:
+    rule: Any = getattr(region, "rule", region)
+    if type(rule) not in _RULES.values():
+        raise TypeError(
+            f"the safe region {type(rule).__name__} cannot be saved; use {' or '.join(_RULES)}."
+        )
+    return {
+        "rule": type(rule).__name__,
+        "settings": asdict(rule),
+        "threshold": region.threshold,
+        "meaning": region.meaning,
+    }
 
 
 def load(
@@ -90,6 +108,8 @@ def load(
         surrogate,
         None,
         representation=representation,
+        folds=UnavailableFolds(numbers["folds"]),
+        n_starts=numbers["n_starts"],
         n_calibration=numbers["n_calibrated"],
         n_anchors=numbers["n_anchors"],
         n_support=numbers["n_support"],
@@ -123,8 +143,11 @@ def _restore(
         numbers["scheme_settings"], without_prefix("scheme.", arrays)
     )
     geoq.scheme = geoq.scheme_ = scheme
-    meaning = tuple(numbers["meaning"])
-    geoq.safe_region_ = FittedDistanceRegion(numbers["threshold"], meaning)
+    region = numbers["safe_region"]
+    geoq.safe_region = _RULES[region["rule"]](**region["settings"])
+    geoq.safe_region_ = FittedDistanceRegion(
+        region["threshold"], tuple(region["meaning"]), geoq.safe_region
+    )
     geoq.held_out_ = HeldOutRollouts(
         **{part: arrays[f"held_out.{part}"] for part in _HELD_OUT},
         quantile=scheme.quantile,

@@ -41,4 +41,4 @@ class RolloutRegion:
         farthest = distance.new_zeros(int(rollout.max()) + 1)
         farthest.scatter_reduce_(0, rollout, distance, "amax")
         threshold = float(inverse_cdf_quantile(farthest, self.quantile))
-        return FittedDistanceRegion(threshold, MEANING)
+        return FittedDistanceRegion(threshold, MEANING, self)
