@@ -27,7 +27,10 @@ def checked_modules() -> list[str]:
     return [f"geoq.{name}" for name in names if name not in REFUSING]
 
 
-with install_import_hook(checked_modules(), "typecheck.checked"):
+with install_import_hook(
+    [*checked_modules(), "benchmarks.rivals"], "typecheck.checked"
+):
+    import benchmarks.rivals
     import geoq
     import geoq.baselines
     import geoq.metrics

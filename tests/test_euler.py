@@ -218,7 +218,7 @@ def test_smooth_waves_converge_with_second_order():
     assert 1.6 < math.log2(error(32) / error(64)) < 2.4
 
 
-def test_a_small_mode_grows_as_richtmyer_says():
+def test_a_small_mode_grows_as_in_richtmyers_theory():
     """da/dt = k dV A a: jump of the interface's velocity, and Atwood number and amplitude behind the shock.
 
     The rate builds up while the transmitted shock is within a wavelength, so it is measured after that.

@@ -71,7 +71,7 @@ def test_few_trusted_horizons_are_broken_and_many_of_the_bound_alone(
     small = a.safe & (a.error_hat <= tolerance).all(axis=2)
     held, alone = (part.cumprod(axis=1).sum(axis=1) for part in (kept, small))
     assert (held < alone).mean() > 0.3
-    # One calibration of 200 rollouts and 200 fresh ones: a standard deviation of 0.02 about the promised 0.05.
+    # One calibration of 200 rollouts and 200 fresh ones: a standard deviation of 0.02 about the guaranteed 0.05.
     assert (held < a.trusted_horizon).mean() < 0.1
     assert a.trust.broken == pytest.approx(0.05)
     assert a.trusted_horizon.mean() > 0.4 * held.mean()

@@ -44,7 +44,7 @@ def uniform(*shape, seed=0):
 
 
 def dataset(names, hours, n_steps, n_lat=N_LAT, start="2020-01-01", seed=0):
-    """Fields of the channels named, so many hours apart."""
+    """Fields of the named channels, ``hours`` apart."""
     values = autoregression(n_steps, len(names), n_lat, N_LON, seed=seed)
     step = np.timedelta64(hours, "h")
     coordinates = {

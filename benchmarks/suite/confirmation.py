@@ -177,7 +177,7 @@ def surveyed_franke(seed, n_train, n_test=N_TEST):
 
 
 def lorenz63(seed, n_train, n_test=N_TEST):
-    """A twentieth of a unit of time; states are two steps apart.
+    """The state after 0.05 time units. Successive states of the data are two such steps apart.
 
     Shifted states are pushed off the attractor at random, by 0.2 and 0.6 of its standard deviation in each coordinate.
     """
