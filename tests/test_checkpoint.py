@@ -121,7 +121,7 @@ def test_other_increments_and_error_functionals_use_the_same_checkpoint(
         ),
         ({"folds": RandomFolds(4, random_state=1)}, "folds was"),
         ({"n_anchors": 3}, "n_anchors was 1, now 3"),
-        ({"representation": lambda x: x**3}, "representation of x was"),
+        ({"representation": lambda x: x**3}, "representation was"),
     ],
 )
 def test_a_checkpoint_of_other_settings_is_refused(

@@ -50,7 +50,8 @@ def test_no_fold_is_trained_on_its_gap(problem):
 
 def test_tuples_are_those_of_a_loop_over_folds(problem):
     geoq = fit(problem, problem.train, n_anchors=3, n_support=4)
-    calibration, nu = geoq.calibration_, geoq.normalization_(problem.x)
+    calibration = geoq.calibration_
+    nu = geoq.metric_(geoq.coordinates_(problem.x))
     for fold in range(4):
         mine = calibration.fold == fold
         held_out = calibration.point[mine]

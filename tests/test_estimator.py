@@ -22,11 +22,11 @@ from geoq import (
     GroupFolds,
     NestedFolds,
     NormScaledIncrement,
-    PowerLawIncrement,
     RandomFolds,
     SafeRegion,
     TemporalFolds,
     Training,
+    TwoLawIncrement,
     WholeField,
     arrays,
     identity,
@@ -246,7 +246,10 @@ def test_the_reason_names_anchors_distances_errors_and_threshold(problem):
 def test_the_anchor_distances_are_those_in_representation_space(problem):
     geoq = calibrate(problem, n_anchors=2)
     assessment = geoq.assess(problem.queries)
-    nu = geoq.normalization_
+
+    def nu(x):
+        return geoq.metric_(geoq.coordinates_(x))
+
     expected = (nu(problem.queries)[:, None] - nu(problem.x)[assessment.anchors]).norm(
         dim=2
     )
@@ -552,7 +555,7 @@ def test_settings_changed_after_the_fit_do_not_reach_the_file(problem, tmp_path)
     assert torch.equal(loaded.bound(problem.queries), geoq.bound(problem.queries))
 
 
-def test_the_lift_makes_safe_coverage_meet_its_level_without_retraining(device):
+def test_safe_coverage_meets_its_level_without_retraining(device):
     """Each point is held out by three families of folds; a factor is validated only by points that it was not learned from."""
     generator = torch.Generator().manual_seed(0)
     x, new = (
@@ -749,7 +752,7 @@ def test_fewer_points_than_the_level_needs_are_warned_of(problem, n, quantile, f
         None,
         problem.train,
         folds=RandomFolds(3),
-        increment_model=PowerLawIncrement(quantile, factor=None),
+        increment_model=TwoLawIncrement(quantile),
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from geoq import FieldScaleIncrement, Training
-from geoq.crossfit import CalibrationSet
+from geoq.crossfit import CalibrationPoints, CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.increments import Climatology, FieldFactor, LowRankScale
 from geoq.increments.factor import NoFactor
@@ -115,6 +115,11 @@ def test_a_channel_without_errors_does_not_change_the_coverage_of_the_others(uni
     assert (bound[:, 1].mean(dim=0) < 0.01 * bound[:, 0].mean(dim=0)).all()
 
 
+def points_with(outputs):
+    """Points of which only the outputs are used."""
+    return CalibrationPoints(outputs, outputs, outputs, (), None)
+
+
 def test_a_climatology_lowers_the_loss_where_errors_have_its_size():
     data = fields(200)
     outputs = uniform(500, *FIELD, seed=5)
@@ -123,7 +128,7 @@ def test_a_climatology_lowers_the_loss_where_errors_have_its_size():
     data = replace(
         data,
         error=data.error * natural.view_as(data.error),
-        outputs=outputs,
+        data=points_with(outputs),
         features=replace(data.features, prediction=prediction),
     )
 
@@ -136,7 +141,7 @@ def test_a_climatology_lowers_the_loss_where_errors_have_its_size():
 
 @pytest.mark.parametrize("reference", [None, Climatology()])
 def test_the_state_of_a_model_restores_it(reference):
-    data = replace(driven(), outputs=uniform(50, *FIELD, seed=5))
+    data = replace(driven(), data=points_with(uniform(50, *FIELD, seed=5)))
     model = FieldScaleIncrement(factor=QUICK, reference=reference).fit(data)
     assert model.factor_ is not None
     again = FieldScaleIncrement.from_state(*model.state())
@@ -152,5 +157,5 @@ def test_a_factor_of_the_user_is_not_stored():
 
 
 def test_errors_without_a_grid_are_refused():
-    with pytest.raises(ValueError, match="put the grid last, or use coordinate_scale"):
+    with pytest.raises(ValueError, match="put the grid last"):
         PLAIN.check_shapes(Shapes(z=(3,), error=(3,), inputs=(3,), outputs=(3,)))

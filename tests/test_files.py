@@ -17,6 +17,7 @@ from geoq import (
     NormScaledIncrement,
     RandomFolds,
     SafeRegion,
+    SupportRegion,
     TemporalFolds,
     Training,
     WholeField,
@@ -190,7 +191,7 @@ def test_the_region_in_the_file_is_the_one_that_was_fitted(saved, tmp_path):
     geoq, _ = saved
     geoq.set_params(safe_region=SafeRegion(7)).save(tmp_path / "b.geoq")
     loaded = GeoQ.load(tmp_path / "b.geoq", surrogate=surrogate)
-    assert loaded.safe_region == DistanceRegion()
+    assert loaded.safe_region == SupportRegion()
 
 
 def test_another_surrogate_is_refused_with_the_largest_difference(saved):

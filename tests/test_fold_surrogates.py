@@ -13,6 +13,7 @@ import torch
 from joblib import parallel_config
 from torch.testing import assert_close
 
+from benchmarks.rivals import RememberedTraining
 from geoq import (
     GeoQ,
     NestedFolds,

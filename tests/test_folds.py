@@ -12,7 +12,8 @@ from geoq import (
     RandomFolds,
     TemporalFolds,
 )
-from geoq.folds import Dependence, FoldPlan
+from geoq.fold_plan import FoldPlan
+from geoq.folds import Dependence
 
 PARTITIONS = [
     RandomFolds(4),
@@ -139,7 +140,7 @@ def test_combined_folds_pass_on_the_one_dependence_they_hold():
 @pytest.mark.parametrize(
     ("scheme", "message"),
     [
-        (RandomFolds(1), r"RandomFolds\(n_folds=1\), but there are 24 points"),
+        (RandomFolds(1), r"RandomFolds\(n_folds=1\), but there are 24 distinct points"),
         (ClusterFolds(25), r"ClusterFolds\(n_folds=25\), but there are 24 points"),
         (TemporalFolds(30), r"TemporalFolds\(n_folds=30\)"),
         (TemporalFolds(3, gap=-1), r"gap=-1.*must be an integer >= 0"),
@@ -156,7 +157,22 @@ def test_impossible_fold_counts_are_refused(scheme, message):
 
 def test_too_few_points_name_the_argument_that_helps():
     with pytest.raises(ValueError, match=r"as in folds=RandomFolds\(n_folds=3\)"):
-        list(RandomFolds(5).split(np.zeros((3, 1))))
+        list(RandomFolds(5).split(np.arange(3.0)[:, None]))
+
+
+def test_equal_rows_are_held_out_together():
+    points = np.repeat(np.arange(20.0), 3)[:, None]
+    for train, held_out in RandomFolds(4).split(points):
+        assert not set(points[train, 0]) & set(points[held_out, 0])
+
+
+def test_without_equal_rows_random_folds_are_a_permutation_of_the_rows():
+    points = np.random.default_rng(0).normal(size=(24, 2))
+    order = np.random.default_rng(7).permutation(24)
+    expected = [np.sort(part) for part in np.array_split(order, 4)]
+    folds = RandomFolds(4, random_state=7).split(points)
+    for (_, held_out), rows in zip(folds, expected, strict=True):
+        np.testing.assert_array_equal(held_out, rows)
 
 
 @pytest.mark.parametrize("combine", [lambda scheme: scheme, CombinedFolds])

@@ -11,8 +11,8 @@ from geoq import (
     GeoQ,
     IndicatorIncrement,
     NormScaledIncrement,
-    PowerLawIncrement,
     RandomFolds,
+    TwoLawIncrement,
 )
 from geoq.increments.protocol import (
     ChecksErrors,
@@ -28,7 +28,7 @@ from geoq.increments.protocol import (
 )
 
 CAPABILITIES = {
-    PowerLawIncrement: {MayBeNegative, Storable, ChecksShapes},
+    TwoLawIncrement: {Storable, HasLevels, ChecksShapes},
     FieldScaleIncrement: {MayBeNegative, Storable, ChecksShapes},
     NormScaledIncrement: {Storable},
     FieldIncrement: {Storable, ChecksShapes},

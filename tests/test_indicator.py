@@ -409,5 +409,5 @@ def test_a_model_that_estimates_only_a_quantile_has_no_expected_error():
     geoq = GeoQ(torch.zeros_like, None, folds=RandomFolds(2))
     x = normal(40, 1)
     geoq.fit(x, x)
-    with pytest.raises(TypeError, match="PowerLawIncrement estimates an upper"):
+    with pytest.raises(TypeError, match="TwoLawIncrement estimates an upper"):
         geoq.expected_error(x)

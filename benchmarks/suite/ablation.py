@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from geoq.increments.power_law import PowerLaw
 from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
@@ -37,7 +38,6 @@ from geoq import (
 )
 from geoq.geometry import GeometricFeatures
 from geoq.increments.edge import STEEPNESS
-from geoq.increments.power_law import PowerLaw
 from geoq.quantiles import inverse_cdf_quantile
 from geoq.safe_region import FittedDistanceRegion
 

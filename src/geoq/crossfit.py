@@ -12,7 +12,7 @@ from torch import Tensor
 
 from geoq.arrays import Array, take, to_tensor
 from geoq.checks import add_note_on_error, warn
-from geoq.folds import FoldPlan
+from geoq.fold_plan import FoldPlan
 from geoq.geometry import (
     Embedding,
     GeometricFeatures,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from geoq import files
 from geoq.arrays import Array, chunks, restore, take, to_tensor
@@ -16,12 +16,9 @@ from geoq.assessment import Assessment, QueryFeatures
 from geoq.checks import (
     TRAINED,
     add_note_on_error,
-    check_array_kind,
     check_callable,
-    check_count,
     check_fitted,
     check_pairs,
-    check_repeatable,
     check_rows,
 )
 from geoq.conformal import (
@@ -32,7 +29,8 @@ from geoq.conformal import (
     level_factors,
 )
 from geoq.crossfit import Observations, cross_fit
-from geoq.folds import FoldPlan, Folds, default_folds
+from geoq.fold_plan import FoldPlan
+from geoq.folds import Folds, default_folds
 from geoq.geometry import (
     Embedding,
     GeometricFeatures,
@@ -49,9 +47,6 @@ from geoq.increments.protocol import (
     IncrementModel,
     MayBeNegative,
     NotConformalizable,
-    check_increment_model,
-    check_shapes,
-    warn_if_few,
 )
 from geoq.increments.two_laws import TwoLawIncrement
 from geoq.metric import (
@@ -62,14 +57,19 @@ from geoq.metric import (
     predictor,
 )
 from geoq.parameters import get_params, represent, set_params
+from geoq.preparation import (
+    N_PROBES,
+    check_arguments,
+    check_fitted_callables,
+    check_problem,
+    open_checkpoint,
+)
 from geoq.quantiles import error_ratios
 from geoq.representation import Representation
 from geoq.safe_region import (
     ExplainsFlags,
     Explanations,
-    NeedsNeighbors,
     Region,
-    check_region,
 )
 from geoq.support_region import SupportRegion
 from geoq.surrogate import (
@@ -81,19 +81,12 @@ from geoq.surrogate import (
     observe,
 )
 from geoq.training import progress
-from geoq.training.checkpoint import Checkpoint, array_id, folds_id, object_id
+from geoq.training.checkpoint import array_id
 from geoq.training.fold_surrogates import (
     FoldSurrogates,
     FreshFolds,
     TrainedFolds,
-    check_models,
-    is_pretrained,
 )
-
-# The paper's k, used for n_support=None if the folds leave enough points.
-USUAL_COUNT = 20
-# Rows kept to recognise the user's callables: they must give the same answers when called twice, and after loading.
-N_PROBES = 8
 
 
 def _no_recipe() -> Any:
@@ -187,7 +180,7 @@ class GeoQ:
         checkpoint: str | Path | None,
     ) -> None:
         """Algorithm 1. Lines 2, 3 and 5 precede line 1, so that unusable data are refused before any training."""
-        inputs = self._check_arguments(x, y)
+        inputs = check_arguments(self, x, y)
         # Line 4, first half: the coordinates nu, fitted to the inputs of line 2.
         self.metric_: FittedMetric | None = None
         self.coordinates_ = (
@@ -198,8 +191,8 @@ class GeoQ:
         # Line 5: the folds.
         points = self.coordinates_(inputs).reshape(len(inputs), -1).cpu().numpy()
         plan = FoldPlan.draw(self.folds, points, groups)
-        self._check_problem(x, y, plan)
-        finished = self._open(checkpoint, x, y, plan)
+        self.n_support_ = check_problem(self, x, y, plan)
+        finished = open_checkpoint(self, checkpoint, x, y, plan)
         # One step of the progress bar per training, one for the increment model and one for the safe region.
         with progress.bar(len(plan.splits) + 2 + (self.surrogate is None)):
             # Line 1: the deployed surrogate, given or trained on all data.
@@ -224,9 +217,7 @@ class GeoQ:
             data = Observations(x, y, self._embed(x), self.error_, self.metric_)
             if finished is not None:
                 finished.bind("representation", array_id(data.embedding.z))
-            collects = any(
-                map(uses_neighborhood, (self.increment_model, self.safe_region))
-            )
+            collects = uses_neighborhood(self.increment_model)
             self.geometry_ = Geometry(
                 data.embedding,
                 n_anchors=self.n_anchors,
@@ -265,8 +256,7 @@ class GeoQ:
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         region, explanations = self.safe_region_, None
         if isinstance(region, ExplainsFlags):
-            seen = [joined.pop(name) for name in ("inputs", "nearest")]
-            explanations = Explanations(region, joined["support_distance"], *seen)
+            explanations = Explanations(region, joined.pop("inputs"))
         arrays = {name: restore(tensor, x) for name, tensor in joined.items()}
         features = QueryFeatures(
             arrays.pop("displacement"), arrays.pop("support_distance")
@@ -390,13 +380,8 @@ class GeoQ:
             score = self.safe_region_.support_score(features)
             safe = self.safe_region_.contains(score)
             increment = self._increment(features, safe)
-            seen: dict[str, Tensor] = {}
-            if isinstance(self.safe_region_, ExplainsFlags):
-                assert features.neighborhood is not None
-                seen = {
-                    "inputs": features.inputs,
-                    "nearest": features.neighborhood.nearest,
-                }
+            explained = isinstance(self.safe_region_, ExplainsFlags)
+            seen = {"inputs": features.inputs} if explained else {}
             yield seen | {
                 "prediction": features.prediction,
                 "error_hat": features.anchor_error + increment,
@@ -414,7 +399,7 @@ class GeoQ:
     def _views(self, x: Array) -> Iterator[tuple[Relation, GeometricFeatures]]:
         """Chunks of queries with their anchors and features (line 14)."""
         check_fitted(self, "probes_")
-        self.check_callables()
+        check_fitted_callables(self)
         shape = tuple(self.coordinates_.mean.shape)
         check_rows(x, "x", shape, "GeoQ was fitted on rows", "query")
         row_numbers = max(int(np.prod(shape)), self.error_[:1].numel())
@@ -471,68 +456,6 @@ class GeoQ:
         if isinstance(self.train_surrogate, FoldSurrogates):
             return self.train_surrogate
         return FreshFolds(self.train_surrogate)
-
-    def _check_arguments(self, x: Array, y: Array) -> Tensor:
-        """Refuse unusable settings and data before anything is computed; returns the inputs."""
-        check_count(self.n_anchors, "n_anchors")
-        if self.n_support is not None:
-            check_count(self.n_support, "n_support")
-        check_increment_model(self.increment_model)
-        check_region(self.safe_region)
-        check_models(
-            self.surrogate,
-            self.train_surrogate,
-            None if isinstance(self.representation, Metric) else self.representation,
-            self.error_functional,
-        )
-        inputs, outputs = check_pairs(x, y)
-        if isinstance(self.surrogate, nn.Module):
-            check_array_kind(self.surrogate, x, "surrogate", "x")
-            check_array_kind(self.surrogate, y, "surrogate", "y")
-        return inputs.to(torch.promote_types(inputs.dtype, outputs.dtype))
-
-    def _check_problem(self, x: Array, y: Array, plan: FoldPlan) -> None:
-        """Refuse folds that leave too few points, and shapes and surrogates that do not fit, before any training."""
-        usual = max(1, min(USUAL_COUNT, plan.fewest_left_in))
-        self.n_support_ = usual if self.n_support is None else self.n_support
-        plan.check(n_anchors=self.n_anchors, n_support=self.n_support_)
-        if isinstance(self.safe_region, NeedsNeighbors):
-            self.safe_region.check_neighbors(plan.n_independent)
-        warn_if_few(self.increment_model.quantile, plan.n_groups)
-        probes = x[:N_PROBES]
-        z = (
-            probes
-            if isinstance(self.representation, Metric)
-            else evaluate(self.representation, probes, "representation")
-        )
-        check_shapes(
-            self.increment_model, self.error_functional, z, probes, y[:N_PROBES]
-        )
-        surrogate = self.surrogate
-        if surrogate is not None:
-            check_repeatable(lambda: evaluate(surrogate, probes, "surrogate"), "inputs")
-
-    def check_callables(self) -> None:
-        """Refuse a surrogate or representation that was switched to training mode since ``fit``."""
-        check_callable(self.surrogate_, "surrogate")
-        if not isinstance(self.representation, Metric):
-            check_callable(self.representation, "representation")
-
-    def _open(
-        self, folder: str | Path | None, x: Array, y: Array, plan: FoldPlan
-    ) -> Checkpoint | None:
-        """The checkpoint in the folder, refused unless it belongs to these data, folds and settings."""
-        if folder is None or is_pretrained(self.train_surrogate):
-            return None
-        facts = {
-            "x": array_id(x),
-            "y": array_id(y),
-            "representation": object_id(self.representation),
-            "folds": folds_id(plan),
-            "n_anchors": str(self.n_anchors),
-            "train_surrogate": object_id(self.train_surrogate),
-        }
-        return Checkpoint.open(folder, facts)
 
     def _with(self, **fitted: Any) -> "GeoQ":
         """A copy with other fitted parts."""

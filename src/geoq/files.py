@@ -31,6 +31,7 @@ from geoq.increments.paper import FieldIncrement, NormScaledIncrement
 from geoq.increments.protocol import IncrementModel, Storable
 from geoq.increments.two_laws import TwoLawIncrement
 from geoq.metric import Coordinates, FittedMetric, Metric, SensitivityMetric
+from geoq.preparation import N_PROBES, check_fitted_callables
 from geoq.representation import Representation
 from geoq.safe_region import (
     DistanceRegion,
@@ -80,8 +81,6 @@ _FEATURES = (
     "neighborhood.side",
 )
 _TUPLES = ("error", "point", "fold", "family")
-# Calibration features at which an increment model of the user is recognised.
-N_PROBES = 8
 
 
 def save(geoq: "GeoQ", path: str | Path) -> None:
@@ -270,7 +269,7 @@ def _restored_region(
 
 def _answers(geoq: "GeoQ") -> dict[str, Tensor]:
     """The stored inputs, and the answers of the callables at them."""
-    geoq.check_callables()
+    check_fitted_callables(geoq)
     answers = {
         "x": _raw(geoq.probes_),
         "surrogate": evaluate(geoq.surrogate_, geoq.probes_, "surrogate"),

@@ -63,14 +63,14 @@ def support_distance(
 
 @runtime_checkable
 class UsesNeighborhood(Protocol):
-    """An increment model or a safe region that uses the nearest points of a query if ``uses_neighborhood`` is true."""
+    """An increment model that uses the nearest points of a query if ``uses_neighborhood`` is true."""
 
     @property
     def uses_neighborhood(self) -> bool: ...
 
 
 def uses_neighborhood(part: object) -> bool:
-    """Whether an increment model or a safe region uses the nearest points of a query."""
+    """Whether an increment model uses the nearest points of a query."""
     return isinstance(part, UsesNeighborhood) and part.uses_neighborhood
 
 
@@ -113,7 +113,7 @@ class GeometricFeatures:
         anchor_error: mean observed error of the anchors.
         prediction: prediction of the surrogate.
         inputs: standardised inputs nu(x), or the coordinates T(x) of a metric.
-        neighborhood: the nearest points; None unless the increment model or the safe region uses them.
+        neighborhood: the nearest points; None unless the increment model uses them.
     """
 
     displacement: Float[Tensor, " n *z"]

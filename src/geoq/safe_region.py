@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from geoq.checks import check_count
 from geoq.crossfit import CalibrationSet
-from geoq.geometry import GeometricFeatures, Neighborhood
+from geoq.geometry import GeometricFeatures
 from geoq.neighbors import Neighbors
 from geoq.quantiles import check_quantile, inverse_cdf_quantile
 from geoq.representation import Standardization
@@ -50,43 +49,21 @@ class Region(Protocol):
 
 @runtime_checkable
 class ExplainsFlags(Protocol):
-    """A fitted region that explains in words why one query is safe or not; ``names`` are the names of the inputs."""
+    """A fitted region that explains why a query is safe or not, given its coordinates T(x) and the names of the inputs."""
 
-    def explain(
-        self, features: GeometricFeatures, names: Sequence[str] | None = None, /
-    ) -> str: ...
+    def explain(self, inputs: Tensor, names: Sequence[str] | None = None, /) -> str: ...
 
 
 @dataclass(frozen=True)
 class Explanations:
-    """What a region needs to explain the flags of queries, one row per query.
-
-    Attributes:
-        region: the fitted region.
-        support_distance: support distances of the queries.
-        inputs: coordinates T(x) of the queries.
-        nearest: distances to the nearest points.
-    """
+    """What a region needs to explain the flags of queries: itself, and their coordinates T(x)."""
 
     region: ExplainsFlags
-    support_distance: Float[Tensor, " n"]
     inputs: Float[Tensor, " n *coordinates"]
-    nearest: Float[Tensor, " n"]
 
     def __call__(self, query: int, names: Sequence[str] | None = None) -> str:
         """Why this query is safe or not."""
-        row = slice(query, query + 1) if query != -1 else slice(query, None)
-        inputs, nearest = self.inputs[row], self.nearest[row]
-        none = torch.zeros_like(nearest)
-        features = GeometricFeatures(
-            displacement=inputs,
-            support_distance=self.support_distance[row],
-            anchor_error=none,
-            prediction=none,
-            inputs=inputs,
-            neighborhood=Neighborhood(none[:, None].to(torch.int32), nearest, none),
-        )
-        return self.region.explain(features, names)
+        return self.region.explain(self.inputs[query][None], names)
 
 
 @runtime_checkable

@@ -12,7 +12,6 @@ distance    mean distance to the 3 nearest distinct points                      
 input       max over inputs of w_j times the distance of T_j to the nearest value of input j  one input out of range, gaps
 pair        max over pairs of inputs of the distance to the nearest point in their plane    holes, ridges, new combinations
 axis        max over principal axes of the distance to the nearest value, in deviations     broken correlations, new modes
-similarity  a distance with the same order as the resemblance pi                            sparse regions between the points
 ==========  ==============================================================================  ====================================
 
 A threshold is the 1 - (1 - alpha_safe) / K quantile of its score over the held-out points of the interpolating folds, each scored
@@ -31,23 +30,15 @@ from jaxtyping import Bool, Float
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from geoq.archive import with_prefix, without_prefix
 from geoq.crossfit import CalibrationPoints, CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.metric import Coordinates, FittedMetric
 from geoq.quantiles import check_fraction, check_quantile, rank
-from geoq.resemblance import Resemblance
 from geoq.safe_region import DistanceRegion, FittedRegion
 
-SCORES = ("distance", "input", "pair", "axis", "similarity")
+SCORES = ("distance", "input", "pair", "axis")
 # Thresholds are never smaller than these, so that many points do not turn the region into a bounding box.
-MIN_THRESHOLD = {
-    "distance": 0.0,
-    "input": 0.05,
-    "pair": 0.1,
-    "axis": 0.1,
-    "similarity": 0.0,
-}
+MIN_THRESHOLD = (0.0, 0.05, 0.1, 0.1)
 N_NEAREST = 3
 # Pairs are formed from this many inputs, the most influential ones.
 N_PAIRED = 10
@@ -172,7 +163,7 @@ class _Cloud:
         )
 
     def scores(self, t: np.ndarray) -> np.ndarray:
-        """The first four scores, one column each."""
+        """The four scores, one column each."""
         parts = [
             np.column_stack(
                 [
@@ -189,33 +180,29 @@ class _Cloud:
 
 @dataclass(frozen=True)
 class SupportRegion:
-    """Queries that lie where the calibration has points, by five scores; see the module for their definitions.
+    """Queries that lie where the calibration has points, by four scores; see the module for their definitions.
 
     For inputs with many coordinates, such as fields, and for representations of the user, the region is a ``DistanceRegion``.
 
     Attributes:
         quantile: alpha_safe, the fraction of the held-out points of the interpolating folds that the region contains, nearly.
-        min_weight: smallest weight of an input in the score "input". A smaller value accepts more queries in which only an
-            input without influence is out of range.
+        min_weight: smallest weight of an input in the score "input", w_j = max(sqrt(g_j / rms(g)), min_weight). A smaller value
+            accepts more queries in which only an input without much influence is out of range. Most of them are harmless, but
+            some are not: a surrogate can underestimate the influence of an input.
         max_inputs: with more inputs than this the region is a ``DistanceRegion``.
 
     Example:
         >>> SupportRegion(quantile=0.9)
-        SupportRegion(quantile=0.9, min_weight=0.3, max_inputs=64)
+        SupportRegion(quantile=0.9, min_weight=1.0, max_inputs=64)
     """
 
     quantile: float = 0.95
-    min_weight: float = 0.3
+    min_weight: float = 1.0
     max_inputs: int = 64
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "SupportRegion.quantile")
         check_fraction(self.min_weight, "SupportRegion.min_weight")
-
-    @property
-    def uses_neighborhood(self) -> bool:
-        """The score "similarity" needs the distance to the nearest point."""
-        return True
 
     def fit(self, calibration: CalibrationSet) -> FittedRegion:
         """Set the thresholds from the held-out points of the interpolating folds."""
@@ -232,20 +219,12 @@ class SupportRegion:
         points = _varying(data.inputs, metric.coordinates)
         importance = _numpy(metric.importance)[_varies(metric.coordinates)]
         cloud = _Cloud(points, importance, self.min_weight)
-        inner = calibration.interpolating
         scores = [
             _Cloud(points[train], importance, self.min_weight).scores(points[held_out])
             for train, held_out in _splits(calibration, data)
         ]
-        held_out = np.concatenate(scores)
-        resemblance = None
-        if not inner.all():
-            weight = calibration.weight
-            resemblance = Resemblance.fit(calibration.features, inner, weight)
-            similarity = resemblance.length(calibration.features[inner])
-            held_out = np.column_stack([held_out, _numpy(similarity)])
-        threshold = _thresholds(held_out, self.quantile)
-        return FittedSupportRegion(self, metric, cloud, resemblance, threshold)
+        thresholds = _thresholds(np.concatenate(scores), self.quantile)
+        return FittedSupportRegion(self, metric, cloud, thresholds)
 
 
 def _varies(coordinates: Coordinates) -> np.ndarray:
@@ -272,11 +251,10 @@ def _splits(
 
 
 def _thresholds(held_out: np.ndarray, quantile: float) -> np.ndarray:
-    level = 1 - (1 - quantile) / held_out.shape[1]
+    level = 1 - (1 - quantile) / len(SCORES)
     place = min(rank(len(held_out), level), len(held_out)) - 1
     ordered = np.sort(held_out, axis=0)[place]
-    least = [MIN_THRESHOLD[name] for name in SCORES[: held_out.shape[1]]]
-    thresholds: np.ndarray = np.maximum(np.maximum(ordered, least), 1e-12)
+    thresholds: np.ndarray = np.maximum(ordered, MIN_THRESHOLD).clip(min=1e-12)
     return thresholds
 
 
@@ -287,7 +265,6 @@ class FittedSupportRegion:
     rule: SupportRegion
     metric: FittedMetric
     cloud: _Cloud
-    resemblance: Resemblance | None
     thresholds: np.ndarray
     threshold: float = 1.0
     meaning: tuple[str, str] = (
@@ -295,18 +272,15 @@ class FittedSupportRegion:
         "outside the region of the held-out points of the random folds; the bound is a guess",
     )
 
-    def ratios(self, features: GeometricFeatures) -> np.ndarray:
+    def ratios(self, inputs: Float[Tensor, " n *coordinates"]) -> np.ndarray:
         """Each score divided by its threshold, one column per score."""
-        scores = self.cloud.scores(self._points(features))
-        if self.resemblance is not None:
-            length = _numpy(self.resemblance.length(features))
-            scores = np.column_stack([scores, length])
-        ratios: np.ndarray = scores / self.thresholds
+        points = _varying(inputs, self.metric.coordinates)
+        ratios: np.ndarray = self.cloud.scores(points) / self.thresholds
         return ratios
 
     def support_score(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
         """The largest ratio of a score to its threshold; infinite if a constant input has changed."""
-        score = torch.from_numpy(self.ratios(features).max(axis=1))
+        score = torch.from_numpy(self.ratios(features.inputs).max(axis=1))
         changed = self.metric.coordinates.changed(features.inputs)
         changed = changed.reshape(len(changed), -1).any(dim=1)
         return score.to(features.support_distance).masked_fill(changed, math.inf)
@@ -315,40 +289,30 @@ class FittedSupportRegion:
         """Whether the score is at most 1."""
         return support_score <= SAFE
 
-    def _points(self, features: GeometricFeatures) -> np.ndarray:
-        return _varying(features.inputs, self.metric.coordinates)
-
     def explain(
-        self, features: GeometricFeatures, names: Sequence[str] | None = None
+        self,
+        inputs: Float[Tensor, " 1 *coordinates"],
+        names: Sequence[str] | None = None,
     ) -> str:
-        """Why one query (features of one row) is safe or not: the score with the largest ratio, and the inputs behind it."""
-        return _Explanation(self, features, names).text()
+        """Why one query is safe or not: the score with the largest ratio, and the inputs behind it."""
+        return _Explanation(self, inputs, names).text()
 
     def state(self) -> dict[str, Tensor]:
         """The arrays, for a file."""
-        arrays = {
+        return {
             "points": torch.from_numpy(self.cloud.points),
             "thresholds": torch.from_numpy(self.thresholds),
             "importance": torch.from_numpy(self.cloud.importance),
         }
-        if self.resemblance is None:
-            return arrays
-        return arrays | with_prefix("resemblance.", self.resemblance.state())
 
     @staticmethod
     def from_state(
         rule: SupportRegion, arrays: dict[str, Tensor], metric: FittedMetric
     ) -> "FittedSupportRegion":
         """The region that ``state`` described."""
-        resemblance = without_prefix("resemblance.", arrays)
         points, importance = (_numpy(arrays[k]) for k in ("points", "importance"))
-        return FittedSupportRegion(
-            rule,
-            metric,
-            _Cloud(points, importance, rule.min_weight),
-            Resemblance.from_state(resemblance) if resemblance else None,
-            _numpy(arrays["thresholds"]),
-        )
+        cloud = _Cloud(points, importance, rule.min_weight)
+        return FittedSupportRegion(rule, metric, cloud, _numpy(arrays["thresholds"]))
 
 
 class _Explanation:
@@ -357,24 +321,23 @@ class _Explanation:
     def __init__(
         self,
         region: FittedSupportRegion,
-        features: GeometricFeatures,
+        inputs: Tensor,
         names: Sequence[str] | None,
     ) -> None:
         self.region, self.cloud, self.names = region, region.cloud, names
-        self.features = features
         self.coordinates = region.metric.coordinates
-        self.t = region._points(features)
+        self.inputs = inputs.to(self.coordinates.mean)
+        self.t = _varying(self.inputs, self.coordinates)
         self.number = np.flatnonzero(_varies(self.coordinates)).tolist()
-        raw = self.coordinates.inverse(features.inputs.to(self.coordinates.mean))
-        self.value = _numpy(raw.reshape(-1))
+        self.value = _numpy(self.coordinates.inverse(self.inputs).reshape(-1))
 
     def text(self) -> str:
-        changed = self.coordinates.changed(self.features.inputs).reshape(-1)
+        changed = self.coordinates.changed(self.inputs).reshape(-1)
         if changed.any():
             j = int(changed.nonzero()[0, 0])
             constant = float(self.coordinates.mean.reshape(-1)[j])
             return f"{self._label(j)} is {self.value[j]:.4g}, but it is {constant:.4g} in all the data, so its effect is unknown"
-        ratio = self.region.ratios(self.features)[0]
+        ratio = self.region.ratios(self.inputs)[0]
         if ratio.max() <= SAFE:
             return self._inside()
         texts: dict[str, Callable[[], str]] = {
@@ -382,7 +345,6 @@ class _Explanation:
             "input": self._input,
             "pair": self._pair,
             "axis": self._axis,
-            "similarity": self._similarity,
         }
         return texts[SCORES[int(ratio.argmax())]]()
 
@@ -467,6 +429,3 @@ class _Explanation:
             f"the {N_NEAREST} nearest points are {self.cloud.by_distance(self.t)[0]:.2g} standard deviations away on average "
             f"(held-out points: at most {self._limit('distance'):.2g})"
         )
-
-    def _similarity(self) -> str:
-        return "its distances to the data are as large as for points that extrapolating folds held out"

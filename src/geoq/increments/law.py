@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from geoq.increments.quantile_regression import fit_line
+from geoq.increments.resemblance import MIN_DISTANCE, MIN_NEAREST
 from geoq.quantiles import rank, weighted_quantile
-from geoq.resemblance import MIN_DISTANCE, MIN_NEAREST
 
 # Scales, slopes beyond the edge and the bound of a law are fitted at this level; other levels are shifts of it.
 LEVEL = 0.95

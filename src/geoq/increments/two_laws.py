@@ -41,10 +41,10 @@ from geoq.increments.climatology import (
 )
 from geoq.increments.edge import edge_distance
 from geoq.increments.law import LEVEL, LEVELS, Law, LawFeatures
+from geoq.increments.resemblance import Resemblance
 from geoq.increments.shapes import MIN_GRID_SIZE, Shapes
 from geoq.metric import FittedMetric
 from geoq.quantiles import check_quantile, weighted_quantile
-from geoq.resemblance import Resemblance
 
 # Penalty on the slopes: of the law of the interpolating folds, divided by their number of tuples, and of the other law.
 RIDGE_INSIDE, RIDGE_OUTSIDE = 15.0, 0.01

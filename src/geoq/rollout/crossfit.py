@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from geoq.arrays import take, to_tensor
-from geoq.folds import FoldPlan
+from geoq.fold_plan import FoldPlan
 from geoq.geometry import Embedding, Geometry
 from geoq.increments.climatology import Climatology
 from geoq.representation import Representation, Standardization

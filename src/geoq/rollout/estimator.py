@@ -13,7 +13,8 @@ from torch import Tensor
 
 from geoq.arrays import Array, chunks, restore, to_tensor
 from geoq.checks import add_note_on_error, check_count, check_fitted
-from geoq.folds import FoldPlan, Folds, TemporalFolds
+from geoq.fold_plan import FoldPlan
+from geoq.folds import Folds, TemporalFolds
 from geoq.parameters import get_params, represent, set_params
 from geoq.quantiles import n_required
 from geoq.representation import Representation, Standardization

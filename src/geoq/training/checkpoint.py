@@ -16,7 +16,7 @@ from torch import Tensor
 
 from geoq import archive
 from geoq.arrays import Array, to_tensor
-from geoq.folds import FoldPlan
+from geoq.fold_plan import FoldPlan
 
 MANIFEST = "calibration.geoq"
 JOBS = "jobs.geoq"

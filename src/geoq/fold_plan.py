@@ -1,0 +1,149 @@
+"""The folds that a scheme has drawn for one set of points (line 5)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from geoq.folds import (
+    CombinedFolds,
+    Dependence,
+    DependentFolds,
+    Split,
+    check_scheme,
+)
+
+
+@dataclass(frozen=True)
+class FoldPlan:
+    """The folds that a scheme has drawn for one set of points.
+
+    A plan is a fold scheme as well: it yields its own folds.
+
+    Attributes:
+        splits: the training rows and the held-out rows of each fold.
+        family: the number of the scheme that each fold comes from; 0 if schemes were not combined.
+        dependence: which points depend on each other.
+        n_points: the number of points.
+        name: the repr of the scheme.
+    """
+
+    splits: tuple[Split, ...]
+    family: tuple[int, ...]
+    dependence: Dependence | None
+    n_points: int
+    name: str = "FoldPlan"
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @staticmethod
+    def draw(
+        folds: Any, points: Float[np.ndarray, " n d"], groups: np.ndarray | None
+    ) -> "FoldPlan":
+        """Draw the folds of a scheme; refuse folds without training points or without held-out points."""
+        if isinstance(folds, FoldPlan):
+            if folds.n_points != len(points):
+                raise ValueError(
+                    f"folds were drawn for {folds.n_points} points, but there are {len(points)}; draw them again."
+                )
+            return folds
+        check_scheme(folds)
+        schemes = folds.schemes if isinstance(folds, CombinedFolds) else (folds,)
+        drawn = [
+            (family, (np.asarray(train), np.asarray(held_out)))
+            for family, scheme in enumerate(schemes)
+            for train, held_out in scheme.split(points, None, groups)
+        ]
+        plan = FoldPlan(
+            splits=tuple(split for _, split in drawn),
+            family=tuple(family for family, _ in drawn),
+            dependence=folds.dependence(len(points), groups)
+            if isinstance(folds, DependentFolds)
+            else None,
+            n_points=len(points),
+            name=repr(folds),
+        )
+        plan._check_rows()
+        return plan
+
+    def split(
+        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
+    ) -> Iterable[Split]:
+        del points, y, groups
+        return self.splits
+
+    @property
+    def point(self) -> Int[np.ndarray, " n_tuples"]:
+        """The row of the data that each calibration tuple comes from."""
+        return np.concatenate([held_out for _, held_out in self.splits])
+
+    def per_tuple(self, numbers: Iterable[int]) -> Int[np.ndarray, " n_tuples"]:
+        """One number per fold, repeated for each tuple of the fold."""
+        return np.repeat(
+            np.array([*numbers]), [len(held_out) for _, held_out in self.splits]
+        )
+
+    @property
+    def fewest_left_in(self) -> int:
+        """The number of points that the smallest fold trains on."""
+        return min(len(train) for train, _ in self.splits)
+
+    @property
+    def n_independent(self) -> int:
+        """The number of calibration tuples that are independent of the tuple with the fewest independent ones."""
+        if self.dependence is None:
+            return len(self.point) - 1
+        position, reach = (
+            np.sort(self.dependence.position[self.point]),
+            self.dependence.reach,
+        )
+        near = np.searchsorted(position, position + reach, side="right")
+        near -= np.searchsorted(position, position - reach, side="left")
+        return len(position) - int(near.max())
+
+    @property
+    def n_groups(self) -> int:
+        """The number of points, groups or stretches of time that are independent of each other."""
+        if self.dependence is None:
+            return self.n_points
+        stretch = self.dependence.position // (self.dependence.reach + 1)
+        return len(np.unique(stretch))
+
+    def check(self, *, n_anchors: int, n_support: int) -> None:
+        """Refuse more neighbours than the folds leave, before anything is trained."""
+        for fold, (train, _) in enumerate(self.splits, start=1):
+            for name, needed in (("n_anchors", n_anchors), ("n_support", n_support)):
+                if len(train) < needed:
+                    raise ValueError(
+                        f"{name}={needed}, but {self._name(fold)} leaves only {len(train)} points; "
+                        f"lower {name}, give more data, or choose folds that leave more points."
+                    )
+
+    def _check_rows(self) -> None:
+        if not self.splits:
+            raise ValueError(
+                "folds.split yielded no fold; choose a scheme with at least one fold."
+            )
+        for fold, (train, held_out) in enumerate(self.splits, start=1):
+            for name, rows in (("training", train), ("held-out", held_out)):
+                if not len(rows):
+                    raise ValueError(
+                        f"{self._name(fold)} has no {name} points of the {self.n_points} given; "
+                        "lower n_folds or gap, or give more data."
+                    )
+                outside = rows[(rows < 0) | (rows >= self.n_points)]
+                if outside.size:
+                    raise ValueError(
+                        f"{self._name(fold)} contains row {outside[0]}, but there are {self.n_points} rows; "
+                        "correct the folds."
+                    )
+            if np.intersect1d(train, held_out).size:
+                raise ValueError(
+                    f"{self._name(fold)} trains on points that it holds out; training rows and held-out rows must be disjoint."
+                )
+
+    def _name(self, fold: int) -> str:
+        return f"fold {fold} of {len(self.splits)}"

@@ -1,0 +1,93 @@
+"""What GeoQ does before the first training: refuse unusable arguments, and open the checkpoint."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from geoq.arrays import Array
+from geoq.checks import (
+    check_array_kind,
+    check_callable,
+    check_count,
+    check_pairs,
+    check_repeatable,
+)
+from geoq.fold_plan import FoldPlan
+from geoq.increments.protocol import check_increment_model, check_shapes, warn_if_few
+from geoq.metric import Metric
+from geoq.safe_region import NeedsNeighbors, check_region
+from geoq.surrogate import evaluate
+from geoq.training.checkpoint import Checkpoint, array_id, folds_id, object_id
+from geoq.training.fold_surrogates import check_models, is_pretrained
+
+if TYPE_CHECKING:
+    from geoq.estimator import GeoQ
+
+# The paper's k, used for n_support=None if the folds leave enough points.
+USUAL_COUNT = 20
+# Rows kept to recognise the user's callables: they must give the same answers when called twice, and after loading.
+N_PROBES = 8
+
+
+def check_arguments(geoq: "GeoQ", x: Array, y: Array) -> Tensor:
+    """Refuse unusable settings and data before anything is computed; returns the inputs."""
+    check_count(geoq.n_anchors, "n_anchors")
+    if geoq.n_support is not None:
+        check_count(geoq.n_support, "n_support")
+    check_increment_model(geoq.increment_model)
+    check_region(geoq.safe_region)
+    check_models(
+        geoq.surrogate,
+        geoq.train_surrogate,
+        None if isinstance(geoq.representation, Metric) else geoq.representation,
+        geoq.error_functional,
+    )
+    inputs, outputs = check_pairs(x, y)
+    if isinstance(geoq.surrogate, nn.Module):
+        check_array_kind(geoq.surrogate, x, "surrogate", "x")
+        check_array_kind(geoq.surrogate, y, "surrogate", "y")
+    return inputs.to(torch.promote_types(inputs.dtype, outputs.dtype))
+
+
+def check_problem(geoq: "GeoQ", x: Array, y: Array, plan: FoldPlan) -> int:
+    """Refuse folds that leave too few points, and shapes and surrogates that do not fit; returns k, the ``n_support``."""
+    usual = max(1, min(USUAL_COUNT, plan.fewest_left_in))
+    n_support = usual if geoq.n_support is None else geoq.n_support
+    plan.check(n_anchors=geoq.n_anchors, n_support=n_support)
+    if isinstance(geoq.safe_region, NeedsNeighbors):
+        geoq.safe_region.check_neighbors(plan.n_independent)
+    warn_if_few(geoq.increment_model.quantile, plan.n_groups)
+    probes, z = x[:N_PROBES], x[:N_PROBES]
+    if not isinstance(geoq.representation, Metric):
+        z = evaluate(geoq.representation, probes, "representation")
+    check_shapes(geoq.increment_model, geoq.error_functional, z, probes, y[:N_PROBES])
+    surrogate = geoq.surrogate
+    if surrogate is not None:
+        check_repeatable(lambda: evaluate(surrogate, probes, "surrogate"), "inputs")
+    return n_support
+
+
+def check_fitted_callables(geoq: "GeoQ") -> None:
+    """Refuse a surrogate or representation that was switched to training mode since ``fit``."""
+    check_callable(geoq.surrogate_, "surrogate")
+    if not isinstance(geoq.representation, Metric):
+        check_callable(geoq.representation, "representation")
+
+
+def open_checkpoint(
+    geoq: "GeoQ", folder: str | Path | None, x: Array, y: Array, plan: FoldPlan
+) -> Checkpoint | None:
+    """The checkpoint in the folder, refused unless it belongs to these data, folds and settings."""
+    if folder is None or is_pretrained(geoq.train_surrogate):
+        return None
+    facts = {
+        "x": array_id(x),
+        "y": array_id(y),
+        "representation": object_id(geoq.representation),
+        "folds": folds_id(plan),
+        "n_anchors": str(geoq.n_anchors),
+        "train_surrogate": object_id(geoq.train_surrogate),
+    }
+    return Checkpoint.open(folder, facts)
