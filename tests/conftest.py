@@ -30,6 +30,7 @@ def checked_modules() -> list[str]:
 with install_import_hook(
     [*checked_modules(), "benchmarks.rivals"], "typecheck.checked"
 ):
+    import benchmarks.rivals  # noqa: F401
     import geoq
     import geoq.baselines
     import geoq.metrics
