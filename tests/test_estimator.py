@@ -24,6 +24,8 @@ from geoq import (
     NormScaledIncrement,
     RandomFolds,
     SafeRegion,
+    SensitivityMetric,
+    StandardizedMetric,
     TemporalFolds,
     Training,
     TwoLawIncrement,
@@ -56,7 +58,9 @@ def test_the_estimate_is_the_anchor_error_plus_a_nonnegative_increment(problem, 
     assert (assessment.increment >= 0).all()
 
 
-@pytest.mark.parametrize("representation", [None, identity, lambda x: x[:, :1] ** 3])
+@pytest.mark.parametrize(
+    "representation", [StandardizedMetric(), identity, lambda x: x[:, :1] ** 3]
+)
 def test_a_calibration_point_keeps_its_observed_error(problem, representation):
     """With one anchor and one support point psi is zero there, and g(0) = 0."""
     geoq = calibrate(problem, n_anchors=1, n_support=1, representation=representation)
@@ -113,7 +117,7 @@ def test_a_given_surrogate_is_kept_and_never_retrained(problem):
     assert geoq.fit(problem.x, problem.y).surrogate_ is surrogate
 
 
-def test_no_representation_means_the_standardised_input(problem):
+def test_by_default_the_units_of_the_inputs_do_not_matter(problem):
     """Another unit for one input changes nothing; under the identity it would."""
     unit = torch.tensor([1000.0, 1.0], device=problem.x.device, dtype=problem.x.dtype)
 
@@ -131,7 +135,8 @@ def test_no_representation_means_the_standardised_input(problem):
             .anchors
         )
 
-    assert torch.equal(bounds(None, 1), bounds(None, unit))
+    metric = SensitivityMetric()
+    assert torch.equal(bounds(metric, 1), bounds(metric, unit))
     assert not torch.equal(bounds(identity, 1), bounds(identity, unit))
 
 
@@ -334,7 +339,10 @@ def test_an_increment_model_of_the_users_own_is_fifteen_lines(problem):
             {"error_functional": lambda y, _: y.mean()},
             r"error_functional returned shape \(\) for 8 pairs",
         ),
-        ({"increment_model": FieldIncrement(n_spatial=2)}, "do not end in one grid"),
+        (
+            {"increment_model": FieldIncrement(n_spatial=2)},
+            "do not end in the same grid",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -432,7 +440,7 @@ def test_a_module_switched_to_training_after_the_fit_is_refused(
 ):
     module = linear(problem)
     surrogate = module if name == "surrogate" else problem.train(problem.x, problem.y)
-    representation = module if name == "representation" else None
+    representation = module if name == "representation" else SensitivityMetric()
     geoq = GeoQ(
         surrogate,
         None,

@@ -28,7 +28,7 @@ from geoq.increments.protocol import (
 )
 
 CAPABILITIES = {
-    TwoLawIncrement: {Storable, HasLevels, ChecksShapes},
+    TwoLawIncrement: {MayBeNegative, Storable, HasLevels, ChecksShapes},
     FieldScaleIncrement: {MayBeNegative, Storable, ChecksShapes},
     NormScaledIncrement: {Storable},
     FieldIncrement: {Storable, ChecksShapes},
@@ -128,7 +128,7 @@ def test_the_protocol_documents_that_increments_can_be_negative():
         IncrementModel.__doc__
     )
     negative = {model for model in CAPABILITIES if may_be_negative(model())}
-    assert negative == {FieldScaleIncrement, IndicatorIncrement}
+    assert negative == {TwoLawIncrement, FieldScaleIncrement, IndicatorIncrement}
     for model in negative:
         assert model.__name__ in MayBeNegative.__doc__
 

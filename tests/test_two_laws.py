@@ -53,8 +53,10 @@ def test_coverage_inside_is_near_its_level(geoq):
     assert abs(covered.mean() - 0.95) < 0.03
 
 
-def test_the_increment_is_nonnegative(geoq):
-    assert (geoq.assess(queries(size=3.0)).increment >= 0).all()
+def test_the_bound_is_positive_and_the_sum_of_its_parts(geoq):
+    answer = geoq.assess(queries(size=3.0))
+    assert (answer.error_hat > 0).all()
+    np.testing.assert_allclose(answer.error_hat, answer.anchor_error + answer.increment)
 
 
 def test_levels_cover_at_their_level_and_do_not_cross(geoq):

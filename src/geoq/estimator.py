@@ -81,7 +81,6 @@ from geoq.surrogate import (
     observe,
 )
 from geoq.training import progress
-from geoq.training.checkpoint import array_id
 from geoq.training.fold_surrogates import (
     FoldSurrogates,
     FreshFolds,
@@ -214,9 +213,10 @@ class GeoQ:
                 self.metric_ = self.representation.fit(
                     self.coordinates_, inputs, outputs, predict
                 )
+                if finished is not None:
+                    stored = finished.first("metric", self.metric_.state())
+                    self.metric_ = FittedMetric.from_state(stored).to(inputs)
             data = Observations(x, y, self._embed(x), self.error_, self.metric_)
-            if finished is not None:
-                finished.bind("representation", array_id(data.embedding.z))
             collects = uses_neighborhood(self.increment_model)
             self.geometry_ = Geometry(
                 data.embedding,

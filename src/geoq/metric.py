@@ -160,6 +160,11 @@ class FittedMetric:
         ]
         return f"relative sensitivity of the prediction: {', '.join(parts)}"
 
+    def to(self, like: Tensor) -> "FittedMetric":
+        """The same metric on the device of a tensor."""
+        on_device = {k: v.to(like.device) for k, v in self.state().items()}
+        return FittedMetric.from_state(on_device)
+
     def state(self) -> dict[str, Tensor]:
         """The arrays, for a file."""
         arrays = {

@@ -94,7 +94,7 @@ class LawFeatures:
             return (self.distance + MIN_DISTANCE).log()
         if name == "nearest":
             return (self.nearest + MIN_NEAREST).log()
-        values: Tensor = getattr(self, name)
+        values: Tensor = vars(self)[name]
         if name == "side":
             return values
         values = values if outputs is None else values.gather(1, outputs)

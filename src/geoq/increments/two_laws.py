@@ -2,7 +2,7 @@ r"""The default increment for tables: two laws of the error, blended by a resemb
 
 .. math:: \log b = (1 - \pi) \log b_{in} + \pi \log b_{out}, \qquad
     \ell = b(\min(\Delta d, d_r)) + L (\Delta d - d_r)_+, \qquad B = \sqrt{b \, \ell}, \qquad
-    \widehat E = \max\bigl(\overline E, \; B + \min(O / 4, B / 2)\bigr)
+    \widehat E = B + \min(O / 4, B / 2)
 
 The law b_in is fitted to the tuples of the interpolating (random) folds, the law b_out to the tuples of all folds, and the
 resemblance pi is the probability that a query looks like a point that an extrapolating fold held out. So a query amid the data is
@@ -12,8 +12,9 @@ Beyond the edge d_r, which is a quantile of the distances of the random folds, t
 The bound is the geometric mean of two continuations: the law, and a straight line with the steepest slope L that was observed. The
 overhang O is the change of the output outside the ranges of the inputs, if it kept changing as inside.
 
-This is a departure from the paper in form, not in structure: the bound is still the anchor error plus a nonnegative increment, and
-an upper conditional quantile given geometry, learned from cross-fitted tuples.
+This is a departure from the paper in form, not in structure: the bound is still the anchor error plus an increment, and an upper
+conditional quantile given geometry, learned from cross-fitted tuples. The anchor error is one of the features of the laws, so the
+increment can be negative: an anchor with an unusually large error does not raise the bound by all of it.
 """
 
 import copy
@@ -74,6 +75,7 @@ class TwoLawIncrement:
     quantile: float = LEVEL
     reference: Reference | None = None
     uses_neighborhood: ClassVar[bool] = True
+    may_be_negative: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
@@ -217,7 +219,7 @@ class TwoLawIncrement:
         shift = (1 - pi) * self.inside_.shift(self.quantile)
         shift = shift + pi * self.outside_.shift(self.quantile)
         bound = bound * shift.exp()[:, None]
-        return (bound - own.anchor).clamp(min=0)
+        return bound - own.anchor
 
     def _overhang(
         self, features: GeometricFeatures, n_outputs: int
@@ -355,5 +357,5 @@ def _parts(group: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
 def _over(features: LawFeatures, natural: Tensor) -> LawFeatures:
     """Features in units of the error, divided by the natural scale."""
     in_units = ("anchor", "held_out", "departure")
-    divided = {name: getattr(features, name) / natural for name in in_units}
+    divided = {name: vars(features)[name] / natural for name in in_units}
     return LawFeatures(**{**vars(features), **divided})

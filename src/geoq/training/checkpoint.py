@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -20,6 +21,9 @@ from geoq.fold_plan import FoldPlan
 
 MANIFEST = "calibration.geoq"
 JOBS = "jobs.geoq"
+
+# Relative difference up to which arrays of two runs count as equal.
+SAME = 1e-3
 
 
 @dataclass(frozen=True)
@@ -75,17 +79,29 @@ class Checkpoint:
         jobs: list[list[int]] = archive.read(file)[0]["jobs"]
         return jobs
 
-    def bind(self, name: str, fact: str) -> None:
-        """Refuse to continue if a fact that is known only after the first training differs from the first run."""
+    def first(self, name: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The arrays of the first run, which later runs must reproduce up to rounding.
+
+        A surrogate that is trained again differs in its last digits, and so does everything that depends on it.
+
+        Raises:
+            ValueError: the arrays differ from the first run by more than rounding.
+        """
         file = self.folder / f"{name}.geoq"
         if not file.exists():
-            archive.write(file, {name: fact}, {})
-        known = archive.read(file)[0][name]
-        if known != fact:
-            raise ValueError(
-                f"{self.folder} is the checkpoint of another calibration: {name} was {known}, now {fact}; use another folder, "
-                "or delete this one. If the deployed surrogate is trained by fit, its training must be reproducible."
+            archive.write(file, {}, arrays)
+        known = archive.read(file)[1]
+        for part, array in arrays.items():
+            same = torch.allclose(
+                known[part].double(), array.cpu().double(), rtol=SAME, atol=SAME
             )
+            if not same:
+                raise ValueError(
+                    f"checkpoint={str(self.folder)!r} belongs to another calibration (the {part} of the {name} differs); use "
+                    "another folder, or delete this one. If fit trains the deployed surrogate, the training must be "
+                    "reproducible."
+                )
+        return known
 
     def has(self, fold: int) -> bool:
         """Whether the fold is finished."""
