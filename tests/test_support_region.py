@@ -157,3 +157,11 @@ def test_fields_keep_the_distance_region():
     geoq = GeoQ(lambda x: 0.9 * x.mean(axis=(1, 2)), None, folds=RandomFolds(4))
     geoq.fit(x, x.mean(axis=(1, 2)))
     assert isinstance(geoq.safe_region_, FittedDistanceRegion)
+
+
+def test_few_queries_and_many_have_the_same_scores():
+    x, queries = box(300, 4), 1.2 * box(500, 4, seed=1)
+    geoq = GeoQ(lambda x: smooth(x) + 0.05, None).fit(x, smooth(x))
+    together = geoq.assess(queries).support_score
+    alone = [geoq.assess(q[None]).support_score[0] for q in queries[:20]]
+    np.testing.assert_allclose(alone, together[:20], rtol=1e-9)

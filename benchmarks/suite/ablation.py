@@ -1,180 +1,162 @@
-"""Ablation of the default: the effect of each ingredient, and a comparison of rules for the safe region.
+"""Ablation of the default: the effect of each part, and a comparison of rules for the safe region.
 
-    python -m benchmarks.suite.ablation --jobs 2      # the first twelve problems, 3 seeds
-    python -m benchmarks.suite.ablation --small       # one problem, one seed: within a minute
+    python -m benchmarks.suite.ablation --jobs 16                     # the first twelve problems, 3 seeds
+    python -m benchmarks.suite.ablation --all --seed-list 400 401     # all twenty problems
+    python -m benchmarks.suite.ablation --small                       # one problem, one seed: within a minute
 
-Every row drops or replaces one ingredient and keeps the others. The variants of a problem and seed share the fold
-surrogates that are trained on the same points. The rules for the safe region are compared on the default's bounds.
+Every row drops or replaces one part and keeps the others. The variants of a problem and seed share the fold surrogates that
+are trained on the same points. The rules for the safe region are compared on the default's bounds.
 """
 
 import argparse
 import math
-import time
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
-from geoq.increments.power_law import PowerLaw
-from joblib import Parallel, delayed
-from threadpoolctl import threadpool_limits
 
 from benchmarks import record
+from benchmarks.record import QUANTILE
 from benchmarks.rivals import RememberedTraining
-from benchmarks.suite.defaults import SMALL, geometric_mean, roc_areas, shortened
-from benchmarks.suite.defaults import mean as mean_of
+from benchmarks.suite.confirmation import CONFIRMATION
+from benchmarks.suite.defaults import SMALL, in_order
+from benchmarks.suite.methods import eight_trainings, shortened, ten_trainings
 from benchmarks.suite.problems import PROBLEMS, SHIFTS
+from benchmarks.suite.runs import (
+    add_options,
+    chosen_problems,
+    chosen_seeds,
+    finished,
+)
+from benchmarks.suite.table import geometric_mean, roc_areas
+from benchmarks.suite.table import mean as mean_of
 from geoq import (
     CombinedFolds,
     DistanceRegion,
     GeoQ,
     NestedFolds,
-    PowerLawIncrement,
+    NormScaledIncrement,
     RandomFolds,
     SafeRegion,
+    StandardizedMetric,
+    SupportRegion,
+    TwoLawIncrement,
     default_folds,
     identity,
 )
-from geoq.geometry import GeometricFeatures
-from geoq.increments.edge import STEEPNESS
-from geoq.quantiles import inverse_cdf_quantile
-from geoq.safe_region import FittedDistanceRegion
+from geoq.increments.law import WORDS
 
 SEEDS = 3
 ALL = "all of it"
-N_NEIGHBORS = 20
+# The distance and the anchor error also have other roles than as features of the laws.
+FEATURES = {
+    name: words for name, words in WORDS.items() if name not in ("distance", "anchor")
+}
+SUITE = PROBLEMS | CONFIRMATION
 
 
-class LawAlone(PowerLaw):
-    """Beyond the edge, the power law continues."""
+class InsideLawAlone(TwoLawIncrement):
+    """The law of the random folds for all queries."""
 
-    def __call__(self, distance, anchor, reference=1.0, *, factor=1.0, lift=1.0):
-        law = factor * self.inside(distance, anchor, reference)
-        at_edge = factor * self.inside(distance.clamp(max=self.edge), anchor, reference)
-        return lift * at_edge + law - at_edge
-
-
-class LineAlone(PowerLaw):
-    """Beyond the edge, the bound grows along a straight line."""
-
-    def __call__(self, distance, anchor, reference=1.0, *, factor=1.0, lift=1.0):
-        at_edge = factor * self.inside(distance.clamp(max=self.edge), anchor, reference)
-        line = (distance - self.edge).clamp(min=0)[:, None] * self.slope
-        return lift * at_edge + line * STEEPNESS
+    def fit(self, calibration):
+        super().fit(calibration)
+        self.outside_, self.resemblance_ = self.inside_, None
+        return self
 
 
-class EdgeAlone(PowerLaw):
-    """Beyond the edge, the bound does not grow."""
+class OutsideLawAlone(TwoLawIncrement):
+    """The law of all folds for all queries."""
 
-    def __call__(self, distance, anchor, reference=1.0, *, factor=1.0, lift=1.0):
-        return (
-            lift
-            * factor
-            * self.inside(distance.clamp(max=self.edge), anchor, reference)
-        )
+    def fit(self, calibration):
+        super().fit(calibration)
+        self.inside_, self.resemblance_ = self.outside_, None
+        return self
+
+
+class LawBeyond(TwoLawIncrement):
+    """Beyond the edge, the law continues without the line."""
+
+    def fit(self, calibration):
+        super().fit(calibration)
+        self.edge_ = math.inf
+        return self
+
+
+class FlatBeyond(TwoLawIncrement):
+    """Beyond the edge, the line has slope 0."""
+
+    def fit(self, calibration):
+        super().fit(calibration)
+        self.slope_ = torch.zeros_like(self.slope_)
+        return self
+
+
+class NoOverhang(TwoLawIncrement):
+    """Without the overhang."""
+
+    def _overhang(self, features, n_outputs):
+        del features, n_outputs
 
 
 @dataclass
-class Continued(PowerLawIncrement):
-    """The default increment with another continuation beyond the edge."""
+class WithoutFeature(TwoLawIncrement):
+    """Laws in which one feature is the same for all queries."""
 
-    law: type[PowerLaw] = PowerLaw
+    feature: str = "nearest"
 
-    def fit(self, calibration):
-        super().fit(calibration)
-        self.law_ = self.law(**vars(self.law_))
-        return self
-
-
-class Unlifted(PowerLawIncrement):
-    """The default increment without the final lift."""
-
-    def fit(self, calibration):
-        super().fit(calibration)
-        self.lift_ = 1.0
-        return self
-
-
-def equal_scale(error, _weight, _quantile):
-    """Scale 1 for all coordinates of the error."""
-    return torch.ones_like(error[0])
+    def _law_features(self, features):
+        known = super()._law_features(features)
+        constant = torch.zeros_like(getattr(known, self.feature))
+        return replace(known, **{self.feature: constant})
 
 
 def variants(interpolation):
-    """Arguments of GeoQ by variant; each variant changes one ingredient."""
+    """Arguments of GeoQ by variant; each variant changes one part."""
     families = default_folds(interpolation)
     _, clusters, nested = families.schemes
     changes = {
         ALL: {},
-        "no anchor error (kappa = 0)": {
-            "increment_model": PowerLawIncrement(anchor_weights=(0.0,))
+        "equal weights of the inputs": {"representation": StandardizedMetric()},
+        "raw inputs": {"representation": identity},
+        "law of the random folds alone": {"increment_model": InsideLawAlone()},
+        "law of all folds alone": {"increment_model": OutsideLawAlone()},
+        "beyond the edge: the law alone": {"increment_model": LawBeyond()},
+        "beyond the edge: a line of slope 0": {"increment_model": FlatBeyond()},
+        "no overhang": {"increment_model": NoOverhang()},
+        **{
+            f"without {words}": {"increment_model": WithoutFeature(feature=name)}
+            for name, words in FEATURES.items()
         },
-        "exponent 1": {"increment_model": PowerLawIncrement(exponents=(1.0,))},
-        "no distance (exponent 0)": {
-            "increment_model": PowerLawIncrement(exponents=(0.0,))
-        },
-        "one scale for all coordinates": {
-            "increment_model": PowerLawIncrement(scale=equal_scale)
-        },
-        "no learned factor": {"increment_model": PowerLawIncrement(factor=None)},
-        "no lift": {"increment_model": Unlifted()},
-        "beyond the edge: the law alone": {"increment_model": Continued(law=LawAlone)},
-        "beyond the edge: the line alone": {
-            "increment_model": Continued(law=LineAlone)
-        },
-        "beyond the edge: no growth": {"increment_model": Continued(law=EdgeAlone)},
+        "the paper's increment": {"increment_model": NormScaledIncrement(QUANTILE)},
         "no random folds": {"folds": CombinedFolds(clusters, nested)},
         "no cluster folds": {"folds": CombinedFolds(interpolation, nested)},
         "no nested folds": {"folds": CombinedFolds(interpolation, clusters)},
         "random folds alone": {"folds": interpolation},
+        "cluster folds alone": {"folds": clusters},
         "nested folds down to 0.4 only": {
             "folds": CombinedFolds(
                 interpolation, clusters, NestedFolds(5, smallest=0.4)
             )
         },
+        "10 trainings": {"folds": ten_trainings(interpolation)},
+        "8 trainings": {"folds": eight_trainings(interpolation)},
         "10 anchors": {"n_anchors": 10},
         "support of 5 points": {"n_support": 5},
-        "raw inputs": {"representation": identity},
     }
     return {name: {"folds": families} | change for name, change in changes.items()}
 
 
-def safe_rules(calibration, features):
-    """Support score over threshold of each query under each rule; a query with at most 1 is safe."""
-    all_distances = calibration.features.support_distance
-    by_fold = replace(calibration, position=calibration.fold, reach=0)
-    paper = SafeRegion(n_neighbors=N_NEIGHBORS)
-
-    def relative(region):
-        return region.support_score(features) / region.threshold
-
-    scores = {
-        "distance, interpolating folds (default)": relative(
-            DistanceRegion().fit(calibration)
-        ),
-        "distance, all folds": relative(
-            FittedDistanceRegion(float(inverse_cdf_quantile(all_distances, 0.95)))
-        ),
-        "paper": relative(paper.fit(calibration)),
-        "paper, thresholds leave a fold out": relative(paper.fit(by_fold)),
-    }
-    default = scores["distance, interpolating folds (default)"]
-    scores["default and paper"] = torch.maximum(default, scores["paper"])
-    scores["default and paper, a fold left out"] = torch.maximum(
-        default, scores["paper, thresholds leave a fold out"]
-    )
-    return {name: score.numpy() for name, score in scores.items()}
+SAFE_RULES = {
+    "several scores (default)": SupportRegion(),
+    "distance": DistanceRegion(),
+    "paper": SafeRegion(),
+}
 
 
 def run(name, seed, *, small=False):
     """Rows of all variants on one problem and seed, by shift, and rows of the rules for the safe region."""
-    torch.set_num_threads(1)
-    with threadpool_limits(1):
-        return _run(PROBLEMS[name], seed, small=small)
-
-
-def _run(problem, seed, *, small):
+    problem = SUITE[name]
     recipe = problem.recipe(seed)
     if small:
         problem, recipe = replace(problem, n_train=120), shortened(recipe)
@@ -203,7 +185,23 @@ def _run(problem, seed, *, small):
                 | {"problem": problem.name, "shift": shift, "part": "ingredients"}
             )
         if variant == ALL:
-            rows += _rows_of_rules(problem, line, y, answer, geoq)
+            for rule, region in SAFE_RULES.items():
+                other = GeoQ(
+                    surrogate, remembered, folds=geoq.folds, safe_region=region
+                )
+                flags = other.fit(data.x, data.y).assess(x)
+                rows.append(
+                    line(
+                        rule,
+                        setting=f"{problem.name}, all",
+                        y=y,
+                        prediction=flags.prediction,
+                        error_hat=flags.error_hat,
+                        safe=flags.safe,
+                    )
+                    | roc_areas(y, flags, {"rule": flags.support_score})
+                    | {"problem": problem.name, "shift": "all", "part": "safe rules"}
+                )
     return rows
 
 
@@ -211,34 +209,6 @@ def fitted_variants(problem, data, surrogate, recipe):
     """Name and fitted GeoQ of each variant."""
     for variant, settings in variants(problem.folds or RandomFolds(5)).items():
         yield variant, GeoQ(surrogate, recipe, **settings).fit(data.x, data.y)
-
-
-def _rows_of_rules(problem, line, y, answer, geoq):
-    features = GeometricFeatures(
-        *(
-            torch.as_tensor(part)
-            for part in (
-                answer.features.displacement,
-                answer.features.support_distance,
-                answer.anchor_error,
-                answer.prediction,
-                answer.features.displacement,
-            )
-        )
-    )
-    for rule, score in safe_rules(geoq.calibration_, features).items():
-        yield (
-            line(
-                rule,
-                setting=f"{problem.name}, all",
-                y=y,
-                prediction=answer.prediction,
-                error_hat=answer.error_hat,
-                safe=score <= 1,
-            )
-            | roc_areas(y, answer, {"rule": score})
-            | {"problem": problem.name, "shift": "all", "part": "safe rules"}
-        )
 
 
 def summary(rows):
@@ -250,7 +220,7 @@ def summary(rows):
     ingredients, rules = parts["ingredients"], parts["safe rules"]
     problems = list(dict.fromkeys(r["problem"] for r in rows))
     lines = [
-        "Pinball loss relative to the default, geometric mean over the problems; above 1 the ingredient helps:",
+        "Pinball loss relative to the default, geometric mean over the problems; above 1 the part helps:",
         "",
         "| | all | interpolation | mild | strong | largest | on | smallest | on | safe coverage |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -300,15 +270,11 @@ def summary(rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--small", action="store_true", help="one problem, one seed, short trainings"
-    )
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--out", type=Path, help="where to write the results")
+    add_options(parser, SEEDS)
+    parser.add_argument("--all", action="store_true", help="all twenty problems")
     arguments = parser.parse_args()
-    names = SMALL[:1] if arguments.small else list(PROBLEMS)
-    seeds = range(1 if arguments.small else arguments.seeds)
+    known = SUITE if arguments.all or arguments.problems else PROBLEMS
+    names = chosen_problems(parser, arguments, known, SMALL[:1])
     file = "ablation-small.json" if arguments.small else "ablation.json"
     path = arguments.out or record.RESULTS / file
     conditions = {
@@ -317,16 +283,18 @@ def main():
     }
     rows = record.measured(path, **conditions)
     done = {(r["problem"], r["seed"]) for r in rows}
-    pairs = [(n, seed) for n in names for seed in seeds if (n, seed) not in done]
-    started = time.perf_counter()
-    parallel = Parallel(n_jobs=arguments.jobs, return_as="generator_unordered")
-    for new in parallel(delayed(run)(*pair, small=arguments.small) for pair in pairs):
+    pairs = [
+        (name, seed)
+        for name in in_order(names)
+        for seed in chosen_seeds(arguments)
+        if (name, seed) not in done
+    ]
+    task = partial(run, small=arguments.small)
+    for new in finished(task, pairs, jobs=arguments.jobs, minutes=arguments.minutes):
         rows += new
         record.write("ablation", rows, path, **conditions)
-        seconds = time.perf_counter() - started
-        print(new[0]["problem"], new[0]["seed"], f"{seconds:.0f} s", flush=True)
     print(path)
-    print(summary(rows))
+    print(summary(rows) if rows else "no results")
 
 
 if __name__ == "__main__":

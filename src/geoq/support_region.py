@@ -47,6 +47,8 @@ MIN_DEVIATION = 1e-3
 # Distances off the span of the axes below this many ``MIN_DEVIATION`` are rounding.
 ROUNDING = 0.01
 CHUNK_ROWS = 20_000
+# For few queries, all differences to the points are quicker than a tree for each pair of inputs.
+MAX_BY_DIFFERENCES = 20_000
 SAFE = 1 + 1e-9
 
 
@@ -149,8 +151,15 @@ class _Cloud:
     def by_pair(self, t: np.ndarray) -> np.ndarray:
         """One column per pair of inputs. Queries are clipped to the ranges, because ``by_input`` covers the outside."""
         clipped = t.clip(self.low, self.high)
+        if not self.pairs:
+            return np.zeros((len(t), 1))
+        if len(t) * len(self.points) <= MAX_BY_DIFFERENCES:
+            squares = (clipped[:, None] - self.points) ** 2
+            found = [squares[..., pair].sum(axis=2).min(axis=1) for pair in self.pairs]
+            distances: np.ndarray = np.sqrt(np.stack(found, axis=1))
+            return distances
         found = [tree.query(clipped[:, pair])[0] for pair, tree in self.pairs.items()]
-        return np.stack(found, axis=1) if found else np.zeros((len(t), 1))
+        return np.stack(found, axis=1)
 
     def by_axis(self, t: np.ndarray) -> np.ndarray:
         """One column per principal axis, and one for the distance off their span."""

@@ -60,6 +60,7 @@ class MayBeNegative(Protocol):
     """A model whose increments can be negative if ``may_be_negative`` is true: the bound can be below the anchor error.
 
     ``FieldScaleIncrement`` and ``IndicatorIncrement`` are such models, because their bounds do not depend on the anchor error.
+    ``TwoLawIncrement`` is one, because the anchor error is only one of its features.
     """
 
     @property
