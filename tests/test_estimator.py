@@ -331,7 +331,7 @@ def test_an_increment_model_of_the_users_own_is_fifteen_lines(problem):
             {"error_functional": lambda y, _: y.mean()},
             r"error_functional returned shape \(\) for 8 pairs",
         ),
-        ({"increment_model": FieldIncrement(n_spatial=2)}, "do not end in one grid"),
+        ({"increment_model": FieldIncrement(n_spatial=2)}, "do not end in the same grid"),
     ],
     ids=lambda value: str(value)[:40],
 )
