@@ -55,9 +55,8 @@ class CrossFitted:
 
     def normalized(self, x: Array) -> Float[Tensor, " n *coordinates"]:
         """Standardised inputs nu(x), in which GeoQ measures support distances."""
-        return self.geoq.normalization_(
-            to_tensor(x, "x").to(self.geoq.normalization_.mean)
-        )
+        coordinates = self.geoq.coordinates_
+        return coordinates(to_tensor(x, "x").to(coordinates.mean))
 
     def view(self, x: Array) -> GeometricFeatures:
         """Features of queries, as tensors of the calibration's precision and device."""

@@ -40,14 +40,6 @@ OWN_SURROGATE = ("Split conformal", "Deep ensemble")
 ON_RANDOM_FOLDS = " / random folds"
 
 
-class StandardisedGeoQ(GeoQ):
-    """GeoQ with the name that the rivals use for its standardised inputs."""
-
-    @property
-    def normalization_(self):
-        return self.coordinates_
-
-
 def is_ours(method):
     """Whether a method is GeoQ in some form."""
     return method.startswith("GeoQ")
@@ -128,7 +120,7 @@ def methods(problem, surrogate, remembered, n_train, seed):
     """
     interpolating = problem.folds or RandomFolds(5)
     make = partial(
-        StandardisedGeoQ,
+        GeoQ,
         surrogate,
         remembered,
         representation=StandardizedMetric(),

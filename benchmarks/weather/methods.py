@@ -21,8 +21,8 @@ from geoq import (
     DistanceRegion,
     FieldIncrement,
     FieldScaleIncrement,
-    PowerLawIncrement,
     SafeRegion,
+    TwoLawIncrement,
     WholeField,
     identity,
 )
@@ -263,7 +263,7 @@ def without_factor(case):
 def law_of_cells(case):
     """The default increment model for tables; each cell is a separate coordinate."""
     reference = AroundForecast(case.natural, case.data.y.shape[1:])
-    return PowerLawIncrement(QUANTILE, reference=reference)
+    return TwoLawIncrement(QUANTILE, reference=reference)
 
 
 def quantile_network(inputs, start):

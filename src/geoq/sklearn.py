@@ -34,7 +34,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
 
     Args:
         estimator: the regressor, cloned before it is fitted. None means ``RandomForestRegressor(random_state=0)``.
-        representation: phi; None means the standardised inputs.
+        representation: a metric or a function phi; None means ``SensitivityMetric()``.
         error_functional: rho, the error that is bounded.
         folds: which points are held out together. None means ``default_folds()``, 15 fits of the regressor;
             ``RandomFolds(5)`` is cheaper and suits queries inside the data.
@@ -42,7 +42,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         n_anchors: k_a, the number of anchors whose errors are averaged.
         n_support: k, the number of points that the support distance averages over; None means the paper's 20, or as many as
             the folds leave.
-        safe_region: the rule of the safe region; None means ``DistanceRegion()``.
+        safe_region: the rule of the safe region; None means ``SupportRegion()``.
 
     Attributes:
         estimator_: the regressor fitted on all data.

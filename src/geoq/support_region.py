@@ -349,9 +349,11 @@ class _Explanation:
         ratio = self.region.ratios(self.inputs)[0]
         if ratio.max() <= SAFE:
             return self._inside()
+        if ratio[SCORES.index("input")] > SAFE:
+            # The most specific reason, even if another score exceeds its threshold by more.
+            return self._input()
         texts: dict[str, Callable[[], str]] = {
             "distance": self._distance,
-            "input": self._input,
             "pair": self._pair,
             "axis": self._axis,
         }
@@ -375,8 +377,10 @@ class _Explanation:
 
     def _input(self) -> str:
         score, limit = self.cloud.by_input(self.t)[0], self._limit("input")
-        found = [j for j in np.argsort(-score) if score[j] > limit][:3]
-        return "; ".join(self._one_input(int(j)) for j in found)
+        found = [int(j) for j in np.argsort(-score) if score[j] > limit]
+        others = [self._label(self.number[j]) for j in found[1:6]]
+        more = f"; also out of range: {', '.join(others)}" if others else ""
+        return self._one_input(found[0]) + more + (", ..." if len(found) > 6 else "")
 
     def _one_input(self, j: int) -> str:
         number, cloud = self.number[j], self.cloud

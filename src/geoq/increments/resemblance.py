@@ -84,15 +84,6 @@ class Resemblance:
         x = (distance_columns(features) - self.mean) / self.deviation
         return torch.sigmoid(x @ self.coefficients[:2] + self.coefficients[2])
 
-    def length(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
-        r"""A distance with the same order as pi: :math:`\Delta d^a (d_1 + \varepsilon)^{1 - a}`."""
-        slope = self.coefficients[:2] / self.deviation
-        if float(slope.sum()) <= 0:
-            # pi decreases with the distances, so only its odds have the right order.
-            pi = self(features)
-            return pi / (1 - pi)
-        return (distance_columns(features) @ (slope / slope.sum())).exp()
-
     def state(self) -> dict[str, Tensor]:
         """The arrays, for a file."""
         return dict(vars(self))
