@@ -7,8 +7,9 @@ r"""Coverage guarantees: factors on a bound, computed from errors that the bound
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -134,6 +135,19 @@ class ConformalFactors:
             safe, bound.new_tensor(self.safe), bound.new_tensor(self.unsafe)
         )
         return bound * factor.reshape(-1, *(1,) * (bound.ndim - 1))
+
+
+def levels_of(levels: Any) -> list[float]:
+    """Quantile levels as a list of numbers; a single number is refused."""
+    if np.ndim(levels) != 1:
+        raise TypeError(
+            f"levels={levels!r} must be a sequence, for example (0.5, 0.9)."
+        )
+    # In single precision 0.9 is 0.8999999762, which would be an unexpected key.
+    return [
+        level if isinstance(level, float) else float(f"{float(level):.7g}")
+        for level in levels
+    ]
 
 
 def level_factors(

@@ -190,9 +190,7 @@ def cross_fit(
     *,
     fold_surrogates: FoldSurrogates,
     error_functional: ErrorFunctional,
-    n_anchors: int,
-    n_support: int,
-    collects: bool = False,
+    geometry: Geometry,
     checkpoint: Checkpoint | None = None,
 ) -> CalibrationSet:
     """Features and errors of every held-out point of all folds (lines 6-10).
@@ -202,7 +200,7 @@ def cross_fit(
     """
     # Line 8, first part: the anchors and features of the held-out points.
     held_out = [
-        _HeldOut.relate(data, number, plan, (n_anchors, n_support), collects=collects)
+        _HeldOut.relate(data, number, plan, geometry)
         for number in range(len(plan.splits))
     ]
     # The tuples of all folds are written into one place: concatenating fields would take twice the memory.
@@ -290,25 +288,14 @@ class _HeldOut:
 
     @staticmethod
     def relate(
-        data: Observations,
-        number: int,
-        plan: FoldPlan,
-        counts: tuple[int, int],
-        *,
-        collects: bool,
+        data: Observations, number: int, plan: FoldPlan, geometry: Geometry
     ) -> "_HeldOut":
         device = data.embedding.z.device
         seen, unseen = (
             torch.as_tensor(rows, device=device) for rows in plan.splits[number]
         )
-        n_anchors, n_support = counts
-        geometry = Geometry(
-            data.embedding[seen],
-            n_anchors=n_anchors,
-            n_support=n_support,
-            collects=collects,
-        )
-        relation = geometry.relate(data.embedding[unseen])
+        left_in = replace(geometry, points=data.embedding[seen])
+        relation = left_in.relate(data.embedding[unseen])
         if relation.neighborhood is not None:
             # The rows of the data, not of the fold.
             rows = seen[relation.neighborhood.rows].to(torch.int32)

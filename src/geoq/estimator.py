@@ -13,20 +13,14 @@ from torch import Tensor
 from geoq import files
 from geoq.arrays import Array, chunks, restore, take, to_tensor
 from geoq.assessment import Assessment, QueryFeatures
-from geoq.checks import (
-    TRAINED,
-    add_note_on_error,
-    check_callable,
-    check_fitted,
-    check_pairs,
-    check_rows,
-)
+from geoq.checks import check_fitted, check_pairs, check_rows
 from geoq.conformal import (
     POINTWISE,
     ConformalFactors,
     Guarantee,
     check_guarantee,
     level_factors,
+    levels_of,
 )
 from geoq.crossfit import Observations, cross_fit
 from geoq.fold_plan import FoldPlan
@@ -49,28 +43,20 @@ from geoq.increments.protocol import (
     NotConformalizable,
 )
 from geoq.increments.two_laws import TwoLawIncrement
-from geoq.metric import (
-    Coordinates,
-    FittedMetric,
-    Metric,
-    SensitivityMetric,
-    predictor,
-)
+from geoq.metric import Coordinates, Metric, SensitivityMetric
 from geoq.parameters import get_params, represent, set_params
 from geoq.preparation import (
     N_PROBES,
     check_arguments,
     check_fitted_callables,
     check_problem,
+    fit_metric,
+    no_recipe,
     open_checkpoint,
 )
 from geoq.quantiles import error_ratios
 from geoq.representation import Representation
-from geoq.safe_region import (
-    ExplainsFlags,
-    Explanations,
-    Region,
-)
+from geoq.safe_region import ExplainsFlags, Explanations, Region
 from geoq.support_region import SupportRegion
 from geoq.surrogate import (
     ErrorFunctional,
@@ -81,18 +67,7 @@ from geoq.surrogate import (
     observe,
 )
 from geoq.training import progress
-from geoq.training.fold_surrogates import (
-    FoldSurrogates,
-    FreshFolds,
-    TrainedFolds,
-)
-
-
-def _no_recipe() -> Any:
-    raise TypeError(
-        "GeoQ needs train_surrogate, the recipe for the fold surrogates; pass a function train_surrogate(x, y) that returns a "
-        "trained model, or None if the surrogate has never seen the data that fit will receive."
-    )
+from geoq.training.fold_surrogates import FoldSurrogates, deployed, sources_of
 
 
 @dataclass(eq=False, repr=False)
@@ -133,7 +108,7 @@ class GeoQ:
 
     surrogate: Surrogate | None
     train_surrogate: TrainSurrogate | FoldSurrogates | None = field(
-        default_factory=_no_recipe  # required: None is a statement about the data
+        default_factory=no_recipe  # required: None is a statement about the data
     )
     _: KW_ONLY
     representation: Representation | Metric = field(default_factory=SensitivityMetric)
@@ -181,7 +156,6 @@ class GeoQ:
         """Algorithm 1. Lines 2, 3 and 5 precede line 1, so that unusable data are refused before any training."""
         inputs = check_arguments(self, x, y)
         # Line 4, first half: the coordinates nu, fitted to the inputs of line 2.
-        self.metric_: FittedMetric | None = None
         self.coordinates_ = (
             self.representation.coordinates(inputs)
             if isinstance(self.representation, Metric)
@@ -195,9 +169,7 @@ class GeoQ:
         # One step of the progress bar per training, one for the increment model and one for the safe region.
         with progress.bar(len(plan.splits) + 2 + (self.surrogate is None)):
             # Line 1: the deployed surrogate, given or trained on all data.
-            self.surrogate_ = (
-                self._train_deployed(x, y) if self.surrogate is None else self.surrogate
-            )
+            self.surrogate_ = deployed(self.surrogate, self.train_surrogate, x, y)
             # Line 4, second half: the observed errors E.
             prediction, error = observe(self.surrogate_, self.error_functional, x, y)
             self.error_ = error.to(inputs)
@@ -207,32 +179,23 @@ class GeoQ:
                 )
             self.error_size_ = mean_over_field(self.error_)
             # Line 3: phi, or the metric, which needs the deployed surrogate.
-            if isinstance(self.representation, Metric):
-                predict = predictor(self.surrogate_, x)
-                outputs = to_tensor(y, "y")
-                self.metric_ = self.representation.fit(
-                    self.coordinates_, inputs, outputs, predict
-                )
-                if finished is not None:
-                    stored = finished.first("metric", self.metric_.state())
-                    self.metric_ = FittedMetric.from_state(stored).to(inputs)
+            self.metric_ = fit_metric(self, inputs, x, y, finished)
             data = Observations(x, y, self._embed(x), self.error_, self.metric_)
-            collects = uses_neighborhood(self.increment_model)
             self.geometry_ = Geometry(
                 data.embedding,
                 n_anchors=self.n_anchors,
                 n_support=self.n_support_,
-                collects=collects,
+                collects=uses_neighborhood(self.increment_model),
             )
             # Lines 6-11: the calibration tuples of all folds, and T.
             self.calibration_ = cross_fit(
                 data,
                 plan,
-                fold_surrogates=self._fold_surrogates(len(plan.splits)),
+                fold_surrogates=sources_of(
+                    self.train_surrogate, self.surrogate_, len(plan.splits)
+                ),
                 error_functional=self.error_functional,
-                n_anchors=self.n_anchors,
-                n_support=self.n_support_,
-                collects=collects,
+                geometry=self.geometry_,
                 checkpoint=finished,
             )
             # Line 12: the increment model g.
@@ -289,15 +252,7 @@ class GeoQ:
             The bounds by level.
         """
         check_fitted(self, "probes_")
-        if np.ndim(levels) != 1:
-            raise TypeError(
-                f"levels={levels!r} must be a sequence, for example (0.5, 0.9)."
-            )
-        # In single precision 0.9 is 0.8999999762, which would be an unexpected key.
-        levels = [
-            level if isinstance(level, float) else float(f"{float(level):.7g}")
-            for level in levels
-        ]
+        levels = levels_of(levels)
         model = self.increment_model_
         if isinstance(model, HasLevels):
             return {
@@ -309,14 +264,10 @@ class GeoQ:
         bound = features.anchor_error + model(features)
         ratio = error_ratios(error, bound)
         factors = level_factors(ratio, safe, levels, model.quantile)
-        parts = [
-            [factor(part["error_hat"], part["safe"]) for factor in factors]
-            for part in self._answers(x)
-        ]
-        joined = (torch.cat(of_level) for of_level in zip(*parts, strict=True))
+        parts = [(part["error_hat"], part["safe"]) for part in self._answers(x)]
         return {
-            level: restore(bound, x)
-            for level, bound in zip(levels, joined, strict=True)
+            level: restore(torch.cat([factor(*part) for part in parts]), x)
+            for level, factor in zip(levels, factors, strict=True)
         }
 
     def expected_error(self, x: Array) -> Array:
@@ -440,22 +391,6 @@ class GeoQ:
         assert callable(self.representation)
         z = evaluate(self.representation, x, "representation").to(mean)
         return Embedding(z, coordinates)
-
-    def _train_deployed(self, x: Array, y: Array) -> Surrogate:
-        assert callable(self.train_surrogate)
-        with add_note_on_error("while training the deployed surrogate on all data"):
-            with progress.stage("deployed surrogate"):
-                surrogate: Surrogate = self.train_surrogate(x, y)
-            check_callable(surrogate, TRAINED)
-        return surrogate
-
-    def _fold_surrogates(self, n_folds: int) -> FoldSurrogates:
-        if self.train_surrogate is None:
-            # Every fold uses the deployed surrogate, which has not seen any of these data.
-            return TrainedFolds([self.surrogate_] * n_folds)
-        if isinstance(self.train_surrogate, FoldSurrogates):
-            return self.train_surrogate
-        return FreshFolds(self.train_surrogate)
 
     def _with(self, **fitted: Any) -> "GeoQ":
         """A copy with other fitted parts."""

@@ -1,12 +1,12 @@
 """What GeoQ does before the first training: refuse unusable arguments, and open the checkpoint."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from geoq.arrays import Array
+from geoq.arrays import Array, to_tensor
 from geoq.checks import (
     check_array_kind,
     check_callable,
@@ -16,7 +16,7 @@ from geoq.checks import (
 )
 from geoq.fold_plan import FoldPlan
 from geoq.increments.protocol import check_increment_model, check_shapes, warn_if_few
-from geoq.metric import Metric
+from geoq.metric import FittedMetric, Metric, predictor
 from geoq.safe_region import NeedsNeighbors, check_region
 from geoq.surrogate import evaluate
 from geoq.training.checkpoint import Checkpoint, array_id, folds_id, object_id
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 USUAL_COUNT = 20
 # Rows kept to recognise the user's callables: they must give the same answers when called twice, and after loading.
 N_PROBES = 8
+
+
+def no_recipe() -> Any:
+    """Refuse a missing recipe: ``train_surrogate=None`` is a statement about the data."""
+    raise TypeError(
+        "GeoQ needs train_surrogate, the recipe for the fold surrogates; pass a function train_surrogate(x, y) that returns a "
+        "trained model, or None if the surrogate has never seen the data that fit will receive."
+    )
 
 
 def check_arguments(geoq: "GeoQ", x: Array, y: Array) -> Tensor:
@@ -67,6 +75,22 @@ def check_problem(geoq: "GeoQ", x: Array, y: Array, plan: FoldPlan) -> int:
     if surrogate is not None:
         check_repeatable(lambda: evaluate(surrogate, probes, "surrogate"), "inputs")
     return n_support
+
+
+def fit_metric(
+    geoq: "GeoQ", inputs: Tensor, x: Array, y: Array, checkpoint: Checkpoint | None
+) -> FittedMetric | None:
+    """The fitted metric; None for a representation of the user. A resumed run uses the metric of the first run."""
+    if not isinstance(geoq.representation, Metric):
+        return None
+    predict = predictor(geoq.surrogate_, x)
+    metric = geoq.representation.fit(
+        geoq.coordinates_, inputs, to_tensor(y, "y"), predict
+    )
+    if checkpoint is None:
+        return metric
+    stored = checkpoint.first("metric", metric.state())
+    return FittedMetric.from_state(stored).to(inputs)
 
 
 def check_fitted_callables(geoq: "GeoQ") -> None:

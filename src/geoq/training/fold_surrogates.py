@@ -354,3 +354,40 @@ def check_models(
     for name, function in callables.items():
         if function is not None:
             check_callable(function, name)
+
+
+def deployed(
+    surrogate: Surrogate | None,
+    train_surrogate: TrainSurrogate | FoldSurrogates | None,
+    x: Array,
+    y: Array,
+) -> Surrogate:
+    """The deployed surrogate: the given one, or one that is trained on all data (line 1)."""
+    if surrogate is not None:
+        return surrogate
+    assert callable(train_surrogate)
+    with add_note_on_error("while training the deployed surrogate on all data"):
+        with progress.stage("deployed surrogate"):
+            trained: Surrogate = train_surrogate(x, y)
+        check_callable(trained, TRAINED)
+    return trained
+
+
+def sources_of(
+    train_surrogate: TrainSurrogate | FoldSurrogates | None,
+    surrogate: Surrogate,
+    n_folds: int,
+) -> FoldSurrogates:
+    """The source of the fold surrogates.
+
+    Args:
+        train_surrogate: the recipe, or a source. None means that every fold uses the deployed surrogate, which has not seen
+            any of the data.
+        surrogate: the deployed surrogate.
+        n_folds: the number of folds.
+    """
+    if train_surrogate is None:
+        return TrainedFolds([surrogate] * n_folds)
+    if isinstance(train_surrogate, FoldSurrogates):
+        return train_surrogate
+    return FreshFolds(train_surrogate)
