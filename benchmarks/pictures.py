@@ -5,7 +5,7 @@ read in grey.
 """
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
@@ -92,37 +92,6 @@ def coverage_by_score(axes: Axes, bins: list[CoverageBin], quantile: float) -> A
     )
     axes.set_xticks(range(1, len(bins) + 1))
     axes.legend(facecolor="white", framealpha=1, loc="lower left")
-    return axes
-
-
-def error_over_distance(
-    axes: Axes,
-    distance: Float[np.ndarray, " n"],
-    error: Float[np.ndarray, " n"],
-    interpolating: Bool[np.ndarray, " n"],
-    law: tuple[Float[np.ndarray, " n_curve"], Float[np.ndarray, " n_curve"]],
-    edge: float,
-) -> Axes:
-    """Held-out errors over the support distance, the law fitted to them, and the largest distance that is safe."""
-    for mask, color, marker, name in (
-        (interpolating, REFERENCE, "o", "held out at random"),
-        (~interpolating, ESTIMATE, "x", "held out to extrapolate"),
-    ):
-        shown = mask & (error > 0) & (distance > 0)
-        axes.scatter(
-            distance[shown],
-            error[shown],
-            s=7,
-            c=color,
-            marker=marker,
-            lw=0.6,
-            alpha=0.35,
-            label=name,
-        )
-    axes.plot(*law, color=TRUE, lw=2, label="the law")
-    axes.axvline(edge, color=TRUE, lw=1.2, ls=":", label="safe below")
-    axes.set(xlabel="support distance", ylabel="error", xscale="log", yscale="log")
-    axes.legend(frameon=False)
     return axes
 
 

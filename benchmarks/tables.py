@@ -7,13 +7,15 @@ python -m benchmarks.tables forrester --into README.md      # write them between
 import argparse
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 
 from benchmarks.costs.tables import cost, quality, speed
 from benchmarks.paper_numbers import PAPER, PAPER_SAFE
 from benchmarks.record import RESULTS
-from benchmarks.suite import ablation, defaults
+from benchmarks.suite import ablation, one_input
+from benchmarks.suite import table as suite_table
 from benchmarks.weather import tables as weather_tables
 
 # Notes below the tables.
@@ -27,6 +29,8 @@ NOTES = {
 SCRIPTS = {
     "forrester": "forrester",
     "defaults": "suite.defaults",
+    "fresh": "suite.defaults --fresh",
+    "one_input": "suite.one_input",
     "ablation": "suite.ablation",
     "kuramoto_sivashinsky": "rollouts.kuramoto_sivashinsky",
     "kuramoto_sivashinsky_ablation": "rollouts.kuramoto_sivashinsky",
@@ -38,6 +42,22 @@ SCRIPTS = {
     "cost": "costs.cost",
     "speed": "costs.speed",
 }
+# The files of the suite: their tables combine the seeds.
+COMBINED = ("defaults", "ablation", "one_input")
+# Columns of the table of GeoQ's forms: losses, and coverage with the safe region.
+FORM_LOSSES = range(9)
+FORM_COVERAGES = (0, *range(9, 18))
+FORM_LOSSES_TITLE = (
+    "The forms of GeoQ: pinball loss relative to the best of the ten rivals, and to the best of all eighteen (eight of the "
+    "rivals are calibrated on random folds alone as well); geometric mean over the problems, and the worst problem in brackets:"
+)
+FORM_COVERAGES_TITLE = (
+    "The forms of GeoQ: coverage inside the data, the fraction of problems where it is within "
+    f"{suite_table.TOLERANCE:g} of the level, and the safe region. The last column is the pinball loss in the safe region, "
+    "relative to the best of the ten rivals there:"
+)
+# The column of the table of a family that names the case with the least interior fraction.
+LEAST_ON = 3
 METRICS = ("pinball", "correlation", "coverage", "relative_l2")
 SAFE_METRICS = ("safe_fraction", "safe_pinball", "safe_correlation", "safe_coverage")
 # Losses of sparse errors are too small for four digits.
@@ -212,6 +232,51 @@ def few_fields(rows):
     return "\n".join(lines)
 
 
+def columns_of(text, wanted):
+    """Lines of a Markdown table with some of its columns."""
+    head, _, *found = [line.split("|")[1:-1] for line in text.splitlines()]
+    lines = [
+        "|".join(["", *(cells[i] for i in wanted), ""]) for cells in (head, *found)
+    ]
+    return [lines[0], "|---" * len(wanted) + "|", *lines[1:]]
+
+
+def comparison(rows):
+    """Tables of the suite for a page: by problem, the forms of GeoQ, pairs of methods, and quantile levels."""
+    parts = suite_table.summary(rows).split("\n\n")
+    losses, by_problem, _, _, *safe, _, forms = parts[:8]
+    kept = [line for line in by_problem.splitlines() if "held back" not in line]
+    return "\n\n".join(
+        [
+            losses,
+            "\n".join(kept),
+            *safe,
+            FORM_LOSSES_TITLE,
+            "\n".join(columns_of(forms, FORM_LOSSES)),
+            FORM_COVERAGES_TITLE,
+            "\n".join(columns_of(forms, FORM_COVERAGES)),
+            *parts[8:],
+        ]
+    )
+
+
+def one_input_tables(rows):
+    """Tables of one input at a time for a page: the families in one table, special queries, and distances."""
+    left_out, *blocks, special, by_width = one_input.summary(rows).split("\n\n")
+    lines = []
+    for title, text in zip(blocks[::2], blocks[1::2], strict=True):
+        family, n_cases = re.match(r"\*\*(.*)\*\*, (\d+) cases", title).groups()
+        n_columns = text.splitlines()[0].count("|") - 1
+        kept = [i for i in range(n_columns) if i != LEAST_ON]
+        head, _, *found = columns_of(text, kept)
+        if not lines:
+            lines = [f"| family | cases {head}", "|---" * (n_columns + 1) + "|"]
+        lines += [f"| {family} | {n_cases} {line}" for line in found]
+    tables = "\n\n".join([left_out, "\n".join(lines), special, by_width])
+    # The case of a largest value of zero is any case.
+    return re.sub(r"\b0\.00 \([^)]*\)", "0.00", tables).replace(" nan ", " - ")
+
+
 def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
     """All tables of a results file in Markdown."""
     if problem == "quality":
@@ -222,8 +287,10 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
     if problem.startswith("cost"):
         return cost(record)
     rows = record["rows"]
-    if problem in (scripts := {"defaults": defaults, "ablation": ablation}):
-        parts = [scripts[problem].summary(rows)]
+    suite = {"defaults": comparison, "fresh": comparison}
+    suite |= {"ablation": ablation.summary, "one_input": one_input_tables}
+    if problem in suite:
+        parts = [suite[problem](rows)]
     elif problem == "few_fields":
         parts = [few_fields(rows), *other_runs(rows)]
     elif "leaks" in record:
@@ -245,7 +312,8 @@ def where_measured(record):
     where = f"{record['machine']}, commit {commit}"
     if len(seeds) == 1:
         return f"seed {seeds[0]} alone, {where}."
-    over = "" if "leaks" in record else "; mean ± standard deviation over seeds"
+    combined = "leaks" in record or record["problem"] in COMBINED
+    over = "" if combined else "; mean ± standard deviation over seeds"
     return f"seeds {seeds[0]} to {seeds[-1]}, {where}{over}."
 
 

@@ -3,10 +3,13 @@
 import importlib
 import io
 import re
+import runpy
 import tokenize
 from pathlib import Path
 
 import pytest
+
+from benchmarks import tables
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "geoq"
@@ -239,6 +242,36 @@ def test_the_index_lists_every_page():
     index = ROOT / "docs" / "index.md"
     listed = set(re.findall(r"\]\(([\w-]+\.md)\)", index.read_text()))
     assert listed == {page.name for page in index.parent.glob("*.md")} - {"index.md"}
+
+
+def generated_tables(page: Path, name: str) -> str:
+    """Return what stands between the markers of a page."""
+    return re.findall(
+        rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", page.read_text(), flags=re.DOTALL
+    )[0].strip()
+
+
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("defaults", "default.md"),
+        ("fresh", "default.md"),
+        ("one_input", "default.md"),
+        ("ablation", "default.md"),
+        ("forrester", "forrester.md"),
+    ],
+)
+def test_the_tables_of_a_page_are_made_from_the_results_file(name, page):
+    assert generated_tables(ROOT / "docs" / page, name) == tables.render(name)
+
+
+def test_the_table_by_kind_of_query_is_made_from_the_results_file():
+    script = runpy.run_path(str(ROOT / "docs" / "draw_results.py"))
+    ratios = script["relative_losses"](tables.load("defaults")["rows"])
+    written = generated_tables(ROOT / "docs" / "results.md", "kinds")
+    assert written == script["table"](ratios)
+    # GeoQ, the paper's form and the ten rivals.
+    assert len(ratios) == 12
 
 
 def contributing_sections() -> dict[str, str]:

@@ -510,6 +510,7 @@ def test_bad_queries_are_refused(problem, spoil, message):
         ({"increment_model": 3}, "increment_model=3 has no quantile and no fit"),
         ({"safe_region": "distance"}, "safe_region='distance' has no fit"),
         ({"safe_region": DistanceRegion}, r"pass DistanceRegion\(\)"),
+        ({"representation": None}, "representation=None: .* leave it out"),
         ({"error_functional": "mae"}, "error_functional must be callable"),
         ({"folds": RandomFolds}, "folds is the class RandomFolds"),
         ({"representation": nn.Flatten}, "representation must be .* the class Flatten"),

@@ -268,7 +268,7 @@ def never(x, y):
     pytest.fail("a surrogate was trained before the shapes were refused")
 
 
-def fit_before_training(x_shape, y_shape, sees, representation=None):
+def fit_before_training(x_shape, y_shape, sees, **settings):
     """Fit GeoQ with fold surrogates that must not be trained."""
     model = FieldScaleIncrement(factor=replace(QUICK, sees=sees))
     geoq = GeoQ(
@@ -276,7 +276,7 @@ def fit_before_training(x_shape, y_shape, sees, representation=None):
         never,
         folds=RandomFolds(3),
         increment_model=model,
-        representation=representation,
+        **settings,
     )
     geoq.fit(normal(40, *x_shape), normal(40, *y_shape, seed=1))
 

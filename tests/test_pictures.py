@@ -53,22 +53,6 @@ def test_the_coverage_by_score(axes, scene):
     assert [bar.get_height() for bar in axes.patches] == [b.coverage for b in bins]
 
 
-def test_the_error_over_the_distance(axes, scene):
-    geoq, *_ = scene
-    calibration, law = geoq.calibration_, geoq.increment_model_.law_
-    distance = calibration.features.support_distance.numpy()
-    curve = np.geomspace(distance.min(), distance.max(), 50)
-    pictures.error_over_distance(
-        axes,
-        distance,
-        calibration.error[:, 0].numpy(),
-        calibration.interpolating.numpy(),
-        (curve, law.coefficient * curve**law.exponent),
-        law.edge,
-    )
-    assert axes.lines[1].get_xdata()[0] == law.edge
-
-
 def test_the_error_over_time_marks_the_calibration_horizon(axes):
     error = np.random.default_rng(0).random((3, 20, 4))
     pictures.error_over_time(axes, error, 2 * error, 10)

@@ -10,7 +10,7 @@ from conftest import fresh
 from crepes import ConformalRegressor
 from crepes.extras import DifficultyEstimator
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import LeaveOneOut
+from sklearn.model_selection import KFold, LeaveOneOut
 from torch.testing import assert_close
 
 from benchmarks.rivals import (
@@ -230,7 +230,8 @@ def test_residual_conformal_agrees_with_crepes():
 def test_conformal_scales_of_zero_are_refused():
     """Repeated inputs with different outputs: their support distance is zero and their error is not."""
     x = np.repeat(np.arange(10.0), 10)[:, None]
-    rival = KNNDistanceConformal(of_zero(n_support=1))
+    apart = KFold(5, shuffle=True, random_state=0)
+    rival = KNNDistanceConformal(of_zero(n_support=1, folds=apart))
     with pytest.raises(
         ValueError, match=r"in 1 of 1 output coordinates .* remove repeated inputs"
     ):

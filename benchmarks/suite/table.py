@@ -59,11 +59,9 @@ def error_ratios(rows, shift="all", *, metric="pinball", against=is_rival):
     """Mean pinball loss of each method relative to the best rival, by problem."""
     result = {}
     for problem in dict.fromkeys(r["problem"] for r in rows):
-        methods = dict.fromkeys(r["method"] for r in rows if r["problem"] == problem)
-        loss = {
-            m: mean(rows, metric, problem=problem, method=m, shift=shift)
-            for m in methods
-        }
+        found = [r for r in rows if (r["problem"], r["shift"]) == (problem, shift)]
+        methods = dict.fromkeys(r["method"] for r in found)
+        loss = {m: mean(found, metric, method=m) for m in methods}
         best = min(
             (loss[m] for m in methods if against(m) and not math.isnan(loss[m])),
             default=math.nan,

@@ -100,7 +100,7 @@ class RandomFolds:
         random_state: seed of the partition.
 
     Example:
-        >>> [len(held_out) for _, held_out in RandomFolds(3).split(np.zeros((9, 2)))]
+        >>> [len(held_out) for _, held_out in RandomFolds(3).split(np.arange(9)[:, None])]
         [3, 3, 3]
     """
 

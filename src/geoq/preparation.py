@@ -44,6 +44,11 @@ def check_arguments(geoq: "GeoQ", x: Array, y: Array) -> Tensor:
     check_count(geoq.n_anchors, "n_anchors")
     if geoq.n_support is not None:
         check_count(geoq.n_support, "n_support")
+    if geoq.representation is None:
+        raise TypeError(
+            "representation=None: representation must be a metric or a function; leave it out for SensitivityMetric(), or pass "
+            "StandardizedMetric() or a function phi(x)."
+        )
     check_increment_model(geoq.increment_model)
     check_region(geoq.safe_region)
     check_models(
