@@ -9,6 +9,7 @@ import torch
 from conftest import fresh
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.tree import DecisionTreeRegressor
 from torch import nn
 from torch.testing import assert_close
 
@@ -410,6 +411,21 @@ def test_a_surrogate_that_changes_its_mind_is_refused(problem):
         GeoQ(lambda x: x[:, :1] * 0 + next(answers), None, folds=RandomFolds(3)).fit(
             problem.x, problem.y
         )
+
+
+def test_a_recipe_that_refits_the_deployed_model_is_refused(problem):
+    """All folds would share one model object, and the deployed surrogate would be the one of the last fold."""
+    x, y = problem.x.cpu().numpy(), problem.y.cpu().numpy()
+    tree = DecisionTreeRegressor(random_state=0)
+
+    def train(x, y):
+        fitted = tree.fit(x, y)
+        return lambda x: fitted.predict(x)[:, None]
+
+    with pytest.raises(
+        ValueError, match=r"changed during fit.* build the model inside"
+    ):
+        GeoQ(train(x, y), train, folds=RandomFolds(3)).fit(x, y)
 
 
 def linear(problem):

@@ -50,6 +50,7 @@ from geoq.preparation import (
     check_arguments,
     check_fitted_callables,
     check_problem,
+    check_unchanged,
     fit_metric,
     no_recipe,
     open_checkpoint,
@@ -206,8 +207,9 @@ class GeoQ:
             with progress.stage("safe region"):
                 self.safe_region_ = self.safe_region.fit(self.calibration_)
         self.conformal_factors_ = ConformalFactors()
-        evenly = np.linspace(0, len(x) - 1, min(N_PROBES, len(x))).astype(int)
-        self.probes_ = take(x, torch.from_numpy(evenly))
+        evenly = torch.arange(min(N_PROBES, len(x))) * (len(x) - 1) // N_PROBES
+        self.probes_ = take(x, evenly)
+        check_unchanged(self, prediction[evenly.to(prediction.device)])
 
     def assess(self, x: Array) -> Assessment:
         """Error bound, safe flag and their parts at each query (lines 13-17).
@@ -280,8 +282,7 @@ class GeoQ:
         model = self.increment_model_
         if not isinstance(model, HasExpectedError):
             raise TypeError(
-                f"{type(model).__name__} estimates an upper quantile of the error and not its mean; use IndicatorIncrement for "
-                "errors that take one of two values, or look at bounds(x, (0.5,))."
+                f"{type(model).__name__} estimates an upper quantile of the error and not its mean; look at bounds(x, (0.5,))."
             )
         parts = [model.expected_error(features) for _, features in self._views(x)]
         return restore(torch.cat(parts), x)

@@ -98,6 +98,18 @@ def fit_metric(
     return FittedMetric.from_state(stored).to(inputs)
 
 
+def check_unchanged(geoq: "GeoQ", before: Tensor) -> None:
+    """Refuse a deployed surrogate whose predictions at the probes changed while the folds were trained."""
+    after = evaluate(geoq.surrogate_, geoq.probes_, "surrogate")
+    difference = float((after - before.to(after)).abs().max())
+    if difference > 1e-3 * float(before.abs().max()):
+        raise ValueError(
+            f"the deployed surrogate changed during fit: its predictions differ by up to {difference:.3g} from those before the "
+            "folds were trained. Probably train_surrogate fits the same model object again; build the model inside the "
+            "function, for example lambda x, y: Ridge().fit(x, y).predict, or clone it."
+        )
+
+
 def check_fitted_callables(geoq: "GeoQ") -> None:
     """Refuse a surrogate or representation that was switched to training mode since ``fit``."""
     check_callable(geoq.surrogate_, "surrogate")
