@@ -167,7 +167,7 @@ class GeoQ:
         plan = FoldPlan.draw(self.folds, points, groups)
         self.n_support_ = check_problem(self, x, y, plan)
         finished = open_checkpoint(self, checkpoint, x, y, plan)
-        # One step of the progress bar per training, one for the increment model and one for the safe region.
+        # One step per training, one for the increment model and one for the safe region.
         with progress.bar(len(plan.splits) + 2 + (self.surrogate is None)):
             # Line 1: the deployed surrogate, given or trained on all data.
             self.surrogate_ = deployed(self.surrogate, self.train_surrogate, x, y)
@@ -293,8 +293,7 @@ class GeoQ:
         """Scale the bound so that it holds at its level on pairs that neither surrogate nor calibration has seen.
 
         There is one factor for safe queries and one for the others. A safe query that is exchangeable with the pairs is
-        covered with at least the probability ``quantile`` of the increment model; of a field, this fraction of the values is
-        expected to be covered. A further call replaces the factors.
+        covered with at least the probability ``quantile``; of a field, this fraction of the values is expected to be covered.
 
         Args:
             x: inputs of the pairs.
@@ -402,7 +401,7 @@ class GeoQ:
     def save(self, path: str | Path) -> None:
         """Write the calibrated estimator to one file of arrays and numbers.
 
-        The file does not contain the callables. It contains their answers at a few stored inputs, to recognise them.
+        The file contains no callables, but their answers at a few stored inputs, to recognise them.
         """
         files.save(self, path)
 
