@@ -34,7 +34,7 @@ with install_import_hook(
     import geoq
     import geoq.baselines
     import geoq.metrics
-    import geoq.plots  # noqa: F401
+    import geoq.plots
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,6 +86,16 @@ def problem(device: torch.device, dtype: torch.dtype) -> Problem:
     queries = 1.5 * torch.randn(40, 2, generator=generator, dtype=torch.float64)
     x, queries = x.to(device, dtype), queries.to(device, dtype)
     return Problem(x, Problem.truth(x), queries)
+
+
+@pytest.fixture(scope="module")
+def scene():
+    """A calibrated GeoQ, queries beyond its data, their true errors and its assessment, for pictures."""
+    x = np.linspace(0, 1, 120)[:, None]
+    fitted = geoq.GeoQ(lambda x: 0 * x, None).fit(x, np.sin(6 * x))
+    queries = np.linspace(-0.5, 1.5, 200)[:, None]
+    assessment = fitted.assess(queries)
+    return fitted, queries[:, 0], abs(np.sin(6 * queries))[:, 0], assessment
 
 
 @pytest.fixture(autouse=True)

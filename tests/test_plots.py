@@ -7,18 +7,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from geoq import GeoQ, plots
+from geoq import plots
 from geoq.rollout import RolloutAssessment
 from geoq.rollout.horizon import Trust
-
-
-@pytest.fixture(scope="module")
-def scene():
-    x = np.linspace(0, 1, 120)[:, None]
-    geoq = GeoQ(lambda x: 0 * x, None).fit(x, np.sin(6 * x))
-    queries = np.linspace(-0.5, 1.5, 200)[:, None]
-    assessment = geoq.assess(queries)
-    return geoq, queries[:, 0], abs(np.sin(6 * queries))[:, 0], assessment
 
 
 @pytest.fixture

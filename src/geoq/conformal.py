@@ -14,12 +14,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from geoq.crossfit import CalibrationSet
+from geoq.increments.protocol import IncrementModel
 from geoq.quantiles import (
     check_quantile,
     conformal_factor,
+    error_ratios,
     inverse_cdf_quantile,
     n_required,
 )
+from geoq.safe_region import FittedRegion
 
 
 @runtime_checkable
@@ -176,3 +180,16 @@ def level_factors(
     return [
         ConformalFactors(factor(safe, level), factor(~safe, level)) for level in levels
     ]
+
+
+def factors_of(
+    calibration: CalibrationSet,
+    region: FittedRegion,
+    model: IncrementModel,
+    levels: Sequence[float],
+) -> list[ConformalFactors]:
+    """The level factors of a fitted increment model, from its calibration errors."""
+    features = calibration.features
+    safe = region.contains(region.support_score(features))
+    ratio = error_ratios(calibration.error, features.anchor_error + model(features))
+    return level_factors(ratio, safe, levels, model.quantile)

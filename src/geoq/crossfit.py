@@ -13,6 +13,7 @@ from torch import Tensor
 from geoq.arrays import Array, take, to_tensor
 from geoq.checks import add_note_on_error, warn
 from geoq.fold_plan import FoldPlan
+from geoq.folds import count_independent
 from geoq.geometry import (
     Embedding,
     GeometricFeatures,
@@ -138,12 +139,8 @@ class CalibrationSet:
     @property
     def n_independent(self) -> int:
         """The number of tuples that are independent of the tuple with the fewest independent ones."""
-        if self.position is None:
-            return len(self) - 1
-        position = self.position.sort().values
-        near = torch.searchsorted(position, position + self.reach, right=True)
-        near = near - torch.searchsorted(position, position - self.reach)
-        return len(position) - int(near.max())
+        position = None if self.position is None else self.position.cpu().numpy()
+        return count_independent(position, self.reach, len(self))
 
     def independent_of(self, held_out: Bool[Tensor, " n"]) -> Bool[Tensor, " n"]:
         """Mask of the tuples that are not held out and do not depend on a held-out stretch of time."""

@@ -19,7 +19,7 @@ from geoq.conformal import (
     ConformalFactors,
     Guarantee,
     check_guarantee,
-    level_factors,
+    factors_of,
     levels_of,
 )
 from geoq.crossfit import Observations, cross_fit
@@ -241,36 +241,33 @@ class GeoQ:
         return restore(torch.cat([part["error_hat"] for part in self._answers(x)]), x)
 
     def bounds(self, x: Array, levels: Sequence[float] | Array) -> dict[float, Array]:
-        """Error bounds at several quantile levels, which do not cross.
+        """Error bounds by quantile level; bounds of different levels do not cross.
 
-        The bound is scaled by factors that come from the calibration errors, one factor for safe queries and one for the
-        others. Increment models with ``HasLevels`` compute their bound at each level instead.
+        Models with ``HasLevels`` compute each level. The bounds of other models are scaled by factors from the calibration.
 
         Args:
             x: queries, one per row.
             levels: quantile levels, for example ``(0.5, 0.9)``.
-
-        Returns:
-            The bounds by level.
         """
         check_fitted(self, "probes_")
         levels = levels_of(levels)
         model = self.increment_model_
+        # One search and one prediction serve all levels.
         if isinstance(model, HasLevels):
-            return {
-                level: self._with(increment_model_=model.at_level(level)).bound(x)
-                for level in levels
-            }
-        features, error = self.calibration_.features, self.calibration_.error
-        safe = self.safe_region_.contains(self.safe_region_.support_score(features))
-        bound = features.anchor_error + model(features)
-        ratio = error_ratios(error, bound)
-        factors = level_factors(ratio, safe, levels, model.quantile)
-        parts = [(part["error_hat"], part["safe"]) for part in self._answers(x)]
-        return {
-            level: restore(torch.cat([factor(*part) for part in parts]), x)
-            for level, factor in zip(levels, factors, strict=True)
-        }
+            models = [model.at_level(level) for level in levels]
+            factors = [ConformalFactors()] * len(levels)
+        else:
+            models = [model] * len(levels)
+            factors = factors_of(self.calibration_, self.safe_region_, model, levels)
+        parts = [
+            [
+                factor(features.anchor_error + self._increment(m, features, safe), safe)
+                for m, factor in zip(models, factors, strict=True)
+            ]
+            for _, features, _, safe in self._flags(x)
+        ]
+        joined = (torch.cat(part) for part in zip(*parts, strict=True))
+        return {k: restore(v, x) for k, v in zip(levels, joined, strict=True)}
 
     def expected_error(self, x: Array) -> Array:
         """The expected error at each query: not a bound, but a sharper map of where a field is wrong.
@@ -312,7 +309,9 @@ class GeoQ:
             raise TypeError(
                 f"{type(model).__name__} cannot be conformalized: {model.why_not_conformalizable}."
             )
-        assessment = self._with(conformal_factors_=ConformalFactors()).assess(x)
+        plain = copy.copy(self)
+        plain.conformal_factors_ = ConformalFactors()
+        assessment = plain.assess(x)
         _, error = observe(self.surrogate_, self.error_functional, x, y)
         bound, safe = (
             to_tensor(part, "assessment")
@@ -326,11 +325,9 @@ class GeoQ:
 
     def _answers(self, x: Array) -> Iterator[dict[str, Tensor]]:
         """Answers to chunks of queries, as tensors by the names of ``Assessment`` and of psi."""
-        for relation, features in self._views(x):
-            # Line 15: the support score. Line 16: the bound and the flag.
-            score = self.safe_region_.support_score(features)
-            safe = self.safe_region_.contains(score)
-            increment = self._increment(features, safe)
+        for relation, features, score, safe in self._flags(x):
+            # Line 16: the bound.
+            increment = self._increment(self.increment_model_, features, safe)
             explained = isinstance(self.safe_region_, ExplainsFlags)
             seen = {"inputs": features.inputs} if explained else {}
             yield seen | {
@@ -346,6 +343,14 @@ class GeoQ:
                 "displacement": relation.displacement,
                 "support_distance": relation.support_distance,
             }
+
+    def _flags(
+        self, x: Array
+    ) -> Iterator[tuple[Relation, GeometricFeatures, Tensor, Tensor]]:
+        """Chunks of queries with their support scores (line 15) and safe flags (line 16)."""
+        for relation, features in self._views(x):
+            score = self.safe_region_.support_score(features)
+            yield relation, features, score, self.safe_region_.contains(score)
 
     def _views(self, x: Array) -> Iterator[tuple[Relation, GeometricFeatures]]:
         """Chunks of queries with their anchors and features (line 14)."""
@@ -370,10 +375,11 @@ class GeoQ:
                 ),
             )
 
-    def _increment(self, features: GeometricFeatures, safe: Tensor) -> Tensor:
-        """The increment g, with the conformal factors on the bound."""
-        model, factors = self.increment_model_, self.conformal_factors_
-        increment = model(features)
+    def _increment(
+        self, model: IncrementModel, features: GeometricFeatures, safe: Tensor
+    ) -> Tensor:
+        """The increment g of a model, with the conformal factors on the bound."""
+        factors, increment = self.conformal_factors_, model(features)
         if factors == ConformalFactors():
             return increment
         scaled = factors(features.anchor_error + increment, safe)
@@ -391,12 +397,6 @@ class GeoQ:
         assert callable(self.representation)
         z = evaluate(self.representation, x, "representation").to(mean)
         return Embedding(z, coordinates)
-
-    def _with(self, **fitted: Any) -> "GeoQ":
-        """A copy with other fitted parts."""
-        other = copy.copy(self)
-        vars(other).update(fitted)
-        return other
 
     def save(self, path: str | Path) -> None:
         """Write the calibrated estimator to one file of arrays and numbers.

@@ -13,6 +13,7 @@ from geoq.folds import (
     DependentFolds,
     Split,
     check_scheme,
+    count_independent,
 )
 
 
@@ -95,14 +96,9 @@ class FoldPlan:
     def n_independent(self) -> int:
         """The number of calibration tuples that are independent of the tuple with the fewest independent ones."""
         if self.dependence is None:
-            return len(self.point) - 1
-        position, reach = (
-            np.sort(self.dependence.position[self.point]),
-            self.dependence.reach,
-        )
-        near = np.searchsorted(position, position + reach, side="right")
-        near -= np.searchsorted(position, position - reach, side="left")
-        return len(position) - int(near.max())
+            return count_independent(None, 0, len(self.point))
+        position = self.dependence.position[self.point]
+        return count_independent(position, self.dependence.reach, len(position))
 
     @property
     def n_groups(self) -> int:

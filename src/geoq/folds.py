@@ -39,6 +39,24 @@ class Dependence:
     reach: int
 
 
+def count_independent(
+    position: Int[np.ndarray, " n"] | None, reach: int, n: int
+) -> int:
+    """The number of tuples that are independent of the tuple with the fewest independent ones.
+
+    Args:
+        position: the positions of the n tuples; None if all are independent.
+        reach: tuples whose positions differ by at most this depend on each other.
+        n: the number of tuples.
+    """
+    if position is None:
+        return n - 1
+    ordered = np.sort(position)
+    near = np.searchsorted(ordered, ordered + reach, side="right")
+    near -= np.searchsorted(ordered, ordered - reach, side="left")
+    return n - int(near.max())
+
+
 @runtime_checkable
 class DependentFolds(Protocol):
     """A scheme that states which points depend on each other; leave-one-out scores then leave all of them out."""

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from geoq.arrays import Array, restore
 from geoq.quantiles import check_fraction, rank
+from geoq.representation import Standardization
 from geoq.surrogate import Surrogate, evaluate
 
 # An input is used as a logarithm if it is positive, has at least this many distinct values, spans this factor, and its middle
@@ -59,7 +60,6 @@ class Coordinates:
     ) -> "Coordinates":
         """Mean and scale of each input over the points."""
         low, high = points.amin(dim=0), points.amax(dim=0)
-        # Exact equality is tested, because rounding gives a constant column a deviation of 1e-17.
         constant = low == high
         log = torch.zeros_like(constant)
         if logarithms:
@@ -73,19 +73,14 @@ class Coordinates:
                     len(column.unique()) >= MIN_DISTINCT
                     and high_end >= MIN_MIDDLE_SPAN * low_end
                 )
-        values = _logarithms(points, log)
-        scale = values.std(dim=0, correction=0)
-        return cls(
-            mean=values.mean(dim=0),
-            scale=scale.masked_fill(constant | (scale == 0), 1.0),
-            log=log,
-            constant=constant,
-        )
+        standard = Standardization.fit(_logarithms(points, log))
+        return cls(standard.mean, standard.scale, log, constant)
 
     def __call__(
         self, points: Float[Tensor, " n *coordinates"]
     ) -> Float[Tensor, " n *coordinates"]:
-        return (_logarithms(points, self.log) - self.mean) / self.scale
+        standardise = Standardization(self.mean, self.scale)
+        return standardise(_logarithms(points, self.log))
 
     def inverse(
         self, coordinates: Float[Tensor, " n *coordinates"]
@@ -252,10 +247,7 @@ class SensitivityMetric:
         deviation = outputs.reshape(len(outputs), -1).to(t).std(dim=0, correction=0)
         importance = _over_outputs(sensitivity, deviation)
         varying = ~coordinates.constant.reshape(-1)
-        typical = importance[varying].square().mean().sqrt()
-        weight = torch.ones_like(importance)
-        if typical > 0:
-            weight = (importance / typical).sqrt().clamp(min=self.min_weight)
+        weight = input_weights(importance, varying, self.min_weight)
         return FittedMetric(
             coordinates,
             weight.reshape(coordinates.mean.shape),
@@ -308,6 +300,18 @@ class StandardizedMetric:
         """Equal weights; the surrogate is not evaluated."""
         del outputs, predict
         return _unweighted(coordinates, coordinates(points).reshape(len(points), -1))
+
+
+def input_weights(
+    importance: Float[Tensor, " n_inputs"],
+    varying: Bool[Tensor, " n_inputs"],
+    min_weight: float,
+) -> Float[Tensor, " n_inputs"]:
+    """Square roots of the sensitivities relative to their root mean square over the varying inputs, with a minimum."""
+    typical = importance[varying].square().mean().sqrt()
+    if not typical > 0:
+        return torch.ones_like(importance)
+    return (importance / typical).sqrt().clamp(min=min_weight)
 
 
 def _unweighted(coordinates: Coordinates, t: Tensor) -> FittedMetric:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from geoq.crossfit import CalibrationPoints, CalibrationSet
 from geoq.geometry import GeometricFeatures
-from geoq.metric import Coordinates, FittedMetric
+from geoq.metric import Coordinates, FittedMetric, input_weights
 from geoq.quantiles import check_fraction, check_quantile, rank
 from geoq.safe_region import DistanceRegion, FittedRegion
 
@@ -87,11 +87,9 @@ class _Cloud:
 
     @cached_property
     def weight(self) -> np.ndarray:
-        typical = math.sqrt(float((self.importance**2).mean()))
-        if not typical:
-            return np.ones_like(self.importance)
-        weight: np.ndarray = np.sqrt(self.importance / typical)
-        return weight.clip(min=self.min_weight)
+        importance = torch.from_numpy(self.importance)
+        varying = torch.ones_like(importance, dtype=torch.bool)
+        return _numpy(input_weights(importance, varying, self.min_weight))
 
     @cached_property
     def low(self) -> np.ndarray:
