@@ -35,6 +35,7 @@ from geoq import (
     identity,
     norm_error,
 )
+from geoq.increments import Climatology
 from geoq.increments.factor import NoFactor
 
 QUICK = NormScaledIncrement(training=Training(n_steps=60, check_every=20))
@@ -526,6 +527,14 @@ def test_bad_queries_are_refused(problem, spoil, message):
         ({"increment_model": 3}, "increment_model=3 has no quantile and no fit"),
         ({"safe_region": "distance"}, "safe_region='distance' has no fit"),
         ({"safe_region": DistanceRegion}, r"pass DistanceRegion\(\)"),
+        (
+            {"representation": SensitivityMetric},
+            r"the class SensitivityMetric, .* pass SensitivityMetric\(\)",
+        ),
+        (
+            {"increment_model": TwoLawIncrement(reference=Climatology)},
+            r"Climatology'> cannot be fitted; pass an object .* Climatology\(\)",
+        ),
         ({"representation": None}, "representation=None: .* leave it out"),
         ({"error_functional": "mae"}, "error_functional must be callable"),
         ({"folds": RandomFolds}, "folds is the class RandomFolds"),

@@ -125,6 +125,11 @@ def test_the_reason_uses_the_names_of_the_inputs():
     assert "input pressure is 2" in assessed(box(), queries).reason(0, names=names)
 
 
+def test_a_wrong_number_of_names_is_refused():
+    with pytest.raises(ValueError, match="names has 1 entries, but there are 6 inputs"):
+        assessed(box(), box(5, seed=1)).reason(0, names=["pressure"])
+
+
 def test_the_support_score_is_a_ratio_to_the_threshold():
     answer = assessed(box(), box(500, seed=1) * 1.3)
     assert answer.threshold == 1.0

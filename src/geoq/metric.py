@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from geoq.arrays import Array, restore
+from geoq.checks import check_count
 from geoq.quantiles import check_fraction, rank
 from geoq.representation import Standardization
 from geoq.surrogate import Surrogate, evaluate
@@ -226,6 +227,7 @@ class SensitivityMetric:
 
     def __post_init__(self) -> None:
         check_fraction(self.min_weight, "SensitivityMetric.min_weight")
+        check_count(self.n_rows, "n_rows")
 
     def coordinates(self, points: Float[Tensor, " n *coordinates"]) -> Coordinates:
         """T of the points, with logarithms for tables."""

@@ -49,6 +49,13 @@ def check_arguments(geoq: "GeoQ", x: Array, y: Array) -> Tensor:
             "representation=None: representation must be a metric or a function; leave it out for SensitivityMetric(), or pass "
             "StandardizedMetric() or a function phi(x)."
         )
+    if isinstance(geoq.representation, type) and isinstance(
+        geoq.representation, Metric
+    ):
+        name = geoq.representation.__name__
+        raise TypeError(
+            f"representation is the class {name}, but an object is needed; pass {name}()."
+        )
     check_increment_model(geoq.increment_model)
     check_region(geoq.safe_region)
     check_models(

@@ -63,6 +63,11 @@ class Explanations:
 
     def __call__(self, query: int, names: Sequence[str] | None = None) -> str:
         """Why this query is safe or not."""
+        n_inputs = self.inputs[query].numel()
+        if names is not None and len(names) != n_inputs:
+            raise ValueError(
+                f"names has {len(names)} entries, but there are {n_inputs} inputs; pass one name per input."
+            )
         return self.region.explain(self.inputs[query][None], names)
 
 

@@ -131,17 +131,19 @@ def fit_reference(
     """Fit a reference to the reference outputs of the calibration points; None stays None."""
     if reference is None:
         return None
-    if isinstance(reference, type) or not isinstance(reference, Reference):
-        raise TypeError(
-            f"reference={reference!r} cannot be fitted; pass an object with fit(outputs, quantile), such as Climatology()."
-        )
     assert calibration.data is not None
     return reference.fit(calibration.data.outputs.to(calibration.error), quantile)
 
 
 def check_reference_shapes(reference: Reference | None, shapes: Shapes) -> None:
     """Refuse a reference for errors that are not elementwise, because it has one scale per output."""
-    if reference is not None and math.prod(shapes.outputs) != math.prod(shapes.error):
+    if reference is None:
+        return
+    if isinstance(reference, type) or not isinstance(reference, Reference):
+        raise TypeError(
+            f"reference={reference!r} cannot be fitted; pass an object with fit(outputs, quantile), such as Climatology()."
+        )
+    if math.prod(shapes.outputs) != math.prod(shapes.error):
         raise ValueError(
             f"reference={reference!r} has one scale per output, but outputs have shape {shapes.outputs} and errors have "
             f"shape {shapes.error}; use an elementwise error functional, such as absolute_error, or no reference."
