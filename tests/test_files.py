@@ -293,7 +293,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
         raise Interrupted
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(archive, "save_file", interrupted)
+        patch.setattr("os.fsync", interrupted)
         with pytest.raises(Interrupted):
             archive.write(path, {"a": 2}, {"t": torch.ones(2)})
     assert path.read_bytes() == before

@@ -1,3 +1,4 @@
+import datetime
 import subprocess
 import sys
 
@@ -416,9 +417,20 @@ def test_files_of_another_class_or_for_another_surrogate_are_refused(
 
 def test_coordinates_that_a_file_cannot_store_are_refused(x, y, tmp_path):
     parts = xr.DataArray([{"a"}, {"b"}], dims="lead")
-    estimator = unfitted(x, y).fit(x, y.assign_coords(part=parts))
+    with pytest.warns(UserWarning, match="save will refuse this estimator"):
+        estimator = unfitted(x, y).fit(x, y.assign_coords(part=parts))
     with pytest.raises(ValueError, match="coordinate 'part' has dtype object"):
         estimator.save(tmp_path / "model.geoq")
+
+
+def test_attributes_that_a_file_cannot_store_are_refused_before_training(x, y):
+    def train(x, y):
+        pytest.fail("a surrogate was trained")
+
+    estimator = XarrayGeoQ(GeoQ(None, train), unfitted(x, y).sample_dim)
+    dated = y.assign_attrs(made=datetime.date(2020, 1, 1))
+    with pytest.raises(TypeError, match=r"y.attrs\['made'\] is a date.* with str"):
+        estimator.fit(x, dated)
 
 
 def test_geoq_can_be_imported_without_xarray():

@@ -4,7 +4,7 @@ A file contains arrays and numbers, never code. The user's callables are not in 
 that a different callable is refused. ``rollout/files.py`` does the same for ``RolloutGeoQ``.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from geoq import archive
 from geoq.archive import with_prefix, without_prefix
 from geoq.arrays import Array
-from geoq.checks import check_callable, check_fitted
+from geoq.checks import check_callable, check_count, check_fitted
 from geoq.conformal import ConformalFactors
 from geoq.crossfit import CalibrationSet
 from geoq.folds import UnavailableFolds
@@ -81,6 +81,30 @@ _FEATURES = (
     "neighborhood.side",
 )
 _TUPLES = ("error", "point", "fold", "family")
+# Starts of the names of arrays without nan and infinity, without nan, and names of arrays without negative and infinite values.
+_FINITE = ("coordinates.", "points.", "region.", "probe.")
+_DEFINED = ("increment.", "metric.")
+_NOT_NEGATIVE = ("error", "calibration.error", "features.support_distance")
+
+
+@dataclass(frozen=True)
+class Content:
+    """The numbers and arrays of a file, which is read once.
+
+    Attributes:
+        path: the file.
+        numbers: its settings and numbers.
+        arrays: its arrays.
+    """
+
+    path: str | Path
+    numbers: dict[str, Any]
+    arrays: dict[str, Tensor]
+
+    @staticmethod
+    def read(path: str | Path) -> "Content":
+        """The content of a file, refused unless the file is complete and unaltered."""
+        return Content(path, *archive.read(path))
 
 
 def save(geoq: "GeoQ", path: str | Path) -> None:
@@ -166,44 +190,89 @@ def load(
     error_functional: ErrorFunctional | None,
 ) -> "GeoQ":
     """Read a calibrated estimator; see ``GeoQ.load``."""
-    numbers, stored = archive.read(path)
+    return restored(
+        cls,
+        Content.read(path),
+        surrogate=surrogate,
+        representation=representation,
+        increment_model=increment_model,
+        error_functional=error_functional,
+    )
+
+
+def restored(
+    cls: type["GeoQ"],
+    content: Content,
+    *,
+    surrogate: Surrogate,
+    representation: Representation | None,
+    increment_model: IncrementModel | None,
+    error_functional: ErrorFunctional | None,
+) -> "GeoQ":
+    """The estimator that a file describes."""
+    numbers, path = content.numbers, content.path
     if "estimator" in numbers:
         raise ValueError(
             f"{path} holds a {numbers['estimator']}; load it with {numbers['estimator']}.load."
         )
-    arrays = archive.placed(numbers, stored)
+    archive.check_given(surrogate, "surrogate", path)
     if error_functional is not None:
         check_callable(error_functional, "error_functional")
-    geoq = cls(
-        surrogate,
-        None,
-        representation=representation or SensitivityMetric(),
-        error_functional=error_functional
-        or _ERRORS.get(numbers["error_functional"], _missing_error_functional),
-        folds=UnavailableFolds(numbers["folds"]),
-        n_anchors=numbers["n_anchors"],
-        n_support=numbers["n_support"],
-    )
-    _restore_geometry(geoq, numbers, arrays)
+    with archive.restoring(path):
+        _check(numbers, content.arrays)
+        arrays = archive.placed(numbers, content.arrays)
+        geoq = cls(
+            surrogate,
+            None,
+            representation=representation or SensitivityMetric(),
+            error_functional=error_functional
+            or _ERRORS.get(numbers["error_functional"], _missing_error_functional),
+            folds=UnavailableFolds(numbers["folds"]),
+            n_anchors=numbers["n_anchors"],
+            n_support=numbers["n_support"],
+        )
+        _restore_geometry(geoq, numbers, arrays)
+        geoq.safe_region, geoq.safe_region_ = _restored_region(
+            geoq, numbers["safe_region"], arrays
+        )
+        probes = arrays["probe.x"]
+        geoq.probes_ = probes.cpu().numpy() if numbers["numpy"] else probes
     geoq.increment_model = geoq.increment_model_ = _restored_model(
-        numbers, arrays, increment_model
+        content, arrays, increment_model
     )
-    geoq.safe_region, geoq.safe_region_ = _restored_region(
-        geoq, numbers["safe_region"], arrays
-    )
-    probes = arrays["probe.x"]
-    geoq.probes_ = probes.cpu().numpy() if numbers["numpy"] else probes
     present = _answers(geoq)
     for name in ("surrogate", "representation", "increment_model"):
         archive.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
     return geoq
 
 
+def _check(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> None:
+    """Refuse values that no calibration has, and arrays whose lengths differ."""
+    archive.check_values(arrays, finite=_FINITE, defined=_DEFINED, errors=_NOT_NEGATIVE)
+    archive.check_number("threshold", numbers["safe_region"]["threshold"], above=-1e-9)
+    for factor in numbers["conformal_factors"]:
+        archive.check_number("conformal_factors", factor, above=-1e-9)
+    n_points, n_tuples = len(arrays["error"]), len(arrays["calibration.error"])
+    for name in ("n_anchors", "n_support"):
+        check_count(numbers[name], name)
+        archive.check_value(name, numbers[name] <= n_points, "larger than the data")
+    lengths = {"points.z": n_points, "points.normalized": n_points}
+    lengths |= {f"calibration.{name}": n_tuples for name in _TUPLES}
+    lengths |= {f"features.{name}": n_tuples for name in _FEATURES[:4]}
+    for name, length in lengths.items():
+        if name in arrays:
+            same = len(arrays[name]) == length
+            archive.check_value(f"array {name!r}", same, f"not of length {length}")
+    point = arrays["calibration.point"]
+    inside = bool(((point >= 0) & (point < n_points)).all())
+    archive.check_value("array 'calibration.point'", inside, "out of range")
+
+
 def _restore_geometry(
     geoq: "GeoQ", numbers: dict[str, Any], arrays: dict[str, Tensor]
 ) -> None:
     """Restore everything but the increment model and the safe region."""
-    assert geoq.surrogate is not None
+    assert geoq.surrogate is not None  # for mypy
     geoq.surrogate_ = geoq.surrogate
     geoq.coordinates_ = Coordinates(**without_prefix("coordinates.", arrays))
     metric = without_prefix("metric.", arrays)
@@ -233,11 +302,12 @@ def _restore_geometry(
 
 
 def _restored_model(
-    numbers: dict[str, Any],
+    content: Content,
     arrays: dict[str, Tensor],
     given: IncrementModel | None,
 ) -> IncrementModel:
-    own = _MODELS.get(numbers["increment_model"])
+    name = content.numbers.get("increment_model")
+    own = _MODELS.get(name) if isinstance(name, str) else None
     if own is None:
         if given is None:
             raise ValueError(
@@ -247,11 +317,14 @@ def _restored_model(
         return given
     if given is not None:
         raise ValueError(
-            f"the file contains its increment model ({numbers['increment_model']}); leave increment_model out."
+            f"the file contains its increment model ({name}); leave increment_model out."
         )
     weights = without_prefix("increment.", arrays)
-    restored: IncrementModel = own.from_state(numbers["increment_settings"], weights)
-    return restored
+    with archive.restoring(content.path):
+        model: IncrementModel = own.from_state(
+            content.numbers["increment_settings"], weights
+        )
+    return model
 
 
 def _restored_region(

@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from geoq import archive, files
 from geoq.arrays import Array
 from geoq.assessment import Assessment
+from geoq.checks import check_count
 from geoq.conformal import POINTWISE, Guarantee
 from geoq.estimator import GeoQ
 from geoq.folds import Folds
@@ -174,15 +175,23 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         Raises:
             ValueError: the file is unusable, or the regressor is not the one that was calibrated.
         """
-        numbers, _ = archive.read(path)
-        if "sklearn" not in numbers:
+        content = files.Content.read(path)
+        if "sklearn" not in content.numbers:
             raise ValueError(
                 f"{path} was not saved by a GeoQRegressor; load it with the class that saved it."
             )
-        own = numbers["sklearn"]
-        geoq = GeoQ.load(
-            path,
-            surrogate=_FittedClone(estimator, tuple(own["output_shape"])),
+        archive.check_given(estimator, "estimator", path)
+        own = content.numbers["sklearn"]
+        with archive.restoring(path):
+            output_shape = tuple(own["output_shape"])
+            n_features, names = own["n_features_in"], own["feature_names"]
+            check_count(n_features, "n_features_in")
+            possible = not names or len(names) == n_features
+            archive.check_value("feature_names", possible, "not one name per column")
+        geoq = files.restored(
+            GeoQ,
+            content,
+            surrogate=_FittedClone(estimator, output_shape),
             representation=representation,
             increment_model=increment_model,
             error_functional=error_functional,
@@ -191,9 +200,9 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         del settings["surrogate"], settings["train_surrogate"]
         regressor = cls(estimator, **settings)
         regressor.geoq_, regressor.estimator_ = geoq, estimator
-        regressor.n_features_in_ = own["n_features_in"]
-        if own["feature_names"]:
-            regressor.feature_names_in_ = np.array(own["feature_names"], dtype=object)
+        regressor.n_features_in_ = n_features
+        if names:
+            regressor.feature_names_in_ = np.array(names, dtype=object)
         return regressor
 
     @property

@@ -26,6 +26,8 @@ except ImportError as exc:
         "geoq.xarray needs xarray; install it with pip install 'geoq[xarray]'."
     ) from exc
 
+from geoq.xarray_labels import Labels
+
 Labelled: TypeAlias = xr.DataArray | xr.Dataset
 # The variables of an answer: for each its type, and its dimensions other than the samples.
 Parts: TypeAlias = dict[str, tuple[np.dtype[Any], dict[Hashable, int]]]
@@ -45,8 +47,6 @@ _LONG_NAMES = {
     "observed_error": "mean observed error of the anchor",
 }
 _ERRORS = ("error_hat", "anchor_error", "increment", "observed_error", "expected_error")
-# Kinds of NumPy types that a file can store: booleans, numbers, strings, times and time differences.
-_STORABLE_KINDS = "biufUmM"
 
 
 @dataclass(eq=False)
@@ -104,14 +104,20 @@ class XarrayGeoQ:
                 training.
         """
         x, y = self._pairs(x, y)
+        labels = Labels(
+            self.sample_dim,
+            self._empty(x),
+            self._empty(y),
+            x[self.sample_dim].values,
+        )
+        labels.check()
         self.geoq_ = copy.copy(self.geoq).fit(
             x.values,
             y.values,
             groups=None if groups is None else list(np.asarray(groups)),
             checkpoint=checkpoint,
         )
-        self.x_, self.y_ = self._empty(x), self._empty(y)
-        self.labels_ = x[self.sample_dim].values
+        self.x_, self.y_, self.labels_ = labels.x, labels.y, labels.samples
         return self
 
     def conformalize(
@@ -239,13 +245,8 @@ class XarrayGeoQ:
     def save(self, path: str | Path) -> None:
         """Write the calibration and the coordinates to one file, see ``GeoQ.save``; ``GeoQ.load`` reads it as well."""
         check_fitted(self, "geoq_")
+        own = Labels(self.sample_dim, self.x_, self.y_, self.labels_).described()
         numbers, arrays = files.state(self.geoq_)
-        own = {
-            "sample_dim": self.sample_dim,
-            "x": _described(self.x_),
-            "y": _described(self.y_),
-            "labels": _listed(xr.DataArray(self.labels_, name=self.sample_dim)),
-        }
         archive.write(path, numbers | {"xarray": own}, arrays)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 (scikit-learn's signature)
@@ -269,23 +270,25 @@ class XarrayGeoQ:
         error_functional: ErrorFunctional | None = None,
     ) -> "XarrayGeoQ":
         """Read a calibrated estimator; the arguments are the arguments of ``GeoQ.load``."""
-        numbers, _ = archive.read(path)
-        if "xarray" not in numbers:
+        content = files.Content.read(path)
+        if "xarray" not in content.numbers:
             raise ValueError(
                 f"{path} was not saved by an XarrayGeoQ; load it with the class that saved it."
             )
-        geoq = GeoQ.load(
-            path,
+        geoq = files.restored(
+            GeoQ,
+            content,
             surrogate=surrogate,
             representation=representation,
             increment_model=increment_model,
             error_functional=error_functional,
         )
-        own = numbers["xarray"]
-        estimator = cls(geoq, own["sample_dim"])
+        with archive.restoring(path):
+            labels = Labels.restored(content.numbers["xarray"], geoq)
+        estimator = cls(geoq, labels.sample_dim)
         estimator.geoq_ = copy.copy(geoq)
-        estimator.x_, estimator.y_ = _template(own["x"]), _template(own["y"])
-        estimator.labels_ = _array(own["labels"])
+        estimator.x_, estimator.y_ = labels.x, labels.y
+        estimator.labels_ = labels.samples
         return estimator
 
     def __dask_tokenize__(self) -> str:
@@ -412,39 +415,3 @@ def _span(array: xr.DataArray, dim: Hashable) -> str:
     labels = array.get_index(dim)
     ends = f" from {labels[0]} to {labels[-1]}" if len(labels) else ""
     return f"{len(labels)} {'labels' if dim in array.coords else 'positions'}{ends}"
-
-
-def _described(template: xr.DataArray) -> dict[str, Any]:
-    """An array without samples in the form of JSON."""
-    described = template.to_dict(data=False)
-    for name, coordinate in described["coords"].items():
-        coordinate |= _listed(template[name])
-    return described
-
-
-def _listed(coordinate: xr.DataArray) -> dict[str, Any]:
-    """The values of a coordinate in the form of JSON."""
-    values = coordinate.values
-    strings = all(isinstance(value, str) for value in values.flat)
-    if values.dtype.kind not in _STORABLE_KINDS and not strings:
-        raise ValueError(
-            f"coordinate {coordinate.name!r} has dtype {values.dtype}, but a file stores only numbers, strings and times; drop or "
-            "convert it before fit."
-        )
-    whole = values.astype(np.int64) if values.dtype.kind in "mM" else values
-    return {"dtype": str(values.dtype), "data": whole.tolist()}
-
-
-def _array(described: dict[str, Any]) -> np.ndarray:
-    return np.array(described["data"], dtype=described["dtype"])
-
-
-def _template(described: dict[str, Any]) -> xr.DataArray:
-    """The inverse of ``_described``."""
-    coordinates = {
-        name: (tuple(c["dims"]), _array(c), c["attrs"])
-        for name, c in described["coords"].items()
-    }
-    empty = np.empty(described["shape"], dtype=described["dtype"])
-    dims, name, attributes = (described[part] for part in ("dims", "name", "attrs"))
-    return xr.DataArray(empty, coordinates, tuple(dims), name, attributes)

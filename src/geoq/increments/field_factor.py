@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from geoq.archive import without_prefix
+from geoq.archive import load_weights, without_prefix
 from geoq.arrays import chunks
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
@@ -307,10 +307,10 @@ class FittedField:
         networks = []
         for number in range(settings["n_networks"]):
             weights = without_prefix(f"{number}.", arrays)
-            with seeded(how.training.random_state):
+            with torch.device("meta"):
                 network = how.network(len(weights["mean"]), len(exponent))
-            network.load_state_dict(weights)
-            networks.append(network.eval())
+            load_weights(network, weights)
+            networks.append(network)
         shape = tuple(settings["field_shape"])
         return FittedField(
             networks, how, shape, exponent, arrays["lower"], arrays["upper"]

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from geoq.archive import load_weights
 from geoq.arrays import chunks, nonzero_counts
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
@@ -351,12 +352,12 @@ class IndicatorIncrement:
         model.prior_ = (FittedPredictionPrior if has_table else FittedCellPrior)(
             **prior
         )
-        mean = weights["0.mean"]
-        model._build(len(mean), len(prior["offset"]), mean.device)
-        model.networks_.load_state_dict(
-            {name: weights[name] for name in weights if name not in prior}
-        )
-        model.networks_.eval()
+        # Refused here if the file does not contain all networks.
+        mean = weights[f"{model.n_networks - 1}.mean"]
+        with torch.device("meta") as meta:
+            model._build(len(mean), len(prior["offset"]), meta)
+        own = {name: weights[name] for name in weights if name not in prior}
+        load_weights(model.networks_, own)
         return model
 
 

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from geoq.archive import load_weights
 from geoq.arrays import chunks, nonzero_counts
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
@@ -209,8 +210,9 @@ class NormScaledIncrement:
         """The fitted model that ``state`` described."""
         hidden, training = tuple(settings["hidden"]), Training(**settings["training"])
         model = NormScaledIncrement(settings["quantile"], hidden, training)
-        model._build(len(weights["mean"]), tuple(weights["offset"].shape))
-        _load(model.module_, weights)
+        with torch.device("meta"):
+            model._build(len(weights["mean"]), tuple(weights["offset"].shape))
+        load_weights(model.module_, weights)
         return model
 
     def _build(self, n_features: int, field_shape: tuple[int, ...]) -> None:
@@ -324,8 +326,9 @@ class FieldIncrement:
             Training(**settings["training"]),
             tuple(settings["weights"]),
         )
-        model._build(tuple(settings["z_shape"]), tuple(weights["offset"].shape))
-        _load(model.module_, weights)
+        with torch.device("meta"):
+            model._build(tuple(settings["z_shape"]), tuple(weights["offset"].shape))
+        load_weights(model.module_, weights)
         return model
 
     def _build(self, z_shape: tuple[int, ...], field_shape: tuple[int, ...]) -> None:
@@ -343,8 +346,3 @@ class FieldIncrement:
 def _initialized(make_network: Callable[[], nn.Module], random_state: int) -> nn.Module:
     with seeded(random_state):
         return make_network()
-
-
-def _load(module: _ScaledRate, weights: dict[str, Tensor]) -> None:
-    module.load_state_dict(weights)
-    module.to(weights["offset"].device).eval()

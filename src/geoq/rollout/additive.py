@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from geoq.archive import load_weights
 from geoq.arrays import chunks
 from geoq.nets.mlp import MLP
 from geoq.quantiles import check_quantile, inverse_cdf_quantile, pinball_loss
@@ -125,9 +126,9 @@ class AdditiveRecursion:
             hidden=tuple(settings["hidden"]),
             training=Training(**settings["training"]),
         )
-        scheme._build(len(arrays["mean"]), len(arrays["coefficient"]))
-        scheme.module_.load_state_dict(arrays)
-        scheme.module_.to(arrays["coefficient"].device).eval()
+        with torch.device("meta"):
+            scheme._build(len(arrays["mean"]), len(arrays["coefficient"]))
+        load_weights(scheme.module_, arrays)
         return scheme
 
     def _build(self, n_features: int, n_outputs: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from geoq import archive
 from geoq.archive import with_prefix, without_prefix
 from geoq.arrays import to_tensor
-from geoq.checks import check_fitted
+from geoq.checks import check_count, check_fitted
 from geoq.folds import UnavailableFolds
 from geoq.geometry import Embedding, Geometry
 from geoq.increments.climatology import FittedClimatology
@@ -36,6 +36,8 @@ _RULES: dict[str, type[RolloutRegion | DistanceRegion]] = {
 }
 _CLIMATOLOGY = ("low", "high", "table")
 _HELD_OUT = ("bound", "error", "supported", "start")
+# Arrays without nan and infinity.
+_FINITE = ("mean", "scale", "points.", "climatology.", "probe.")
 
 
 def save(geoq: "RolloutGeoQ", path: str | Path) -> None:
@@ -103,22 +105,42 @@ def load(
         raise ValueError(
             f"{path} does not contain a RolloutGeoQ; load it with the class that saved it."
         )
-    arrays = archive.placed(numbers, stored)
-    geoq = cls(
-        surrogate,
-        None,
-        representation=representation,
-        folds=UnavailableFolds(numbers["folds"]),
-        n_starts=numbers["n_starts"],
-        n_calibration=numbers["n_calibrated"],
-        n_anchors=numbers["n_anchors"],
-        n_support=numbers["n_support"],
-    )
-    _restore(geoq, numbers, arrays)
+    archive.check_given(surrogate, "surrogate", path)
+    with archive.restoring(path):
+        _check(numbers, stored)
+        arrays = archive.placed(numbers, stored)
+        geoq = cls(
+            surrogate,
+            None,
+            representation=representation,
+            folds=UnavailableFolds(numbers["folds"]),
+            n_starts=numbers["n_starts"],
+            n_calibration=numbers["n_calibrated"],
+            n_anchors=numbers["n_anchors"],
+            n_support=numbers["n_support"],
+        )
+        _restore(geoq, numbers, arrays)
     present = _answers(geoq)
     for name in ("surrogate", "representation"):
         archive.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
     return geoq
+
+
+def _check(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> None:
+    """Refuse values that no calibration has, and arrays whose lengths differ."""
+    archive.check_values(arrays, finite=_FINITE, defined=("scheme.",), errors=())
+    archive.check_number("threshold", numbers["safe_region"]["threshold"], above=-1e-9)
+    for name in ("n_anchors", "n_support", "n_calibrated", "n_starts"):
+        check_count(numbers[name], name)
+    for name in ("n_anchors", "n_support"):
+        possible = numbers[name] <= len(arrays["points.z"])
+        archive.check_value(name, possible, "larger than the data")
+    n_held_out = len(arrays["held_out.error"])
+    for part in _HELD_OUT:
+        same = len(arrays[f"held_out.{part}"]) == n_held_out
+        archive.check_value(f"array 'held_out.{part}'", same, "too short or too long")
+    negative = bool((arrays["held_out.error"] < 0).any())
+    archive.check_value("array 'held_out.error'", not negative, "negative")
 
 
 def _restore(

@@ -1,0 +1,122 @@
+"""The labels of an XarrayGeoQ in the form of JSON: dimensions, coordinates and attributes of its inputs and outputs."""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from geoq import archive
+from geoq.checks import warn
+from geoq.estimator import GeoQ
+
+# Kinds of NumPy types that a file can store: booleans, numbers, strings, times and time differences.
+_STORABLE_KINDS = "biufUmM"
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """The data of ``fit`` without their values.
+
+    Attributes:
+        sample_dim: the name of the dimension of the samples.
+        x: the inputs without samples.
+        y: the reference outputs without samples.
+        samples: the labels of the samples.
+    """
+
+    sample_dim: str
+    x: xr.DataArray
+    y: xr.DataArray
+    samples: np.ndarray
+
+    def check(self) -> None:
+        """Refuse attributes that a file cannot store, and warn of coordinates that it cannot store."""
+        for name, array in (("x", self.x), ("y", self.y)):
+            _check_attributes(array, name)
+            for coordinate, of in array.coords.items():
+                _check_attributes(of, f"{name}[{coordinate!r}]")
+        try:
+            self.described()
+        except ValueError as exc:
+            warn(f"save will refuse this estimator: {exc}")
+
+    def described(self) -> dict[str, Any]:
+        """The labels in the form of JSON."""
+        return {
+            "sample_dim": self.sample_dim,
+            "x": _described(self.x),
+            "y": _described(self.y),
+            "labels": _listed(xr.DataArray(self.samples, name=self.sample_dim)),
+        }
+
+    @staticmethod
+    def restored(described: dict[str, Any], geoq: GeoQ) -> "Labels":
+        """The inverse of ``described``, refused unless the sizes are the sizes of the calibration."""
+        x, y = _template(described["x"]), _template(described["y"])
+        labels = Labels(described["sample_dim"], x, y, _array(described["labels"]))
+        prediction = geoq.calibration_.features.prediction
+        for name, stored, expected in (
+            ("x", x.shape[1:], geoq.coordinates_.mean.shape),
+            ("y", y.shape[1:], prediction.shape[1:]),
+            ("labels", labels.samples.shape, geoq.error_.shape[:1]),
+        ):
+            same = stored == tuple(expected)
+            archive.check_value(f"the shape {stored} of {name}", same, "not possible")
+        return labels
+
+
+def _check_attributes(array: xr.DataArray, name: str) -> None:
+    for key, attribute in array.to_dict(data=False)["attrs"].items():
+        try:
+            json.dumps({key: attribute})
+        except (TypeError, ValueError) as exc:
+            raise TypeError(
+                f"{name}.attrs[{key!r}] is a {type(attribute).__name__}, but a file stores only numbers, strings and lists; "
+                f"convert it with str, or remove it from {name}.attrs."
+            ) from exc
+
+
+def _described(template: xr.DataArray) -> dict[str, Any]:
+    """An array without samples in the form of JSON."""
+    described = template.to_dict(data=False)
+    for name, coordinate in described["coords"].items():
+        coordinate |= _listed(template[name])
+    return described
+
+
+def _listed(coordinate: xr.DataArray) -> dict[str, Any]:
+    """The values of a coordinate in the form of JSON."""
+    values = coordinate.values
+    strings = all(isinstance(value, str) for value in values.flat)
+    if values.dtype.kind not in _STORABLE_KINDS and not strings:
+        raise ValueError(
+            f"coordinate {coordinate.name!r} has dtype {values.dtype}, but a file stores only numbers, strings and times; drop or "
+            "convert it before fit."
+        )
+    whole = values.astype(np.int64) if values.dtype.kind in "mM" else values
+    return {"dtype": str(values.dtype), "data": whole.tolist()}
+
+
+def _array(described: dict[str, Any]) -> np.ndarray:
+    dtype = np.dtype(described["dtype"])
+    possible = dtype.kind in _STORABLE_KINDS + "O"
+    archive.check_value(f"dtype {dtype}", possible, "not a dtype of labels")
+    # The width of strings is the width of the longest: a declared width could exceed the memory.
+    wanted = np.dtype(str) if dtype.kind == "U" else dtype
+    return np.array(described["data"], dtype=wanted)
+
+
+def _template(described: dict[str, Any]) -> xr.DataArray:
+    """The inverse of ``_described``."""
+    coordinates = {
+        name: (tuple(c["dims"]), _array(c), c["attrs"])
+        for name, c in described["coords"].items()
+    }
+    shape = described["shape"]
+    archive.check_value(f"shape {shape}", math.prod(shape) == 0, "not without samples")
+    empty = np.empty(shape, dtype=described["dtype"])
+    dims, name, attributes = (described[part] for part in ("dims", "name", "attrs"))
+    return xr.DataArray(empty, coordinates, tuple(dims), name, attributes)
