@@ -5,6 +5,7 @@ READING_ORDER = [
     "quantiles",
     "checks",
     "surrogate",
+    "probing",
     "representation",
     "neighbors",
     "geometry",

@@ -424,7 +424,8 @@ def test_a_recipe_that_refits_the_deployed_model_is_refused(problem):
         return lambda x: fitted.predict(x)[:, None]
 
     with pytest.raises(
-        ValueError, match=r"changed during fit.* build the model inside"
+        ValueError,
+        match=r"changed when the next one was trained.* build the model inside",
     ):
         GeoQ(train(x, y), train, folds=RandomFolds(3)).fit(x, y)
 

@@ -216,14 +216,3 @@ def cast_to_weights(module: nn.Module) -> str:
         torch.float16: "half()",
     }
     return f".{short.get(dtype, f'to({dtype})')}"
-
-
-def check_repeatable(answer: Callable[[], Tensor], what: str) -> None:
-    """Refuse a surrogate whose answers to the same inputs differ between two calls, for example through dropout."""
-    first, second = (answer().nan_to_num() for _ in range(2))
-    difference = float((first - second).abs().max())
-    if difference > 1e-3 * float(first.abs().max()):
-        raise ValueError(
-            f"surrogate gave two answers to the same {what}, up to {difference:.3g} apart, so its error would be "
-            "random; switch dropout and sampling off, or fix their seed."
-        )

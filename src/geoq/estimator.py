@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from geoq import files
-from geoq.arrays import Array, chunks, restore, take, to_tensor
+from geoq.arrays import Array, chunks, restore, to_tensor
 from geoq.assessment import Assessment, QueryFeatures
 from geoq.checks import check_fitted, check_pairs, check_rows
 from geoq.conformal import (
@@ -23,7 +23,7 @@ from geoq.conformal import (
     levels_of,
 )
 from geoq.crossfit import Observations, cross_fit
-from geoq.fold_plan import FoldPlan
+from geoq.fold_plan import draw_folds
 from geoq.folds import Folds, default_folds
 from geoq.geometry import (
     Embedding,
@@ -43,18 +43,19 @@ from geoq.increments.protocol import (
     NotConformalizable,
 )
 from geoq.increments.two_laws import TwoLawIncrement
-from geoq.metric import Coordinates, Metric, SensitivityMetric
+from geoq.metric import Metric, SensitivityMetric
 from geoq.parameters import get_params, represent, set_params
 from geoq.preparation import (
-    N_PROBES,
+    Probes,
     check_arguments,
     check_fitted_callables,
     check_problem,
-    check_unchanged,
+    coordinates_of,
     fit_metric,
     no_recipe,
     open_checkpoint,
 )
+from geoq.probing import unchanged
 from geoq.quantiles import error_ratios
 from geoq.representation import Representation
 from geoq.safe_region import ExplainsFlags, Explanations, Region
@@ -143,7 +144,8 @@ class GeoQ:
         """
         # On a copy, so that an interrupted or refused fit leaves the estimator unchanged.
         fitted = copy.copy(self)
-        fitted._fit(x, y, None if groups is None else np.asarray(groups), checkpoint)
+        with unchanged(x=x, y=y), torch.enable_grad():
+            fitted._fit(x, y, groups, checkpoint)
         vars(self).update(vars(fitted))
         return self
 
@@ -151,20 +153,16 @@ class GeoQ:
         self,
         x: Array,
         y: Array,
-        groups: np.ndarray | None,
+        groups: Sequence[Any] | None,
         checkpoint: str | Path | None,
     ) -> None:
         """Algorithm 1. Lines 2, 3 and 5 precede line 1, so that unusable data are refused before any training."""
         inputs = check_arguments(self, x, y)
         # Line 4, first half: the coordinates nu, fitted to the inputs of line 2.
-        self.coordinates_ = (
-            self.representation.coordinates(inputs)
-            if isinstance(self.representation, Metric)
-            else Coordinates.fit(inputs, logarithms=False)
-        )
+        self.coordinates_ = coordinates_of(self.representation, inputs)
         # Line 5: the folds.
         points = self.coordinates_(inputs).reshape(len(inputs), -1).cpu().numpy()
-        plan = FoldPlan.draw(self.folds, points, groups)
+        plan = draw_folds(self.folds, points, groups)
         self.n_support_ = check_problem(self, x, y, plan)
         finished = open_checkpoint(self, checkpoint, x, y, plan)
         # One step per training, one for the increment model and one for the safe region.
@@ -173,6 +171,7 @@ class GeoQ:
             self.surrogate_ = deployed(self.surrogate, self.train_surrogate, x, y)
             # Line 4, second half: the observed errors E.
             prediction, error = observe(self.surrogate_, self.error_functional, x, y)
+            probes = Probes.of(self.surrogate_, x, prediction)
             self.error_ = error.to(inputs)
             if isinstance(self.increment_model, ChecksErrors):
                 self.increment_model.check_errors(
@@ -207,9 +206,8 @@ class GeoQ:
             with progress.stage("safe region"):
                 self.safe_region_ = self.safe_region.fit(self.calibration_)
         self.conformal_factors_ = ConformalFactors()
-        evenly = torch.arange(min(N_PROBES, len(x))) * (len(x) - 1) // N_PROBES
-        self.probes_ = take(x, evenly)
-        check_unchanged(self, prediction[evenly.to(prediction.device)])
+        probes.check_unchanged()
+        self.probes_ = probes.inputs
 
     def assess(self, x: Array) -> Assessment:
         """Error bound, safe flag and their parts at each query (lines 13-17).

@@ -31,7 +31,8 @@ from geoq.increments.paper import FieldIncrement, NormScaledIncrement
 from geoq.increments.protocol import IncrementModel, Storable
 from geoq.increments.two_laws import TwoLawIncrement
 from geoq.metric import Coordinates, FittedMetric, Metric, SensitivityMetric
-from geoq.preparation import N_PROBES, check_fitted_callables
+from geoq.preparation import check_fitted_callables
+from geoq.probing import N_PROBES
 from geoq.representation import Representation
 from geoq.safe_region import (
     DistanceRegion,

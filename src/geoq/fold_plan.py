@@ -1,16 +1,21 @@
 """The folds that a scheme has drawn for one set of points (line 5)."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from geoq.checks import add_note_on_error
 from geoq.folds import (
+    ClusterFolds,
     CombinedFolds,
     Dependence,
     DependentFolds,
+    Folds,
+    NestedFolds,
+    RandomFolds,
     Split,
     check_scheme,
     count_independent,
@@ -143,3 +148,96 @@ class FoldPlan:
 
     def _name(self, fold: int) -> str:
         return f"fold {fold} of {len(self.splits)}"
+
+
+def draw_folds(
+    folds: Any, points: Float[np.ndarray, " n d"], groups: Any = None
+) -> FoldPlan:
+    """Draw the folds of a scheme; if there are groups, every fold holds out whole groups.
+
+    ``RandomFolds``, ``ClusterFolds`` and ``NestedFolds`` then divide the groups, each at the mean of its points.
+
+    Args:
+        folds: the scheme.
+        points: one flat row per point.
+        groups: one label per point; None if the points are independent.
+
+    Raises:
+        ValueError: the labels are unusable, or a fold of another scheme separates the points of one group.
+    """
+    if groups is None or isinstance(folds, FoldPlan):
+        return FoldPlan.draw(folds, points, None)
+    labels, codes = group_codes(groups, len(points))
+    check_scheme(folds)
+    plan = FoldPlan.draw(_on_groups(folds, codes), points, codes)
+    for fold, (train, held_out) in enumerate(plan.splits, start=1):
+        both = np.intersect1d(codes[train], codes[held_out])
+        if both.size:
+            raise ValueError(
+                f"groups was given, but fold {fold} of {len(plan.splits)} of folds={folds!r} separates the points of group "
+                f"{labels[both[0]]!s}; choose folds that hold out whole groups, for example GroupFolds(5) or default_folds(), or "
+                "leave groups out."
+            )
+    return replace(plan, dependence=Dependence(codes, reach=0), name=repr(folds))
+
+
+def group_codes(groups: Any, n_points: int) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct labels, and the number of the label of each point.
+
+    Raises:
+        ValueError: there is not one label per point, or a label is missing.
+        TypeError: the labels cannot be ordered.
+    """
+    if not hasattr(groups, "__len__"):
+        raise TypeError(
+            f"groups is a {type(groups).__name__}; pass a list or an array with one label per point."
+        )
+    labels = np.asarray(groups)
+    if labels.shape != (n_points,):
+        raise ValueError(
+            f"groups has shape {labels.shape} for {n_points} points; pass one label per point."
+        )
+    missing = np.array([label is None or label != label for label in labels])  # noqa: PLR0124 (nan differs from itself)
+    if missing.any():
+        raise ValueError(
+            f"groups[{int(missing.argmax())}] is {labels[missing.argmax()]} ({int(missing.sum())} of {n_points} labels are "
+            "missing); give every point a label, or remove these points."
+        )
+    try:
+        return np.unique(labels, return_inverse=True)
+    except TypeError as exc:
+        raise TypeError(
+            f"groups has labels of different types, which cannot be ordered ({exc}); convert them to strings."
+        ) from exc
+
+
+def _on_groups(folds: Folds, codes: Int[np.ndarray, " n"]) -> Folds:
+    """The same scheme for whole groups; schemes that receive labels stay as they are."""
+    if isinstance(folds, CombinedFolds):
+        return CombinedFolds(*(_on_groups(scheme, codes) for scheme in folds.schemes))
+    if isinstance(folds, RandomFolds | ClusterFolds | NestedFolds):
+        return _GroupedFolds(folds, codes)
+    return folds
+
+
+@dataclass(frozen=True)
+class _GroupedFolds:
+    """A scheme that divides groups, represented by the means of their points."""
+
+    scheme: Folds
+    codes: Int[np.ndarray, " n"]
+
+    def split(
+        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
+    ) -> Iterable[Split]:
+        del y, groups
+        sizes = np.bincount(self.codes)
+        means = np.zeros((len(sizes), points.shape[1]))
+        np.add.at(means, self.codes, points)
+        note = f"groups was given, so the folds divide its {len(sizes)} groups and not the points"
+        with add_note_on_error(note):
+            for of_groups in self.scheme.split(means / sizes[:, None]):
+                train, held_out = (
+                    np.flatnonzero(np.isin(self.codes, part)) for part in of_groups
+                )
+                yield train, held_out

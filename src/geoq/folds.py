@@ -8,12 +8,14 @@ nu(x), one flattened row per point.
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from geoq.arrays import few_threads
+from geoq.checks import check_count
 
 Split: TypeAlias = tuple[np.ndarray, np.ndarray]
 
@@ -84,6 +86,7 @@ def distinct_rows(points: np.ndarray) -> Int[np.ndarray, " n"]:
 
 
 def _check_fold_count(scheme: str, n_folds: int, n_things: int, things: str) -> None:
+    check_count(n_folds, f"{scheme}.n_folds")
     if not 2 <= n_folds <= n_things:
         way_out = (
             f"choose n_folds between 2 and {n_things}, as in folds={scheme}(n_folds={n_things})"
@@ -194,9 +197,9 @@ class TemporalFolds:
     ) -> Iterator[Split]:
         del y, groups
         _check_fold_count("TemporalFolds", self.n_folds, len(points), "points")
-        if self.gap < 0:
+        if not isinstance(self.gap, Integral) or self.gap < 0:
             raise ValueError(
-                f"TemporalFolds(gap={self.gap}): gap must be an integer >= 0."
+                f"TemporalFolds(gap={self.gap!r}): gap must be an integer >= 0."
             )
         rows = np.arange(len(points))
         for held_out in np.array_split(rows, self.n_folds):

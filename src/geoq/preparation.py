@@ -1,24 +1,26 @@
 """What GeoQ does before the first training: refuse unusable arguments, and open the checkpoint."""
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from geoq.arrays import Array, to_tensor
+from geoq.arrays import Array, take, to_tensor
 from geoq.checks import (
     check_array_kind,
     check_callable,
     check_count,
     check_pairs,
-    check_repeatable,
 )
 from geoq.fold_plan import FoldPlan
 from geoq.increments.protocol import check_increment_model, check_shapes, warn_if_few
-from geoq.metric import FittedMetric, Metric, predictor
+from geoq.metric import Coordinates, FittedMetric, Metric, predictor
+from geoq.probing import Ask, check_answers, check_same_answers, probe_rows
 from geoq.safe_region import NeedsNeighbors, check_region
-from geoq.surrogate import evaluate
+from geoq.surrogate import Surrogate, evaluate
 from geoq.training.checkpoint import Checkpoint, array_id, folds_id, object_id
 from geoq.training.fold_surrogates import check_models, is_pretrained
 
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
 # The paper's k, used for n_support=None if the folds leave enough points.
 USUAL_COUNT = 20
-# Rows kept to recognise the user's callables: they must give the same answers when called twice, and after loading.
-N_PROBES = 8
 
 
 def no_recipe() -> Any:
@@ -79,14 +79,27 @@ def check_problem(geoq: "GeoQ", x: Array, y: Array, plan: FoldPlan) -> int:
     if isinstance(geoq.safe_region, NeedsNeighbors):
         geoq.safe_region.check_neighbors(plan.n_independent)
     warn_if_few(geoq.increment_model.quantile, plan.n_groups)
-    probes, z = x[:N_PROBES], x[:N_PROBES]
+    few = probe_rows(len(x))
+    probes = z = take(x, few)
     if not isinstance(geoq.representation, Metric):
-        z = evaluate(geoq.representation, probes, "representation")
-    check_shapes(geoq.increment_model, geoq.error_functional, z, probes, y[:N_PROBES])
-    surrogate = geoq.surrogate
-    if surrogate is not None:
-        check_repeatable(lambda: evaluate(surrogate, probes, "surrogate"), "inputs")
+        phi = partial(evaluate, geoq.representation, name="representation")
+        z = phi(probes)
+        check_answers(phi, probes, z, "representation")
+    check_shapes(geoq.increment_model, geoq.error_functional, z, probes, take(y, few))
     return n_support
+
+
+def coordinates_of(representation: object, inputs: Tensor) -> Coordinates:
+    """The coordinates T of a metric, or nu for a representation of the user, fitted to the inputs."""
+    if not isinstance(representation, Metric):
+        return Coordinates.fit(inputs, logarithms=False)
+    coordinates: object = representation.coordinates(inputs)
+    if not isinstance(coordinates, Coordinates):
+        raise TypeError(
+            f"{type(representation).__name__}.coordinates returned {type(coordinates).__name__}; return the Coordinates of the "
+            "points, for example Coordinates.fit(points, logarithms=False)."
+        )
+    return coordinates
 
 
 def fit_metric(
@@ -99,22 +112,36 @@ def fit_metric(
     metric = geoq.representation.fit(
         geoq.coordinates_, inputs, to_tensor(y, "y"), predict
     )
+    if not isinstance(metric, FittedMetric):
+        raise TypeError(
+            f"{type(geoq.representation).__name__}.fit returned {type(metric).__name__}; return a FittedMetric."
+        )
     if checkpoint is None:
         return metric
     stored = checkpoint.first("metric", metric.state())
     return FittedMetric.from_state(stored).to(inputs)
 
 
-def check_unchanged(geoq: "GeoQ", before: Tensor) -> None:
-    """Refuse a deployed surrogate whose predictions at the probes changed while the folds were trained."""
-    after = evaluate(geoq.surrogate_, geoq.probes_, "surrogate")
-    difference = float((after - before.to(after)).abs().max())
-    if difference > 1e-3 * float(before.abs().max()):
-        raise ValueError(
-            f"the deployed surrogate changed during fit: its predictions differ by up to {difference:.3g} from those before the "
-            "folds were trained. Probably train_surrogate fits the same model object again; build the model inside the "
-            "function, for example lambda x, y: Ridge().fit(x, y).predict, or clone it."
-        )
+@dataclass(frozen=True)
+class Probes:
+    """A few inputs and the predictions of the deployed surrogate there, which it must repeat in any batch and after the folds."""
+
+    ask: Ask
+    inputs: Array
+    predictions: Tensor
+
+    @staticmethod
+    def of(surrogate: Surrogate, x: Array, prediction: Tensor) -> "Probes":
+        """Some of the inputs and of the predictions; refused if a prediction depends on anything but its input."""
+        rows, ask = probe_rows(len(x)), partial(evaluate, surrogate, name="surrogate")
+        probes = Probes(ask, take(x, rows), prediction[rows.to(prediction.device)])
+        check_answers(ask, probes.inputs, probes.predictions)
+        return probes
+
+    def check_unchanged(self) -> None:
+        """Refuse a deployed surrogate whose predictions changed while the folds were trained."""
+        what = "the deployed surrogate changed during fit"
+        check_same_answers(self.ask, self.inputs, self.predictions, what)
 
 
 def check_fitted_callables(geoq: "GeoQ") -> None:

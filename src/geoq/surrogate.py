@@ -106,10 +106,26 @@ def evaluate(function: Callable[[Array], Array], x: Array, name: str) -> Tensor:
     """
     if isinstance(function, nn.Module):
         check_array_kind(function, x, name, "x")
-    rows = [x[rows] for rows in chunks(len(x), int(np.prod(x.shape[1:])))]
-    return torch.cat(
-        [_one_row_each(_call(function, part, name), len(part), name) for part in rows]
-    )
+    answers: Tensor | None = None
+    for rows in chunks(len(x), int(np.prod(x.shape[1:]))):
+        # A copy goes in, because a function may work in place, and a copy is kept, because it may use its buffer again.
+        part = own_copy(x[rows])
+        answer = _one_row_each(_call(function, part, name), len(part), name)
+        if answers is None:
+            answers = answer.new_empty((len(x), *answer.shape[1:]))
+        if answer.shape[1:] != answers.shape[1:]:
+            raise ValueError(
+                f"{name} returned rows of shape {tuple(answer.shape[1:])} and of shape {tuple(answers.shape[1:])} for inputs "
+                "of the same shape; it must return rows of one shape."
+            )
+        answers[rows] = answer
+    assert answers is not None
+    return answers
+
+
+def own_copy(array: Array) -> Array:
+    """A copy of the user's array, which a function of the user may change."""
+    return array.clone() if isinstance(array, Tensor) else array.copy(order="K")
 
 
 def _call(function: Callable[[Array], Array], x: Array, name: str) -> Array:
@@ -161,7 +177,9 @@ def errors_of(
     error = torch.cat(
         [
             _one_row_each(
-                error_functional(y[part], restore(prediction[part], y)),
+                error_functional(
+                    own_copy(y[part]), restore(prediction[part].clone(), y)
+                ),
                 len(y[part]),
                 "error_functional",
             )

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from geoq.arrays import Array
-from geoq.checks import check_callable, check_count, check_repeatable, check_rows
+from geoq.checks import check_callable, check_count, check_rows
+from geoq.probing import Ask
 from geoq.representation import Representation
 from geoq.rollout.trajectories import TrainStepper, Trajectories, roll_out
 from geoq.surrogate import Surrogate
@@ -53,10 +54,14 @@ def check_lengths(trajectories: Trajectories, n_calibration: int) -> None:
         )
 
 
-def check_steps(surrogate: Surrogate, states: Array) -> None:
-    """Refuse a surrogate that does not return next states, or whose answers to the same states differ."""
-    limit = torch.full(states.shape[1:], torch.inf)
-    check_repeatable(lambda: roll_out(surrogate, states, 1, limit)[:, 1], "states")
+def one_step(surrogate: Surrogate) -> Ask:
+    """A function that returns the next states; states that diverge become nan."""
+
+    def ask(states: Array) -> Tensor:
+        limit = torch.full(states.shape[1:], torch.inf)
+        return roll_out(surrogate, states, 1, limit)[:, 1]
+
+    return ask
 
 
 def check_initial_states(x0: Array, n_steps: int, shape: tuple[int, ...]) -> None:

@@ -12,10 +12,16 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from geoq.arrays import Array, chunks, restore, to_tensor
-from geoq.checks import add_note_on_error, check_count, check_fitted
+from geoq.checks import (
+    add_note_on_error,
+    check_callable,
+    check_count,
+    check_fitted,
+)
 from geoq.fold_plan import FoldPlan
 from geoq.folds import Folds, TemporalFolds
 from geoq.parameters import get_params, represent, set_params
+from geoq.probing import N_PROBES, check_answers, check_same_answers
 from geoq.quantiles import n_required
 from geoq.representation import Representation, Standardization
 from geoq.rollout import files
@@ -25,8 +31,8 @@ from geoq.rollout.checks import (
     check_initial_states,
     check_lengths,
     check_models,
-    check_steps,
     check_tolerance,
+    one_step,
 )
 from geoq.rollout.crossfit import RolloutProblem, cross_fit_rollouts
 from geoq.rollout.features import RolloutCalibration, RolloutFeatures, embed
@@ -41,9 +47,6 @@ from geoq.surrogate import Surrogate
 from geoq.training import progress
 from geoq.training.checkpoint import Checkpoint, array_id, folds_id, object_id
 from geoq.training.fold_surrogates import TrainedFolds, is_pretrained
-
-# States kept to recognise the user's callables, which must give the same answers after loading.
-N_PROBES = 8
 
 
 @runtime_checkable
@@ -143,7 +146,8 @@ class RolloutGeoQ:
         """
         # On a copy, so that an interrupted or refused fit leaves the estimator unchanged.
         fitted = copy.copy(self)
-        fitted._fit(trajectories, checkpoint)
+        with torch.enable_grad():
+            fitted._fit(trajectories, checkpoint)
         vars(self).update(vars(fitted))
         return self
 
@@ -156,8 +160,6 @@ class RolloutGeoQ:
         states = to_tensor(gathered.states, "trajectories")
         self.normalization_ = Standardization.fit(states)
         self.probes_ = gathered.states[:N_PROBES]
-        if self.surrogate is not None:
-            check_steps(self.surrogate, self.probes_)
         mean, scale = self.normalization_.mean, self.normalization_.scale
         self.limit_ = mean.abs() + DIVERGED * scale
         embedding = embed(
@@ -193,6 +195,9 @@ class RolloutGeoQ:
         """Train the surrogate, cross-fit the rollouts, fit the scheme and the safe region, and bound the held-out rollouts."""
         all_rows = torch.arange(len(problem.trajectories))
         self.surrogate_ = self._deployed(problem.trajectories, all_rows)
+        ask = one_step(self.surrogate_)
+        steps = ask(self.probes_)
+        check_answers(ask, self.probes_, steps)
         self.reference_states_ = problem.reference_states(
             all_rows.to(self.limit_.device)
         )
@@ -217,6 +222,8 @@ class RolloutGeoQ:
             start=self.calibration_.start,
             quantile=self.scheme_.quantile,
         )
+        what = "the deployed surrogate changed during fit"
+        check_same_answers(ask, self.probes_, steps, what)
 
     def assess(
         self,
@@ -233,6 +240,9 @@ class RolloutGeoQ:
                 is a supported horizon and no trusted horizon.
         """
         check_fitted(self, "held_out_")
+        check_callable(self.surrogate_, "surrogate")
+        if self.representation is not None:
+            check_callable(self.representation, "representation")
         shape = tuple(self.limit_.shape)
         check_initial_states(x0, n_steps, shape)
         largest = check_tolerance(tolerance, shape)

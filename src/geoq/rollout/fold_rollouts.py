@@ -8,7 +8,7 @@ training. The rows ``fold.evaluated_rows`` are the held-out states that the roll
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from geoq.arrays import Array, take
 from geoq.checks import TRAINED, add_note_on_error, check_callable
+from geoq.probing import FirstFold
 from geoq.rollout.trajectories import (
     TrainStepper,
     TrainSteppersTogether,
@@ -41,11 +42,13 @@ class FreshRollouts:
         train_surrogate: the user's recipe.
         n_steps: the number of steps of the rollouts.
         limit: the largest absolute value of each coordinate; a rollout beyond it has diverged.
+        first: keeps the surrogate of the first fold while the next one is trained.
     """
 
     train_surrogate: TrainStepper
     n_steps: int
     limit: Float[Tensor, " *state"]
+    first: FirstFold = field(default_factory=FirstFold, repr=False, compare=False)
     pretrained: ClassVar[bool] = False
 
     def jobs(
@@ -68,10 +71,18 @@ class FreshRollouts:
             [fold.training_rows for fold in folds],
             describe_folds(folds),
         )
-        return [
+        self.first.check()
+        rollouts = [
             rolled_out(surrogate, states, fold, self.n_steps, self.limit)
             for surrogate, fold in zip(surrogates, folds, strict=True)
         ]
+
+        def first_step(states: Array) -> Tensor:
+            return roll_out(surrogates[0], states, 1, self.limit)[:, 1]
+
+        starts = take(states, folds[0].evaluated_rows)
+        self.first.keep(first_step, starts, rollouts[0][:, 1])
+        return rollouts
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from geoq.training.recipe import (
     STACK_NUMBERS,
     TrainedNetwork,
     TrainNetwork,
-    check_output,
+    check_network,
     mean_squared_error,
     train_together,
 )
@@ -139,7 +139,7 @@ class TrainRollout:
     def _fresh(self, states: Tensor) -> Callable[[], nn.Module]:
         def make() -> nn.Module:
             network = self.make_network().to(states.device)
-            check_output(network, states[:1], states[:1])
+            check_network(network, self.make_network, states[:1], states[:1])
             return network
 
         return make

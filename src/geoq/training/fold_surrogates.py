@@ -7,7 +7,8 @@ only predictions are transferred and kept.
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from jaxtyping import Float, Int
@@ -15,7 +16,14 @@ from torch import Tensor
 
 from geoq.arrays import Array, take
 from geoq.checks import TRAINED, add_note_on_error, check_callable
-from geoq.surrogate import Surrogate, TrainSurrogate, TrainTogether, evaluate
+from geoq.probing import FirstFold
+from geoq.surrogate import (
+    Surrogate,
+    TrainSurrogate,
+    TrainTogether,
+    evaluate,
+    own_copy,
+)
 from geoq.training import progress
 from geoq.training.checkpoint import Checkpoint
 
@@ -156,9 +164,11 @@ class FreshFolds:
 
     Args:
         train_surrogate: The recipe.
+        first: Keeps the surrogate of the first fold while the next one is trained.
     """
 
     train_surrogate: TrainSurrogate
+    first: FirstFold = field(default_factory=FirstFold, repr=False, compare=False)
     pretrained: ClassVar[bool] = False
 
     def jobs(
@@ -173,10 +183,17 @@ class FreshFolds:
     ) -> list[Float[Tensor, " _ *output"]]:
         subsets = [fold.training_rows for fold in folds]
         surrogates = train_for(folds, self.train_surrogate, x, y, subsets)
-        return [
+        self.first.check()
+        predictions = [
             evaluate_fold(surrogate, x, fold)
             for surrogate, fold in zip(surrogates, folds, strict=True)
         ]
+        self.first.keep(
+            partial(evaluate, surrogates[0], name="surrogate"),
+            take(x, folds[0].evaluated_rows),
+            predictions[0],
+        )
+        return predictions
 
 
 def train_each(
@@ -368,7 +385,7 @@ def deployed(
     assert callable(train_surrogate)
     with add_note_on_error("while training the deployed surrogate on all data"):
         with progress.stage("deployed surrogate"):
-            trained: Surrogate = train_surrogate(x, y)
+            trained: Surrogate = train_surrogate(own_copy(x), own_copy(y))
         check_callable(trained, TRAINED)
     return trained
 

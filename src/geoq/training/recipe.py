@@ -113,7 +113,7 @@ class TrainNetwork:
         inputs, targets = to_tensor(x, "x").float(), to_tensor(y, "y").float()
         with seeded(self.training.random_state):
             network = self.make_network().to(inputs.device)
-            check_output(network, inputs[:1], targets[:1])
+            check_network(network, self.make_network, inputs[:1], targets[:1])
             train(
                 network,
                 lambda net, rows: self.loss(targets[rows], net(inputs[rows])),
@@ -160,7 +160,9 @@ class TrainNetwork:
         for recipe, rows in zip(recipes, subsets, strict=True):
             members.append(recipe._member(torch.as_tensor(rows).to(inputs.device)))
             members[-1].network.to(inputs.device)
-            check_output(members[-1].network, inputs[:1], targets[:1])
+            check_network(
+                members[-1].network, self.make_network, inputs[:1], targets[:1]
+            )
         alone = len(members) < 2 or self.training.n_decays
         if alone or not can_stack(members[0].network, pairs):
             return [
@@ -192,10 +194,20 @@ class TrainNetwork:
 
 
 @torch.no_grad()
-def check_output(network: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Refuse a network whose output has another shape than y, because the loss would broadcast the two."""
+def check_network(
+    network: nn.Module, make_network: Callable[[], nn.Module], x: Tensor, y: Tensor
+) -> None:
+    """Refuse a network that is used twice, or whose output has another shape than y, because the loss would broadcast the two."""
+    with seeded(0):
+        other = make_network()
+    weights = {id(weight) for weight in network.parameters()}
+    if any(id(weight) in weights for weight in other.parameters()):
+        raise ValueError(
+            f"make_network() returned the same {type(network).__name__} twice, so every training would continue from the one "
+            f"before; build the network inside the function, for example lambda: {type(network).__name__}(...)."
+        )
     network.eval()
-    shape = tuple(network(x).shape[1:])
+    shape = tuple(network(x.clone()).shape[1:])
     if shape != tuple(y.shape[1:]):
         raise ValueError(
             f"make_network() returns rows of shape {shape}, but y has rows of shape {tuple(y.shape[1:])}; "
