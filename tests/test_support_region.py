@@ -1,9 +1,12 @@
 """The default safe region: one input out of range, ridges, holes, constants, categories, repeats."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 
 from geoq import GeoQ, RandomFolds, SupportRegion
+from geoq.neighbors.planes import Planes
 from geoq.safe_region import FittedDistanceRegion
 
 RNG = np.random.default_rng(0)
@@ -170,3 +173,16 @@ def test_few_queries_and_many_have_the_same_scores():
     together = geoq.assess(queries).support_score
     alone = [geoq.assess(q[None]).support_score[0] for q in queries[:20]]
     np.testing.assert_allclose(alone, together[:20], rtol=1e-9)
+
+
+@pytest.mark.parametrize("n", [3, 40, 600])
+def test_the_largest_distance_in_a_plane_does_not_depend_on_the_bounds(n):
+    rng = np.random.default_rng(n)
+    points = np.round(rng.normal(size=(n, 5)) ** 3, 1)
+    points[:, 4] = 1.0  # a constant input
+    queries = 2 * np.round(rng.normal(size=(500, 5)), 2)
+    planes = Planes(points, list(combinations(range(5), 2)))
+    expected = planes.distances(queries).max(axis=1)
+    assert (planes.largest(queries[:1]) == expected[:1]).all()  # all distances
+    assert (planes.largest(queries) == expected).all()  # bounded by the grids
+    assert (planes.largest(queries[7:8]) == expected[7:8]).all()

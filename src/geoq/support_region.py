@@ -33,6 +33,9 @@ from torch import Tensor
 from geoq.crossfit import CalibrationPoints, CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.metric import Coordinates, FittedMetric, input_weights
+from geoq.neighbors import Neighbors
+from geoq.neighbors.engines import MAX_TREE_DIMS
+from geoq.neighbors.planes import Planes
 from geoq.quantiles import check_fraction, check_quantile, rank
 from geoq.safe_region import DistanceRegion, FittedRegion
 
@@ -47,8 +50,8 @@ MIN_DEVIATION = 1e-3
 # Distances off the span of the axes below this many ``MIN_DEVIATION`` are rounding.
 ROUNDING = 0.01
 CHUNK_ROWS = 20_000
-# For few queries, all differences to the points are quicker than a tree for each pair of inputs.
-MAX_BY_DIFFERENCES = 20_000
+# Up to this many differences, the nearest values are found without sorted columns.
+MAX_DIFFERENCES = 2**16
 SAFE = 1 + 1e-9
 
 
@@ -56,9 +59,13 @@ class _SortedColumns:
     """Distances to the nearest value of each column."""
 
     def __init__(self, values: np.ndarray) -> None:
+        self.values = values
         self.columns = [np.unique(column) for column in values.T]
 
     def __call__(self, queries: np.ndarray) -> np.ndarray:
+        if len(queries) * self.values.size <= MAX_DIFFERENCES:
+            nearest: np.ndarray = abs(queries[:, None] - self.values).min(axis=1)
+            return nearest
         gap = np.empty_like(queries)
         for j, (taken, query) in enumerate(zip(self.columns, queries.T, strict=True)):
             above = np.searchsorted(taken, query)
@@ -106,16 +113,18 @@ class _Cloud:
         return cKDTree(np.unique(self.points, axis=0))
 
     @cached_property
+    def neighbors(self) -> Neighbors:
+        return Neighbors(torch.from_numpy(self.tree.data))
+
+    @cached_property
     def values(self) -> _SortedColumns:
         return _SortedColumns(self.points)
 
     @cached_property
-    def pairs(self) -> dict[tuple[int, int], cKDTree]:
+    def planes(self) -> Planes:
+        """The planes of pairs of inputs. ``by_input`` covers queries outside the ranges."""
         top = np.argsort(-self.importance, kind="stable")[:N_PAIRED]
-        return {
-            (int(j), int(k)): cKDTree(self.points[:, (j, k)])
-            for j, k in combinations(sorted(top), 2)
-        }
+        return Planes(self.points, list(combinations(sorted(top.tolist()), 2)))
 
     @cached_property
     def mean(self) -> np.ndarray:
@@ -137,7 +146,10 @@ class _Cloud:
 
     def by_distance(self, t: np.ndarray) -> np.ndarray:
         k = min(N_NEAREST, self.tree.n)
-        distances: np.ndarray = self.tree.query(t, k)[0].reshape(len(t), k)
+        if t.shape[1] <= MAX_TREE_DIMS:
+            distances: np.ndarray = self.tree.query(t, k)[0].reshape(len(t), k)
+        else:
+            distances = self.neighbors.nearest(torch.from_numpy(t), k)[0].numpy()
         mean: np.ndarray = distances.mean(axis=1)
         return mean
 
@@ -145,19 +157,6 @@ class _Cloud:
         """One column per input."""
         weighted: np.ndarray = self.weight * self.values(t)
         return weighted
-
-    def by_pair(self, t: np.ndarray) -> np.ndarray:
-        """One column per pair of inputs. Queries are clipped to the ranges, because ``by_input`` covers the outside."""
-        clipped = t.clip(self.low, self.high)
-        if not self.pairs:
-            return np.zeros((len(t), 1))
-        if len(t) * len(self.points) <= MAX_BY_DIFFERENCES:
-            squares = (clipped[:, None] - self.points) ** 2
-            found = [squares[..., pair].sum(axis=2).min(axis=1) for pair in self.pairs]
-            distances: np.ndarray = np.sqrt(np.stack(found, axis=1))
-            return distances
-        found = [tree.query(clipped[:, pair])[0] for pair, tree in self.pairs.items()]
-        return np.stack(found, axis=1)
 
     def by_axis(self, t: np.ndarray) -> np.ndarray:
         """One column per principal axis, and one for the distance off their span."""
@@ -176,7 +175,7 @@ class _Cloud:
                 [
                     self.by_distance(part),
                     self.by_input(part).max(axis=1),
-                    self.by_pair(part).max(axis=1),
+                    self.planes.largest(part),
                     self.by_axis(part).max(axis=1),
                 ]
             )
@@ -410,8 +409,8 @@ class _Explanation:
         return float(raw.reshape(-1)[self.number[j]])
 
     def _pair(self) -> str:
-        score = self.cloud.by_pair(self.t)[0]
-        j, k = [*self.cloud.pairs][int(score.argmax())]
+        score = self.cloud.planes.distances(self.t)[0]
+        j, k = self.cloud.planes.pairs[int(score.argmax())]
         return (
             f"{self._label(self.number[j])} and {self._label(self.number[k])} are each in range, but not together: the nearest "
             f"point in their plane is {score.max():.2g} standard deviations away (held-out points: at most "
