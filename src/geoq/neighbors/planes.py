@@ -88,7 +88,7 @@ class Planes:
             return found
         clipped = queries.clip(self._low, self._high)
         lower, upper = self._bounds(clipped)
-        largest = lower.max(axis=1) * (1 - MARGIN)
+        largest: np.ndarray = lower.max(axis=1) * (1 - MARGIN)
         possible = upper * (1 + MARGIN) >= largest[:, None]
         largest[:] = 0
         # The likely place of the maximum first, so that fewer other distances can exceed it.
@@ -132,7 +132,8 @@ class Planes:
 
     def _places(self, points: np.ndarray, side: np.ndarray) -> np.ndarray:
         places = ((points - self._low) / side).astype(np.int64)
-        return places.clip(0, self._n_cells - 1)
+        inside: np.ndarray = places.clip(0, self._n_cells - 1)
+        return inside
 
     def _bounds(
         self, clipped: Float[np.ndarray, " n n_inputs"]
