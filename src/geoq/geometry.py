@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -11,16 +11,23 @@ from torch import Tensor
 
 from geoq.neighbors import Neighbors
 
+# NumPy takes less time than torch for arrays of at most this many numbers.
+SMALL_NUMBERS = 2**15
+
 
 def anchor_mean(
     anchors: Int[Tensor, " n_queries n_anchors"],
     values: Float[Tensor, " n_points *shape"],
 ) -> Float[Tensor, " n_queries *shape"]:
     """Mean of the values of the anchors. It is summed one anchor at a time to avoid an array (queries, anchors, field)."""
-    total = values[anchors[:, 0]]
-    for anchor in anchors.T[1:]:
-        total += values[anchor]
-    return total / anchors.shape[1]
+    columns: Any = anchors.T
+    rows: Any = values
+    if not values.is_cuda and len(anchors) * values[:1].numel() <= SMALL_NUMBERS:
+        rows, columns = values.numpy(), columns.numpy()
+    total = rows[columns[0]]
+    for column in columns[1:]:
+        total += rows[column]
+    return torch.as_tensor(total / len(columns))
 
 
 def anchor_error(

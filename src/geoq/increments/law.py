@@ -7,6 +7,7 @@ the logarithm. Fitting the error itself would let the few largest errors determi
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import torch
@@ -179,39 +180,25 @@ class Law:
         high[0] += REACH / deviation[0]
         return Law(scale, mean, deviation, low, high, line.slopes, table)
 
-    def per_query(self, features: LawFeatures) -> Float[Tensor, " n"]:
-        """The part of log b that all outputs of a query have in common, at the level 0.95."""
-        total = torch.full_like(features.distance, self.intercept(LEVEL))
-        for place, name in enumerate(PER_QUERY):
-            total += self._term(place, features.column(name))
-        return total
-
-    def per_output(
-        self, features: LawFeatures, natural: Tensor
-    ) -> Float[Tensor, " n n_outputs"]:
-        """The part of log b that differs between outputs; ``natural`` multiplies the scale."""
-        scale = self.scale * natural
-        total = scale.log().expand_as(features.anchor).clone()
-        for place, name in enumerate(PER_OUTPUT, start=len(PER_QUERY)):
-            total += self._term(place, features.column(name, scale))
-        return total
-
-    def _term(self, place: int, values: Tensor) -> Tensor:
-        standardised = (values - self.mean[place]) / self.deviation[place]
-        low, high = float(self.low[place]), float(self.high[place])
-        return self.slopes[place] * standardised.clamp(low, high)
+    @property
+    def constants(self) -> Float[Tensor, " 5 7"]:
+        """Mean, deviation, smallest and largest value, and slope of each feature."""
+        parts = (self.mean, self.deviation, self.low, self.high, self.slopes)
+        return torch.stack(parts)
 
     def intercept(self, level: float) -> float:
         """The intercept at any level: linear in the logit between the levels of ``TABLE``, and constant beyond them."""
         here = math.log(level / (1 - level))
         here = min(max(here, LOGITS[0]), LOGITS[-1])
-        above = min(max(sum(logit < here for logit in LOGITS), 1), len(LOGITS) - 1)
+        above = min(max(bisect_left(LOGITS, here), 1), len(LOGITS) - 1)
         part = (here - LOGITS[above - 1]) / (LOGITS[above] - LOGITS[above - 1])
         low, high = self.table[above - 1], self.table[above]
         return float(low + part * (high - low))
 
     def shift(self, level: float) -> float:
         """The difference between the intercepts at a level and at 0.95."""
+        if level == LEVEL:
+            return 0.0
         return self.intercept(level) - self.intercept(LEVEL)
 
     def describe(self) -> str:
@@ -220,6 +207,61 @@ class Law:
         order = sorted(range(len(NAMES)), key=lambda i: -abs(math.log(factors[i])))
         parts = [f"{WORDS[NAMES[i]]} (x {factors[i]:.2g})" for i in order[:3]]
         return ", ".join(parts)
+
+
+class LawPair:
+    """Two laws, evaluated together: few operations on stacked arrays take less time than many on small ones.
+
+    Args:
+        inside: the first law.
+        outside: the second law.
+    """
+
+    def __init__(self, inside: Law, outside: Law) -> None:
+        self.scale = torch.stack([inside.scale, outside.scale])[:, None]
+        self.constants = torch.stack([inside.constants, outside.constants], dim=1)
+        intercepts = [inside.intercept(LEVEL), outside.intercept(LEVEL)]
+        self.intercept = self.scale.new_tensor(intercepts)[:, None, None]
+
+    def per_query(self, features: LawFeatures, edge: float) -> Float[Tensor, " 2 2 n"]:
+        """The part of log b that all outputs of a query have in common, at the level 0.95.
+
+        Returns:
+            For each law, the values at the distance of the query, and at no more than the edge.
+        """
+        distance, nearest = features.distance, features.nearest
+        logarithms = torch.stack(
+            [
+                distance + MIN_DISTANCE,
+                distance.clamp(max=edge) + MIN_DISTANCE,
+                nearest + MIN_NEAREST,
+            ]
+        ).log_()
+        columns = torch.cat([logarithms, features.side[None]])
+        terms = self._terms([0, 0, 1, 2], columns)
+        total: Tensor = self.intercept + terms[:, :2]
+        return total + terms[:, 2:3] + terms[:, 3:]
+
+    def per_output(
+        self, features: LawFeatures, natural: Tensor
+    ) -> Float[Tensor, " 2 n n_outputs"]:
+        """The part of log b that differs between outputs, for each law; ``natural`` multiplies the scale."""
+        scale = self.scale * natural
+        total = scale.log()
+        for place, name in enumerate(PER_OUTPUT, start=len(PER_QUERY)):
+            values: Tensor = vars(features)[name]
+            if name == "variability":
+                column = (values + _MIN_VARIABILITY).log_()
+            else:
+                column = (values / scale).add_(_ADDED[name]).log_()
+            total = total + self._terms(place, column)
+        return total
+
+    def _terms(self, place: int | list[int], values: Tensor) -> Tensor:
+        """The terms of features, for each law."""
+        constants = (part[:, place].reshape(2, -1, 1) for part in self.constants)
+        mean, deviation, low, high, slope = constants
+        return ((values - mean) / deviation).clamp_(low, high).mul_(slope)
 
 
 def _scale(

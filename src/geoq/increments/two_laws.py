@@ -41,7 +41,7 @@ from geoq.increments.climatology import (
     reference_state,
 )
 from geoq.increments.edge import edge_distance
-from geoq.increments.law import LEVEL, LEVELS, Law, LawFeatures
+from geoq.increments.law import LEVEL, LEVELS, Law, LawFeatures, LawPair
 from geoq.increments.resemblance import Resemblance
 from geoq.increments.shapes import MIN_GRID_SIZE, Shapes
 from geoq.metric import FittedMetric
@@ -154,16 +154,10 @@ class TwoLawIncrement:
         self, features: LawFeatures, natural: Tensor, pi: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Log b of each output, and how much it exceeds log b at the edge."""
-        inside, outside = self.inside_, self.outside_
-        law = inside.per_output(features, natural)
-        law += pi[:, None] * (outside.per_output(features, natural) - law)
-        up_to_edge = LawFeatures(
-            **{**vars(features), "distance": features.distance.clamp(max=self.edge_)}
-        )
-        here, at_edge = (
-            torch.lerp(inside.per_query(where), outside.per_query(where), pi)
-            for where in (features, up_to_edge)
-        )
+        laws = LawPair(self.inside_, self.outside_)
+        inside, outside = laws.per_output(features, natural)
+        law = inside + pi[:, None] * (outside - inside)
+        here, at_edge = torch.lerp(*laws.per_query(features, self.edge_), pi)
         return law + here[:, None], here - at_edge
 
     def _steepest_slope(
@@ -197,14 +191,18 @@ class TwoLawIncrement:
 
     def __call__(self, features: GeometricFeatures) -> Tensor:
         shape = features.anchor_error.shape
+        # A GPU needs large arrays, the cache of a CPU small ones.
+        n_arrays = 8 if features.anchor_error.is_cuda else 128
         parts = [
             self._increment(features[rows])
-            for rows in chunks(len(features), 8 * math.prod(shape[1:]))
+            for rows in chunks(len(features), n_arrays * math.prod(shape[1:]))
         ]
         return torch.cat(parts).reshape(shape).to(features.support_distance)
 
     def _increment(self, features: GeometricFeatures) -> Float[Tensor, " n n_outputs"]:
         own, natural = self._law_features(features), self._natural(features)
+        if self.reference_ is None:
+            natural = natural[:1]  # all rows are 1
         pi = self._resemblance(features)
         logarithm, rise = self._logarithms(own, natural, pi)
         law = logarithm.exp()
@@ -329,13 +327,8 @@ class _Points:
         prediction: Float[Tensor, " n n_values"],
         n_outputs: int,
     ) -> tuple[Tensor, Tensor]:
-        """Departure and variability; one neighbour at a time, so that no array (queries, k, outputs) is needed."""
-        mean = self.outputs[rows[:, 0]]
-        squares = torch.zeros_like(mean)
-        for count, column in enumerate(rows.T[1:], start=2):
-            gap = self.outputs[column] - mean
-            mean = mean + gap / count
-            squares += gap * (self.outputs[column] - mean)
+        """Departure and variability."""
+        mean, squares = _moments(self.outputs, rows)
         departure = (prediction - mean).abs()
         variability = (squares / rows.shape[1]).sqrt() / self.deviation
         if departure.shape[1] == n_outputs:
@@ -344,6 +337,25 @@ class _Points:
         departure = departure.square().sum(dim=1, keepdim=True).sqrt()
         variability = variability.square().mean(dim=1, keepdim=True).sqrt()
         return departure.expand(-1, n_outputs), variability.expand(-1, n_outputs)
+
+
+def _moments(
+    outputs: Float[Tensor, " n_points n_values"], rows: Int[Tensor, " n k"]
+) -> tuple[Float[Tensor, " n n_values"], Float[Tensor, " n n_values"]]:
+    """Mean and sum of squared deviations; one neighbour at a time, so that no array (queries, k, outputs) is needed."""
+    values: Any = outputs
+    columns: Any = rows.T
+    if not outputs.is_cuda:  # NumPy takes less time for small arrays.
+        values, columns = outputs.numpy(), columns.numpy()
+    mean = values[columns[0]]
+    squares = 0 * mean
+    for count, column in enumerate(columns[1:], start=2):
+        value = values[column]
+        gap = value - mean
+        mean += gap / count
+        gap *= value - mean
+        squares += gap
+    return torch.as_tensor(mean), torch.as_tensor(squares)
 
 
 def _parts(group: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
