@@ -104,7 +104,6 @@ def test_a_random_surrogate_is_refused():
         ((QUERIES[0], 3), "first dimension of 1"),
         ((QUERIES[:0], 3), "at least one state"),
         ((QUERIES[:3, :1], 3), r"shape \(3, 1\)"),
-        ((QUERIES * np.nan, 3), "nan"),
         ((QUERIES, 3, 0.0), "tolerance=0.0, but a tolerance must be positive"),
         ((QUERIES, 3, np.ones(3)), r"tolerance has shape \(3,\)"),
     ],

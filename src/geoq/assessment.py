@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from geoq.arrays import Array
 from geoq.checks import check_index
 from geoq.safe_region import Explanations
+from geoq.unanswered import Gaps
 
 N_ANCHORS_SHOWN = 5
 
@@ -48,6 +49,8 @@ class Assessment:
         typical_distance: median length of the calibration displacements, for comparison with ``anchor_distance``.
         typical_support_distance: median support distance of the calibration.
         explanations: the reasons for the flags, if the safe region gives any.
+        gaps: the queries without an answer, for example because an input is nan. They are not safe, their numbers are nan and
+            their anchors -1. None if all queries have an answer.
     """
 
     prediction: Float[Array, " n *output"]
@@ -65,16 +68,20 @@ class Assessment:
     typical_distance: float
     typical_support_distance: float
     explanations: Explanations | None = None
+    gaps: Gaps | None = None
 
     def __len__(self) -> int:
         return len(self.safe)
 
     def __repr__(self) -> str:
-        return f"Assessment of {len(self)} queries, {int(self.safe.sum())} of them safe; reason(i) explains query i"
+        gaps = "" if self.gaps is None else f" and {len(self.gaps)} without an answer"
+        return f"Assessment of {len(self)} queries, {int(self.safe.sum())} of them safe{gaps}; reason(i) explains query i"
 
-    def safety(self, query: int) -> str:
+    def safety(self, query: int, names: Sequence[str] | None = None) -> str:
         """Whether a query is safe, and why, as a phrase."""
         check_index(query, "query", len(self))
+        if self.gaps is not None and query % len(self) in self.gaps:
+            return f"NOT safe, {self.gaps.explain(query % len(self), names)}"
         return (
             f"safe, {self.meaning[0]}"
             if self.safe[query]
@@ -97,7 +104,9 @@ class Assessment:
             labels: labels of the rows of the data, to name the anchors; their row numbers if None.
             names: names of the inputs; their numbers if None.
         """
-        safety = self.safety(query)
+        safety = self.safety(query, names)
+        if self.gaps is not None and query % len(self) in self.gaps:
+            return f"{name or f'query {query}'}: no error bound, {safety}"
         bound, anchor_error, increment = (
             float(part[query].mean())
             for part in (self.error_hat, self.anchor_error, self.increment)
@@ -112,8 +121,9 @@ class Assessment:
             f"  support distance {distance:.3g}, {_times(distance, self.typical_support_distance)}",
             f"  support score {score:.3g}, threshold {self.threshold:.3g}",
         ]
-        if self.explanations is not None:
-            lines.insert(1, f"  {self.explanations(query, names)}")
+        why = self.explanations(query, names) if self.explanations else ""
+        if why:
+            lines.insert(1, f"  {why}")
         return "\n".join(lines)
 
     def _anchor_lines(self, query: int, mean: str, labels: Labels | None) -> list[str]:

@@ -134,7 +134,6 @@ def check_rows(
             f"{name} has shape {tuple(tensor.shape)}, but {fitted_on} of shape {shape}; "
             f"pass at least one {one} of that shape{single}."
         )
-    check_finite(tensor, name)
 
 
 # The name of what a recipe returns; other callables are named after their argument.

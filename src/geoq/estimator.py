@@ -6,14 +6,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from geoq import files
-from geoq.arrays import Array, chunks, restore, to_tensor
+from geoq.arrays import Array, restore, to_tensor
 from geoq.assessment import Assessment, QueryFeatures
-from geoq.checks import check_fitted, check_pairs, check_rows
+from geoq.checks import check_finite, check_fitted, check_pairs
 from geoq.conformal import (
     POINTWISE,
     ConformalFactors,
@@ -26,11 +25,8 @@ from geoq.crossfit import Observations, cross_fit
 from geoq.fold_plan import draw_folds
 from geoq.folds import Folds, default_folds
 from geoq.geometry import (
-    Embedding,
     GeometricFeatures,
     Geometry,
-    Relation,
-    anchor_error,
     mean_over_field,
     uses_neighborhood,
 )
@@ -48,7 +44,6 @@ from geoq.parameters import get_params, represent, set_params
 from geoq.preparation import (
     Probes,
     check_arguments,
-    check_fitted_callables,
     check_problem,
     coordinates_of,
     fit_metric,
@@ -57,6 +52,7 @@ from geoq.preparation import (
 )
 from geoq.probing import unchanged
 from geoq.quantiles import error_ratios
+from geoq.queries import View, embed, views
 from geoq.representation import Representation
 from geoq.safe_region import ExplainsFlags, Explanations, Region
 from geoq.support_region import SupportRegion
@@ -65,11 +61,11 @@ from geoq.surrogate import (
     Surrogate,
     TrainSurrogate,
     absolute_error,
-    evaluate,
     observe,
 )
 from geoq.training import progress
 from geoq.training.fold_surrogates import FoldSurrogates, deployed, sources_of
+from geoq.unanswered import Gaps, blank
 
 
 @dataclass(eq=False, repr=False)
@@ -180,7 +176,10 @@ class GeoQ:
             self.error_size_ = mean_over_field(self.error_)
             # Line 3: phi, or the metric, which needs the deployed surrogate.
             self.metric_ = fit_metric(self, inputs, x, y, finished)
-            data = Observations(x, y, self._embed(x), self.error_, self.metric_)
+            embedding = embed(self, x, self.coordinates_(inputs))
+            way_out = "representation must return finite numbers"
+            check_finite(embedding.z, "representation(x)", way_out)
+            data = Observations(x, y, embedding, self.error_, self.metric_)
             self.geometry_ = Geometry(
                 data.embedding,
                 n_anchors=self.n_anchors,
@@ -217,9 +216,11 @@ class GeoQ:
         """
         parts = list(self._answers(x))
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        region, explanations = self.safe_region_, None
-        if isinstance(region, ExplainsFlags):
-            explanations = Explanations(region, joined.pop("inputs"))
+        lost = joined.pop("lost")
+        gaps = Gaps.of(lost, x, self.coordinates_) if lost.any() else None
+        explanations = None
+        if self._explains is not None:
+            explanations = Explanations(self._explains, joined.pop("inputs"))
         arrays = {name: restore(tensor, x) for name, tensor in joined.items()}
         features = QueryFeatures(
             arrays.pop("displacement"), arrays.pop("support_distance")
@@ -232,6 +233,7 @@ class GeoQ:
             typical_distance=self.calibration_.typical_distance,
             typical_support_distance=self.calibration_.typical_support_distance,
             explanations=explanations,
+            gaps=gaps,
         )
 
     def bound(self, x: Array) -> Array:
@@ -259,10 +261,17 @@ class GeoQ:
             factors = factors_of(self.calibration_, self.safe_region_, model, levels)
         parts = [
             [
-                factor(features.anchor_error + self._increment(m, features, safe), safe)
+                blank(
+                    factor(
+                        view.features.anchor_error
+                        + self._increment(m, view.features, safe),
+                        safe,
+                    ),
+                    view.lost,
+                )
                 for m, factor in zip(models, factors, strict=True)
             ]
-            for _, features, _, safe in self._flags(x)
+            for view, _, safe in self._flags(x)
         ]
         joined = (torch.cat(part) for part in zip(*parts, strict=True))
         return {k: restore(v, x) for k, v in zip(levels, joined, strict=True)}
@@ -279,7 +288,10 @@ class GeoQ:
             raise TypeError(
                 f"{type(model).__name__} estimates an upper quantile of the error and not its mean; look at bounds(x, (0.5,))."
             )
-        parts = [model.expected_error(features) for _, features in self._views(x)]
+        parts = [
+            blank(model.expected_error(view.features), view.lost)
+            for view in views(self, x)
+        ]
         return restore(torch.cat(parts), x)
 
     def conformalize(
@@ -310,6 +322,11 @@ class GeoQ:
         plain = copy.copy(self)
         plain.conformal_factors_ = ConformalFactors()
         assessment = plain.assess(x)
+        if assessment.gaps is not None:
+            row = int(assessment.gaps.rows[0])
+            raise ValueError(
+                f"pair {row} of {len(x)} has no bound: {assessment.gaps.explain(row)}."
+            )
         _, error = observe(self.surrogate_, self.error_functional, x, y)
         bound, safe = (
             to_tensor(part, "assessment")
@@ -323,13 +340,11 @@ class GeoQ:
 
     def _answers(self, x: Array) -> Iterator[dict[str, Tensor]]:
         """Answers to chunks of queries, as tensors by the names of ``Assessment`` and of psi."""
-        for relation, features, score, safe in self._flags(x):
+        for view, score, safe in self._flags(x):
+            relation, features, prediction, lost = view
             # Line 16: the bound.
             increment = self._increment(self.increment_model_, features, safe)
-            explained = isinstance(self.safe_region_, ExplainsFlags)
-            seen = {"inputs": features.inputs} if explained else {}
-            yield seen | {
-                "prediction": features.prediction,
+            answers = {
                 "error_hat": features.anchor_error + increment,
                 "safe": safe,
                 "support_score": score,
@@ -341,37 +356,31 @@ class GeoQ:
                 "displacement": relation.displacement,
                 "support_distance": relation.support_distance,
             }
+            answers |= {"inputs": features.inputs} if self._explains else {}
+            answers = {name: blank(part, lost) for name, part in answers.items()}
+            none = torch.zeros_like(safe)
+            yield answers | {
+                "prediction": prediction,
+                "lost": none if lost is None else lost,
+            }
 
-    def _flags(
-        self, x: Array
-    ) -> Iterator[tuple[Relation, GeometricFeatures, Tensor, Tensor]]:
+    def _flags(self, x: Array) -> Iterator[tuple[View, Tensor, Tensor]]:
         """Chunks of queries with their support scores (line 15) and safe flags (line 16)."""
-        for relation, features in self._views(x):
-            score = self.safe_region_.support_score(features)
-            yield relation, features, score, self.safe_region_.contains(score)
+        for view in views(self, x):
+            score = blank(self.safe_region_.support_score(view.features), view.lost)
+            safe = self.safe_region_.contains(score)
+            changed = self.coordinates_.changed_rows(view.features.inputs)
+            if changed is not None:
+                # An input that never varied has an unknown effect, whatever the region measures.
+                score, safe = score.masked_fill(changed, torch.inf), safe & ~changed
+            yield view, score, blank(safe, view.lost)
 
-    def _views(self, x: Array) -> Iterator[tuple[Relation, GeometricFeatures]]:
-        """Chunks of queries with their anchors and features (line 14)."""
-        check_fitted(self, "probes_")
-        check_fitted_callables(self)
-        shape = tuple(self.coordinates_.mean.shape)
-        check_rows(x, "x", shape, "GeoQ was fitted on rows", "query")
-        row_numbers = max(int(np.prod(shape)), self.error_[:1].numel())
-        for rows in chunks(len(x), row_numbers):
-            queries = self._embed(x[rows])
-            relation = self.geometry_.relate(queries)
-            prediction = evaluate(self.surrogate_, x[rows], "surrogate").to(queries.z)
-            yield (
-                relation,
-                GeometricFeatures(
-                    relation.displacement,
-                    relation.support_distance,
-                    anchor_error(relation.anchors, self.error_),
-                    prediction,
-                    inputs=queries.coordinates,
-                    neighborhood=relation.neighborhood,
-                ),
-            )
+    @property
+    def _explains(self) -> ExplainsFlags | None:
+        """What explains the flags: the safe region, or the coordinates if an input is constant."""
+        if isinstance(self.safe_region_, ExplainsFlags):
+            return self.safe_region_
+        return self.coordinates_ if self.coordinates_.constant.any() else None
 
     def _increment(
         self, model: IncrementModel, features: GeometricFeatures, safe: Tensor
@@ -384,17 +393,6 @@ class GeoQ:
         increment = scaled - features.anchor_error
         signed = isinstance(model, MayBeNegative) and model.may_be_negative
         return increment if signed else increment.clamp(min=0)
-
-    def _embed(self, x: Array) -> Embedding:
-        """Phi and nu of the inputs, or their coordinates in the metric (lines 3 and 4)."""
-        mean = self.coordinates_.mean
-        coordinates = self.coordinates_(to_tensor(x, "x").to(mean))
-        if self.metric_ is not None:
-            z = self.metric_(coordinates)
-            return Embedding(z, normalized=z, inputs=coordinates)
-        assert callable(self.representation)
-        z = evaluate(self.representation, x, "representation").to(mean)
-        return Embedding(z, coordinates)
 
     def save(self, path: str | Path) -> None:
         """Write the calibrated estimator to one file of arrays and numbers.

@@ -13,7 +13,7 @@ then contributes hardly anything to the distance.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,7 +31,7 @@ from geoq.surrogate import Surrogate, evaluate
 # An input is used as a logarithm if it is positive, has at least this many distinct values, spans this factor, and its middle
 # nine tenths span the second factor. A uniform input from 0 on spans 19 there, whatever its smallest value is.
 MIN_DISTINCT, MIN_SPAN, MIN_MIDDLE_SPAN = 10, 1e3, 1e2
-# A constant input has changed if it differs by more than this fraction of its value, or of 1e-3 for smaller values.
+# A constant input has changed if it differs by more than this fraction of its value; a constant 0 has no such fraction.
 CHANGED = 1e-6
 
 
@@ -41,7 +41,7 @@ class Coordinates:
 
     .. math:: T_j(x) = (x_j - \mu_j) / \sigma_j \quad \text{or} \quad (\ln x_j - \mu_j) / \sigma_j
 
-    A constant input has scale 1. Without logarithms this is the paper's nu.
+    The scale of a constant input is its absolute value, or 1 if it is 0. Without logarithms this is the paper's nu.
 
     Attributes:
         mean: mean of each input, after the logarithm.
@@ -94,8 +94,33 @@ class Coordinates:
         self, coordinates: Float[Tensor, " n *coordinates"]
     ) -> Bool[Tensor, " n *coordinates"]:
         """Which constant inputs differ from their value in the data."""
-        allowed = CHANGED * self.mean.abs().clamp(min=1e-3)
+        allowed = torch.where(self.mean == 0, 0.0, CHANGED)
         return self.constant & (coordinates.abs() > allowed)
+
+    def changed_rows(
+        self, coordinates: Float[Tensor, " n *coordinates"]
+    ) -> Bool[Tensor, " n"] | None:
+        """Which queries change a constant input; None if no input is constant."""
+        if not self.constant.any():
+            return None
+        return self.changed(coordinates).reshape(len(coordinates), -1).any(dim=1)
+
+    def explain(
+        self,
+        coordinates: Float[Tensor, " 1 *coordinates"],
+        names: Sequence[str] | None = None,
+    ) -> str:
+        """Which constant input a query changes; an empty text if it changes none."""
+        changed = self.changed(coordinates).reshape(-1).nonzero()
+        if not len(changed):
+            return ""
+        j = int(changed[0, 0])
+        value, constant = (
+            float(part.reshape(-1)[j])
+            for part in (self.inverse(coordinates), self.mean)
+        )
+        label = f"input {j if names is None else names[j]}"
+        return f"{label} is {value:.4g}, but it is {constant:.4g} in all the data, so its effect is unknown"
 
 
 def _logarithms(points: Tensor, log: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -30,11 +31,12 @@ class Standardization:
 
     .. math:: \nu(x) = (x - \mu) / \sigma
 
-    A constant coordinate carries no information about distances. Its scale is 1, which avoids a division by almost zero.
+    A constant coordinate carries no information about distances. Its scale is its absolute value, or 1 if it is 0, which avoids a
+    division by almost zero.
 
     Attributes:
         mean: mean of each coordinate.
-        scale: standard deviation of each coordinate.
+        scale: standard deviation of each coordinate; see above for constant ones.
 
     Example:
         >>> import torch
@@ -53,10 +55,10 @@ class Standardization:
         scale = points.std(dim=0, correction=0)
         # Exact equality is tested, because rounding gives a constant column a deviation of 1e-17.
         constant = points.amin(dim=0) == points.amax(dim=0)
-        return cls(
-            mean=points.mean(dim=0),
-            scale=scale.masked_fill(constant | (scale == 0), 1.0),
-        )
+        mean = points.mean(dim=0)
+        size = mean.abs()
+        scale = torch.where(constant | (scale == 0), size, scale)
+        return cls(mean, scale.masked_fill(scale == 0, 1.0))
 
     def __call__(
         self, points: Float[Tensor, " n *coordinates"]

@@ -287,9 +287,9 @@ class FittedSupportRegion:
     def support_score(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
         """The largest ratio of a score to its threshold; infinite if a constant input has changed."""
         score = torch.from_numpy(self.ratios(features.inputs).max(axis=1))
-        changed = self.metric.coordinates.changed(features.inputs)
-        changed = changed.reshape(len(changed), -1).any(dim=1)
-        return score.to(features.support_distance).masked_fill(changed, math.inf)
+        score = score.to(features.support_distance)
+        changed = self.metric.coordinates.changed_rows(features.inputs)
+        return score if changed is None else score.masked_fill(changed, math.inf)
 
     def contains(self, support_score: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
         """Whether the score is at most 1."""
@@ -338,11 +338,8 @@ class _Explanation:
         self.value = _numpy(self.coordinates.inverse(self.inputs).reshape(-1))
 
     def text(self) -> str:
-        changed = self.coordinates.changed(self.inputs).reshape(-1)
-        if changed.any():
-            j = int(changed.nonzero()[0, 0])
-            constant = float(self.coordinates.mean.reshape(-1)[j])
-            return f"{self._label(j)} is {self.value[j]:.4g}, but it is {constant:.4g} in all the data, so its effect is unknown"
+        if changed := self.coordinates.explain(self.inputs, self.names):
+            return changed
         ratio = self.region.ratios(self.inputs)[0]
         if ratio.max() <= SAFE:
             return self._inside()

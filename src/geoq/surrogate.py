@@ -102,6 +102,19 @@ def evaluate(function: Callable[[Array], Array], x: Array, name: str) -> Tensor:
 
     Raises:
         ValueError: the function does not return one finite row per input.
+        TypeError: see ``answers_of``.
+    """
+    answers = answers_of(function, x, name)
+    check_finite(answers, f"{name}(x)", f"{name} must return finite numbers")
+    return answers
+
+
+@torch.no_grad()
+def answers_of(function: Callable[[Array], Array], x: Array, name: str) -> Tensor:
+    """Apply a user's function to all rows of x, in chunks; its answers can be nan or infinite.
+
+    Raises:
+        ValueError: the function does not return one row per input.
         TypeError: the function is a module and x has another dtype or kind than its weights.
     """
     if isinstance(function, nn.Module):
@@ -186,6 +199,11 @@ def errors_of(
             for part in chunks(len(y), row_numbers)
         ]
     )
+    check_finite(
+        error,
+        "error_functional(y, y_hat)",
+        "error_functional must return finite numbers",
+    )
     if (error < 0).any():
         raise ValueError(
             f"error_functional returned {error.min().item():g}, but an error is nonnegative; take its absolute value."
@@ -199,5 +217,4 @@ def _one_row_each(answer: Array, n_rows: int, name: str) -> Tensor:
         raise ValueError(
             f"{name} returned shape {tuple(tensor.shape)} for {n_rows} inputs; it must return one row per input."
         )
-    check_finite(tensor, f"{name}(x)", f"{name} must return finite numbers")
     return tensor

@@ -26,7 +26,7 @@ except ImportError as exc:
         "geoq.xarray needs xarray; install it with pip install 'geoq[xarray]'."
     ) from exc
 
-from geoq.xarray_labels import Labels
+from geoq.xarray_labels import InputNames, Labels, check_same_labels, labels_of, span
 
 Labelled: TypeAlias = xr.DataArray | xr.Dataset
 # The variables of an answer: for each its type, and its dimensions other than the samples.
@@ -143,7 +143,7 @@ class XarrayGeoQ:
         dim = self.sample_dim
         if not x.get_index(dim).equals(y.get_index(dim)):
             raise ValueError(
-                f"x and y differ along {dim!r}: {_span(x, dim)} and {_span(y, dim)}; "
+                f"x and y differ along {dim!r}: {span(x, dim)} and {span(y, dim)}; "
                 f"select the same samples in the same order, for example with y.sel({dim}=x.{dim})."
             )
         return x, y
@@ -239,7 +239,10 @@ class XarrayGeoQ:
             )
         labels = xr.Variable(self.sample_dim, self.labels_).to_index()
         return self.geoq_.assess(query.values[None]).reason(
-            0, name=f"{self.sample_dim} {label}", labels=labels
+            0,
+            name=f"{self.sample_dim} {label}",
+            labels=labels,
+            names=InputNames(self.x_),
         )
 
     def save(self, path: str | Path) -> None:
@@ -331,11 +334,7 @@ class XarrayGeoQ:
                 f"pass {name} with these dimensions."
             )
         for dim in fitted.dims[1:]:
-            if not array.get_index(dim).equals(fitted.get_index(dim)):
-                raise ValueError(
-                    f"{name} has {_span(array, dim)} along {dim!r}, but {name} had {_span(fitted, dim)} in fit; sort, select "
-                    "or interpolate it to these coordinates."
-                )
+            check_same_labels(array, fitted, dim, name)
         return array.transpose(*fitted.dims)
 
     def _parts(self) -> Parts:
@@ -368,7 +367,7 @@ class XarrayGeoQ:
         assessment = self.geoq_.assess(x)
         answers: dict[str, Any] = vars(assessment) | {
             "support_distance": assessment.features.support_distance,
-            "anchors": self.labels_[assessment.anchors],
+            "anchors": labels_of(self.labels_, assessment.anchors),
         }
         return tuple(answers[name] for name in self._parts())
 
@@ -408,10 +407,3 @@ class XarrayGeoQ:
                 typical_support_distance=calibration.typical_support_distance,
             )
         )
-
-
-def _span(array: xr.DataArray, dim: Hashable) -> str:
-    """The number of labels along a dimension, the first and the last one, for messages."""
-    labels = array.get_index(dim)
-    ends = f" from {labels[0]} to {labels[-1]}" if len(labels) else ""
-    return f"{len(labels)} {'labels' if dim in array.coords else 'positions'}{ends}"

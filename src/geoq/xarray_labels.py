@@ -1,19 +1,23 @@
-"""The labels of an XarrayGeoQ in the form of JSON: dimensions, coordinates and attributes of its inputs and outputs."""
+"""The labels of an XarrayGeoQ: in the form of JSON, as names of inputs and anchors, and in messages."""
 
 import json
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import xarray as xr
 
 from geoq import archive
+from geoq.arrays import Array
 from geoq.checks import warn
 from geoq.estimator import GeoQ
 
 # Kinds of NumPy types that a file can store: booleans, numbers, strings, times and time differences.
 _STORABLE_KINDS = "biufUmM"
+# What stands for the label of a missing anchor, by the kind of NumPy type; labels of other kinds become None.
+_NO_LABEL = {"f": np.nan, "M": "NaT", "m": "NaT", "U": "", "S": b"", "i": -1, "u": 0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,3 +124,80 @@ def _template(described: dict[str, Any]) -> xr.DataArray:
     empty = np.empty(shape, dtype=described["dtype"])
     dims, name, attributes = (described[part] for part in ("dims", "name", "attrs"))
     return xr.DataArray(empty, coordinates, tuple(dims), name, attributes)
+
+
+def labels_of(labels: np.ndarray, anchors: Array) -> np.ndarray:
+    """The labels of these rows; a missing label for row -1."""
+    rows = np.asarray(anchors)
+    taken: np.ndarray = labels[rows]
+    missing = rows < 0
+    if missing.any():
+        taken[missing] = _NO_LABEL.get(labels.dtype.kind)
+    return taken
+
+
+@dataclass(frozen=True)
+class InputNames(Sequence[str]):
+    """A name for each input: its labels along the dimensions of the data other than the samples.
+
+    Example:
+        >>> x = xr.DataArray(np.zeros((0, 2)), dims=("time", "lon"), coords={"lon": [0.0, 90.0]})
+        >>> list(InputNames(x))
+        ['lon 0.0', 'lon 90.0']
+    """
+
+    template: xr.DataArray
+
+    def __len__(self) -> int:
+        return int(np.prod(self.template.shape[1:]))
+
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[str]: ...
+
+    def __getitem__(self, number: int | slice) -> str | list[str]:
+        if isinstance(number, slice):
+            return [self[place] for place in range(*number.indices(len(self)))]
+        if not 0 <= number < len(self):
+            raise IndexError(f"input {number}, but there are {len(self)}.")
+        places = np.unravel_index(number, self.template.shape[1:])
+        parts = [
+            f"{dim} {self.template.get_index(dim)[int(place)]}"
+            for dim, place in zip(self.template.dims[1:], places, strict=True)
+        ]
+        return ", ".join(parts)
+
+
+def span(array: xr.DataArray, dim: Hashable) -> str:
+    """The number of labels along a dimension, the first and the last one, for messages."""
+    labels = array.get_index(dim)
+    ends = f" from {labels[0]} to {labels[-1]}" if len(labels) else ""
+    return f"{len(labels)} {'labels' if dim in array.coords else 'positions'}{ends}"
+
+
+def check_same_labels(
+    array: xr.DataArray, fitted: xr.DataArray, dim: Hashable, name: str
+) -> None:
+    """Refuse other labels along a dimension than in ``fit``."""
+    own, theirs = array.get_index(dim), fitted.get_index(dim)
+    if own.equals(theirs):
+        return
+    if len(own) == len(theirs) and _nearly_equal(own.values, theirs.values):
+        apart = abs(own.values - theirs.values).max()
+        raise ValueError(
+            f"{name} has other labels along {dim!r} than in fit, but they differ by at most {apart:.3g}, probably by rounding; pass "
+            f"{name}.assign_coords({dim}=<the labels of fit>)."
+        )
+    raise ValueError(
+        f"{name} has {span(array, dim)} along {dim!r}, but {name} had {span(fitted, dim)} in fit; sort, select "
+        "or interpolate it to these coordinates."
+    )
+
+
+def _nearly_equal(one: Any, other: Any) -> bool:
+    """Whether two arrays of numbers differ only by rounding."""
+    if one.dtype.kind not in "fiu" or other.dtype.kind not in "fiu":
+        return False
+    return bool(np.allclose(one, other, rtol=1e-6, atol=1e-6 * np.ptp(other)))

@@ -1,12 +1,14 @@
 """The answer of RolloutGeoQ: a bound at every step, the trusted horizon, and the reason."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from jaxtyping import Bool, Float, Int
 
 from geoq.arrays import Array
 from geoq.checks import check_index
 from geoq.rollout.horizon import Trust
+from geoq.unanswered import Gaps
 
 WITHOUT_TOLERANCE = "no tolerance was given, so the horizon depends on the support alone and not on the bound"
 
@@ -35,6 +37,9 @@ class RolloutAssessment:
             trusted horizon is expected to be at most ``trust.broken``.
         bound_over_tolerance: the largest ratio of bound and tolerance over the coordinates of a step. It is small enough if
             it is less than ``trust.limit`` and at most 1.
+        gaps: the rollouts without an answer, for example because a coordinate of the initial state is nan. They are not safe,
+            their numbers are nan and their horizons 0. None if all rollouts have an answer.
+        changed: the rollouts whose initial state changes a coordinate that is constant in the data, and the reason.
     """
 
     prediction: Float[Array, " n n_steps *state"]
@@ -50,6 +55,8 @@ class RolloutAssessment:
     trust: Trust | None = None
     trusted_horizon: Int[Array, " n"] | None = None
     bound_over_tolerance: Float[Array, " n n_steps"] | None = None
+    gaps: Gaps | None = None
+    changed: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.safe)
@@ -73,7 +80,11 @@ class RolloutAssessment:
     def outcome(self, rollout: int) -> list[str]:
         """The horizon of one rollout and, if the horizon ends before the last step, why it does: one or two phrases."""
         check_index(rollout, "rollout", len(self))
+        rollout %= len(self)
         horizons, what = self.horizon
+        if self.gaps is not None and rollout in self.gaps:
+            why = f"initial state: {self.gaps.explain(rollout)}"
+            return [f"rollout {rollout}: no error bound, not {what}", why]
         n_steps, horizon = self.safe.shape[1], int(horizons[rollout])
         length = (
             f"{what} for {horizon} of {n_steps} steps" if horizon else f"not {what}"
@@ -86,6 +97,8 @@ class RolloutAssessment:
     def reason(self, rollout: int) -> str:
         """Explain the horizon and the bounds of one rollout in words and numbers."""
         headline, *end = self.outcome(rollout)
+        if self.gaps is not None and rollout % len(self) in self.gaps:
+            return "\n".join([headline, f"  {end[0]}"])
         n_steps, horizon = self.safe.shape[1], int(self.horizon[0][rollout])
         lines = [headline, *(f"  {why}" for why in end)]
         lines.append(f"  {self.trust or WITHOUT_TOLERANCE}")
@@ -102,6 +115,8 @@ class RolloutAssessment:
         score = float(self.support_score[rollout, index])
         if int(self.diverged_at[rollout]) == index + 1:
             return "the surrogate diverged, so the bound is infinite from this step"
+        if rollout in self.changed:
+            return f"NOT safe, {self.changed[rollout]}"
         if not bool(self.safe[rollout, index]):
             return f"NOT safe, {self.meaning[1]} (score {score:.3g}, threshold {self.threshold:.3g})"
         assert self.trust is not None

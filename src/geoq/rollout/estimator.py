@@ -8,7 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 
 from geoq.arrays import Array, chunks, restore, to_tensor
@@ -37,7 +36,7 @@ from geoq.rollout.checks import (
 from geoq.rollout.crossfit import RolloutProblem, cross_fit_rollouts
 from geoq.rollout.features import RolloutCalibration, RolloutFeatures, embed
 from geoq.rollout.fold_rollouts import FreshRollouts, TrainedRollouts, trained
-from geoq.rollout.horizon import HeldOutRollouts, Trust, over_tolerance
+from geoq.rollout.horizon import HeldOutRollouts, Trust, n_leading, over_tolerance
 from geoq.rollout.recipe import TrainRollout
 from geoq.rollout.region import RolloutRegion
 from geoq.rollout.saturating import SaturatingGrowth
@@ -47,6 +46,7 @@ from geoq.surrogate import Surrogate
 from geoq.training import progress
 from geoq.training.checkpoint import Checkpoint, array_id, folds_id, object_id
 from geoq.training.fold_surrogates import TrainedFolds, is_pretrained
+from geoq.unanswered import Gaps, blank, unusable_rows, with_stand_in
 
 
 @runtime_checkable
@@ -218,7 +218,7 @@ class RolloutGeoQ:
         self.held_out_ = HeldOutRollouts(
             bound=self._bound(features).flatten(start_dim=2),
             error=self.calibration_.error.flatten(start_dim=2),
-            supported=_n_leading(safe.reshape(features.alive.shape)),
+            supported=n_leading(safe.reshape(features.alive.shape)),
             start=self.calibration_.start,
             quantile=self.scheme_.quantile,
         )
@@ -252,12 +252,14 @@ class RolloutGeoQ:
             check_all_stored(largest, n_stored, self.limit_.numel())
             trust = self.held_out_.trust(largest)
         arrays: dict[str, Tensor] = {}
+        changed = self.reference_states_.changes(x0, self.normalization_)
         # The arrays are filled chunk by chunk; joining a list of chunks would need twice the memory.
-        for rows, answers in self._answers(x0, n_steps, largest, trust):
+        for rows, answers in self._answers(x0, n_steps, largest, trust, changed):
             for name, part in answers.items():
                 if name not in arrays:
                     arrays[name] = part.new_empty((len(x0), *part.shape[1:]))
                 arrays[name][rows] = part
+        lost = arrays.pop("lost")
         return RolloutAssessment(
             **{name: restore(array, x0) for name, array in arrays.items()},
             threshold=self.safe_region_.threshold,
@@ -265,6 +267,10 @@ class RolloutGeoQ:
             n_calibrated=self.n_calibrated_,
             tolerance=tolerance,
             trust=trust,
+            gaps=Gaps.of(lost, x0, self.normalization_, "coordinate")
+            if lost.any()
+            else None,
+            changed=changed,
         )
 
     def bound(self, x0: Array, n_steps: int) -> Array:
@@ -272,33 +278,47 @@ class RolloutGeoQ:
         return self.assess(x0, n_steps).error_hat
 
     def _answers(
-        self, x0: Array, n_steps: int, largest: Tensor | None, trust: Trust | None
+        self,
+        x0: Array,
+        n_steps: int,
+        largest: Tensor | None,
+        trust: Trust | None,
+        changed: dict[int, str],
     ) -> Iterator[tuple[slice, dict[str, Tensor]]]:
         """Answers to chunks of initial states, as tensors by the names of ``RolloutAssessment``."""
         dtype = to_tensor(x0[:1], "x0").dtype
         for rows in chunks(len(x0), n_steps * self.limit_.numel()):
-            states = roll_out(self.surrogate_, x0[rows], n_steps, self.limit_)
+            start = to_tensor(x0[rows], "x0")
+            lost = unusable_rows(self.normalization_(start.to(self.limit_)), start)
+            usable = with_stand_in(x0[rows], lost, self.probes_[:1])
+            states = roll_out(self.surrogate_, usable, n_steps, self.limit_)
             features = self.reference_states_.features(
                 states, self.normalization_, self.representation, x0
             )
             diverged = ~features.alive
-            score, bound = self._score(features), self._bound(features)
+            score = blank(self._score(features), lost)
+            bound = blank(self._bound(features), lost)
+            here = [
+                row - rows.start for row in changed if rows.start <= row < rows.stop
+            ]
+            score[here] = torch.inf
             safe = self.safe_region_.contains(score.flatten()).reshape(diverged.shape)
             answers = {
-                "prediction": states[:, 1:],
+                "prediction": blank(states[:, 1:], lost),
                 "error_hat": bound.to(dtype),
                 "safe": safe,
                 "support_score": score.to(dtype),
-                "supported_horizon": _n_leading(safe),
+                "supported_horizon": n_leading(safe),
                 "diverged_at": torch.where(
                     diverged.any(dim=1), diverged.long().argmax(dim=1) + 1, 0
                 ),
+                "lost": torch.zeros_like(safe[:, 0]) if lost is None else lost,
             }
             if largest is not None and trust is not None:
                 ratio = over_tolerance(bound, largest)
                 # No error was measured past the calibration horizon, so no step there is trusted.
                 trusted = (safe & trust.within(ratio))[:, : self.n_calibrated_]
-                answers["trusted_horizon"] = _n_leading(trusted)
+                answers["trusted_horizon"] = n_leading(trusted)
                 answers["bound_over_tolerance"] = ratio.to(dtype)
             yield rows, answers
 
@@ -438,8 +458,3 @@ class RolloutGeoQ:
             )
         check_region(self.safe_region)
         check_models(self.surrogate, self.train_surrogate, self.representation)
-
-
-def _n_leading(holds: Bool[Tensor, " n n_steps"]) -> Int[Tensor, " n"]:
-    """The number of steps before the first one at which the condition does not hold."""
-    return holds.long().cumprod(dim=1).sum(dim=1)

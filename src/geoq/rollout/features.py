@@ -1,15 +1,17 @@
 """Features along rollouts, which need no reference states of the future, and the calibration rollouts with their errors."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from geoq.arrays import Array, restore
+from geoq.arrays import Array, restore, to_tensor
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import Embedding, GeometricFeatures, Geometry
 from geoq.increments.climatology import FittedClimatology
+from geoq.metric import CHANGED
 from geoq.representation import Representation, Standardization
 from geoq.surrogate import evaluate
 
@@ -78,6 +80,33 @@ class ReferenceStates:
 
     geometry: Geometry
     climatology: FittedClimatology
+
+    @cached_property
+    def constant(self) -> Bool[Tensor, " *state"]:
+        """Which coordinates have a single value in these states."""
+        points = self.geometry.points.normalized
+        return points.amin(dim=0) == points.amax(dim=0)
+
+    def changes(self, x0: Array, normalization: Standardization) -> dict[int, str]:
+        """The initial states that change a constant coordinate, by their rows, and which coordinate they change."""
+        if not self.constant.any():
+            return {}
+        mean, states = normalization.mean, to_tensor(x0, "x0").to(normalization.mean)
+        apart = (normalization(states) - self.geometry.points.normalized[0]).abs()
+        allowed = torch.where(mean == 0, 0.0, CHANGED)
+        changed = (self.constant & (apart > allowed)).flatten(start_dim=1)
+        texts = {}
+        for row in changed.any(dim=1).nonzero()[:, 0].tolist():
+            place = changed[row].long().argmax()
+            value, constant = states[row].flatten()[place], mean.flatten()[place]
+            where = ", ".join(
+                str(int(i)) for i in torch.unravel_index(place, mean.shape)
+            )
+            texts[row] = (
+                f"coordinate {where} of the initial state is {value:.4g}, but it is {constant:.4g} in all the data, so its "
+                "effect is unknown"
+            )
+        return texts
 
     def features(
         self,

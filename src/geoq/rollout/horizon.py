@@ -183,6 +183,11 @@ def over_tolerance(
     return torch.where(flat.isinf().any(dim=2), torch.inf, ratio)
 
 
+def n_leading(holds: Bool[Tensor, " n n_steps"]) -> Int[Tensor, " n"]:
+    """The number of steps before the first one at which the condition does not hold."""
+    return holds.long().cumprod(dim=1).sum(dim=1)
+
+
 def count_apart(start: Int[Tensor, " n"], n_steps: int) -> int:
     """The largest number of rollouts of ``n_steps`` steps from these rows that do not overlap.
 

@@ -1,0 +1,92 @@
+"""Queries in the coordinates of the geometry, with their anchors and features (lines 3, 4 and 14)."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from geoq.arrays import Array, chunks, to_tensor
+from geoq.checks import check_fitted, check_rows
+from geoq.geometry import Embedding, GeometricFeatures, Relation, anchor_error
+from geoq.preparation import check_fitted_callables
+from geoq.surrogate import answers_of
+from geoq.unanswered import (
+    blank,
+    either,
+    rows_not_finite,
+    unusable_rows,
+    with_stand_in,
+)
+
+if TYPE_CHECKING:
+    from geoq.estimator import GeoQ
+
+
+class View(NamedTuple):
+    """Some queries, related to the data.
+
+    Attributes:
+        relation: their anchors.
+        features: their features; a query without an answer has the features of a stand-in.
+        prediction: what the surrogate returned, nan for queries that it did not receive.
+        lost: which queries have no answer; None if all have one.
+    """
+
+    relation: Relation
+    features: GeometricFeatures
+    prediction: Tensor
+    lost: Tensor | None
+
+
+def embed(geoq: "GeoQ", x: Array, coordinates: Tensor) -> Embedding:
+    """Phi and nu of the inputs, or their coordinates in the metric (lines 3 and 4)."""
+    if geoq.metric_ is not None:
+        z = geoq.metric_(coordinates)
+        return Embedding(z, normalized=z, inputs=coordinates)
+    assert callable(geoq.representation)
+    z = answers_of(geoq.representation, x, "representation").to(coordinates)
+    return Embedding(z, coordinates)
+
+
+def coordinates_of(geoq: "GeoQ", x: Array) -> Tensor:
+    """T of the inputs."""
+    return geoq.coordinates_(to_tensor(x, "x").to(geoq.coordinates_.mean))
+
+
+def views(geoq: "GeoQ", x: Array) -> Iterator[View]:
+    """Chunks of queries with their anchors and features (line 14)."""
+    check_fitted(geoq, "probes_")
+    check_fitted_callables(geoq)
+    shape = tuple(geoq.coordinates_.mean.shape)
+    check_rows(x, "x", shape, "GeoQ was fitted on rows", "query")
+    row_numbers = max(int(np.prod(shape)), geoq.error_[:1].numel())
+    for rows in chunks(len(x), row_numbers):
+        yield _view(geoq, x[rows])
+
+
+def _view(geoq: "GeoQ", x: Array) -> View:
+    coordinates = coordinates_of(geoq, x)
+    unusable = unusable_rows(coordinates, to_tensor(x, "x"))
+    if unusable is not None:
+        x = with_stand_in(x, unusable, geoq.probes_[:1])
+        coordinates = coordinates_of(geoq, x)
+    queries = embed(geoq, x, coordinates)
+    prediction = answers_of(geoq.surrogate_, x, "surrogate").to(queries.z)
+    missing = rows_not_finite(prediction)
+    finite = prediction if missing is None else prediction.nan_to_num(0.0, 0.0, 0.0)
+    if geoq.metric_ is None and (bad := rows_not_finite(queries.z)) is not None:
+        missing = either(missing, bad)
+        z = queries.z.nan_to_num(0.0, 0.0, 0.0)
+        queries = Embedding(z, queries.normalized, queries.inputs)
+    relation = geoq.geometry_.relate(queries)
+    features = GeometricFeatures(
+        relation.displacement,
+        relation.support_distance,
+        anchor_error(relation.anchors, geoq.error_),
+        finite,
+        inputs=queries.coordinates,
+        neighborhood=relation.neighborhood,
+    )
+    lost = either(unusable, missing)
+    return View(relation, features, blank(prediction, unusable), lost)
