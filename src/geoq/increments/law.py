@@ -261,7 +261,8 @@ class LawPair:
         """The terms of features, for each law."""
         constants = (part[:, place].reshape(2, -1, 1) for part in self.constants)
         mean, deviation, low, high, slope = constants
-        return ((values - mean) / deviation).clamp_(low, high).mul_(slope)
+        standardised: Tensor = (values - mean) / deviation
+        return standardised.clamp_(low, high).mul_(slope)
 
 
 def _scale(

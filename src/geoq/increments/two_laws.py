@@ -157,7 +157,8 @@ class TwoLawIncrement:
         laws = LawPair(self.inside_, self.outside_)
         inside, outside = laws.per_output(features, natural)
         law = inside + pi[:, None] * (outside - inside)
-        here, at_edge = torch.lerp(*laws.per_query(features, self.edge_), pi)
+        low, high = laws.per_query(features, self.edge_)
+        here, at_edge = torch.lerp(low, high, pi)
         return law + here[:, None], here - at_edge
 
     def _steepest_slope(
