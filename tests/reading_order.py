@@ -12,7 +12,6 @@ READING_ORDER = [
     "metric",
     "folds",
     "fold_plan",
-    "scratch",
     "archive",
     "nets",
     "training",

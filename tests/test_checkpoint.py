@@ -162,7 +162,7 @@ def test_an_altered_file_of_a_fold_is_refused(problem, tmp_path):
     file.write_bytes(content)
     with pytest.raises(ValueError, match="was altered") as refused:
         fit(problem, problem.train, tmp_path)
-    assert "fold-0002.geoq to train this fold again" in refused.value.__notes__[0]
+    assert "fold-0002.geoq to compute its content again" in refused.value.__notes__[0]
 
 
 def test_a_folder_without_the_description_of_its_calibration_is_refused(

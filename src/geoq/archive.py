@@ -2,21 +2,30 @@
 
 The format is safetensors: a JSON header, then raw arrays. Reading a file does not execute anything in it. The checksum in a file
 detects damage. It is not a signature: whoever writes a file can also compute its checksum.
+
+A file is written beside its target under another name, and replaces the target when it is complete. The process that writes it
+holds a lock, which the operating system releases when the process ends. An unlocked scratch file is therefore the rest of a
+process that was killed, and the next ``write`` to the same target removes it.
 """
 
 import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
 
-from geoq.scratch import scratch_file
+try:
+    import fcntl
+except ImportError:  # Windows: without locks, the files of killed processes stay
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = "geoq 2"
 # Answers of one model on two machines may differ by this fraction of the largest answer.
@@ -68,7 +77,7 @@ def write(
     text = json.dumps(numbers, sort_keys=True, default=lambda number: number.item())
     header = _header(text, stored)
     try:
-        with scratch_file(target) as file:
+        with _scratch_file(target) as file:
             file.write(len(header).to_bytes(8, "little") + header)
             for name in _order(stored):
                 file.write(_bytes(stored[name]))
@@ -241,6 +250,60 @@ def _writable(path: Path) -> Path:
         kind = "a folder" if target.is_dir() else "a device or a link to itself"
         raise ValueError(f"{path} is {kind}, not a file; choose the path of a file.")
     return target
+
+
+@contextmanager
+def _scratch_file(target: Path) -> Iterator[BinaryIO]:
+    """An open file that replaces the target at the end of the ``with`` block, unless the block raises.
+
+    Its permissions follow the umask. Scratch files that killed processes left for the same target are removed.
+    """
+    _remove_leftovers(target)
+    scratch, file = _create(target)
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            scratch.replace(target)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove the scratch files of this target that no living process holds."""
+    for path in target.parent.glob(".*.tmp"):
+        if re.fullmatch(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.tmp", path.name):
+            _remove_if_unlocked(path)
+
+
+def _create(target: Path) -> tuple[Path, BinaryIO]:
+    while True:
+        scratch = target.with_name(f".{target.name}.{uuid4().hex}.tmp")
+        file = scratch.open("xb")
+        if fcntl is None:
+            return scratch, file
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
+            return scratch, file
+        # Between open and lock, another process may have removed the file as a leftover.
+        if scratch.exists():
+            return scratch, file
+        file.close()
+
+
+def _remove_if_unlocked(path: Path) -> None:
+    if fcntl is None or path.is_symlink():
+        return
+    try:
+        with path.open("rb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+    except (
+        OSError
+    ):  # a living process holds the lock, or the file belongs to another user
+        return
 
 
 def _header(text: str, arrays: Mapping[str, Tensor]) -> bytes:

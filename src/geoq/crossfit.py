@@ -24,7 +24,7 @@ from geoq.geometry import (
 from geoq.metric import FittedMetric
 from geoq.representation import Standardization
 from geoq.surrogate import ErrorFunctional, errors_of
-from geoq.training.checkpoint import Checkpoint
+from geoq.training.checkpoint import FinishedFolds
 from geoq.training.fold_surrogates import Fold, FoldSurrogates, fold_predictions
 
 logger = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ def cross_fit(
     fold_surrogates: FoldSurrogates,
     error_functional: ErrorFunctional,
     geometry: Geometry,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: FinishedFolds | None = None,
 ) -> CalibrationSet:
     """Features and errors of every held-out point of all folds (lines 6-10).
 

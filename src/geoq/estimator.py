@@ -63,7 +63,7 @@ from geoq.surrogate import (
     absolute_error,
     observe,
 )
-from geoq.training import progress
+from geoq.training import Checkpoint, progress
 from geoq.training.fold_surrogates import FoldSurrogates, deployed, sources_of
 from geoq.unanswered import Gaps, blank
 
@@ -123,7 +123,7 @@ class GeoQ:
         y: Array,
         *,
         groups: Sequence[Any] | None = None,
-        checkpoint: str | Path | None = None,
+        checkpoint: str | Path | Checkpoint | None = None,
     ) -> "GeoQ":
         """Calibrate on pairs of inputs and reference outputs (lines 1-12).
 
@@ -131,8 +131,8 @@ class GeoQ:
             x: inputs, one per row, of any shape.
             y: reference outputs, one per row, of any shape.
             groups: a label per row, for fold schemes that hold out whole groups.
-            checkpoint: a folder that keeps each finished fold. A run that was interrupted continues from there when it is
-                started again, with the same result.
+            checkpoint: a folder, or a ``Checkpoint``, that keeps each finished fold. A run that was interrupted continues from
+                there when it is started again, with the same result.
 
         Raises:
             ValueError: x, y or a setting is unusable, or the checkpoint belongs to another calibration. These checks come
@@ -150,7 +150,7 @@ class GeoQ:
         x: Array,
         y: Array,
         groups: Sequence[Any] | None,
-        checkpoint: str | Path | None,
+        checkpoint: str | Path | Checkpoint | None,
     ) -> None:
         """Algorithm 1. Lines 2, 3 and 5 precede line 1, so that unusable data are refused before any training."""
         inputs = check_arguments(self, x, y)

@@ -21,8 +21,9 @@ from geoq.metric import Coordinates, FittedMetric, Metric, predictor
 from geoq.probing import Ask, check_answers, check_same_answers, probe_rows
 from geoq.safe_region import NeedsNeighbors, check_region
 from geoq.surrogate import Surrogate, evaluate
-from geoq.training.checkpoint import Checkpoint, array_id, folds_id, object_id
+from geoq.training.checkpoint import Checkpoint, FinishedFolds, folds_id
 from geoq.training.fold_surrogates import check_models, is_pretrained
+from geoq.training.recipe_id import array_id
 
 if TYPE_CHECKING:
     from geoq.estimator import GeoQ
@@ -103,7 +104,7 @@ def coordinates_of(representation: object, inputs: Tensor) -> Coordinates:
 
 
 def fit_metric(
-    geoq: "GeoQ", inputs: Tensor, x: Array, y: Array, checkpoint: Checkpoint | None
+    geoq: "GeoQ", inputs: Tensor, x: Array, y: Array, checkpoint: FinishedFolds | None
 ) -> FittedMetric | None:
     """The fitted metric; None for a representation of the user. A resumed run uses the metric of the first run."""
     if not isinstance(geoq.representation, Metric):
@@ -152,17 +153,23 @@ def check_fitted_callables(geoq: "GeoQ") -> None:
 
 
 def open_checkpoint(
-    geoq: "GeoQ", folder: str | Path | None, x: Array, y: Array, plan: FoldPlan
-) -> Checkpoint | None:
+    geoq: "GeoQ",
+    place: str | Path | Checkpoint | None,
+    x: Array,
+    y: Array,
+    plan: FoldPlan,
+) -> FinishedFolds | None:
     """The checkpoint in the folder, refused unless it belongs to these data, folds and settings."""
-    if folder is None or is_pretrained(geoq.train_surrogate):
+    if place is None or is_pretrained(geoq.train_surrogate):
         return None
     facts = {
         "x": array_id(x),
         "y": array_id(y),
-        "representation": object_id(geoq.representation),
         "folds": folds_id(plan),
         "n_anchors": str(geoq.n_anchors),
-        "train_surrogate": object_id(geoq.train_surrogate),
     }
-    return Checkpoint.open(folder, facts)
+    callables = {
+        "representation": geoq.representation,
+        "train_surrogate": geoq.train_surrogate,
+    }
+    return Checkpoint.of(place).open(facts, callables)

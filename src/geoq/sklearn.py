@@ -22,6 +22,7 @@ from geoq.increments.protocol import IncrementModel
 from geoq.representation import Representation
 from geoq.safe_region import Region
 from geoq.surrogate import ErrorFunctional, absolute_error
+from geoq.training.checkpoint import Checkpoint
 
 
 class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -88,7 +89,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         y: Any,
         groups: Sequence[Any] | None = None,
         *,
-        checkpoint: str | Path | None = None,
+        checkpoint: str | Path | Checkpoint | None = None,
     ) -> "GeoQRegressor":
         """Fit the regressor on all data and calibrate its errors on the folds.
 
@@ -96,7 +97,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
             X: inputs, one row per sample.
             y: targets, one per row: a number or a row of several outputs.
             groups: a label per row, for fold schemes that hold out whole groups.
-            checkpoint: a folder that stores each finished fold, see ``GeoQ.fit``.
+            checkpoint: a folder, or a ``Checkpoint``, that stores each finished fold, see ``GeoQ.fit``.
 
         Raises:
             ValueError: the data or a setting is unusable. These checks come before any training.

@@ -18,6 +18,7 @@ from geoq.increments.protocol import IncrementModel
 from geoq.parameters import get_params, set_params
 from geoq.representation import Representation
 from geoq.surrogate import ErrorFunctional, Surrogate, absolute_error, norm_error
+from geoq.training.checkpoint import Checkpoint
 
 try:
     import xarray as xr
@@ -89,7 +90,7 @@ class XarrayGeoQ:
         y: Labelled,
         *,
         groups: Sequence[Any] | xr.DataArray | None = None,
-        checkpoint: str | Path | None = None,
+        checkpoint: str | Path | Checkpoint | None = None,
     ) -> "XarrayGeoQ":
         """Calibrate on pairs of inputs and reference outputs, which must be in memory.
 
@@ -97,7 +98,7 @@ class XarrayGeoQ:
             x: inputs, which can have other dimensions than y.
             y: reference outputs, for the same samples in the same order.
             groups: a label per sample, for fold schemes that hold out whole groups.
-            checkpoint: a folder that stores each finished fold, see ``GeoQ.fit``.
+            checkpoint: a folder, or a ``Checkpoint``, that stores each finished fold, see ``GeoQ.fit``.
 
         Raises:
             ValueError: the samples of x and y differ, or the data or a setting is unusable. These checks come before any

@@ -16,7 +16,7 @@ from geoq.representation import Representation, Standardization
 from geoq.rollout.features import ReferenceStates, RolloutCalibration, RolloutFeatures
 from geoq.rollout.fold_rollouts import FreshRollouts, TrainedRollouts
 from geoq.rollout.trajectories import Trajectories
-from geoq.training.checkpoint import Checkpoint
+from geoq.training.checkpoint import FinishedFolds
 from geoq.training.fold_surrogates import Fold, fold_predictions
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def cross_fit_rollouts(
     starts: list[np.ndarray],
     *,
     fold_rollouts: FreshRollouts | TrainedRollouts,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: FinishedFolds | None = None,
 ) -> RolloutCalibration:
     """Roll out the surrogate of every fold from held-out states, and compute errors and features.
 

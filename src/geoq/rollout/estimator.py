@@ -44,8 +44,9 @@ from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll
 from geoq.safe_region import NeedsNeighbors, Region, check_region
 from geoq.surrogate import Surrogate
 from geoq.training import progress
-from geoq.training.checkpoint import Checkpoint, array_id, folds_id, object_id
+from geoq.training.checkpoint import Checkpoint, FinishedFolds, folds_id
 from geoq.training.fold_surrogates import TrainedFolds, is_pretrained
+from geoq.training.recipe_id import array_id
 from geoq.unanswered import Gaps, blank, unusable_rows, with_stand_in
 
 
@@ -131,13 +132,13 @@ class RolloutGeoQ:
         self,
         trajectories: Array | Sequence[Array],
         *,
-        checkpoint: str | Path | None = None,
+        checkpoint: str | Path | Checkpoint | None = None,
     ) -> "RolloutGeoQ":
         """Calibrate on true trajectories.
 
         Args:
             trajectories: one trajectory, an array of shape (n_times, *state), or a list of such arrays.
-            checkpoint: a folder that keeps the rollouts of each finished fold. A run that was interrupted continues from
+            checkpoint: a folder, or a ``Checkpoint``, that keeps the rollouts of each finished fold. A run that was interrupted continues from
                 there when it is started again, with the same result.
 
         Raises:
@@ -152,7 +153,9 @@ class RolloutGeoQ:
         return self
 
     def _fit(
-        self, trajectories: Array | Sequence[Array], checkpoint: str | Path | None
+        self,
+        trajectories: Array | Sequence[Array],
+        checkpoint: str | Path | Checkpoint | None,
     ) -> None:
         self._check_arguments()
         gathered = Trajectories.gather(trajectories)
@@ -190,7 +193,7 @@ class RolloutGeoQ:
         problem: RolloutProblem,
         plan: FoldPlan,
         starts: list[np.ndarray],
-        checkpoint: Checkpoint | None,
+        checkpoint: FinishedFolds | None,
     ) -> None:
         """Train the surrogate, cross-fit the rollouts, fit the scheme and the safe region, and bound the held-out rollouts."""
         all_rows = torch.arange(len(problem.trajectories))
@@ -401,24 +404,24 @@ class RolloutGeoQ:
 
     def _open(
         self,
-        folder: str | Path | None,
+        place: str | Path | Checkpoint | None,
         trajectories: Trajectories,
         plan: FoldPlan,
         starts: list[np.ndarray],
-    ) -> Checkpoint | None:
+    ) -> FinishedFolds | None:
         """The checkpoint in the folder; refused if it belongs to other trajectories, folds or settings."""
         # There is nothing to keep if nothing is trained.
-        if folder is None or is_pretrained(self.train_surrogate):
+        if place is None or is_pretrained(self.train_surrogate):
             return None
         facts = {
             "trajectories": array_id(trajectories.states),
-            "lengths": object_id(np.bincount(trajectories.number).tolist()),
+            "lengths": str(np.bincount(trajectories.number).tolist()),
             "folds": folds_id(plan),
             "starts": array_id(np.concatenate(starts)),
             "n_calibration": str(self.n_calibration),
-            "train_surrogate": object_id(self.train_surrogate),
         }
-        return Checkpoint.open(folder, facts)
+        callables = {"train_surrogate": self.train_surrogate}
+        return Checkpoint.of(place).open(facts, callables)
 
     def _plan(self, trajectories: Trajectories, plan: FoldPlan) -> list[np.ndarray]:
         """The rows from which the calibration rollouts of each fold start; unusable folds are refused before any training."""

@@ -4,12 +4,14 @@ The package contains the mini-batch loop, stacks of networks that are trained to
 the progress bar, checkpoints of finished folds, and fold surrogates that are trained here, on other workers, or elsewhere.
 """
 
+from geoq.training.checkpoint import Checkpoint
 from geoq.training.fold_surrogates import PredictedFolds, TrainedFolds
 from geoq.training.loop import Training
 from geoq.training.recipe import TrainedNetwork, TrainNetwork
 from geoq.training.shared import SharedTraining
 
 __all__ = [
+    "Checkpoint",
     "PredictedFolds",
     "SharedTraining",
     "TrainNetwork",

@@ -25,7 +25,7 @@ from geoq.surrogate import (
     own_copy,
 )
 from geoq.training import progress
-from geoq.training.checkpoint import Checkpoint
+from geoq.training.checkpoint import FinishedFolds
 
 logger = logging.getLogger(__name__)
 
@@ -257,7 +257,7 @@ def fold_predictions(
     x: Array,
     y: Array,
     folds: Sequence[Fold],
-    checkpoint: Checkpoint | None,
+    checkpoint: FinishedFolds | None,
 ) -> Iterator[tuple[int, Tensor]]:
     """Iterate over fold numbers and the predictions of the fold surrogates, in the order in which they are finished.
 
@@ -281,7 +281,7 @@ def fold_predictions(
         logger.info("%s to %s: from the checkpoint", folds[job[0]], folds[job[-1]])
         n_finished += len(job)
         for number in job:
-            yield number, checkpoint.load(number)
+            yield number, checkpoint.load(number, len(folds[number].evaluated_rows))
     progress.move_to(start + n_finished)
     for numbers, predictions in _run(source, missing):
         for number, prediction in zip(numbers, predictions, strict=True):
