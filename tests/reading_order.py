@@ -1,12 +1,15 @@
 """The modules and packages of geoq in the order of Algorithm 1; each imports only from those above it."""
 
 READING_ORDER = [
+    "table",
     "arrays",
     "quantiles",
     "checks",
     "surrogate",
     "probing",
     "representation",
+    "coordinates",
+    "columns",
     "neighbors",
     "geometry",
     "metric",
@@ -18,6 +21,7 @@ READING_ORDER = [
     "crossfit",
     "increments",
     "safe_region",
+    "support_scores",
     "support_region",
     "conformal",
     "unanswered",
@@ -40,6 +44,7 @@ READING_ORDER = [
 
 # These modules refuse bad input with their own messages, so their annotations are not checked at run time.
 REFUSING = {
+    "table",
     "arrays",
     "checks",
     "surrogate",

@@ -1,19 +1,26 @@
 """Arrays in and out of geoq, work in chunks, and the number of threads.
 
-Users pass NumPy arrays or torch tensors. Their callables receive the same kind of array, and results are returned in that
+Users pass NumPy arrays, torch tensors or data frames. Their callables receive the same kind of array, and results are returned in that
 kind. Inside geoq there are only tensors.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from geoq.table import Frame, Table
+
 Array: TypeAlias = np.ndarray | Tensor
+# What geoq carries to the user's callables.
+Rows: TypeAlias = np.ndarray | Tensor | Table
+# What users pass.
+Inputs: TypeAlias = Rows | Frame
+RowsT = TypeVar("RowsT", bound=Rows)
 
 # User callables receive rows in chunks of about this many input numbers. This bounds the memory for fields (36 states of
 # 240 x 480) and is one chunk for most tables (262,144 rows of 16 columns).
@@ -22,7 +29,7 @@ CHUNK_NUMBERS = 2**22
 SMALL_NUMBERS = 2**19
 
 
-def to_tensor(array: Array, name: str) -> Tensor:
+def to_tensor(array: Rows, name: str) -> Tensor:
     """Convert an array to a floating-point tensor, without a copy where possible.
 
     Args:
@@ -32,6 +39,8 @@ def to_tensor(array: Array, name: str) -> Tensor:
     Raises:
         TypeError: the array holds something else than real numbers.
     """
+    if isinstance(array, Table):
+        array = array.array
     if isinstance(array, np.ndarray):
         if array.dtype == object or not (
             np.issubdtype(array.dtype, np.number) or array.dtype == bool
@@ -68,20 +77,17 @@ def to_tensor(array: Array, name: str) -> Tensor:
     )
 
 
-def restore(tensor: Tensor, like: Array) -> Array:
+def restore(tensor: Tensor, like: Rows) -> Array:
     """Convert a tensor to the kind of array that ``like`` is: NumPy, or torch on the device of ``like``."""
-    return (
-        tensor.cpu().numpy() if isinstance(like, np.ndarray) else tensor.to(like.device)
-    )
+    if isinstance(like, Tensor):
+        return tensor.to(like.device)
+    return tensor.cpu().numpy()
 
 
-def take(array: Array, rows: Int[Tensor, " n_rows"]) -> Array:
+def take(array: RowsT, rows: Int[Tensor, " n_rows"]) -> RowsT:
     """Select rows of a user's array and keep its kind."""
-    return (
-        array[rows.cpu().numpy()]
-        if isinstance(array, np.ndarray)
-        else array[rows.to(array.device)]
-    )
+    where = rows.to(array.device) if isinstance(array, Tensor) else rows.cpu().numpy()
+    return cast(RowsT, array[where])
 
 
 def chunks(n_rows: int, row_numbers: int) -> Iterator[slice]:

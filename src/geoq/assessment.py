@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from geoq.arrays import Array
 from geoq.checks import check_index
 from geoq.safe_region import Explanations
+from geoq.table import Names
 from geoq.unanswered import Gaps
 
 N_ANCHORS_SHOWN = 5
@@ -51,6 +52,7 @@ class Assessment:
         explanations: the reasons for the flags, if the safe region gives any.
         gaps: the queries without an answer, for example because an input is nan. They are not safe, their numbers are nan and
             their anchors -1. None if all queries have an answer.
+        input_names: the columns of the table that GeoQ was fitted on; None for arrays.
     """
 
     prediction: Float[Array, " n *output"]
@@ -69,6 +71,7 @@ class Assessment:
     typical_support_distance: float
     explanations: Explanations | None = None
     gaps: Gaps | None = None
+    input_names: Names | None = None
 
     def __len__(self) -> int:
         return len(self.safe)
@@ -81,7 +84,8 @@ class Assessment:
         """Whether a query is safe, and why, as a phrase."""
         check_index(query, "query", len(self))
         if self.gaps is not None and query % len(self) in self.gaps:
-            return f"NOT safe, {self.gaps.explain(query % len(self), names)}"
+            known = self.input_names if names is None else names
+            return f"NOT safe, {self.gaps.explain(query % len(self), known)}"
         return (
             f"safe, {self.meaning[0]}"
             if self.safe[query]

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from geoq.arrays import Array, to_tensor
+from geoq.arrays import Array, Rows, to_tensor
+from geoq.table import Table
 
 REMOVE = "remove or impute these samples first"
 MASK = (
@@ -103,15 +104,19 @@ def _is_masked(finite: Tensor) -> bool:
     return bool((finite == finite[0]).all())
 
 
-def check_pairs(x: Array, y: Array) -> tuple[Tensor, Tensor]:
-    """Inputs and reference outputs as tensors; refused unless they are finite and equally many."""
+def check_pairs(x: Rows, y: Rows) -> tuple[Tensor, Tensor]:
+    """Inputs and reference outputs as tensors; refused unless they are finite and equally many.
+
+    A table may have missing inputs; whether the surrogate accepts them is checked later.
+    """
     inputs, outputs = to_tensor(x, "x"), to_tensor(y, "y")
     for name, tensor in (("x", inputs), ("y", outputs)):
         if tensor.ndim == 0 or not tensor.numel():
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)} and holds no samples; pass one sample per row."
             )
-        check_finite(tensor, name, if_masked=MASK)
+        if name == "y" or not isinstance(x, Table):
+            check_finite(tensor, name, if_masked=MASK)
     if len(inputs) != len(outputs):
         raise ValueError(
             f"x has {len(inputs)} rows and y has {len(outputs)}; each input needs its reference output."
@@ -120,7 +125,7 @@ def check_pairs(x: Array, y: Array) -> tuple[Tensor, Tensor]:
 
 
 def check_rows(
-    rows: Array, name: str, shape: tuple[int, ...], fitted_on: str, one: str
+    rows: Rows, name: str, shape: tuple[int, ...], fitted_on: str, one: str
 ) -> None:
     """Refuse queries whose shape differs from the rows that the estimator was fitted on, and empty queries."""
     tensor = to_tensor(rows, name)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from geoq.arrays import Array, take, to_tensor
+from geoq.arrays import Rows, take, to_tensor
 from geoq.checks import add_note_on_error, warn
 from geoq.fold_plan import FoldPlan
 from geoq.folds import count_independent
@@ -171,8 +171,8 @@ class CalibrationSet:
 class Observations:
     """The user's pairs, the inputs in the coordinates of the geometry, and the errors of the deployed surrogate."""
 
-    x: Array
-    y: Array
+    x: Rows
+    y: Rows
     embedding: Embedding
     error: Float[Tensor, " n *field"]
     metric: FittedMetric | None = None

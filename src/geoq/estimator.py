@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from geoq import files
-from geoq.arrays import Array, restore, to_tensor
+from geoq.arrays import Array, Inputs, Rows, restore, to_tensor
 from geoq.assessment import Assessment, QueryFeatures
 from geoq.checks import check_finite, check_fitted, check_pairs
 from geoq.conformal import (
@@ -39,13 +39,12 @@ from geoq.increments.protocol import (
     NotConformalizable,
 )
 from geoq.increments.two_laws import TwoLawIncrement
-from geoq.metric import Metric, SensitivityMetric
+from geoq.metric import Metric, SensitivityMetric, coordinates_of
 from geoq.parameters import get_params, represent, set_params
 from geoq.preparation import (
     Probes,
     check_arguments,
     check_problem,
-    coordinates_of,
     fit_metric,
     no_recipe,
     open_checkpoint,
@@ -63,6 +62,7 @@ from geoq.surrogate import (
     absolute_error,
     observe,
 )
+from geoq.table import Table, check_same_order, input_rows, is_frame, output_rows
 from geoq.training import Checkpoint, progress
 from geoq.training.fold_surrogates import FoldSurrogates, deployed, sources_of
 from geoq.unanswered import Gaps, blank
@@ -119,8 +119,8 @@ class GeoQ:
 
     def fit(
         self,
-        x: Array,
-        y: Array,
+        x: Inputs,
+        y: Inputs,
         *,
         groups: Sequence[Any] | None = None,
         checkpoint: str | Path | Checkpoint | None = None,
@@ -128,8 +128,9 @@ class GeoQ:
         """Calibrate on pairs of inputs and reference outputs (lines 1-12).
 
         Args:
-            x: inputs, one per row, of any shape.
-            y: reference outputs, one per row, of any shape.
+            x: inputs, one per row: an array of any shape, or a data frame of pandas or polars. The surrogate and the recipe
+                receive data frames as they are. Columns can hold numbers, dates, booleans, strings or categories.
+            y: reference outputs, one per row: an array of any shape, a Series or a data frame.
             groups: a label per row, for fold schemes that hold out whole groups.
             checkpoint: a folder, or a ``Checkpoint``, that keeps each finished fold. A run that was interrupted continues from
                 there when it is started again, with the same result.
@@ -141,21 +142,21 @@ class GeoQ:
         # On a copy, so that an interrupted or refused fit leaves the estimator unchanged.
         fitted = copy.copy(self)
         with unchanged(x=x, y=y), torch.enable_grad():
-            fitted._fit(x, y, groups, checkpoint)
+            fitted._fit(input_rows(x), output_rows(y), groups, checkpoint)
         vars(self).update(vars(fitted))
         return self
 
     def _fit(
         self,
-        x: Array,
-        y: Array,
+        x: Rows,
+        y: Rows,
         groups: Sequence[Any] | None,
         checkpoint: str | Path | Checkpoint | None,
     ) -> None:
         """Algorithm 1. Lines 2, 3 and 5 precede line 1, so that unusable data are refused before any training."""
         inputs = check_arguments(self, x, y)
         # Line 4, first half: the coordinates nu, fitted to the inputs of line 2.
-        self.coordinates_ = coordinates_of(self.representation, inputs)
+        self.coordinates_ = coordinates_of(self.representation, inputs, x)
         # Line 5: the folds.
         points = self.coordinates_(inputs).reshape(len(inputs), -1).cpu().numpy()
         plan = draw_folds(self.folds, points, groups)
@@ -207,21 +208,26 @@ class GeoQ:
         self.conformal_factors_ = ConformalFactors()
         probes.check_unchanged()
         self.probes_ = probes.inputs
+        self.schema_ = x.schema if isinstance(x, Table) else None
 
-    def assess(self, x: Array) -> Assessment:
+    def assess(self, x: Inputs) -> Assessment:
         """Error bound, safe flag and their parts at each query (lines 13-17).
 
         Args:
-            x: queries, one per row, of the shape of the inputs of ``fit``.
+            x: queries, one per row, of the shape of the inputs of ``fit``. A data frame must have the columns of ``fit``; columns
+                in another order are put into that order.
         """
-        parts = list(self._answers(x))
+        queries = self._queries(x)
+        parts = list(self._answers(queries))
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         lost = joined.pop("lost")
-        gaps = Gaps.of(lost, x, self.coordinates_) if lost.any() else None
+        gaps = Gaps.of(lost, queries, self.coordinates_) if lost.any() else None
         explanations = None
         if self._explains is not None:
-            explanations = Explanations(self._explains, joined.pop("inputs"))
-        arrays = {name: restore(tensor, x) for name, tensor in joined.items()}
+            explanations = Explanations(
+                self._explains, self.coordinates_, joined.pop("inputs"), queries
+            )
+        arrays = {name: restore(tensor, queries) for name, tensor in joined.items()}
         features = QueryFeatures(
             arrays.pop("displacement"), arrays.pop("support_distance")
         )
@@ -234,13 +240,17 @@ class GeoQ:
             typical_support_distance=self.calibration_.typical_support_distance,
             explanations=explanations,
             gaps=gaps,
+            input_names=self.schema_,
         )
 
-    def bound(self, x: Array) -> Array:
+    def bound(self, x: Inputs) -> Array:
         """The error bound of each query, ``assess(x).error_hat``, without the other parts in memory."""
-        return restore(torch.cat([part["error_hat"] for part in self._answers(x)]), x)
+        queries = self._queries(x)
+        return restore(
+            torch.cat([part["error_hat"] for part in self._answers(queries)]), queries
+        )
 
-    def bounds(self, x: Array, levels: Sequence[float] | Array) -> dict[float, Array]:
+    def bounds(self, x: Inputs, levels: Sequence[float] | Array) -> dict[float, Array]:
         """Error bounds by quantile level; bounds of different levels do not cross.
 
         Models with ``HasLevels`` compute each level. The bounds of other models are scaled by factors from the calibration.
@@ -249,7 +259,7 @@ class GeoQ:
             x: queries, one per row.
             levels: quantile levels, for example ``(0.5, 0.9)``.
         """
-        check_fitted(self, "probes_")
+        queries = self._queries(x)
         levels = levels_of(levels)
         model = self.increment_model_
         # One search and one prediction serve all levels.
@@ -271,18 +281,18 @@ class GeoQ:
                 )
                 for m, factor in zip(models, factors, strict=True)
             ]
-            for view, _, safe in self._flags(x)
+            for view, _, safe in self._flags(queries)
         ]
         joined = (torch.cat(part) for part in zip(*parts, strict=True))
-        return {k: restore(v, x) for k, v in zip(levels, joined, strict=True)}
+        return {k: restore(v, queries) for k, v in zip(levels, joined, strict=True)}
 
-    def expected_error(self, x: Array) -> Array:
+    def expected_error(self, x: Inputs) -> Array:
         """The expected error at each query: not a bound, but a sharper map of where a field is wrong.
 
         Raises:
             TypeError: the increment model estimates only a quantile.
         """
-        check_fitted(self, "probes_")
+        queries = self._queries(x)
         model = self.increment_model_
         if not isinstance(model, HasExpectedError):
             raise TypeError(
@@ -290,12 +300,16 @@ class GeoQ:
             )
         parts = [
             blank(model.expected_error(view.features), view.lost)
-            for view in views(self, x)
+            for view in views(self, queries)
         ]
-        return restore(torch.cat(parts), x)
+        return restore(torch.cat(parts), queries)
 
     def conformalize(
-        self, x: Array, y: Array, *, guarantee: Guarantee = POINTWISE
+        self,
+        x: Inputs,
+        y: Inputs,
+        *,
+        guarantee: Guarantee = POINTWISE,
     ) -> "GeoQ":
         """Scale the bound so that it holds at its level on pairs that neither surrogate nor calibration has seen.
 
@@ -311,9 +325,10 @@ class GeoQ:
             ValueError: the pairs are unusable, or too few of them are safe.
             TypeError: the increment model cannot be scaled, or ``guarantee`` is not a guarantee.
         """
-        check_fitted(self, "probes_")
+        queries, outputs = self._queries(x), output_rows(y)
         check_guarantee(guarantee)
-        check_pairs(x, y)
+        check_pairs(queries, outputs)
+        check_same_order(queries, outputs)
         model = self.increment_model_
         if isinstance(model, NotConformalizable):
             raise TypeError(
@@ -321,13 +336,13 @@ class GeoQ:
             )
         plain = copy.copy(self)
         plain.conformal_factors_ = ConformalFactors()
-        assessment = plain.assess(x)
+        assessment = plain.assess(queries)
         if assessment.gaps is not None:
             row = int(assessment.gaps.rows[0])
             raise ValueError(
-                f"pair {row} of {len(x)} has no bound: {assessment.gaps.explain(row)}."
+                f"pair {row} of {len(queries)} has no bound: {assessment.gaps.explain(row)}."
             )
-        _, error = observe(self.surrogate_, self.error_functional, x, y)
+        _, error = observe(self.surrogate_, self.error_functional, queries, outputs)
         bound, safe = (
             to_tensor(part, "assessment")
             for part in (assessment.error_hat, assessment.safe)
@@ -338,7 +353,18 @@ class GeoQ:
         )
         return self
 
-    def _answers(self, x: Array) -> Iterator[dict[str, Tensor]]:
+    def _queries(self, x: Any) -> Any:
+        """Queries as rows; refused unless they have the columns of ``fit``."""
+        check_fitted(self, "probes_")
+        if self.schema_ is not None:
+            return self.schema_.table(x)
+        if is_frame(x):
+            raise TypeError(
+                "x is a data frame, but GeoQ was fitted on an array; pass x.to_numpy() with the columns in the order of fit."
+            )
+        return input_rows(x)
+
+    def _answers(self, x: Rows) -> Iterator[dict[str, Tensor]]:
         """Answers to chunks of queries, as tensors by the names of ``Assessment`` and of psi."""
         for view, score, safe in self._flags(x):
             relation, features, prediction, lost = view
@@ -364,7 +390,7 @@ class GeoQ:
                 "lost": none if lost is None else lost,
             }
 
-    def _flags(self, x: Array) -> Iterator[tuple[View, Tensor, Tensor]]:
+    def _flags(self, x: Rows) -> Iterator[tuple[View, Tensor, Tensor]]:
         """Chunks of queries with their support scores (line 15) and safe flags (line 16)."""
         for view in views(self, x):
             score = blank(self.safe_region_.support_score(view.features), view.lost)

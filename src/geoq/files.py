@@ -30,7 +30,7 @@ from geoq.increments.indicator import IndicatorIncrement
 from geoq.increments.paper import FieldIncrement, NormScaledIncrement
 from geoq.increments.protocol import IncrementModel, Storable
 from geoq.increments.two_laws import TwoLawIncrement
-from geoq.metric import Coordinates, FittedMetric, Metric, SensitivityMetric
+from geoq.metric import FittedMetric, Metric, SensitivityMetric, coordinates_from
 from geoq.preparation import check_fitted_callables
 from geoq.probing import N_PROBES
 from geoq.representation import Representation
@@ -51,6 +51,7 @@ from geoq.surrogate import (
     norm_error,
     relative_norm_error,
 )
+from geoq.table import Schema, values
 
 if TYPE_CHECKING:
     from geoq.estimator import GeoQ
@@ -133,12 +134,13 @@ def state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
         "cuda": geoq.error_.is_cuda,
         "increment_model": name,
         "increment_settings": settings,
+        "table": None if geoq.schema_ is None else geoq.schema_.state(),
         "folds": repr(geoq.folds),
         "error_functional": getattr(geoq.error_functional, "__name__", None),
     }
     features = dict(zip(_FEATURES, calibration.features.parts, strict=False))
     arrays = {
-        **with_prefix("coordinates.", vars(geoq.coordinates_)),
+        **with_prefix("coordinates.", geoq.coordinates_.state()),
         "error": geoq.error_,
         "points.z": points.z,
         **with_prefix("increment.", weights),
@@ -241,6 +243,9 @@ def restored(
     geoq.increment_model = geoq.increment_model_ = _restored_model(
         content, arrays, increment_model
     )
+    geoq.schema_ = None
+    if numbers["table"] is not None:
+        geoq.schema_ = Schema.from_state(numbers["table"])
     present = _answers(geoq)
     for name in ("surrogate", "representation", "increment_model"):
         archive.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
@@ -275,7 +280,7 @@ def _restore_geometry(
     """Restore everything but the increment model and the safe region."""
     assert geoq.surrogate is not None  # for mypy
     geoq.surrogate_ = geoq.surrogate
-    geoq.coordinates_ = Coordinates(**without_prefix("coordinates.", arrays))
+    geoq.coordinates_ = coordinates_from(without_prefix("coordinates.", arrays))
     metric = without_prefix("metric.", arrays)
     geoq.metric_ = FittedMetric.from_state(metric) if metric else None
     geoq.error_ = arrays["error"]
@@ -345,7 +350,7 @@ def _answers(geoq: "GeoQ") -> dict[str, Tensor]:
     """The stored inputs, and the answers of the callables at them."""
     check_fitted_callables(geoq)
     answers = {
-        "x": _raw(geoq.probes_),
+        "x": _raw(values(geoq.probes_)),
         "surrogate": evaluate(geoq.surrogate_, geoq.probes_, "surrogate"),
     }
     if not isinstance(geoq.representation, Metric):

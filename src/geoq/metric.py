@@ -13,121 +13,30 @@ then contributes hardly anything to the distance.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from geoq.arrays import Array, restore
+from geoq.arrays import Rows
 from geoq.checks import check_count
-from geoq.quantiles import check_fraction, rank
-from geoq.representation import Standardization
+from geoq.columns import ColumnCoordinates, Kind, fit_columns
+from geoq.coordinates import Coordinates
+from geoq.quantiles import check_fraction
 from geoq.surrogate import Surrogate, evaluate
+from geoq.table import Schema, Table
 
-# An input is used as a logarithm if it is positive, has at least this many distinct values, spans this factor, and its middle
-# nine tenths span the second factor. A uniform input from 0 on spans 19 there, whatever its smallest value is.
-MIN_DISTINCT, MIN_SPAN, MIN_MIDDLE_SPAN = 10, 1e3, 1e2
-# A constant input has changed if it differs by more than this fraction of its value; a constant 0 has no such fraction.
-CHANGED = 1e-6
+AnyCoordinates: TypeAlias = Coordinates | ColumnCoordinates
 
 
-@dataclass(frozen=True)
-class Coordinates:
-    r"""T: each input standardised by its mean and standard deviation, after a logarithm where ``log`` is true.
-
-    .. math:: T_j(x) = (x_j - \mu_j) / \sigma_j \quad \text{or} \quad (\ln x_j - \mu_j) / \sigma_j
-
-    The scale of a constant input is its absolute value, or 1 if it is 0. Without logarithms this is the paper's nu.
-
-    Attributes:
-        mean: mean of each input, after the logarithm.
-        scale: standard deviation of each input, after the logarithm.
-        log: which inputs are used as logarithms.
-        constant: which inputs have a single value in the data.
-    """
-
-    mean: Float[Tensor, " *coordinates"]
-    scale: Float[Tensor, " *coordinates"]
-    log: Bool[Tensor, " *coordinates"]
-    constant: Bool[Tensor, " *coordinates"]
-
-    @classmethod
-    def fit(
-        cls, points: Float[Tensor, " n *coordinates"], *, logarithms: bool
-    ) -> "Coordinates":
-        """Mean and scale of each input over the points."""
-        low, high = points.amin(dim=0), points.amax(dim=0)
-        constant = low == high
-        log = torch.zeros_like(constant)
-        if logarithms:
-            log = (low > 0) & (high >= MIN_SPAN * low) & ~constant
-            for place in log.nonzero():
-                column = points[(slice(None), *place)].sort().values
-                low_end, high_end = (
-                    column[rank(len(column), level) - 1] for level in (0.05, 0.95)
-                )
-                log[tuple(place)] = bool(
-                    len(column.unique()) >= MIN_DISTINCT
-                    and high_end >= MIN_MIDDLE_SPAN * low_end
-                )
-        standard = Standardization.fit(_logarithms(points, log))
-        return cls(standard.mean, standard.scale, log, constant)
-
-    def __call__(
-        self, points: Float[Tensor, " n *coordinates"]
-    ) -> Float[Tensor, " n *coordinates"]:
-        standardise = Standardization(self.mean, self.scale)
-        return standardise(_logarithms(points, self.log))
-
-    def inverse(
-        self, coordinates: Float[Tensor, " n *coordinates"]
-    ) -> Float[Tensor, " n *coordinates"]:
-        """The inputs that have these coordinates."""
-        values = self.mean + self.scale * coordinates
-        return torch.where(self.log, values.exp(), values)
-
-    def changed(
-        self, coordinates: Float[Tensor, " n *coordinates"]
-    ) -> Bool[Tensor, " n *coordinates"]:
-        """Which constant inputs differ from their value in the data."""
-        allowed = torch.where(self.mean == 0, 0.0, CHANGED)
-        return self.constant & (coordinates.abs() > allowed)
-
-    def changed_rows(
-        self, coordinates: Float[Tensor, " n *coordinates"]
-    ) -> Bool[Tensor, " n"] | None:
-        """Which queries change a constant input; None if no input is constant."""
-        if not self.constant.any():
-            return None
-        return self.changed(coordinates).reshape(len(coordinates), -1).any(dim=1)
-
-    def explain(
-        self,
-        coordinates: Float[Tensor, " 1 *coordinates"],
-        names: Sequence[str] | None = None,
-    ) -> str:
-        """Which constant input a query changes; an empty text if it changes none."""
-        changed = self.changed(coordinates).reshape(-1).nonzero()
-        if not len(changed):
-            return ""
-        j = int(changed[0, 0])
-        value, constant = (
-            float(part.reshape(-1)[j])
-            for part in (self.inverse(coordinates), self.mean)
-        )
-        label = f"input {j if names is None else names[j]}"
-        return f"{label} is {value:.4g}, but it is {constant:.4g} in all the data, so its effect is unknown"
-
-
-def _logarithms(points: Tensor, log: Tensor) -> Tensor:
-    if not log.any():
-        return points
-    tiny = torch.finfo(points.dtype).tiny
-    return torch.where(log, points.clamp(min=tiny).log(), points)
+def coordinates_from(arrays: Mapping[str, Tensor]) -> AnyCoordinates:
+    """The coordinates that ``state`` described, from arrays that may hold more."""
+    kind = ColumnCoordinates if "part" in arrays else Coordinates
+    return kind(**{name: arrays[name] for name in kind.__dataclass_fields__})
 
 
 @dataclass(frozen=True)
@@ -136,14 +45,15 @@ class FittedMetric:
 
     Attributes:
         coordinates: T.
-        weight: w, one number per input; None if all weights are 1.
-        sensitivity: g, one row per input and one column per output, in units of the outputs; None if it was not measured.
-        importance: sensitivity per input over all outputs, each output divided by its standard deviation.
-        low: smallest T of each input in the data.
-        high: largest T of each input in the data.
+        weight: w, one number per coordinate; None if all weights are 1.
+        sensitivity: g, one row per coordinate and one column per output, in units of the outputs; None if it was not measured.
+            The coordinates of one column of a table have the same sensitivity.
+        importance: sensitivity per coordinate over all outputs, each output divided by its standard deviation.
+        low: smallest T of each coordinate in the data.
+        high: largest T of each coordinate in the data.
     """
 
-    coordinates: Coordinates
+    coordinates: AnyCoordinates
     weight: Float[Tensor, " *coordinates"] | None
     sensitivity: Float[Tensor, " n_inputs n_outputs"] | None
     importance: Float[Tensor, " n_inputs"]
@@ -173,13 +83,15 @@ class FittedMetric:
         if self.sensitivity is None:
             return "all inputs have the same weight"
         largest = float(self.importance.max()) or 1.0
-        order = self.importance.argsort(descending=True, stable=True)[:5].tolist()
-        log = self.coordinates.log.reshape(-1)
+        order = self.importance.argsort(descending=True, stable=True).tolist()
+        log, column = self.coordinates.log.reshape(-1), self.coordinates.column.tolist()
+        # One coordinate per column of a table.
+        first = {column[j]: j for j in reversed(order)}
         parts = [
-            f"{names[j] if names else f'input {j}'}{' (logarithm)' if log[j] else ''} {float(self.importance[j]) / largest:.2g}"
-            for j in order
+            f"{names[c] if names else f'input {c}'}{' (logarithm)' if log[j] else ''} {float(self.importance[j]) / largest:.2g}"
+            for c, j in reversed(first.items())
         ]
-        return f"relative sensitivity of the prediction: {', '.join(parts)}"
+        return f"relative sensitivity of the prediction: {', '.join(parts[:5])}"
 
     def to(self, like: Tensor) -> "FittedMetric":
         """The same metric on the device of a tensor."""
@@ -189,10 +101,7 @@ class FittedMetric:
     def state(self) -> dict[str, Tensor]:
         """The arrays, for a file."""
         arrays = {
-            "mean": self.coordinates.mean,
-            "scale": self.coordinates.scale,
-            "log": self.coordinates.log,
-            "constant": self.coordinates.constant,
+            **self.coordinates.state(),
             "importance": self.importance,
             "low": self.low,
             "high": self.high,
@@ -203,9 +112,8 @@ class FittedMetric:
     @staticmethod
     def from_state(arrays: dict[str, Tensor]) -> "FittedMetric":
         """The metric that ``state`` described."""
-        names = ("mean", "scale", "log", "constant")
         return FittedMetric(
-            Coordinates(*(arrays[name] for name in names)),
+            coordinates_from(arrays),
             arrays.get("weight"),
             arrays.get("sensitivity"),
             arrays["importance"],
@@ -218,11 +126,11 @@ class FittedMetric:
 class Metric(Protocol):
     """How distances between inputs are measured. ``fit`` is called after the deployed surrogate is trained."""
 
-    def coordinates(self, points: Tensor, /) -> Coordinates: ...
+    def coordinates(self, points: Tensor, /) -> AnyCoordinates: ...
 
     def fit(
         self,
-        coordinates: Coordinates,
+        coordinates: AnyCoordinates,
         points: Tensor,
         outputs: Tensor,
         predict: Callable[[Tensor], Tensor],
@@ -261,32 +169,34 @@ class SensitivityMetric:
 
     def fit(
         self,
-        coordinates: Coordinates,
+        coordinates: AnyCoordinates,
         points: Float[Tensor, " n *coordinates"],
         outputs: Float[Tensor, " n *output"],
         predict: Callable[[Tensor], Tensor],
     ) -> FittedMetric:
         """Measure the sensitivity of the surrogate, and set the weights."""
         t = coordinates(points).reshape(len(points), -1)
-        if t.shape[1] > self.max_inputs or bool(coordinates.constant.all()):
+        n_inputs = math.prod(coordinates.input_shape)
+        if n_inputs > self.max_inputs or bool(coordinates.constant.all()):
             return _unweighted(coordinates, t)
         sensitivity = self._sensitivity(coordinates, points, predict)
         deviation = outputs.reshape(len(outputs), -1).to(t).std(dim=0, correction=0)
         importance = _over_outputs(sensitivity, deviation)
-        varying = ~coordinates.constant.reshape(-1)
-        weight = input_weights(importance, varying, self.min_weight)
+        weight = input_weights(importance, _varying(coordinates), self.min_weight)
+        # Of inputs so far; the coordinates of one column of a table have the same weight.
+        column = coordinates.column
         return FittedMetric(
             coordinates,
-            weight.reshape(coordinates.mean.shape),
-            sensitivity,
-            importance,
+            weight[column].reshape(coordinates.mean.shape),
+            sensitivity[column],
+            importance[column],
             t.amin(dim=0),
             t.amax(dim=0),
         )
 
     def _sensitivity(
         self,
-        coordinates: Coordinates,
+        coordinates: AnyCoordinates,
         points: Tensor,
         predict: Callable[[Tensor], Tensor],
     ) -> Float[Tensor, " n_inputs n_outputs"]:
@@ -300,7 +210,7 @@ class SensitivityMetric:
 
         unchanged = answers(flat)
         sensitivity = unchanged.new_zeros(flat.shape[1], unchanged.shape[1])
-        for j in (~coordinates.constant.reshape(-1)).nonzero()[:, 0].tolist():
+        for j in _varying(coordinates).nonzero()[:, 0].tolist():
             exchanged = flat.clone()
             order = torch.from_numpy(rng.permutation(len(rows))).to(flat.device)
             exchanged[:, j] = flat[order, j]
@@ -319,7 +229,7 @@ class StandardizedMetric:
 
     def fit(
         self,
-        coordinates: Coordinates,
+        coordinates: AnyCoordinates,
         points: Float[Tensor, " n *coordinates"],
         outputs: Float[Tensor, " n *output"],
         predict: Callable[[Tensor], Tensor],
@@ -327,6 +237,63 @@ class StandardizedMetric:
         """Equal weights; the surrogate is not evaluated."""
         del outputs, predict
         return _unweighted(coordinates, coordinates(points).reshape(len(points), -1))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The metric of a table whose columns are numbers, logarithms, periodic numbers or categories.
+
+    It serves anchors, support distance, increment model and safe region alike. Columns that are not described are found from the
+    data: strings, categories and booleans are categories, and positive numbers that span three decades are logarithms.
+
+    Attributes:
+        kinds: what the columns are, by name, or by number for arrays: ``Number()``, ``Log()``, ``Periodic(24)``, ``Category()``
+            or ``Ignored()``, all of ``geoq.columns``.
+        weighting: the metric that weights the columns.
+
+    Example:
+        >>> from geoq.columns import Ignored, Periodic
+        >>> from geoq.metric import Columns
+        >>> columns = Columns({"hour": Periodic(24), "name": Ignored()})
+    """
+
+    kinds: Any = field(default_factory=dict)  # refused below if it is not a mapping
+    weighting: "SensitivityMetric | StandardizedMetric" = field(
+        default_factory=SensitivityMetric
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kinds, Mapping):
+            raise TypeError(
+                f"Columns({self.kinds!r}): kinds must map columns to kinds; pass for example Columns({{'hour': Periodic(24)}})."
+            )
+        for name, kind in self.kinds.items():
+            if isinstance(kind, type) or not isinstance(kind, Kind):
+                raise TypeError(
+                    f"Columns({{{name!r}: {kind!r}}}): a kind is an object of geoq.columns; pass Number(), Log(), Periodic(24), "
+                    "Category() or Ignored()."
+                )
+
+    def coordinates(self, points: Float[Tensor, " n c"]) -> ColumnCoordinates:
+        """T of the columns of an array."""
+        return self.of_table(points, None)
+
+    def of_table(
+        self, points: Float[Tensor, " n c"], schema: Schema | None
+    ) -> ColumnCoordinates:
+        """T of the columns of a table."""
+        logarithms = isinstance(self.weighting, SensitivityMetric)
+        return fit_columns(points, self.kinds, schema, logarithms=logarithms)
+
+    def fit(
+        self,
+        coordinates: AnyCoordinates,
+        points: Float[Tensor, " n *coordinates"],
+        outputs: Float[Tensor, " n *output"],
+        predict: Callable[[Tensor], Tensor],
+    ) -> FittedMetric:
+        """The weights of the columns."""
+        return self.weighting.fit(coordinates, points, outputs, predict)
 
 
 def input_weights(
@@ -341,7 +308,15 @@ def input_weights(
     return (importance / typical).sqrt().clamp(min=min_weight)
 
 
-def _unweighted(coordinates: Coordinates, t: Tensor) -> FittedMetric:
+def _varying(coordinates: AnyCoordinates) -> Bool[Tensor, " n_inputs"]:
+    """Which inputs vary: those with a coordinate that is not constant."""
+    constant = coordinates.constant.reshape(-1)
+    varying = constant.new_zeros(math.prod(coordinates.input_shape))
+    varying[coordinates.column[~constant]] = True
+    return varying
+
+
+def _unweighted(coordinates: AnyCoordinates, t: Tensor) -> FittedMetric:
     ones = t.new_ones(t.shape[1])
     return FittedMetric(coordinates, None, None, ones, t.amin(dim=0), t.amax(dim=0))
 
@@ -357,14 +332,38 @@ def _over_outputs(
     return (sensitivity[:, varies] / deviation[varies]).square().mean(dim=1).sqrt()
 
 
-def predictor(surrogate: Surrogate, like: Array) -> Callable[[Tensor], Tensor]:
+def coordinates_of(
+    representation: object, points: Float[Tensor, " n *coordinates"], x: Rows
+) -> AnyCoordinates:
+    """T of the inputs: by the metric, or without logarithms for a representation of the user."""
+    if isinstance(x, Table):
+        if not isinstance(representation, Columns):
+            logarithms = isinstance(representation, SensitivityMetric)
+            return fit_columns(points, {}, x.schema, logarithms=logarithms)
+        return representation.of_table(points, x.schema)
+    if not isinstance(representation, Metric):
+        return Coordinates.fit(points, logarithms=False)
+    coordinates: object = representation.coordinates(points)
+    if not isinstance(coordinates, Coordinates | ColumnCoordinates):
+        raise TypeError(
+            f"{type(representation).__name__}.coordinates returned {type(coordinates).__name__}; return the Coordinates of the "
+            "points, for example Coordinates.fit(points, logarithms=False)."
+        )
+    return coordinates
+
+
+def predictor(surrogate: Surrogate, like: Rows) -> Callable[[Tensor], Tensor]:
     """The surrogate as a function of tensors, called with the kind and dtype of array that ``like`` has."""
 
     def predict(inputs: Tensor) -> Tensor:
-        kind: Any = restore(inputs, like)
-        same = (
-            kind.astype(like.dtype) if isinstance(like, np.ndarray) else kind.to(like)
-        )
+        same: Any
+        if isinstance(like, Table):
+            array = inputs.double().cpu().numpy()
+            same = Table(like.like(array), array)
+        elif isinstance(like, np.ndarray):
+            same = inputs.cpu().numpy().astype(like.dtype)
+        else:
+            same = inputs.to(like)
         return evaluate(surrogate, same, "surrogate")
 
     return predict

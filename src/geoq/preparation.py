@@ -5,10 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from geoq.arrays import Array, take, to_tensor
+from geoq.arrays import Rows, take, to_tensor
 from geoq.checks import (
     check_array_kind,
     check_callable,
@@ -17,10 +18,17 @@ from geoq.checks import (
 )
 from geoq.fold_plan import FoldPlan
 from geoq.increments.protocol import check_increment_model, check_shapes, warn_if_few
-from geoq.metric import Coordinates, FittedMetric, Metric, predictor
-from geoq.probing import Ask, check_answers, check_same_answers, probe_rows
+from geoq.metric import FittedMetric, Metric, predictor
+from geoq.probing import (
+    N_PROBES,
+    Ask,
+    check_answers,
+    check_same_answers,
+    probe_rows,
+)
 from geoq.safe_region import NeedsNeighbors, check_region
 from geoq.surrogate import Surrogate, evaluate
+from geoq.table import Table, check_same_order, listed, values
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, folds_id
 from geoq.training.fold_surrogates import check_models, is_pretrained
 from geoq.training.recipe_id import array_id
@@ -40,7 +48,7 @@ def no_recipe() -> Any:
     )
 
 
-def check_arguments(geoq: "GeoQ", x: Array, y: Array) -> Tensor:
+def check_arguments(geoq: "GeoQ", x: Rows, y: Rows) -> Tensor:
     """Refuse unusable settings and data before anything is computed; returns the inputs."""
     check_count(geoq.n_anchors, "n_anchors")
     if geoq.n_support is not None:
@@ -66,13 +74,32 @@ def check_arguments(geoq: "GeoQ", x: Array, y: Array) -> Tensor:
         geoq.error_functional,
     )
     inputs, outputs = check_pairs(x, y)
-    if isinstance(geoq.surrogate, nn.Module):
+    check_same_order(x, y)
+    if isinstance(x, Table):
+        check_missing(geoq, x)
+    elif isinstance(geoq.surrogate, nn.Module):
+        assert not isinstance(y, Table)
         check_array_kind(geoq.surrogate, x, "surrogate", "x")
         check_array_kind(geoq.surrogate, y, "surrogate", "y")
     return inputs.to(torch.promote_types(inputs.dtype, outputs.dtype))
 
 
-def check_problem(geoq: "GeoQ", x: Array, y: Array, plan: FoldPlan) -> int:
+def check_missing(geoq: "GeoQ", x: Table) -> None:
+    """Refuse missing values that the surrogate does not accept. A surrogate that is still to be trained is not called."""
+    missing = x.missing()
+    if not missing or geoq.surrogate is None:
+        return
+    rows = np.flatnonzero(np.isnan(x.array).any(axis=1))[:N_PROBES]
+    try:
+        evaluate(geoq.surrogate, x[rows], "surrogate")
+    except (ValueError, TypeError) as exc:
+        raise ValueError(
+            f"x has missing values in {listed(missing)}, and surrogate failed on them ({exc}); remove or impute these rows, or "
+            "use a model that accepts missing values."
+        ) from exc
+
+
+def check_problem(geoq: "GeoQ", x: Rows, y: Rows, plan: FoldPlan) -> int:
     """Refuse folds that leave too few points, and shapes and surrogates that do not fit; returns k, the ``n_support``."""
     usual = max(1, min(USUAL_COUNT, plan.fewest_left_in))
     n_support = usual if geoq.n_support is None else geoq.n_support
@@ -86,25 +113,18 @@ def check_problem(geoq: "GeoQ", x: Array, y: Array, plan: FoldPlan) -> int:
         phi = partial(evaluate, geoq.representation, name="representation")
         z = phi(probes)
         check_answers(phi, probes, z, "representation")
-    check_shapes(geoq.increment_model, geoq.error_functional, z, probes, take(y, few))
+    check_shapes(
+        geoq.increment_model,
+        geoq.error_functional,
+        values(z),
+        values(probes),
+        values(take(y, few)),
+    )
     return n_support
 
 
-def coordinates_of(representation: object, inputs: Tensor) -> Coordinates:
-    """The coordinates T of a metric, or nu for a representation of the user, fitted to the inputs."""
-    if not isinstance(representation, Metric):
-        return Coordinates.fit(inputs, logarithms=False)
-    coordinates: object = representation.coordinates(inputs)
-    if not isinstance(coordinates, Coordinates):
-        raise TypeError(
-            f"{type(representation).__name__}.coordinates returned {type(coordinates).__name__}; return the Coordinates of the "
-            "points, for example Coordinates.fit(points, logarithms=False)."
-        )
-    return coordinates
-
-
 def fit_metric(
-    geoq: "GeoQ", inputs: Tensor, x: Array, y: Array, checkpoint: FinishedFolds | None
+    geoq: "GeoQ", inputs: Tensor, x: Rows, y: Rows, checkpoint: FinishedFolds | None
 ) -> FittedMetric | None:
     """The fitted metric; None for a representation of the user. A resumed run uses the metric of the first run."""
     if not isinstance(geoq.representation, Metric):
@@ -128,11 +148,11 @@ class Probes:
     """A few inputs and the predictions of the deployed surrogate there, which it must repeat in any batch and after the folds."""
 
     ask: Ask
-    inputs: Array
+    inputs: Rows
     predictions: Tensor
 
     @staticmethod
-    def of(surrogate: Surrogate, x: Array, prediction: Tensor) -> "Probes":
+    def of(surrogate: Surrogate, x: Rows, prediction: Tensor) -> "Probes":
         """Some of the inputs and of the predictions; refused if a prediction depends on anything but its input."""
         rows, ask = probe_rows(len(x)), partial(evaluate, surrogate, name="surrogate")
         probes = Probes(ask, take(x, rows), prediction[rows.to(prediction.device)])
@@ -155,8 +175,8 @@ def check_fitted_callables(geoq: "GeoQ") -> None:
 def open_checkpoint(
     geoq: "GeoQ",
     place: str | Path | Checkpoint | None,
-    x: Array,
-    y: Array,
+    x: Rows,
+    y: Rows,
     plan: FoldPlan,
 ) -> FinishedFolds | None:
     """The checkpoint in the folder, refused unless it belongs to these data, folds and settings."""

@@ -3,14 +3,14 @@
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from geoq.arrays import Array, chunks, take
+from geoq.arrays import Array, Rows, chunks, take
 from geoq.checks import add_note_on_error
 
 # Rows at which the user's callables are called again.
@@ -19,7 +19,7 @@ N_PROBES = 8
 # fraction of the spread of the answers, plus this fraction of the largest answer.
 SPREAD_FRACTION, LARGEST_FRACTION = 1e-3, 1e-5
 
-Ask: TypeAlias = Callable[[Array], Tensor]
+Ask: TypeAlias = Callable[[Any], Tensor]
 
 _CONSEQUENCE = {
     "surrogate": "its error",
@@ -33,7 +33,7 @@ def probe_rows(n: int) -> Int[Tensor, " n_probes"]:
 
 
 def check_answers(
-    ask: Ask, inputs: Array, answers: Tensor, name: str = "surrogate"
+    ask: Ask, inputs: Rows, answers: Tensor, name: str = "surrogate"
 ) -> None:
     """Refuse a callable whose answers to some inputs differ in another batch, in another order or at another call.
 
@@ -65,7 +65,7 @@ def check_answers(
     )
 
 
-def check_same_answers(ask: Ask, inputs: Array, answers: Tensor, what: str) -> None:
+def check_same_answers(ask: Ask, inputs: Rows, answers: Tensor, what: str) -> None:
     """Refuse a surrogate whose answers at some inputs changed while other surrogates were trained.
 
     Args:
@@ -103,13 +103,13 @@ class FirstFold:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[Ask, Array, Tensor] | None = None
+        self._kept: tuple[Ask, Rows, Tensor] | None = None
         self._checked = False
 
     def __reduce__(self) -> tuple[type["FirstFold"], tuple[()]]:
         return FirstFold, ()
 
-    def keep(self, ask: Ask, inputs: Array, answers: Tensor) -> None:
+    def keep(self, ask: Ask, inputs: Rows, answers: Tensor) -> None:
         """Keep the first surrogate until the next training is finished."""
         if self._kept is None and not self._checked:
             few = probe_rows(len(inputs))

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from geoq.arrays import Array, chunks, to_tensor
+from geoq.arrays import Rows, chunks, to_tensor
 from geoq.checks import check_fitted, check_rows
+from geoq.columns import ColumnCoordinates
 from geoq.geometry import Embedding, GeometricFeatures, Relation, anchor_error
 from geoq.preparation import check_fitted_callables
 from geoq.surrogate import answers_of
 from geoq.unanswered import (
     blank,
     either,
+    newly_missing_rows,
     rows_not_finite,
     unusable_rows,
     with_stand_in,
@@ -39,7 +41,7 @@ class View(NamedTuple):
     lost: Tensor | None
 
 
-def embed(geoq: "GeoQ", x: Array, coordinates: Tensor) -> Embedding:
+def embed(geoq: "GeoQ", x: Rows, coordinates: Tensor) -> Embedding:
     """Phi and nu of the inputs, or their coordinates in the metric (lines 3 and 4)."""
     if geoq.metric_ is not None:
         z = geoq.metric_(coordinates)
@@ -49,25 +51,28 @@ def embed(geoq: "GeoQ", x: Array, coordinates: Tensor) -> Embedding:
     return Embedding(z, coordinates)
 
 
-def coordinates_of(geoq: "GeoQ", x: Array) -> Tensor:
+def coordinates_of(geoq: "GeoQ", x: Rows) -> Tensor:
     """T of the inputs."""
     return geoq.coordinates_(to_tensor(x, "x").to(geoq.coordinates_.mean))
 
 
-def views(geoq: "GeoQ", x: Array) -> Iterator[View]:
+def views(geoq: "GeoQ", x: Rows) -> Iterator[View]:
     """Chunks of queries with their anchors and features (line 14)."""
     check_fitted(geoq, "probes_")
     check_fitted_callables(geoq)
-    shape = tuple(geoq.coordinates_.mean.shape)
+    shape = geoq.coordinates_.input_shape
     check_rows(x, "x", shape, "GeoQ was fitted on rows", "query")
     row_numbers = max(int(np.prod(shape)), geoq.error_[:1].numel())
     for rows in chunks(len(x), row_numbers):
         yield _view(geoq, x[rows])
 
 
-def _view(geoq: "GeoQ", x: Array) -> View:
+def _view(geoq: "GeoQ", x: Rows) -> View:
     coordinates = coordinates_of(geoq, x)
-    unusable = unusable_rows(coordinates, to_tensor(x, "x"))
+    if isinstance(geoq.coordinates_, ColumnCoordinates):
+        unusable = newly_missing_rows(geoq.coordinates_, to_tensor(x, "x"))
+    else:
+        unusable = unusable_rows(coordinates, to_tensor(x, "x"))
     if unusable is not None:
         x = with_stand_in(x, unusable, geoq.probes_[:1])
         coordinates = coordinates_of(geoq, x)

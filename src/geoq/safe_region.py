@@ -3,7 +3,7 @@
 A safe region is an object with settings. Its ``fit`` returns the fitted region, which has a threshold and scores queries.
 """
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -11,12 +11,16 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from geoq.arrays import Rows
 from geoq.checks import check_count
+from geoq.columns import ColumnCoordinates
+from geoq.coordinates import Coordinates
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.neighbors import Neighbors
 from geoq.quantiles import check_quantile, inverse_cdf_quantile
 from geoq.representation import Standardization
+from geoq.table import Names, schema_of
 
 # The paper's K_safe, used where the folds leave enough points.
 USUAL_NEIGHBORS = 20
@@ -51,24 +55,42 @@ class Region(Protocol):
 class ExplainsFlags(Protocol):
     """A fitted region that explains why a query is safe or not, given its coordinates T(x) and the names of the inputs."""
 
-    def explain(self, inputs: Tensor, names: Sequence[str] | None = None, /) -> str: ...
+    def explain(self, inputs: Tensor, names: Names | None = None, /) -> str: ...
 
 
 @dataclass(frozen=True)
 class Explanations:
-    """What a region needs to explain the flags of queries: itself, and their coordinates T(x)."""
+    """What a region needs to explain the flags of queries: itself, their coordinates T(x), and the queries.
 
-    region: ExplainsFlags
+    Attributes:
+        region: the fitted region.
+        coordinates: T.
+        inputs: T of the queries.
+        queries: the queries.
+    """
+
+    region: ExplainsFlags | FittedRegion
+    coordinates: Coordinates | ColumnCoordinates
     inputs: Float[Tensor, " n *coordinates"]
+    queries: Rows
 
-    def __call__(self, query: int, names: Sequence[str] | None = None) -> str:
-        """Why this query is safe or not."""
-        n_inputs = self.inputs[query].numel()
+    def __call__(self, query: int, names: Names | None = None) -> str:
+        """Why this query is safe or not; empty if the region does not explain it."""
+        n_inputs = math.prod(self.coordinates.input_shape)
         if names is not None and len(names) != n_inputs:
             raise ValueError(
                 f"names has {len(names)} entries, but there are {n_inputs} inputs; pass one name per input."
             )
-        return self.region.explain(self.inputs[query][None], names)
+        own = self.inputs[query][None]
+        if isinstance(self.coordinates, ColumnCoordinates):
+            schema = schema_of(self.queries).named(names)
+            new = self.coordinates.explain_new(own, self.queries, query, schema)
+            if new:
+                return new
+            names = schema
+        if isinstance(self.region, ExplainsFlags):
+            return self.region.explain(own, names)
+        return ""
 
 
 @runtime_checkable

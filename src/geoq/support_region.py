@@ -19,169 +19,26 @@ against the points that its fold left in; K is the number of scores. A constant 
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import combinations
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from scipy.spatial import cKDTree
 from torch import Tensor
 
+from geoq.columns import ColumnCoordinates
 from geoq.crossfit import CalibrationPoints, CalibrationSet
 from geoq.geometry import GeometricFeatures
-from geoq.metric import Coordinates, FittedMetric, input_weights
-from geoq.neighbors import Neighbors
-from geoq.neighbors.engines import MAX_TREE_DIMS
-from geoq.neighbors.planes import Planes
+from geoq.metric import AnyCoordinates, FittedMetric
 from geoq.quantiles import check_fraction, check_quantile, rank
 from geoq.safe_region import DistanceRegion, FittedRegion
+from geoq.support_scores import N_NEAREST, SCORES, Cloud
+from geoq.table import Names, Schema
 
-SCORES = ("distance", "input", "pair", "axis")
 # Thresholds are never smaller than these, so that many points do not turn the region into a bounding box.
 MIN_THRESHOLD = (0.0, 0.05, 0.1, 0.1)
-N_NEAREST = 3
-# Pairs are formed from this many inputs, the most influential ones.
-N_PAIRED = 10
-# Principal axes with a smaller deviation are directions in which the data do not vary.
-MIN_DEVIATION = 1e-3
-# Distances off the span of the axes below this many ``MIN_DEVIATION`` are rounding.
-ROUNDING = 0.01
-CHUNK_ROWS = 20_000
-# Up to this many differences, the nearest values are found without sorted columns.
-MAX_DIFFERENCES = 2**16
 SAFE = 1 + 1e-9
-
-
-class _SortedColumns:
-    """Distances to the nearest value of each column."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values = values
-        self.columns = [np.unique(column) for column in values.T]
-
-    def __call__(self, queries: np.ndarray) -> np.ndarray:
-        if len(queries) * self.values.size <= MAX_DIFFERENCES:
-            nearest: np.ndarray = abs(queries[:, None] - self.values).min(axis=1)
-            return nearest
-        gap = np.empty_like(queries)
-        for j, (taken, query) in enumerate(zip(self.columns, queries.T, strict=True)):
-            above = np.searchsorted(taken, query)
-            upper = abs(taken[np.minimum(above, len(taken) - 1)] - query)
-            lower = abs(query - taken[np.maximum(above - 1, 0)])
-            gap[:, j] = np.minimum(upper, lower)
-        return gap
-
-    def neighbours(self, j: int, value: float) -> tuple[float, float]:
-        """The values of column j on either side of a value; infinite if there is none."""
-        taken = self.columns[j]
-        above = int(np.searchsorted(taken, value))
-        return (
-            float(taken[above - 1]) if above > 0 else -math.inf,
-            float(taken[above]) if above < len(taken) else math.inf,
-        )
-
-
-@dataclass(frozen=True)
-class _Cloud:
-    """The points that queries are scored against, in the coordinates of the inputs that vary."""
-
-    points: np.ndarray
-    importance: np.ndarray
-    min_weight: float
-
-    @cached_property
-    def weight(self) -> np.ndarray:
-        importance = torch.from_numpy(self.importance)
-        varying = torch.ones_like(importance, dtype=torch.bool)
-        return _numpy(input_weights(importance, varying, self.min_weight))
-
-    @cached_property
-    def low(self) -> np.ndarray:
-        low: np.ndarray = self.points.min(axis=0)
-        return low
-
-    @cached_property
-    def high(self) -> np.ndarray:
-        high: np.ndarray = self.points.max(axis=0)
-        return high
-
-    @cached_property
-    def tree(self) -> cKDTree:
-        return cKDTree(np.unique(self.points, axis=0))
-
-    @cached_property
-    def neighbors(self) -> Neighbors:
-        return Neighbors(torch.from_numpy(self.tree.data))
-
-    @cached_property
-    def values(self) -> _SortedColumns:
-        return _SortedColumns(self.points)
-
-    @cached_property
-    def planes(self) -> Planes:
-        """The planes of pairs of inputs. ``by_input`` covers queries outside the ranges."""
-        top = np.argsort(-self.importance, kind="stable")[:N_PAIRED]
-        return Planes(self.points, list(combinations(sorted(top.tolist()), 2)))
-
-    @cached_property
-    def mean(self) -> np.ndarray:
-        mean: np.ndarray = self.points.mean(axis=0)
-        return mean
-
-    @cached_property
-    def axes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Directions of the principal axes as columns, and their deviations."""
-        _, size, directions = np.linalg.svd(
-            self.points - self.mean, full_matrices=False
-        )
-        size = size / math.sqrt(len(self.points))
-        return directions[size > MIN_DEVIATION].T, size[size > MIN_DEVIATION]
-
-    @cached_property
-    def along(self) -> _SortedColumns:
-        return _SortedColumns((self.points - self.mean) @ self.axes[0])
-
-    def by_distance(self, t: np.ndarray) -> np.ndarray:
-        k = min(N_NEAREST, self.tree.n)
-        if t.shape[1] <= MAX_TREE_DIMS:
-            distances: np.ndarray = self.tree.query(t, k)[0].reshape(len(t), k)
-        else:
-            distances = self.neighbors.nearest(torch.from_numpy(t), k)[0].numpy()
-        mean: np.ndarray = distances.mean(axis=1)
-        return mean
-
-    def by_input(self, t: np.ndarray) -> np.ndarray:
-        """One column per input."""
-        weighted: np.ndarray = self.weight * self.values(t)
-        return weighted
-
-    def by_axis(self, t: np.ndarray) -> np.ndarray:
-        """One column per principal axis, and one for the distance off their span."""
-        directions, deviation = self.axes
-        centred = t - self.mean
-        p = centred @ directions
-        off = np.linalg.norm(centred - p @ directions.T, axis=1) / MIN_DEVIATION
-        return np.column_stack(
-            [self.along(p) / deviation, np.where(off > ROUNDING, off, 0.0)]
-        )
-
-    def scores(self, t: np.ndarray) -> np.ndarray:
-        """The four scores, one column each."""
-        parts = [
-            np.column_stack(
-                [
-                    self.by_distance(part),
-                    self.by_input(part).max(axis=1),
-                    self.planes.largest(part),
-                    self.by_axis(part).max(axis=1),
-                ]
-            )
-            for part in np.array_split(t, max(1, math.ceil(len(t) / CHUNK_ROWS)))
-        ]
-        return np.concatenate(parts)
 
 
 @dataclass(frozen=True)
@@ -215,27 +72,54 @@ class SupportRegion:
         data = calibration.data
         assert data is not None
         metric = data.metric
-        n_inputs = math.prod(data.inputs.shape[1:])
         if (
             metric is None
-            or n_inputs > self.max_inputs
+            or math.prod(metric.coordinates.input_shape) > self.max_inputs
             or metric.coordinates.constant.all()
         ):
             return DistanceRegion(self.quantile).fit(calibration)
         points = _varying(data.inputs, metric.coordinates)
-        importance = _numpy(metric.importance)[_varies(metric.coordinates)]
-        cloud = _Cloud(points, importance, self.min_weight)
+        cloud = Cloud(
+            points,
+            _numpy(metric.importance)[_varies(metric.coordinates)],
+            _columns(metric.coordinates),
+            self.min_weight,
+        )
         scores = [
-            _Cloud(points[train], importance, self.min_weight).scores(points[held_out])
+            replace(cloud, points=points[train]).scores(
+                _without_new_levels(metric.coordinates, points, train, held_out)
+            )
             for train, held_out in _splits(calibration, data)
         ]
         thresholds = _thresholds(np.concatenate(scores), self.quantile)
         return FittedSupportRegion(self, metric, cloud, thresholds)
 
 
-def _varies(coordinates: Coordinates) -> np.ndarray:
+def _varies(coordinates: AnyCoordinates) -> np.ndarray:
     varies: np.ndarray = (~coordinates.constant).reshape(-1).cpu().numpy()
     return varies
+
+
+def _columns(coordinates: AnyCoordinates) -> np.ndarray:
+    """The input of each coordinate that varies."""
+    column: np.ndarray = coordinates.column.cpu().numpy()[_varies(coordinates)]
+    return column
+
+
+def _without_new_levels(
+    coordinates: AnyCoordinates,
+    points: np.ndarray,
+    train: np.ndarray,
+    held_out: np.ndarray,
+) -> np.ndarray:
+    """The held-out points, without those whose category the fold has not seen: such queries are never safe."""
+    held: np.ndarray = points[held_out]
+    if isinstance(coordinates, ColumnCoordinates):
+        levels = coordinates.is_level.cpu().numpy()[_varies(coordinates)]
+        own = points[train][:, levels]
+        new = held[:, levels] > own.max(axis=0, initial=-np.inf)
+        held = held[~new.any(axis=1)]
+    return held
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
@@ -243,7 +127,7 @@ def _numpy(tensor: Tensor) -> np.ndarray:
     return array
 
 
-def _varying(inputs: Tensor, coordinates: Coordinates) -> np.ndarray:
+def _varying(inputs: Tensor, coordinates: AnyCoordinates) -> np.ndarray:
     """The coordinates of the inputs that vary, one row per point."""
     return _numpy(inputs.reshape(len(inputs), -1))[:, _varies(coordinates)]
 
@@ -270,7 +154,7 @@ class FittedSupportRegion:
 
     rule: SupportRegion
     metric: FittedMetric
-    cloud: _Cloud
+    cloud: Cloud
     thresholds: np.ndarray
     threshold: float = 1.0
     meaning: tuple[str, str] = (
@@ -298,7 +182,7 @@ class FittedSupportRegion:
     def explain(
         self,
         inputs: Float[Tensor, " 1 *coordinates"],
-        names: Sequence[str] | None = None,
+        names: Names | None = None,
     ) -> str:
         """Why one query is safe or not: the score with the largest ratio, and the inputs behind it."""
         return _Explanation(self, inputs, names).text()
@@ -317,7 +201,8 @@ class FittedSupportRegion:
     ) -> "FittedSupportRegion":
         """The region that ``state`` described."""
         points, importance = (_numpy(arrays[k]) for k in ("points", "importance"))
-        cloud = _Cloud(points, importance, rule.min_weight)
+        column = _columns(metric.coordinates)
+        cloud = Cloud(points, importance, column, rule.min_weight)
         return FittedSupportRegion(rule, metric, cloud, _numpy(arrays["thresholds"]))
 
 
@@ -328,13 +213,14 @@ class _Explanation:
         self,
         region: FittedSupportRegion,
         inputs: Tensor,
-        names: Sequence[str] | None,
+        names: Names | None,
     ) -> None:
         self.region, self.cloud, self.names = region, region.cloud, names
         self.coordinates = region.metric.coordinates
         self.inputs = inputs.to(self.coordinates.mean)
         self.t = _varying(self.inputs, self.coordinates)
         self.number = np.flatnonzero(_varies(self.coordinates)).tolist()
+        self.column = self.coordinates.column.tolist()
         self.value = _numpy(self.coordinates.inverse(self.inputs).reshape(-1))
 
     def text(self) -> str:
@@ -354,7 +240,15 @@ class _Explanation:
         return texts[SCORES[int(ratio.argmax())]]()
 
     def _label(self, j: int) -> str:
-        return f"input {j}" if self.names is None else f"input {self.names[j]}"
+        """The name of the input that coordinate j comes from."""
+        column = self.column[j]
+        return f"input {column if self.names is None else self.names[column]}"
+
+    def _text(self, j: int, value: float) -> str:
+        """A value of coordinate j, in the units of the user."""
+        if isinstance(self.names, Schema):
+            return str(self.names.columns[self.column[j]].text(value))
+        return f"{value:.4g}"
 
     def _limit(self, name: str) -> float:
         return float(self.region.thresholds[SCORES.index(name)])
@@ -379,11 +273,14 @@ class _Explanation:
     def _one_input(self, j: int) -> str:
         number, cloud = self.number[j], self.cloud
         value, here = self.value[number], self.t[0, j]
+        if not self.coordinates.is_number(number):
+            return f"{self._label(number)} lies in a gap of the data"
         if cloud.low[j] <= here <= cloud.high[j]:
             below, above = (
-                self._units(j, at) for at in cloud.values.neighbours(j, here)
+                self._text(number, self._units(j, at))
+                for at in cloud.values.neighbours(j, here)
             )
-            return f"{self._label(number)} is {value:.4g}; its nearest values in the data are {below:.4g} and {above:.4g}"
+            return f"{self._label(number)} is {self._text(number, value)}; its nearest values in the data are {below} and {above}"
         is_above = here > cloud.high[j]
         end = self._units(j, cloud.high[j] if is_above else cloud.low[j])
         gap = float(cloud.values(self.t)[0, j])
@@ -391,7 +288,10 @@ class _Explanation:
         if bool(self.coordinates.log.reshape(-1)[number]):
             far = f"{abs(math.log10(max(value, 1e-300) / end)):.2g} decades"
         side = "above its largest" if is_above else "below its smallest"
-        text = f"{self._label(number)} is {value:.4g}, {far} {side} value in the data, {end:.4g}"
+        text = (
+            f"{self._label(number)} is {self._text(number, value)}, {far} {side} value in the data, "
+            f"{self._text(number, end)}"
+        )
         sensitivity = self.region.metric.sensitivity
         if sensitivity is None:
             return text
@@ -424,8 +324,8 @@ class _Explanation:
             if place == len(deviation)
             else directions[:, place]
         )
-        top = np.argsort(-abs(loading))[:2]
-        named = " and ".join(self._label(self.number[j]) for j in top)
+        labels = [self._label(self.number[j]) for j in np.argsort(-abs(loading))]
+        named = " and ".join([*dict.fromkeys(labels)][:2])
         return (
             f"the correlation of {named} differs from the data, by {score.max():.2g} deviations of a principal axis "
             f"(held-out points: at most {self._limit('axis'):.2g})"

@@ -1,20 +1,21 @@
 """The user's callables: surrogates, recipes and error functionals, and their evaluation on batches (lines 1 and 4)."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from geoq.arrays import Array, chunks, restore, to_tensor
+from geoq.arrays import Array, Rows, RowsT, chunks, restore, to_tensor
 from geoq.checks import (
     cast_to_weights,
     check_array_kind,
     check_finite,
     weights_dtype,
 )
+from geoq.table import Table, native, values
 
 
 @runtime_checkable
@@ -97,7 +98,7 @@ def _difference(y: Array, y_hat: Array) -> Array:
 
 
 @torch.no_grad()
-def evaluate(function: Callable[[Array], Array], x: Array, name: str) -> Tensor:
+def evaluate(function: Callable[[Any], Any], x: Rows, name: str) -> Tensor:
     """Apply a user's function to all rows of x, in chunks.
 
     Raises:
@@ -110,14 +111,14 @@ def evaluate(function: Callable[[Array], Array], x: Array, name: str) -> Tensor:
 
 
 @torch.no_grad()
-def answers_of(function: Callable[[Array], Array], x: Array, name: str) -> Tensor:
+def answers_of(function: Callable[[Any], Any], x: Rows, name: str) -> Tensor:
     """Apply a user's function to all rows of x, in chunks; its answers can be nan or infinite.
 
     Raises:
         ValueError: the function does not return one row per input.
         TypeError: the function is a module and x has another dtype or kind than its weights.
     """
-    if isinstance(function, nn.Module):
+    if isinstance(function, nn.Module) and not isinstance(x, Table):
         check_array_kind(function, x, name, "x")
     answers: Tensor | None = None
     for rows in chunks(len(x), int(np.prod(x.shape[1:]))):
@@ -136,14 +137,17 @@ def answers_of(function: Callable[[Array], Array], x: Array, name: str) -> Tenso
     return answers
 
 
-def own_copy(array: Array) -> Array:
+def own_copy(array: RowsT) -> RowsT:
     """A copy of the user's array, which a function of the user may change."""
-    return array.clone() if isinstance(array, Tensor) else array.copy(order="K")
+    if isinstance(array, Table):
+        return cast(RowsT, array.copy())
+    copied = array.clone() if isinstance(array, Tensor) else array.copy(order="K")
+    return cast(RowsT, copied)
 
 
-def _call(function: Callable[[Array], Array], x: Array, name: str) -> Array:
+def _call(function: Callable[[Any], Any], x: Rows, name: str) -> Any:
     try:
-        return function(x)
+        return function(native(x))
     except RuntimeError as exc:
         # Checked only after a failure: a module can accept another dtype than the dtype of its weights.
         if not isinstance(function, nn.Module) or weights_dtype(function) in (
@@ -161,8 +165,8 @@ def _call(function: Callable[[Array], Array], x: Array, name: str) -> Array:
 def observe(
     surrogate: Surrogate,
     error_functional: ErrorFunctional,
-    x: Array,
-    y: Array,
+    x: Rows,
+    y: Rows,
     name: str = "surrogate",
 ) -> tuple[Float[Tensor, " n *output"], Float[Tensor, " n *field"]]:
     r"""Predictions of the surrogate and their observed errors.
@@ -177,10 +181,11 @@ def observe(
 def errors_of(
     prediction: Float[Tensor, " n *output"],
     error_functional: ErrorFunctional,
-    y: Array,
+    y: Rows,
     name: str = "surrogate",
 ) -> Float[Tensor, " n *field"]:
     """Errors of predictions with known reference outputs, computed in chunks."""
+    y = cast(Array, values(y))
     if prediction.shape != y.shape:
         raise ValueError(
             f"{name} returned shape {tuple(prediction.shape)} for y of shape {tuple(y.shape)}; "
@@ -211,7 +216,9 @@ def errors_of(
     return error
 
 
-def _one_row_each(answer: Array, n_rows: int, name: str) -> Tensor:
+def _one_row_each(answer: Any, n_rows: int, name: str) -> Tensor:
+    if hasattr(answer, "to_numpy"):  # a Series or a data frame
+        answer = answer.to_numpy()
     tensor = to_tensor(answer, f"the output of {name}")
     if tensor.ndim == 0 or len(tensor) != n_rows:
         raise ValueError(

@@ -4,15 +4,18 @@ A query has no answer if one of its inputs is missing, infinite or too far from 
 not return finite numbers for it. Its row is computed at a stand-in, a row of the data, and then filled with nan.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from geoq.arrays import Array, take, to_tensor
+from geoq.arrays import Rows, RowsT, take, to_tensor
+from geoq.columns import ColumnCoordinates
+from geoq.table import Names, Schema, Table
 
 # Inputs more standard deviations away from the data have no distance to it: squares overflow in single precision.
 FARTHEST = 1e15
@@ -50,16 +53,31 @@ def either(
     return one | other.to(one.device)
 
 
-def with_stand_in(x: Array, lost: Bool[Tensor, " n"] | None, stand_in: Array) -> Array:
-    """The queries, with the stand-in in place of the lost ones."""
+def newly_missing_rows(
+    coordinates: ColumnCoordinates, x: Float[Tensor, " n c"]
+) -> Bool[Tensor, " n"] | None:
+    """Which rows of a table miss a value in a column that is never missing in the data; None if there are none."""
+    missing = coordinates.newly_missing(x)
+    return missing.any(dim=1) if missing.any() else None
+
+
+def with_stand_in(x: RowsT, lost: Bool[Tensor, " n"] | None, stand_in: Any) -> RowsT:
+    """The queries, with the stand-in in place of the lost ones; for a table, a query with an answer if there is one."""
     if lost is None:
         return x
+    if isinstance(x, Table):
+        answered = (~lost).nonzero()[:, 0]
+        if not len(answered):
+            one: Table = stand_in
+            return cast(RowsT, take(one, torch.zeros(len(x), dtype=torch.long)))
+        rows = torch.arange(len(x), device=lost.device)
+        return take(x, torch.where(lost, answered[0], rows))
     if isinstance(x, np.ndarray):
         filled = x.copy()
         filled[lost.cpu().numpy()] = np.asarray(stand_in)
         return filled
     mask = lost.to(x.device).reshape(-1, *(1,) * (x.ndim - 1))
-    return torch.where(mask, torch.as_tensor(stand_in).to(x), x)
+    return cast(RowsT, torch.where(mask, torch.as_tensor(stand_in).to(x), x))
 
 
 def blank(
@@ -88,13 +106,13 @@ class Gaps:
 
     rows: Int[Tensor, " n_gaps"]
     inputs: Float[Tensor, " n_gaps *coordinates"]
-    standardised: Float[Tensor, " n_gaps *coordinates"]
+    standardised: Float[Tensor, " n_gaps *standardised"]
     noun: str = "input"
 
     @staticmethod
     def of(
         lost: Bool[Tensor, " n"] | None,
-        x: Array,
+        x: Rows,
         standardise: Callable[[Tensor], Tensor],
         noun: str = "input",
     ) -> "Gaps | None":
@@ -103,6 +121,10 @@ class Gaps:
             return None
         rows = lost.nonzero()[:, 0]
         inputs = to_tensor(take(x, rows), "x")
+        if isinstance(standardise, ColumnCoordinates):
+            # Other columns may be missing.
+            new = standardise.newly_missing(inputs)
+            inputs = inputs.masked_fill(inputs.isnan() & ~new, 0.0)
         return Gaps(rows.cpu(), inputs.cpu(), standardise(inputs).cpu(), noun)
 
     def __len__(self) -> int:
@@ -111,9 +133,12 @@ class Gaps:
     def __contains__(self, query: int) -> bool:
         return bool((self.rows == query).any())
 
-    def explain(self, query: int, names: Sequence[str] | None = None) -> str:
+    def explain(self, query: int, names: Names | None = None) -> str:
         """Why this query has no answer, and what to do."""
         at = int((self.rows == query).nonzero()[0, 0])
+        if isinstance(names, Schema):
+            j = int(self.inputs[at].isnan().nonzero()[0, 0])
+            return f"input {names[j]} is missing, but it is never missing in the data; fill it in, or leave this row out"
         inputs, far = self.inputs[at], ~(self.standardised[at].abs() <= FARTHEST)
         for unusable, advice in (
             (~inputs.isfinite(), "replace it by a number, or leave this row out"),
@@ -125,7 +150,7 @@ class Gaps:
                 return f"{self._label(place, names)} is {inputs[place].item():g}{comma} {advice}"
         return "the surrogate or the representation did not return finite numbers here; check their output"
 
-    def _label(self, place: tuple[int, ...], names: Sequence[str] | None) -> str:
+    def _label(self, place: tuple[int, ...], names: Names | None) -> str:
         """The name of an input, its number, or its place in a field."""
         if names is None:
             return f"{self.noun} {', '.join(map(str, place))}".rstrip()

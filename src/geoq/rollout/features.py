@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from geoq.arrays import Array, restore, to_tensor
+from geoq.coordinates import CHANGED
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import Embedding, GeometricFeatures, Geometry
 from geoq.increments.climatology import FittedClimatology
-from geoq.metric import CHANGED
 from geoq.representation import Representation, Standardization
 from geoq.surrogate import evaluate
 

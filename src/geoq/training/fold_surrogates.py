@@ -9,12 +9,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from geoq.arrays import Array, take
+from geoq.arrays import Array, Rows, take
 from geoq.checks import TRAINED, add_note_on_error, check_callable
 from geoq.probing import FirstFold
 from geoq.surrogate import (
@@ -24,6 +24,7 @@ from geoq.surrogate import (
     evaluate,
     own_copy,
 )
+from geoq.table import native
 from geoq.training import progress
 from geoq.training.checkpoint import FinishedFolds
 
@@ -63,11 +64,11 @@ class FoldSurrogates(Protocol):
     def pretrained(self) -> bool: ...
 
     def jobs(
-        self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int, /
+        self, x: Any, y: Any, folds: Sequence[Fold], n_workers: int, /
     ) -> list[list[int]]: ...
 
     def predictions(
-        self, x: Array, y: Array, folds: Sequence[Fold], /
+        self, x: Any, y: Any, folds: Sequence[Fold], /
     ) -> Sequence[Tensor]: ...
 
 
@@ -95,14 +96,14 @@ class TrainedFolds:
     pretrained: ClassVar[bool] = True
 
     def jobs(
-        self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
+        self, x: Rows, y: Rows, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
         del x, y, n_workers
         _check_count("TrainedFolds", len(self.surrogates), folds[0].n_folds)
         return one_by_one(folds)
 
     def predictions(
-        self, x: Array, y: Array, folds: Sequence[Fold]
+        self, x: Rows, y: Rows, folds: Sequence[Fold]
     ) -> list[Float[Tensor, " _ *output"]]:
         del y
         return [evaluate_fold(self.surrogates[fold.number], x, fold) for fold in folds]
@@ -133,7 +134,7 @@ class PredictedFolds:
         return f"PredictedFolds of {len(self.arrays)} folds"
 
     def jobs(
-        self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
+        self, x: Rows, y: Rows, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
         del y, n_workers
         _check_count("PredictedFolds", len(self.arrays), folds[0].n_folds)
@@ -147,7 +148,7 @@ class PredictedFolds:
         return one_by_one(folds)
 
     def predictions(
-        self, x: Array, y: Array, folds: Sequence[Fold]
+        self, x: Rows, y: Rows, folds: Sequence[Fold]
     ) -> list[Float[Tensor, " _ *output"]]:
         del x, y
 
@@ -172,14 +173,16 @@ class FreshFolds:
     pretrained: ClassVar[bool] = False
 
     def jobs(
-        self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
+        self, x: Rows, y: Rows, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
         if not isinstance(self.train_surrogate, TrainTogether):
             return one_by_one(folds)
-        return in_jobs(folds, self.train_surrogate.n_together(x, y), n_workers)
+        return in_jobs(
+            folds, self.train_surrogate.n_together(native(x), native(y)), n_workers
+        )
 
     def predictions(
-        self, x: Array, y: Array, folds: Sequence[Fold]
+        self, x: Rows, y: Rows, folds: Sequence[Fold]
     ) -> list[Float[Tensor, " _ *output"]]:
         subsets = [fold.training_rows for fold in folds]
         surrogates = train_for(folds, self.train_surrogate, x, y, subsets)
@@ -197,19 +200,22 @@ class FreshFolds:
 
 
 def train_each(
-    train_surrogate: TrainSurrogate, x: Array, y: Array, subsets: Sequence[Tensor]
+    train_surrogate: TrainSurrogate, x: Rows, y: Rows, subsets: Sequence[Tensor]
 ) -> list[Surrogate]:
     """Train a surrogate on each subset of the rows, together if the recipe supports it."""
     if len(subsets) > 1 and isinstance(train_surrogate, TrainTogether):
-        return list(train_surrogate.train_many(x, y, subsets))
-    return [train_surrogate(take(x, rows), take(y, rows)) for rows in subsets]
+        return list(train_surrogate.train_many(native(x), native(y), subsets))
+    return [
+        train_surrogate(native(take(x, rows)), native(take(y, rows)))
+        for rows in subsets
+    ]
 
 
 def train_for(
     folds: Sequence[Fold],
     train_surrogate: TrainSurrogate,
-    x: Array,
-    y: Array,
+    x: Rows,
+    y: Rows,
     subsets: Sequence[Tensor],
 ) -> list[Surrogate]:
     """Train a surrogate on each subset of the rows; an exception gets a note that names the folds."""
@@ -221,7 +227,7 @@ def train_for(
 
 
 def evaluate_fold(
-    surrogate: Surrogate, x: Array, fold: Fold
+    surrogate: Surrogate, x: Rows, fold: Fold
 ) -> Float[Tensor, " n_evaluated *output"]:
     """The predictions of the surrogate at the rows ``fold.evaluated_rows``."""
     with add_note_on_error(f"while evaluating the surrogate of {fold}"):
@@ -254,8 +260,8 @@ def one_by_one(folds: Sequence[Fold]) -> list[list[int]]:
 
 def fold_predictions(
     source: FoldSurrogates,
-    x: Array,
-    y: Array,
+    x: Rows,
+    y: Rows,
     folds: Sequence[Fold],
     checkpoint: FinishedFolds | None,
 ) -> Iterator[tuple[int, Tensor]]:
@@ -293,7 +299,7 @@ def fold_predictions(
 
 
 # One tuple, not four arguments: Dask stores larger arguments on a single worker, and they are lost if it fails.
-_Job: TypeAlias = tuple[FoldSurrogates, Array, Array, list[Fold]]
+_Job: TypeAlias = tuple[FoldSurrogates, Rows, Rows, list[Fold]]
 _Predictions: TypeAlias = tuple[list[int], Sequence[Tensor]]
 
 
@@ -376,8 +382,8 @@ def check_models(
 def deployed(
     surrogate: Surrogate | None,
     train_surrogate: TrainSurrogate | FoldSurrogates | None,
-    x: Array,
-    y: Array,
+    x: Rows,
+    y: Rows,
 ) -> Surrogate:
     """The deployed surrogate: the given one, or one that is trained on all data (line 1)."""
     if surrogate is not None:
@@ -385,7 +391,9 @@ def deployed(
     assert callable(train_surrogate)
     with add_note_on_error("while training the deployed surrogate on all data"):
         with progress.stage("deployed surrogate"):
-            trained: Surrogate = train_surrogate(own_copy(x), own_copy(y))
+            trained: Surrogate = train_surrogate(
+                native(own_copy(x)), native(own_copy(y))
+            )
         check_callable(trained, TRAINED)
     return trained
 

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from geoq.arrays import Array, to_tensor
+from geoq.arrays import Rows, to_tensor
+from geoq.table import Table
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _STDLIB, _GEOQ = sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])
@@ -49,8 +50,10 @@ class Unrecognisable(Exception):
     """An object whose content cannot be read, so that a later run cannot recognise it."""
 
 
-def array_id(array: Array) -> str:
-    """An identifier of an array: dtype, shape and a hash of its values."""
+def array_id(array: Rows) -> str:
+    """An identifier of an array: dtype, shape and a hash of its values. The columns of a table belong to it."""
+    if isinstance(array, Table):
+        return f"{array_id(array.array)} {array.schema}"
     values = array
     if not isinstance(array, np.ndarray):
         values = to_tensor(array, "array").detach().cpu().numpy()

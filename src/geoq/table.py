@@ -1,0 +1,427 @@
+"""Tables: data frames of pandas or polars, which the user's callables receive unchanged and the geometry uses as numbers.
+
+A column becomes one column of numbers. Numbers stay as they are, a date becomes its seconds since 1970, a category becomes the
+number of its level, and a missing value becomes nan. Libraries of data frames are imported only if a data frame is passed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+# The number of a level that does not occur in the data of ``fit``.
+UNSEEN = -1.0
+# Names and levels are listed in messages up to this many.
+N_LISTED = 8
+
+
+@runtime_checkable
+class Frame(Protocol):
+    """A data frame of pandas or polars."""
+
+    @property
+    def columns(self) -> Any: ...
+
+    @property
+    def shape(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """A column of numbers."""
+
+    name: str
+
+    def encode(self, series: Any) -> np.ndarray:
+        """The numbers; refused if one is infinite or the column holds something else."""
+        import narwhals as nw
+
+        if not (series.dtype.is_numeric() or series.dtype == nw.Boolean):
+            _refuse_dtype(self.name, series.dtype, "numbers")
+        values: np.ndarray = np.asarray(series.cast(nw.Float64).to_numpy(), dtype=float)
+        infinite = np.flatnonzero(np.isinf(values))
+        if len(infinite):
+            raise ValueError(
+                f"column {self.name!r} is {values[infinite[0]]} in row {infinite[0]}; remove or impute these rows first."
+            )
+        return values
+
+    def text(self, value: float) -> str:
+        """A value in words."""
+        return f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class TimeColumn:
+    """A column of dates or times, in seconds since 1970."""
+
+    name: str
+
+    def encode(self, series: Any) -> np.ndarray:
+        """The seconds since 1970."""
+        import narwhals as nw
+
+        if series.dtype not in (nw.Date, nw.Datetime):
+            _refuse_dtype(self.name, series.dtype, "dates")
+        if series.dtype == nw.Date:
+            series = series.cast(nw.Datetime("us"))
+        microseconds = series.dt.timestamp("us").cast(nw.Float64).to_numpy()
+        values: np.ndarray = np.asarray(microseconds, dtype=float) / 1e6
+        return values
+
+    def text(self, value: float) -> str:
+        """A value in words."""
+        date = np.datetime_as_string(np.datetime64(round(value), "s"))
+        return str(date).removesuffix("T00:00:00").replace("T", " ")
+
+
+@dataclass(frozen=True)
+class LevelColumn:
+    """A column of categories, strings or booleans; its numbers are the positions of the levels in the data of ``fit``."""
+
+    name: str
+    levels: tuple[str, ...]
+
+    def encode(self, series: Any) -> np.ndarray:
+        """The numbers of the levels; ``UNSEEN`` for other levels."""
+        if series.dtype.is_float() or series.dtype.is_temporal():
+            _refuse_dtype(self.name, series.dtype, "categories")
+        number = {level: float(i) for i, level in enumerate(self.levels)}
+        texts = _texts(series)
+        return np.array([np.nan if t is None else number.get(t, UNSEEN) for t in texts])
+
+    def text(self, value: float) -> str:
+        """A level in words."""
+        return repr(self.levels[int(value)])
+
+
+Column: TypeAlias = NumberColumn | TimeColumn | LevelColumn
+_COLUMNS = {c.__name__: c for c in (NumberColumn, TimeColumn, LevelColumn)}
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of the table of ``fit``, with their levels."""
+
+    columns: tuple[Column, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(column.name for column in self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __getitem__(self, j: int) -> str:
+        """The name of column j, so that a schema can serve as a sequence of names."""
+        return self.columns[j].name
+
+    def named(self, names: "Names | None") -> "Schema":
+        """The same columns with other names."""
+        if names is None:
+            return self
+        pairs = enumerate(self.columns)
+        return Schema(tuple(replace(column, name=names[j]) for j, column in pairs))
+
+    @staticmethod
+    def of(frame: Frame) -> "Schema":
+        """The columns of a data frame; refused if a column can be neither a number, nor a date, nor a category."""
+        found = _narwhals(frame, "x")
+        return Schema(tuple(_column(found[name], str(name)) for name in found.columns))
+
+    def table(self, frame: Any, name: str = "x") -> "Table":
+        """A data frame with these columns. Columns in another order are put into the order of ``fit``."""
+        if isinstance(frame, Table):
+            return frame
+        if not is_frame(frame):
+            raise TypeError(
+                f"{name} is a {type(frame).__name__}, but GeoQ was fitted on a table with the columns {listed(self.names)}; "
+                "pass a table with these columns."
+            )
+        found = _narwhals(frame, name)
+        given = {str(column): column for column in found.columns}
+        for wrong, columns, way_out in (
+            ("lacks", [n for n in self.names if n not in given], "add"),
+            ("also has", [n for n in given if n not in self.names], "drop"),
+        ):
+            if columns:
+                them = "it" if len(columns) == 1 else "them"
+                raise ValueError(
+                    f"{name} {wrong} the {_plural(columns)} {listed(columns)}, but GeoQ was fitted on {listed(self.names)}; "
+                    f"{way_out} {them}."
+                )
+        ordered = [given[n] for n in self.names]
+        if ordered != list(found.columns):
+            found = found.select(ordered)
+            frame = found.to_native()
+        arrays = [
+            c.encode(found[n]) for c, n in zip(self.columns, ordered, strict=True)
+        ]
+        return Table(frame, np.stack(arrays, axis=1), self)
+
+    def state(self) -> list[dict[str, Any]]:
+        """The columns as JSON can hold them."""
+        return [{"column": type(c).__name__, **vars(c)} for c in self.columns]
+
+    @staticmethod
+    def from_state(stored: list[dict[str, Any]]) -> "Schema":
+        """The schema that ``state`` described."""
+        columns = []
+        for entry in stored:
+            settings = {k: v for k, v in entry.items() if k != "column"}
+            if "levels" in settings:
+                settings["levels"] = tuple(settings["levels"])
+            columns.append(_COLUMNS[entry["column"]](**settings))
+        return Schema(tuple(columns))
+
+
+# Names of inputs. A schema also gives their values in words.
+Names: TypeAlias = Sequence[str] | Schema
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a data frame: the frame itself for the user's callables, and its columns as numbers.
+
+    Attributes:
+        native: the data frame, or a Series of outputs.
+        array: the numbers, one column per column of the frame.
+        schema: the columns; None for outputs.
+    """
+
+    native: Any
+    array: np.ndarray
+    schema: Schema | None = None
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, rows: Any) -> "Table":
+        return replace(self, native=_take(self.native, rows), array=self.array[rows])
+
+    def copy(self) -> "Table":
+        """The same rows with a data frame of their own; frames of polars cannot be changed in place by rows."""
+        own = (
+            self.native.copy() if hasattr(self.native, "copy") else self.native.clone()
+        )
+        return replace(self, native=own)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the numbers."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the numbers."""
+        return self.array.dtype
+
+    def like(self, array: np.ndarray) -> Any:
+        """A data frame of the same kind with these numbers: each value is a value of this table, or a number."""
+        names = list(self.native.columns)
+        parts = {
+            name: self._series(j, name, array[:, j]) for j, name in enumerate(names)
+        }
+        return type(self.native)(parts)
+
+    def _series(self, j: int, name: Any, values: np.ndarray) -> Any:
+        order, ordered = self._sorted[j]
+        places = np.searchsorted(ordered, values).clip(max=len(ordered) - 1)
+        if np.array_equal(ordered[places], values, equal_nan=True):
+            own = _take(self.native[name], order[places])
+            return own.reset_index(drop=True) if hasattr(own, "iloc") else own
+        import narwhals as nw
+
+        own = nw.from_native(self.native[name], series_only=True)
+        new = nw.new_series(str(name), values, backend=own.implementation)
+        return new.cast(own.dtype).to_native()
+
+    @cached_property
+    def _sorted(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        orders = [np.argsort(column, kind="stable") for column in self.array.T]
+        return [(o, c[o]) for o, c in zip(orders, self.array.T, strict=True)]
+
+    def missing(self) -> list[str]:
+        """The names of the columns with missing values."""
+        assert self.schema is not None
+        return [
+            name
+            for name, column in zip(self.schema.names, self.array.T, strict=True)
+            if np.isnan(column).any()
+        ]
+
+
+def is_frame(x: object) -> bool:
+    """Whether x is a data frame."""
+    return _collector(x) is None and isinstance(x, Frame)
+
+
+def _collector(x: object) -> str | None:
+    """The method that brings the rows of a lazy data frame into memory; None for anything else."""
+    lazy = hasattr(type(x), "columns")
+    return next((m for m in ("collect", "compute") if lazy and hasattr(x, m)), None)
+
+
+def cell(x: Any, row: int, column: int) -> str:
+    """A value of a table or an array as text; a string is quoted."""
+    if not isinstance(x, Table):
+        return f"{float(x[row, column]):.4g}"
+    found = _take(x.native[x.native.columns[column]], [row]).to_list()[0]
+    return repr(found) if isinstance(found, str) else str(found)
+
+
+def schema_of(x: Any) -> Schema:
+    """The columns of a table; the columns of an array are named by their numbers."""
+    if isinstance(x, Table):
+        assert x.schema is not None
+        return x.schema
+    return Schema(tuple(NumberColumn(str(j)) for j in range(x.shape[1])))
+
+
+def native(x: Any) -> Any:
+    """What the user's callables receive: the data frame of a table, and any other array as it is."""
+    return x.native if isinstance(x, Table) else x
+
+
+def values(x: Any) -> Any:
+    """The numbers of a table, and any other array as it is."""
+    return x.array if isinstance(x, Table) else x
+
+
+def input_rows(x: Any) -> Any:
+    """Inputs as rows: a data frame becomes a table, a list becomes an array."""
+    if is_frame(x):
+        return Schema.of(x).table(x)
+    if collector := _collector(x):
+        raise TypeError(
+            f"x is a {type(x).__name__} whose rows are not in memory; pass x.{collector}()."
+        )
+    return np.asarray(x) if isinstance(x, list | tuple) else x
+
+
+def output_rows(y: Any) -> Any:
+    """Outputs as rows: a data frame or a Series becomes a table of numbers, a list becomes an array."""
+    if isinstance(y, list | tuple):
+        return np.asarray(y)
+    if not is_frame(y):
+        return Table(y, _numbers(y)) if hasattr(y, "to_numpy") else y
+    found = _narwhals(y, "y")
+    columns = [NumberColumn(str(n)).encode(found[n]) for n in found.columns]
+    return Table(y, np.stack(columns, axis=1))
+
+
+def output_names(y: Any) -> tuple[str, ...] | None:
+    """The names of the outputs, with their units if the data frame has ``attrs["units"]``; None if they have no names."""
+    given = native(y)
+    units = getattr(given, "attrs", {}).get("units", {})
+    if is_frame(given):
+        found = [str(name) for name in given.columns]
+        return tuple(f"{n} ({units[n]})" if n in units else n for n in found)
+    name = getattr(given, "name", None)
+    return None if name is None else (str(name),)
+
+
+def check_same_order(x: Any, y: Any) -> None:
+    """Refuse inputs and outputs whose index has the same labels in another order."""
+    own, other = (getattr(native(part), "index", None) for part in (x, y))
+    if not (hasattr(own, "equals") and hasattr(other, "equals")):
+        return
+    assert own is not None
+    assert other is not None
+    if not own.equals(other) and own.sort_values().equals(other.sort_values()):
+        raise ValueError(
+            "the index of y has the labels of the index of x in another order; pass y.loc[x.index], or y.to_numpy() if the "
+            "rows correspond."
+        )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Quoted names for a message, the first few of them if they are many."""
+    return shortened([repr(name) for name in names])
+
+
+def shortened(texts: Sequence[str]) -> str:
+    """Texts for a message, the first few of them if they are many."""
+    more = f", ... ({len(texts)} in all)" if len(texts) > N_LISTED else ""
+    return ", ".join(texts[:N_LISTED]) + more
+
+
+def _plural(names: Sequence[str]) -> str:
+    return "column" if len(names) == 1 else "columns"
+
+
+def _take(rows: Any, where: Any) -> Any:
+    return rows.iloc[where] if hasattr(rows, "iloc") else rows[where]
+
+
+def _narwhals(frame: Any, name: str) -> Any:
+    """The data frame behind the interface of narwhals; refused if columns have the same name."""
+    try:
+        import narwhals as nw
+    except ImportError as exc:
+        raise ImportError(
+            "geoq reads tables with narwhals; install it with pip install 'geoq[tables]'."
+        ) from exc
+    names = [str(column) for column in frame.columns]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if twice:
+        raise ValueError(
+            f"{name} has several columns named {listed(twice)}; rename or drop them."
+        )
+    if not names:
+        raise ValueError(
+            f"{name} has no columns; pass a table with one column per input."
+        )
+    return nw.from_native(frame, eager_only=True)
+
+
+def _numbers(series: Any) -> np.ndarray:
+    import narwhals as nw
+
+    found = nw.from_native(series, series_only=True)
+    return NumberColumn(str(found.name or "y")).encode(found)
+
+
+def _column(series: Any, name: str) -> Column:
+    import narwhals as nw
+
+    dtype = series.dtype
+    if dtype in (nw.Date, nw.Datetime):
+        return TimeColumn(name)
+    if dtype.is_numeric():
+        return NumberColumn(name)
+    if dtype in (nw.Boolean, nw.String, nw.Categorical, nw.Enum, nw.Object):
+        found = {text for text in _texts(series) if text is not None}
+        return LevelColumn(name, tuple(sorted(found)))
+    raise TypeError(
+        f"column {name!r} has dtype {dtype}, but a column must hold numbers, dates, booleans, strings or categories; convert or "
+        "drop it."
+    )
+
+
+def _texts(series: Any) -> list[str | None]:
+    """The levels as text; refused if a column of objects mixes strings with something else."""
+    import narwhals as nw
+
+    found = series.to_list()
+    if series.dtype == nw.Object:
+        for row, value in enumerate(found):
+            if not isinstance(value, str | bool | np.bool_) and not _is_missing(value):
+                raise TypeError(
+                    f"column {series.name!r} has dtype object, and {value!r} in row {row} is a {type(value).__name__}, not a "
+                    f"string; convert the column, for example with x[{series.name!r}].astype(float) or .astype(str)."
+                )
+    return [None if _is_missing(value) else str(value) for value in found]
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or value != value or type(value).__name__ == "NAType"  # noqa: PLR0124 (nan)
+
+
+def _refuse_dtype(name: str, dtype: Any, expected: str) -> None:
+    raise TypeError(
+        f"column {name!r} has dtype {dtype}, but it held {expected} in the data of fit; convert it to the same type."
+    )
