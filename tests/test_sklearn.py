@@ -25,6 +25,7 @@ from geoq import (
     norm_error,
 )
 from geoq.sklearn import GeoQRegressor
+from geoq.training import Checkpoint
 
 QUICK = NormScaledIncrement(training=Training(n_steps=50, check_every=25, patience=1))
 FOLDS = RandomFolds(3)
@@ -214,9 +215,11 @@ class Interrupted(Ridge):
 def test_an_interrupted_fit_continues_from_its_checkpoint(data, tmp_path):
     X, y, queries, _ = data
     ours = regressor(Interrupted(), folds=RandomFolds(4))
+    # A name, because the counter is a value of the recipe and changes.
+    checkpoint = Checkpoint(tmp_path, key="ridge")
     with pytest.raises(KeyboardInterrupt):
-        ours.fit(X, y, checkpoint=tmp_path)
-    ours.fit(X, y, checkpoint=tmp_path)
+        ours.fit(X, y, checkpoint=checkpoint)
+    ours.fit(X, y, checkpoint=checkpoint)
     # The deployed regressor and the last two of the four folds.
     assert Interrupted.n_fits == 4 + 3
     undisturbed = regressor(folds=RandomFolds(4)).fit(X, y)

@@ -155,14 +155,16 @@ def check_values(
     Args:
         arrays: the arrays of a file.
         finite: starts of the names of arrays without nan and infinity.
-        defined: starts of the names of arrays without nan.
+        defined: starts of the names of arrays without nan, but possibly with infinity.
         errors: names of arrays without negative and infinite values.
     """
     for name, array in arrays.items():
-        if array.is_floating_point() and name.startswith(finite):
-            check_value(f"array {name!r}", bool(array.isfinite().all()), "not finite")
-        if array.is_floating_point() and name.startswith(defined):
+        if not array.is_floating_point():
+            continue
+        if name.startswith(defined):
             check_value(f"array {name!r}", not bool(array.isnan().any()), "nan")
+        elif name.startswith(finite):
+            check_value(f"array {name!r}", bool(array.isfinite().all()), "not finite")
     for name in errors:
         impossible = (arrays[name] < 0) | arrays[name].isinf()
         check_value(

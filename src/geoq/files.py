@@ -82,10 +82,12 @@ _FEATURES = (
     "neighborhood.nearest",
     "neighborhood.side",
 )
+_OF_POINTS = ("outputs", "held_out_error")
 _TUPLES = ("error", "point", "fold", "family")
 # Starts of the names of arrays without nan and infinity, without nan, and names of arrays without negative and infinite values.
-_FINITE = ("coordinates.", "points.", "region.", "probe.")
-_DEFINED = ("increment.", "metric.")
+_FINITE = ("coordinates.", "points.", "metric.", "increment.", "region.", "probe.")
+# The limits of a learned factor can be infinite.
+_DEFINED = ("increment.learned.lower", "increment.learned.upper")
 _NOT_NEGATIVE = ("error", "calibration.error", "features.support_distance")
 
 
@@ -249,6 +251,9 @@ def restored(
     present = _answers(geoq)
     for name in ("surrogate", "representation", "increment_model"):
         archive.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
+    with archive.restoring(path):
+        # The callables have answered at these inputs, so that an error here lies in the file.
+        geoq.assess(geoq.probes_)
     return geoq
 
 
@@ -258,11 +263,16 @@ def _check(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> None:
     archive.check_number("threshold", numbers["safe_region"]["threshold"], above=-1e-9)
     for factor in numbers["conformal_factors"]:
         archive.check_number("conformal_factors", factor, above=-1e-9)
+    archive.check_value(
+        "numpy", isinstance(numbers["numpy"], bool), "not true or false"
+    )
+    archive.check_value("array 'probe.x'", len(arrays["probe.x"]) > 0, "empty")
     n_points, n_tuples = len(arrays["error"]), len(arrays["calibration.error"])
     for name in ("n_anchors", "n_support"):
         check_count(numbers[name], name)
         archive.check_value(name, numbers[name] <= n_points, "larger than the data")
     lengths = {"points.z": n_points, "points.normalized": n_points}
+    lengths |= {f"increment.points.{name}": n_points for name in _OF_POINTS}
     lengths |= {f"calibration.{name}": n_tuples for name in _TUPLES}
     lengths |= {f"features.{name}": n_tuples for name in _FEATURES[:4]}
     for name, length in lengths.items():

@@ -37,7 +37,7 @@ _RULES: dict[str, type[RolloutRegion | DistanceRegion]] = {
 _CLIMATOLOGY = ("low", "high", "table")
 _HELD_OUT = ("bound", "error", "supported", "start")
 # Arrays without nan and infinity.
-_FINITE = ("mean", "scale", "points.", "climatology.", "probe.")
+_FINITE = ("mean", "scale", "points.", "climatology.", "scheme.", "probe.")
 
 
 def save(geoq: "RolloutGeoQ", path: str | Path) -> None:
@@ -123,13 +123,20 @@ def load(
     present = _answers(geoq)
     for name in ("surrogate", "representation"):
         archive.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
+    with archive.restoring(path):
+        # The callables have answered at these states, so that an error here lies in the file.
+        geoq.assess(geoq.probes_, 1)
     return geoq
 
 
 def _check(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> None:
     """Refuse values that no calibration has, and arrays whose lengths differ."""
-    archive.check_values(arrays, finite=_FINITE, defined=("scheme.",), errors=())
+    archive.check_values(arrays, finite=_FINITE, defined=(), errors=())
     archive.check_number("threshold", numbers["safe_region"]["threshold"], above=-1e-9)
+    archive.check_value(
+        "numpy", isinstance(numbers["numpy"], bool), "not true or false"
+    )
+    archive.check_value("array 'probe.x'", len(arrays["probe.x"]) > 0, "empty")
     for name in ("n_anchors", "n_support", "n_calibrated", "n_starts"):
         check_count(numbers[name], name)
     for name in ("n_anchors", "n_support"):
