@@ -46,7 +46,7 @@ def is_large(y, prediction):
 
 
 def first_column(x):
-    return x[:, :1]
+    return np.asarray(x)[:, :1]
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_a_loaded_regressor_gives_the_same_answers(data, tmp_path):
         tmp_path / "model.geoq", estimator=saved.estimator_, **settings
     )
     table = pd.DataFrame(queries, columns=["a", "b"])
-    expected = saved.estimator_.predict(queries)[:, None]
+    expected = saved.estimator_.predict(table)[:, None]
     for each in (loaded, saved):
         assert_array_equal(each.predict(table), expected)
         each.conformalize(table, truth[:, None])

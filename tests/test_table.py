@@ -2,7 +2,9 @@
 
 import datetime as dt
 import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,16 @@ import pandas as pd
 import polars as pl
 import pytest
 import torch
+from sklearn.compose import make_column_transformer
+from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
+from sklearn.tree import DecisionTreeRegressor
 
 from geoq import GeoQ, RandomFolds
 from geoq.columns import Category, Ignored, Log, Number, Part, Periodic, fit_columns
 from geoq.metric import Columns
+from geoq.sklearn import GeoQRegressor
 from geoq.table import Table, input_rows
 
 N = 80
@@ -171,8 +179,7 @@ def test_ignored_columns_have_no_coordinates_and_others_find_their_kind() -> Non
         name: set(found.part[found.column == j].tolist())
         for j, name in enumerate(COLUMNS)
     }
-    category = {Part.LEVEL, Part.MISSING, Part.UNSEEN}
-    number = {Part.VALUE, Part.MISSING}
+    category, number = {Part.LEVEL, Part.UNSEEN}, {Part.VALUE}
     assert by_column == {
         "temp": set(),
         "conc": number,
@@ -328,3 +335,72 @@ def test_identifiers_are_ignored_with_a_warning() -> None:
             x, Y
         )
     assert geoq.assess(x.assign(name="new")).safe.mean() > 0.9
+
+
+@FRAMES
+def test_a_file_keeps_names_and_levels(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    x = make()
+    geoq = calibrated(x)
+    geoq.save(tmp_path / "a.geoq")
+    loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=surrogate)
+    queries = make(site=["Mars"] * 3 + ["rare"] * (N - 3))[:6]
+    before, after = geoq.assess(queries), loaded.assess(queries)
+    np.testing.assert_array_equal(before.error_hat, after.error_hat)
+    assert [before.reason(i) for i in range(6)] == [after.reason(i) for i in range(6)]
+    with pytest.raises(ValueError, match="surrogate is not the one that the file was"):
+        GeoQ.load(tmp_path / "a.geoq", surrogate=lambda x: 2 * surrogate(x))
+    with pytest.raises(ValueError, match="x lacks the column 'site'"):
+        loaded.assess(x[["temp", "conc", "on", "day"]])
+
+
+def test_a_file_is_loaded_without_the_library_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrated(polars_frame()).save(tmp_path / "a.geoq")
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.warns(UserWarning, match="a table that cannot be rebuilt here"):
+        loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=surrogate)
+    assert loaded.assess(X).safe.mean() > 0.9
+
+
+def pipeline() -> Any:
+    encode = OneHotEncoder(handle_unknown="ignore")
+    columns = make_column_transformer(
+        (encode, ["site"]), ("passthrough", ["temp", "conc", "on"])
+    )
+    return make_pipeline(columns, DecisionTreeRegressor(random_state=0))
+
+
+@FRAMES
+def test_a_regressor_passes_the_table_to_its_pipeline(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    x = make()
+    y = pd.Series(outputs(x), name="flow") if make is pandas_frame else pl.Series(outputs(x))  # fmt: skip
+    if make is pandas_frame:
+        y.index = x.index
+    regressor = GeoQRegressor(pipeline(), folds=RandomFolds(5)).fit(x, y)
+    assert list(regressor.feature_names_in_) == COLUMNS
+    np.testing.assert_array_equal(regressor.predict(x), regressor.estimator_.predict(x))
+    answer = regressor.assess(make(site=["Mars"] * N))
+    assert not answer.safe.any()
+    assert regressor.assess(x).safe.mean() > 0.9
+    with pytest.raises(ValueError, match=r"feature names should match|same order"):
+        regressor.predict(x[COLUMNS[::-1]])
+    regressor.save(tmp_path / "a.geoq")
+    loaded = GeoQRegressor.load(tmp_path / "a.geoq", estimator=regressor.estimator_)
+    np.testing.assert_array_equal(loaded.bound(x), regressor.bound(x))
+
+
+def test_a_regressor_that_accepts_missing_values_has_them() -> None:
+    x = X.assign(conc=X["conc"].where(X["conc"] > 1))[["temp", "conc"]]
+    regressor = GeoQRegressor(
+        DecisionTreeRegressor(random_state=0), folds=RandomFolds(5)
+    ).fit(x, Y)
+    assert regressor.assess(x).safe.mean() > 0.9
+    missing = regressor.assess(pd.DataFrame({"temp": [np.nan], "conc": [2.0]}))
+    assert "input temp is missing, but it is never missing" in missing.reason(0)
+    with pytest.raises(ValueError, match="contains NaN"):
+        GeoQRegressor(Ridge(), folds=RandomFolds(5)).fit(x, Y)

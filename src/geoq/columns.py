@@ -11,8 +11,8 @@ category    one indicator per level                    the same for all pairs of
 
 Different categories are as far apart as the two ends of a uniformly distributed number, :math:`\sqrt{12}` standard deviations.
 A missing value of a number is an indicator at the same distance; a missing category is a level of its own. A level that the data
-do not contain, and a missing value in a column without missing values in the data, change a coordinate that is constant in the
-data. A query with such a change is never safe.
+do not contain changes a coordinate that is constant in the data, and such a query is never safe. A missing value in a column
+without missing values in the data gives no answer.
 """
 
 import logging
@@ -80,7 +80,7 @@ class Number:
         self, values: Float[Tensor, " n"], missing: float, name: str
     ) -> list[Coordinate]:
         del name
-        return [_value(values, log=False), _missing(missing)]
+        return [_value(values, log=False), *_missing(missing)]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Log:
             raise ValueError(
                 f"{name} has the value {float(values.min()):.4g}, but Log() needs positive values; pass Number() for it."
             )
-        return [_value(values, log=True), _missing(missing)]
+        return [_value(values, log=True), *_missing(missing)]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Periodic:
             )
             for part in (Part.SINE, Part.COSINE)
         ]
-        return [*circle, _missing(missing)]
+        return [*circle, *_missing(missing)]
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Category:
             for level, mean in zip(levels, frequency, strict=True)
         ]
         unseen = Coordinate(Part.UNSEEN, scale=scale, constant=True)
-        return [*present, _missing(missing, scale), unseen]
+        return [*present, *_missing(missing, scale), unseen]
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,12 @@ def _value(values: Tensor, *, log: bool) -> Coordinate:
     )
 
 
-def _missing(fraction: float, scale: float = 1 / UNEQUAL) -> Coordinate:
-    if fraction in (0.0, 1.0):
-        return Coordinate(Part.MISSING, mean=fraction, scale=scale, constant=True)
-    return Coordinate(Part.MISSING, mean=fraction, scale=scale)
+def _missing(fraction: float, scale: float = 1 / UNEQUAL) -> list[Coordinate]:
+    """The indicator of missing values; none if the data have none, because such a query has no answer."""
+    if not fraction:
+        return []
+    constant = fraction == 1
+    return [Coordinate(Part.MISSING, mean=fraction, scale=scale, constant=constant)]
 
 
 def _circle(part: Part) -> Any:
@@ -290,10 +292,9 @@ class ColumnCoordinates:
 
     def newly_missing(self, points: Float[Tensor, " n c"]) -> Bool[Tensor, " n c"]:
         """Which values are missing, in columns that are never missing in the data."""
-        never = self._is(Part.MISSING) & self.constant & (self.mean == 0)
-        return points.isnan() & torch.isin(
-            torch.arange(points.shape[1], device=points.device), self.column[never]
-        )
+        number = torch.arange(points.shape[1], device=points.device)
+        allowed = torch.isin(number, self.column[self._is(Part.MISSING)])
+        return points.isnan() & torch.isin(number, self.column) & ~allowed
 
     def explain(
         self, coordinates: Float[Tensor, " 1 m"], names: Names | None = None
@@ -320,9 +321,7 @@ class ColumnCoordinates:
         column, value = schema.columns[number], cell(queries, query, number)
         if self.part[j] == Part.MISSING:
             return (
-                f"input {column.name} is missing, but it is never missing in the data"
-                if self.mean[j] == 0
-                else f"input {column.name} is {value}, but it is always missing in the data"
+                f"input {column.name} is {value}, but it is always missing in the data"
             )
         if self.part[j] in (Part.LEVEL, Part.UNSEEN):
             levels = [column.text(level) for level in self.levels(number)]

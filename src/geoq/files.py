@@ -14,11 +14,12 @@ from torch import Tensor
 
 from geoq import archive
 from geoq.archive import with_prefix, without_prefix
-from geoq.arrays import Array
-from geoq.checks import check_callable, check_count, check_fitted
+from geoq.arrays import Array, Rows
+from geoq.checks import check_callable, check_count, check_fitted, warn
 from geoq.conformal import ConformalFactors
 from geoq.crossfit import CalibrationSet
 from geoq.folds import UnavailableFolds
+from geoq.frames import frame_state, rebuilt
 from geoq.geometry import (
     Embedding,
     GeometricFeatures,
@@ -51,7 +52,7 @@ from geoq.surrogate import (
     norm_error,
     relative_norm_error,
 )
-from geoq.table import Schema, values
+from geoq.table import Schema, Table, values
 
 if TYPE_CHECKING:
     from geoq.estimator import GeoQ
@@ -136,7 +137,7 @@ def state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
         "cuda": geoq.error_.is_cuda,
         "increment_model": name,
         "increment_settings": settings,
-        "table": None if geoq.schema_ is None else geoq.schema_.state(),
+        **_table_state(geoq),
         "folds": repr(geoq.folds),
         "error_functional": getattr(geoq.error_functional, "__name__", None),
     }
@@ -155,9 +156,29 @@ def state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
         arrays |= with_prefix("metric.", geoq.metric_.state())
     elif not points.shared:
         arrays["points.normalized"] = points.normalized
+    if geoq.schema_ is not None:
+        arrays["table.x"] = _raw(values(geoq.probes_))
     if calibration.position is not None:
         arrays["calibration.position"] = calibration.position
     return numbers, arrays
+
+
+def _table_state(geoq: "GeoQ") -> dict[str, Any]:
+    """The columns of a table and the types of a few rows; no types if the rows could not be rebuilt from them."""
+    if geoq.schema_ is None:
+        return {"table": None, "frame": None}
+    columns, probes = geoq.schema_.state(), geoq.probes_
+    if not isinstance(probes, Table):
+        return {"table": columns, "frame": None}
+    frame = frame_state(probes)
+    try:
+        same = rebuilt(geoq.schema_, probes.array, frame)
+        assert same is not None
+        answers = [evaluate(geoq.surrogate_, t, "surrogate") for t in (probes, same)]
+        archive.check_same("surrogate", *answers)
+    except Exception:  # noqa: BLE001 (any model; load says that a later surrogate was not compared)
+        return {"table": columns, "frame": None}
+    return {"table": columns, "frame": frame}
 
 
 def _model_state(
@@ -240,21 +261,37 @@ def restored(
         geoq.safe_region, geoq.safe_region_ = _restored_region(
             geoq, numbers["safe_region"], arrays
         )
-        probes = arrays["probe.x"]
-        geoq.probes_ = probes.cpu().numpy() if numbers["numpy"] else probes
+        geoq.schema_, geoq.probes_ = _restored_probes(numbers, arrays)
     geoq.increment_model = geoq.increment_model_ = _restored_model(
         content, arrays, increment_model
     )
-    geoq.schema_ = None
-    if numbers["table"] is not None:
-        geoq.schema_ = Schema.from_state(numbers["table"])
     present = _answers(geoq)
+    if geoq.schema_ is not None and not isinstance(geoq.probes_, Table):
+        warn(
+            f"{path} was calibrated on a table that cannot be rebuilt here, so it was not checked whether surrogate is the model "
+            "that the file was calibrated with."
+        )
+        del arrays["probe.surrogate"]
     for name in ("surrogate", "representation", "increment_model"):
         archive.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
     with archive.restoring(path):
         # The callables have answered at these inputs, so that an error here lies in the file.
         geoq.assess(geoq.probes_)
     return geoq
+
+
+def _restored_probes(
+    numbers: dict[str, Any], arrays: dict[str, Tensor]
+) -> tuple[Schema | None, Rows]:
+    """The columns of the table of ``fit``, and the rows at which callables are recognised."""
+    if numbers.get("table") is None:
+        probes = arrays["probe.x"]
+        return None, probes.cpu().numpy() if numbers["numpy"] else probes
+    schema = Schema.from_state(numbers["table"])
+    array = arrays["table.x"].cpu().numpy()
+    frame = numbers["frame"]
+    table = None if frame is None else rebuilt(schema, array, frame)
+    return schema, array if table is None else table
 
 
 def _check(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> None:
@@ -359,10 +396,12 @@ def _restored_region(
 def _answers(geoq: "GeoQ") -> dict[str, Tensor]:
     """The stored inputs, and the answers of the callables at them."""
     check_fitted_callables(geoq)
-    answers = {
-        "x": _raw(values(geoq.probes_)),
-        "surrogate": evaluate(geoq.surrogate_, geoq.probes_, "surrogate"),
-    }
+    answers = {}
+    if geoq.schema_ is None:
+        answers["x"] = _raw(values(geoq.probes_))
+    elif not isinstance(geoq.probes_, Table):
+        return answers
+    answers["surrogate"] = evaluate(geoq.surrogate_, geoq.probes_, "surrogate")
     if not isinstance(geoq.representation, Metric):
         answers["representation"] = evaluate(
             geoq.representation, geoq.probes_, "representation"

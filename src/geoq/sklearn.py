@@ -22,6 +22,7 @@ from geoq.increments.protocol import IncrementModel
 from geoq.representation import Representation
 from geoq.safe_region import Region
 from geoq.surrogate import ErrorFunctional, absolute_error
+from geoq.table import is_frame
 from geoq.training.checkpoint import Checkpoint
 
 
@@ -32,7 +33,8 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
 
     ``predict`` returns the prediction of the regressor, in the shape of y; ``score`` and searches over ``estimator__...``
     evaluate that prediction. The calibration fits one clone of the regressor per fold. The defaults are the defaults of
-    ``GeoQ``. Data frames are converted to arrays, so the regressor does not receive column names.
+    ``GeoQ``. The regressor receives data frames as they are, so it can be a pipeline with a ``ColumnTransformer``. Columns can
+    hold numbers, dates, booleans, strings or categories, and missing values if the regressor accepts them.
 
     Args:
         estimator: the regressor, cloned before it is fitted. None means ``RandomForestRegressor(random_state=0)``.
@@ -94,7 +96,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         """Fit the regressor on all data and calibrate its errors on the folds.
 
         Args:
-            X: inputs, one row per sample.
+            X: inputs, one row per sample: an array, or a data frame of pandas or polars.
             y: targets, one per row: a number or a row of several outputs.
             groups: a label per row, for fold schemes that hold out whole groups.
             checkpoint: a folder, or a ``Checkpoint``, that stores each finished fold, see ``GeoQ.fit``.
@@ -102,9 +104,13 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         Raises:
             ValueError: the data or a setting is unusable. These checks come before any training.
         """
-        x, y = validate_data(
-            self, X, y, multi_output=True, y_numeric=True, ensure_min_samples=2
-        )
+        if is_frame(X):
+            # The regressor checks the columns.
+            x = validate_data(self, X, skip_check_array=True)
+        else:
+            x, y = validate_data(
+                self, X, y, multi_output=True, y_numeric=True, ensure_min_samples=2
+            )
         settings = self.get_params(deep=False)
         del settings["estimator"]
         # GeoQ has the defaults of the settings that are None.
@@ -139,9 +145,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         self, X: Any, y: Any, *, guarantee: Guarantee = POINTWISE
     ) -> "GeoQRegressor":
         """Scale the bound so that it holds on pairs that ``fit`` has not seen, see ``GeoQ.conformalize``."""
-        self._calibrated.conformalize(
-            self._validated(X), np.asarray(y), guarantee=guarantee
-        )
+        self._calibrated.conformalize(self._validated(X), y, guarantee=guarantee)
         return self
 
     def save(self, path: str | Path) -> None:
@@ -223,9 +227,10 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
             return RandomForestRegressor(random_state=0)
         return self.estimator
 
-    def _validated(self, X: Any) -> np.ndarray:
-        validated: np.ndarray = validate_data(self, X, reset=False)
-        return validated
+    def _validated(self, X: Any) -> Any:
+        if self.geoq_.schema_ is not None:
+            return validate_data(self, X, reset=False, skip_check_array=True)
+        return validate_data(self, X, reset=False)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -242,7 +247,7 @@ class _TrainClone:
     estimator: Any
 
     def __call__(self, x: Array, y: Array) -> "_FittedClone":
-        return _FittedClone(clone(self.estimator).fit(x, y), y.shape[1:])
+        return _FittedClone(clone(self.estimator).fit(x, y), tuple(y.shape[1:]))
 
 
 @dataclass(frozen=True)

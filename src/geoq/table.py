@@ -130,7 +130,9 @@ class Schema:
     def of(frame: Frame) -> "Schema":
         """The columns of a data frame; refused if a column can be neither a number, nor a date, nor a category."""
         found = _narwhals(frame, "x")
-        return Schema(tuple(_column(found[name], str(name)) for name in found.columns))
+        return Schema(
+            tuple(_column(found.get_column(name), str(name)) for name in found.columns)
+        )
 
     def table(self, frame: Any, name: str = "x") -> "Table":
         """A data frame with these columns. Columns in another order are put into the order of ``fit``."""
@@ -158,7 +160,8 @@ class Schema:
             found = found.select(ordered)
             frame = found.to_native()
         arrays = [
-            c.encode(found[n]) for c, n in zip(self.columns, ordered, strict=True)
+            c.encode(found.get_column(n))
+            for c, n in zip(self.columns, ordered, strict=True)
         ]
         return Table(frame, np.stack(arrays, axis=1), self)
 
@@ -309,7 +312,7 @@ def output_rows(y: Any) -> Any:
     if not is_frame(y):
         return Table(y, _numbers(y)) if hasattr(y, "to_numpy") else y
     found = _narwhals(y, "y")
-    columns = [NumberColumn(str(n)).encode(found[n]) for n in found.columns]
+    columns = [NumberColumn(str(n)).encode(found.get_column(n)) for n in found.columns]
     return Table(y, np.stack(columns, axis=1))
 
 

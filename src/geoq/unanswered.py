@@ -68,6 +68,8 @@ def with_stand_in(x: RowsT, lost: Bool[Tensor, " n"] | None, stand_in: Any) -> R
     if isinstance(x, Table):
         answered = (~lost).nonzero()[:, 0]
         if not len(answered):
+            if not isinstance(stand_in, Table):
+                return cast(RowsT, x)
             one: Table = stand_in
             return cast(RowsT, take(one, torch.zeros(len(x), dtype=torch.long)))
         rows = torch.arange(len(x), device=lost.device)
