@@ -693,7 +693,7 @@ def test_too_few_safe_pairs_are_refused(device):
     with pytest.raises(
         ValueError, match=r"19 safe pairs are needed, and there are \d+"
     ):
-        geoq.conformalize(x[:12], y[:12])
+        geoq.conformalize(*noisy(12, device, 1))
 
 
 def test_bounds_at_several_levels_cover_at_their_level_and_do_not_cross(device):

@@ -4,18 +4,25 @@ r"""Coverage guarantees: factors on a bound, computed from errors that the bound
     \lambda_s = \widehat Q_\tau\{e_{ij} / \widehat E_j(x_i) : s(x_i) = s\}, \quad s \in \{\text{safe}, \text{not safe}\}
 """
 
+import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from geoq.arrays import Rows, take, to_tensor
+from geoq.checks import check_pairs, warn
 from geoq.crossfit import CalibrationSet
-from geoq.increments.protocol import IncrementModel
+from geoq.increments.protocol import (
+    IncrementModel,
+    NotConformalizable,
+    increments_of,
+)
 from geoq.quantiles import (
     check_quantile,
     conformal_factor,
@@ -23,7 +30,17 @@ from geoq.quantiles import (
     inverse_cdf_quantile,
     n_required,
 )
-from geoq.safe_region import FittedRegion
+from geoq.safe_region import FittedRegion, flags_of
+from geoq.surrogate import observe
+
+if TYPE_CHECKING:
+    from geoq.estimator import GeoQ
+
+# A pair is at a calibration point if their distance is at most this fraction of the typical distance to an anchor, and has
+# its output if all values differ by at most this fraction of the largest output.
+SAME_POINT, SAME_VALUE = 1e-6, 1e-9
+# An input that was measured several times is compared with at most this many calibration points.
+MAX_REPEATS = 20
 
 
 @runtime_checkable
@@ -129,7 +146,8 @@ class ConformalFactors:
             )
         unsafe = guarantee.factor(ratio[~safe], quantile)
         return ConformalFactors(
-            factor, unsafe if math.isfinite(unsafe) else max(1.0, factor)
+            _positive(factor, quantile),
+            _positive(unsafe, quantile) if math.isfinite(unsafe) else max(1.0, factor),
         )
 
     def __call__(
@@ -139,6 +157,86 @@ class ConformalFactors:
             safe, bound.new_tensor(self.safe), bound.new_tensor(self.unsafe)
         )
         return bound * factor.reshape(-1, *(1,) * (bound.ndim - 1))
+
+
+def _positive(factor: float, quantile: float) -> float:
+    """The factor, or 1 in place of 0: a bound of zero everywhere is of no use."""
+    if factor > 0:
+        return factor
+    warn(
+        f"the fraction {quantile:g} of the errors of the pairs is 0, so the conformal factor would be 0 and all bounds 0; the "
+        "factor 1 is used. Check that the surrogate was not trained on these pairs."
+    )
+    return 1.0
+
+
+def factors_from_pairs(
+    geoq: "GeoQ", x: Rows, y: Rows, guarantee: Guarantee
+) -> ConformalFactors:
+    """The conformal factors of a fitted GeoQ, from pairs that neither surrogate nor calibration has seen.
+
+    Raises:
+        ValueError: the pairs are unusable, some of them are pairs of ``fit``, or too few of them are safe.
+        TypeError: the increment model cannot be scaled, or ``guarantee`` is not a guarantee.
+    """
+    check_guarantee(guarantee)
+    check_pairs(x, y)
+    model = geoq.increment_model_
+    if isinstance(model, NotConformalizable):
+        raise TypeError(
+            f"{type(model).__name__} cannot be conformalized: {model.why_not_conformalizable}."
+        )
+    plain = copy.copy(geoq)
+    plain.conformal_factors_ = ConformalFactors()
+    assessment = plain.assess(x)
+    if assessment.gaps is not None:
+        row = int(assessment.gaps.rows[0])
+        raise ValueError(
+            f"pair {row} of {len(x)} has no bound: {assessment.gaps.explain(row)}."
+        )
+    _, error = observe(geoq.surrogate_, geoq.error_functional, x, y)
+    bound, safe, distance = (
+        to_tensor(part, "assessment")
+        for part in (assessment.error_hat, assessment.safe, assessment.anchor_distance)
+    )
+    error = error.to(bound)
+    near = distance[:, 0] <= SAME_POINT * geoq.calibration_.typical_distance
+    if near.any():
+        _refuse_pairs_of_fit(geoq, x, y, error, near.nonzero()[:, 0])
+    ratio = error_ratios(error, bound)
+    return ConformalFactors.fit(ratio, safe.bool(), model.quantile, guarantee)
+
+
+def _refuse_pairs_of_fit(
+    geoq: "GeoQ", x: Rows, y: Rows, error: Tensor, rows: Int[Tensor, " n_rows"]
+) -> None:
+    """Refuse pairs that equal a calibration pair in x and y; a repeated x with another y is a new measurement."""
+    wider = copy.copy(geoq)
+    n_anchors = min(MAX_REPEATS, len(geoq.geometry_.points))
+    wider.geometry_ = replace(geoq.geometry_, n_anchors=n_anchors)
+    nearest = wider.assess(take(x, rows))
+    anchors = to_tensor(nearest.anchors, "anchors").long()
+    distance = to_tensor(nearest.anchor_distance, "anchor_distance")
+    data = geoq.calibration_.data
+    # A file keeps the observed errors of the calibration points, but not their outputs.
+    if data is not None:
+        known, given = data.outputs, to_tensor(take(y, rows), "y")
+    else:
+        known, given = geoq.error_, error[rows]
+    allowed = SAME_VALUE * known.abs().max()
+    near = distance <= SAME_POINT * geoq.calibration_.typical_distance
+    for place in range(n_anchors):
+        gap = (known[anchors[:, place]] - given.to(known)).reshape(len(rows), -1)
+        near[:, place] &= (gap.abs() <= allowed).all(dim=1)
+    same = near.any(dim=1)
+    if same.any():
+        first = int(same.nonzero()[0, 0])
+        place = int(near[first].nonzero()[0, 0])
+        raise ValueError(
+            f"{int(same.sum())} of {len(x)} pairs equal pairs of fit (x[{int(rows[first])}] and its y are row "
+            f"{int(anchors[first, place])} of the data of fit), so their errors are smaller than at new inputs; pass "
+            "pairs that neither the surrogate nor fit has received."
+        )
 
 
 def levels_of(levels: Any) -> list[float]:
@@ -190,6 +288,7 @@ def factors_of(
 ) -> list[ConformalFactors]:
     """The level factors of a fitted increment model, from its calibration errors."""
     features = calibration.features
-    safe = region.contains(region.support_score(features))
-    ratio = error_ratios(calibration.error, features.anchor_error + model(features))
+    _, safe = flags_of(region, features)
+    bound = features.anchor_error + increments_of(model, features)
+    ratio = error_ratios(calibration.error, bound)
     return level_factors(ratio, safe, levels, model.quantile)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from geoq import files
-from geoq.arrays import Array, Inputs, Rows, restore, to_tensor
+from geoq.arrays import Array, Inputs, Rows, restore
 from geoq.assessment import Assessment, QueryFeatures
-from geoq.checks import check_finite, check_fitted, check_pairs
+from geoq.checks import check_finite, check_fitted
 from geoq.conformal import (
     POINTWISE,
     ConformalFactors,
     Guarantee,
-    check_guarantee,
+    factors_from_pairs,
     factors_of,
     levels_of,
 )
@@ -36,24 +36,30 @@ from geoq.increments.protocol import (
     HasLevels,
     IncrementModel,
     MayBeNegative,
-    NotConformalizable,
+    fit_increment,
+    increments_of,
 )
 from geoq.increments.two_laws import TwoLawIncrement
 from geoq.metric import Metric, SensitivityMetric, coordinates_of
 from geoq.parameters import get_params, represent, set_params
 from geoq.preparation import (
-    Probes,
     check_arguments,
+    check_deployed,
     check_problem,
     fit_metric,
     no_recipe,
     open_checkpoint,
 )
 from geoq.probing import unchanged
-from geoq.quantiles import error_ratios
 from geoq.queries import View, embed, views
 from geoq.representation import Representation
-from geoq.safe_region import ExplainsFlags, Explanations, Region
+from geoq.safe_region import (
+    ExplainsFlags,
+    Explanations,
+    Region,
+    fit_region,
+    flags_of,
+)
 from geoq.support_region import SupportRegion
 from geoq.surrogate import (
     ErrorFunctional,
@@ -168,7 +174,7 @@ class GeoQ:
             self.surrogate_ = deployed(self.surrogate, self.train_surrogate, x, y)
             # Line 4, second half: the observed errors E.
             prediction, error = observe(self.surrogate_, self.error_functional, x, y)
-            probes = Probes.of(self.surrogate_, x, prediction)
+            probes = check_deployed(self, x, y, prediction)
             self.error_ = error.to(inputs)
             if isinstance(self.increment_model, ChecksErrors):
                 self.increment_model.check_errors(
@@ -200,11 +206,12 @@ class GeoQ:
             )
             # Line 12: the increment model g.
             with progress.stage("increment model"):
-                model = copy.deepcopy(self.increment_model)
-                self.increment_model_ = model.fit(self.calibration_)
+                self.increment_model_ = fit_increment(
+                    self.increment_model, self.calibration_
+                )
             # The threshold tau_safe of line 16.
             with progress.stage("safe region"):
-                self.safe_region_ = self.safe_region.fit(self.calibration_)
+                self.safe_region_ = fit_region(self.safe_region, self.calibration_)
         self.conformal_factors_ = ConformalFactors()
         probes.check_unchanged()
         self.probes_ = probes.inputs
@@ -322,35 +329,12 @@ class GeoQ:
             guarantee: the coverage statement; ``WholeField(0.9)`` makes a statement about whole fields.
 
         Raises:
-            ValueError: the pairs are unusable, or too few of them are safe.
+            ValueError: the pairs are unusable, some of them are pairs of ``fit``, or too few of them are safe.
             TypeError: the increment model cannot be scaled, or ``guarantee`` is not a guarantee.
         """
         queries, outputs = self._queries(x), output_rows(y)
-        check_guarantee(guarantee)
-        check_pairs(queries, outputs)
         check_same_order(queries, outputs)
-        model = self.increment_model_
-        if isinstance(model, NotConformalizable):
-            raise TypeError(
-                f"{type(model).__name__} cannot be conformalized: {model.why_not_conformalizable}."
-            )
-        plain = copy.copy(self)
-        plain.conformal_factors_ = ConformalFactors()
-        assessment = plain.assess(queries)
-        if assessment.gaps is not None:
-            row = int(assessment.gaps.rows[0])
-            raise ValueError(
-                f"pair {row} of {len(queries)} has no bound: {assessment.gaps.explain(row)}."
-            )
-        _, error = observe(self.surrogate_, self.error_functional, queries, outputs)
-        bound, safe = (
-            to_tensor(part, "assessment")
-            for part in (assessment.error_hat, assessment.safe)
-        )
-        ratio = error_ratios(error.to(bound), bound)
-        self.conformal_factors_ = ConformalFactors.fit(
-            ratio, safe.bool(), model.quantile, guarantee
-        )
+        self.conformal_factors_ = factors_from_pairs(self, queries, outputs, guarantee)
         return self
 
     def _queries(self, x: Any) -> Any:
@@ -393,8 +377,8 @@ class GeoQ:
     def _flags(self, x: Rows) -> Iterator[tuple[View, Tensor, Tensor]]:
         """Chunks of queries with their support scores (line 15) and safe flags (line 16)."""
         for view in views(self, x):
-            score = blank(self.safe_region_.support_score(view.features), view.lost)
-            safe = self.safe_region_.contains(score)
+            score, safe = flags_of(self.safe_region_, view.features)
+            score = blank(score, view.lost)
             changed = self.coordinates_.changed_rows(view.features.inputs)
             if changed is not None:
                 # An input that never varied has an unknown effect, whatever the region measures.
@@ -412,7 +396,7 @@ class GeoQ:
         self, model: IncrementModel, features: GeometricFeatures, safe: Tensor
     ) -> Tensor:
         """The increment g of a model, with the conformal factors on the bound."""
-        factors, increment = self.conformal_factors_, model(features)
+        factors, increment = self.conformal_factors_, increments_of(model, features)
         if factors == ConformalFactors():
             return increment
         scaled = factors(features.anchor_error + increment, safe)

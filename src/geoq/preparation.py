@@ -1,33 +1,28 @@
 """What GeoQ does before the first training: refuse unusable arguments, and open the checkpoint."""
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from geoq.arrays import Rows, take, to_tensor
+from geoq.arrays import Rows, chunks, to_tensor
 from geoq.checks import (
     check_array_kind,
     check_callable,
     check_count,
     check_pairs,
+    warn,
 )
 from geoq.fold_plan import FoldPlan
 from geoq.increments.protocol import check_increment_model, check_shapes, warn_if_few
 from geoq.metric import FittedMetric, Metric, predictor
-from geoq.probing import (
-    N_PROBES,
-    Ask,
-    check_answers,
-    check_same_answers,
-    probe_rows,
-)
+from geoq.probing import N_PROBES, Probes
 from geoq.safe_region import NeedsNeighbors, check_region
-from geoq.surrogate import Surrogate, evaluate
+from geoq.surrogate import evaluate, relative_norm_error
 from geoq.table import Table, check_same_order, listed, values
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, folds_id
 from geoq.training.fold_surrogates import check_models, is_pretrained
@@ -38,6 +33,8 @@ if TYPE_CHECKING:
 
 # The paper's k, used for n_support=None if the folds leave enough points.
 USUAL_COUNT = 20
+# A root mean squared error below this fraction of the standard deviation of y is as small as at training points.
+IMPLAUSIBLE = 1e-5
 
 
 def no_recipe() -> Any:
@@ -81,6 +78,13 @@ def check_arguments(geoq: "GeoQ", x: Rows, y: Rows) -> Tensor:
         assert not isinstance(y, Table)
         check_array_kind(geoq.surrogate, x, "surrogate", "x")
         check_array_kind(geoq.surrogate, y, "surrogate", "y")
+    if geoq.error_functional is relative_norm_error:
+        zero = (outputs == 0).reshape(len(outputs), -1).all(dim=1).nonzero()[:, 0]
+        if len(zero):
+            raise ValueError(
+                f"error_functional=relative_norm_error divides by the norm of y, but y[{int(zero[0])}] is zero ({len(zero)} of "
+                f"{len(outputs)} rows are); remove these rows, or use norm_error."
+            )
     return inputs.to(torch.promote_types(inputs.dtype, outputs.dtype))
 
 
@@ -107,18 +111,19 @@ def check_problem(geoq: "GeoQ", x: Rows, y: Rows, plan: FoldPlan) -> int:
     if isinstance(geoq.safe_region, NeedsNeighbors):
         geoq.safe_region.check_neighbors(plan.n_independent)
     warn_if_few(geoq.increment_model.quantile, plan.n_groups)
-    few = probe_rows(len(x))
-    probes = z = take(x, few)
-    if not isinstance(geoq.representation, Metric):
+    few: Any = x[:N_PROBES]
+    if isinstance(geoq.representation, Metric):
+        z = few
+    else:
         phi = partial(evaluate, geoq.representation, name="representation")
-        z = phi(probes)
-        check_answers(phi, probes, z, "representation")
+        z = phi(few)
+        Probes.of(phi, few, z, "representation")
     check_shapes(
         geoq.increment_model,
         geoq.error_functional,
         values(z),
-        values(probes),
-        values(take(y, few)),
+        values(few),
+        values(y[:N_PROBES]),
     )
     return n_support
 
@@ -143,26 +148,31 @@ def fit_metric(
     return FittedMetric.from_state(stored).to(inputs)
 
 
-@dataclass(frozen=True)
-class Probes:
-    """A few inputs and the predictions of the deployed surrogate there, which it must repeat in any batch and after the folds."""
+def check_deployed(geoq: "GeoQ", x: Rows, y: Rows, prediction: Tensor) -> Probes:
+    """Refuse predictions that depend on anything but their input; returns probes, to compare them after the trainings."""
+    if geoq.train_surrogate is None:
+        warn_if_trained_on(prediction, to_tensor(y, "y"))
+    return Probes.of(
+        partial(evaluate, geoq.surrogate_, name="surrogate"), x, prediction
+    )
 
-    ask: Ask
-    inputs: Rows
-    predictions: Tensor
 
-    @staticmethod
-    def of(surrogate: Surrogate, x: Rows, prediction: Tensor) -> "Probes":
-        """Some of the inputs and of the predictions; refused if a prediction depends on anything but its input."""
-        rows, ask = probe_rows(len(x)), partial(evaluate, surrogate, name="surrogate")
-        probes = Probes(ask, take(x, rows), prediction[rows.to(prediction.device)])
-        check_answers(ask, probes.inputs, probes.predictions)
-        return probes
-
-    def check_unchanged(self) -> None:
-        """Refuse a deployed surrogate whose predictions changed while the folds were trained."""
-        what = "the deployed surrogate changed during fit"
-        check_same_answers(self.ask, self.inputs, self.predictions, what)
+def warn_if_trained_on(
+    prediction: Float[Tensor, " n *output"], y: Float[Tensor, " n *output"]
+) -> None:
+    """Warn if the errors are as small as only the errors at training points are."""
+    deviation, varies = y.std(dim=0, correction=0), y.amax(dim=0) > y.amin(dim=0)
+    squares = torch.zeros_like(deviation)
+    for rows in chunks(len(y), deviation.numel()):
+        squares += (prediction[rows].to(y) - y[rows]).square().sum(dim=0)
+    ratio = ((squares / len(y)).sqrt() / deviation)[varies]
+    if varies.any() and float(ratio.max()) < IMPLAUSIBLE:
+        warn(
+            f"the errors of the surrogate are {float(ratio.max()):.1g} of the standard deviation of y, as small as at points "
+            "that a surrogate was trained on. With train_surrogate=None it must never have seen x and y; otherwise the bounds are "
+            "far too small. Pass points that it was not trained on, or a function train_surrogate(x, y). If the surrogate is new "
+            "to these points and so accurate, ignore this warning."
+        )
 
 
 def check_fitted_callables(geoq: "GeoQ") -> None:

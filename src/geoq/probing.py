@@ -3,21 +3,22 @@
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from geoq.arrays import Array, Rows, chunks, take
 from geoq.checks import add_note_on_error
 
-# Rows at which the user's callables are called again.
+# Rows at which the user's callables are called again; files store the answers at these rows.
 N_PROBES = 8
 # A network rounds differently in batches of different sizes. Answers count as equal if they differ by less than this
 # fraction of the spread of the answers, plus this fraction of the largest answer.
 SPREAD_FRACTION, LARGEST_FRACTION = 1e-3, 1e-5
+SAME_BATCH_FRACTION = 1e-6
 
 Ask: TypeAlias = Callable[[Any], Tensor]
 
@@ -27,71 +28,88 @@ _CONSEQUENCE = {
 }
 
 
-def probe_rows(n: int) -> Int[Tensor, " n_probes"]:
-    """At most ``N_PROBES`` rows, evenly spread over n rows."""
-    return torch.arange(min(N_PROBES, n)) * (n - 1) // N_PROBES
+@dataclass(frozen=True)
+class Probes:
+    """A few inputs and the answers of a callable to them, which it must repeat at any time.
 
-
-def check_answers(
-    ask: Ask, inputs: Rows, answers: Tensor, name: str = "surrogate"
-) -> None:
-    """Refuse a callable whose answers to some inputs differ in another batch, in another order or at another call.
-
-    Args:
+    Attributes:
         ask: returns the answers of the callable to a batch.
-        inputs: a few inputs.
-        answers: the answers to these inputs, given in any larger batch.
-        name: the name of the callable in messages.
+        inputs: the inputs.
+        answers: the answers to the inputs in reverse order.
     """
-    half = torch.arange(len(inputs)).flip(0)[: max(1, len(inputs) // 2)]
-    some = take(inputs, half)
-    difference = _difference(ask(some), answers[half.to(answers.device)], answers)
-    if not difference:
-        with add_note_on_error(f"while calling {name} on a batch of one row"):
-            alone = ask(inputs[:1])
-        difference = _difference(alone, answers[:1], answers)
-    if not difference:
-        return
-    again = _difference(ask(some), ask(some), answers)
-    if again:
+
+    ask: Ask
+    inputs: Rows
+    answers: Tensor
+
+    @staticmethod
+    def of(ask: Ask, x: Rows, answers: Tensor, name: str = "surrogate") -> "Probes":
+        """Some rows of x; refused if the answers differ in another batch, in another order or at another call.
+
+        Args:
+            ask: returns the answers of the callable to a batch.
+            x: inputs.
+            answers: the answers to all of x in one batch or a few batches.
+            name: the name of the callable in messages.
+        """
+        rows = torch.arange(min(N_PROBES, len(x))) * (len(x) - 1) // N_PROBES
+        inputs, known = take(x, rows), answers[rows.to(answers.device)]
+        probes = Probes(ask, inputs, ask(take(x, rows.flip(0))))
+        difference = _difference(probes.answers.flip(0), known, _rounding(known))
+        if not difference:
+            with add_note_on_error(f"while calling {name} on a batch of one row"):
+                alone = ask(inputs[:1])
+            difference = _difference(alone, known[:1], _rounding(known))
+        if difference:
+            probes._refuse(name, difference)
+        return probes
+
+    def _refuse(self, name: str, difference: float) -> None:
+        """Name the cause of different answers: random numbers, or the other rows of the batch."""
+        first, second = self.ask(self.inputs), self.ask(self.inputs)
+        again = _difference(second, first, _rounding(first))
+        if again:
+            raise ValueError(
+                f"{name} gave two answers to the same inputs, up to {again:.3g} apart, so {_CONSEQUENCE[name]} would be "
+                "random; switch dropout and sampling off, or fix their seed."
+            )
         raise ValueError(
-            f"{name} gave two answers to the same inputs, up to {again:.3g} apart, so {_CONSEQUENCE[name]} would be "
-            "random; switch dropout and sampling off, or fix their seed."
-        )
-    raise ValueError(
-        f"{name} gave other answers to the same inputs in another batch, up to {difference:.3g} apart, so an answer depends on "
-        "the other rows or on their order; normalise with fixed numbers and not with statistics of the batch (BatchNorm needs "
-        "running statistics), and return the answers in the order of the inputs."
-    )
-
-
-def check_same_answers(ask: Ask, inputs: Rows, answers: Tensor, what: str) -> None:
-    """Refuse a surrogate whose answers at some inputs changed while other surrogates were trained.
-
-    Args:
-        ask: returns the answers of the surrogate to a batch.
-        inputs: a few inputs.
-        answers: the earlier answers to these inputs.
-        what: what changed, and when, in words.
-    """
-    difference = _difference(ask(inputs), answers, answers)
-    if difference:
-        raise ValueError(
-            f"{what}: its predictions differ by up to {difference:.3g} from the earlier ones. Probably train_surrogate fits the "
-            "same model object again; build the model inside the function, for example "
-            "lambda x, y: Ridge().fit(x, y).predict, or clone it."
+            f"{name} gave other answers to the same inputs in another batch, up to {difference:.3g} apart, so an answer depends "
+            "on the other rows or on their order; normalise with fixed numbers and not with statistics of the batch (BatchNorm "
+            "needs running statistics), and return the answers in the order of the inputs."
         )
 
+    def check_unchanged(
+        self, what: str = "the deployed surrogate changed during fit"
+    ) -> None:
+        """Refuse a surrogate whose answers changed while other surrogates were trained; ``what`` starts the message."""
+        backwards = torch.arange(len(self.inputs)).flip(0)
+        # The same batch, so the answers are equal except on a GPU that adds in a random order.
+        allowed = SAME_BATCH_FRACTION * self.answers.nan_to_num().abs().max()
+        difference = _difference(
+            self.ask(take(self.inputs, backwards)), self.answers, allowed
+        )
+        if difference:
+            raise ValueError(
+                f"{what}: its predictions differ by up to {difference:.3g} from the earlier ones. Probably train_surrogate fits "
+                "the same model object again; build the model inside the function, for example "
+                "lambda x, y: Ridge().fit(x, y).predict, or clone it."
+            )
 
-def _difference(new: Tensor, old: Tensor, answers: Tensor) -> float:
-    """The largest difference, or 0 if all differences are as small as rounding errors."""
-    new, old, answers = (part.nan_to_num() for part in (new, old.to(new), answers))
+
+def _rounding(answers: Tensor) -> Tensor:
+    """The largest difference that rounding can cause between batches of different sizes."""
+    answers = answers.nan_to_num()
     spread = answers.amax(dim=0) - answers.amin(dim=0)
     if answers.ndim > 2:
         # A field: a cell that hardly varies is compared with the other cells.
         spread = spread.max()
-    allowed = SPREAD_FRACTION * spread + LARGEST_FRACTION * answers.abs().max()
-    difference = (new - old).abs()
+    return SPREAD_FRACTION * spread + LARGEST_FRACTION * answers.abs().max()
+
+
+def _difference(new: Tensor, old: Tensor, allowed: Tensor) -> float:
+    """The largest difference, or 0 if all differences are allowed."""
+    difference = (new.nan_to_num() - old.to(new).nan_to_num()).abs()
     return float(difference.max()) if (difference > allowed.to(new)).any() else 0.0
 
 
@@ -103,7 +121,7 @@ class FirstFold:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[Ask, Rows, Tensor] | None = None
+        self._probes: Probes | None = None
         self._checked = False
 
     def __reduce__(self) -> tuple[type["FirstFold"], tuple[()]]:
@@ -111,19 +129,17 @@ class FirstFold:
 
     def keep(self, ask: Ask, inputs: Rows, answers: Tensor) -> None:
         """Keep the first surrogate until the next training is finished."""
-        if self._kept is None and not self._checked:
-            few = probe_rows(len(inputs))
-            some, expected = take(inputs, few), answers[few.to(answers.device)]
-            check_answers(ask, some, expected)
-            self._kept = ask, some, expected
+        if self._probes is None and not self._checked:
+            self._probes = Probes.of(ask, inputs, answers)
 
     def check(self) -> None:
         """Compare the answers of the first surrogate with its earlier answers; then release it."""
-        if self._kept is not None:
-            ask, inputs, answers = self._kept
-            self._kept, self._checked = None, True
-            what = "a fold surrogate changed when the next one was trained"
-            check_same_answers(ask, inputs, answers, what)
+        probes, self._probes = self._probes, None
+        if probes is not None:
+            self._checked = True
+            probes.check_unchanged(
+                "a fold surrogate changed when the next one was trained"
+            )
 
 
 @contextmanager

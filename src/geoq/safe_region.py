@@ -6,7 +6,8 @@ A safe region is an object with settings. Its ``fit`` returns the fitted region,
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from numbers import Real
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -18,6 +19,7 @@ from geoq.coordinates import Coordinates
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.neighbors import Neighbors
+from geoq.probing import N_PROBES
 from geoq.quantiles import check_quantile, inverse_cdf_quantile
 from geoq.representation import Standardization
 from geoq.table import Names, schema_of
@@ -110,6 +112,65 @@ def check_region(region: object) -> None:
         raise TypeError(
             f"safe_region={region!r} has no fit; pass an object such as safe_region=DistanceRegion(quantile=0.95)."
         )
+
+
+def fit_region(region: Region, calibration: CalibrationSet) -> FittedRegion:
+    """Fit a safe region, and check its scores at some calibration tuples.
+
+    Raises:
+        TypeError: ``fit`` does not return a fitted region.
+        ValueError: the threshold is not a number, or a score is unusable.
+    """
+    name = type(region).__name__
+    fitted: Any = region.fit(calibration)
+    if isinstance(fitted, type) or not isinstance(fitted, FittedRegion):
+        raise TypeError(
+            f"{name}.fit returned {fitted!r}, but it must return the fitted region, an object with threshold, meaning, "
+            "support_score and contains."
+        )
+    if not isinstance(fitted.threshold, Real) or math.isnan(fitted.threshold):
+        raise ValueError(
+            f"{name}.fit returned a region with threshold={fitted.threshold!r}; the threshold must be a number."
+        )
+    meaning: Any = fitted.meaning
+    if len(meaning) != 2 or not all(isinstance(words, str) for words in meaning):
+        raise ValueError(
+            f"{name}.fit returned a region with meaning={meaning!r}; it must be two phrases, why a query is safe and why not."
+        )
+    flags_of(fitted, calibration.features[:N_PROBES])
+    return fitted
+
+
+def flags_of(
+    region: FittedRegion, features: GeometricFeatures
+) -> tuple[Float[Tensor, " n"], Bool[Tensor, " n"]]:
+    """The support scores and the safe flags of queries; refused unless there is one number and one flag per query."""
+    name, shape = type(region).__name__, (len(features),)
+    score: Any = region.support_score(features)
+    if not isinstance(score, Tensor) or tuple(score.shape) != shape:
+        raise ValueError(
+            f"{name}.support_score returned {_described(score)} for {shape[0]} queries; return a tensor with one score per query."
+        )
+    if score.isnan().any():
+        raise ValueError(
+            f"{name}.support_score returned nan; return a number for every query."
+        )
+    safe: Any = region.contains(score)
+    if (
+        not isinstance(safe, Tensor)
+        or tuple(safe.shape) != shape
+        or safe.is_floating_point()
+    ):
+        raise ValueError(
+            f"{name}.contains returned {_described(safe)} for {shape[0]} queries; return a boolean tensor with one flag per query."
+        )
+    return score, safe.bool()
+
+
+def _described(answer: object) -> str:
+    if not isinstance(answer, Tensor):
+        return f"a {type(answer).__name__}"
+    return f"a tensor of shape {tuple(answer.shape)} and dtype {answer.dtype}"
 
 
 @dataclass(frozen=True)

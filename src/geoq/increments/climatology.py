@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -132,17 +132,30 @@ def fit_reference(
     if reference is None:
         return None
     assert calibration.data is not None
-    return reference.fit(calibration.data.outputs.to(calibration.error), quantile)
+    outputs = calibration.data.outputs.to(calibration.error)
+    fitted: Any = reference.fit(outputs, quantile)
+    if not callable(fitted):
+        raise TypeError(
+            f"{type(reference).__name__}.fit returned {fitted!r}, but it must return a function of predictions."
+        )
+    return fitted  # type: ignore[no-any-return]
 
 
-def check_reference_shapes(reference: Reference | None, shapes: Shapes) -> None:
-    """Refuse a reference for errors that are not elementwise, because it has one scale per output."""
+def check_reference(reference: object) -> None:
+    """Refuse anything that is not a reference, and a class in place of an object."""
     if reference is None:
         return
     if isinstance(reference, type) or not isinstance(reference, Reference):
         raise TypeError(
             f"reference={reference!r} cannot be fitted; pass an object with fit(outputs, quantile), such as Climatology()."
         )
+
+
+def check_reference_shapes(reference: Reference | None, shapes: Shapes) -> None:
+    """Refuse a reference for errors that are not elementwise, because it has one scale per output."""
+    check_reference(reference)
+    if reference is None:
+        return
     if math.prod(shapes.outputs) != math.prod(shapes.error):
         raise ValueError(
             f"reference={reference!r} has one scale per output, but outputs have shape {shapes.outputs} and errors have "
@@ -160,10 +173,14 @@ def natural_scale(
         return anchor.new_ones(1, 1).expand_as(anchor)
     predicted = features.prediction.reshape(n, -1).double()
     natural = torch.as_tensor(reference(predicted)).to(predicted)
-    if natural.shape != anchor.shape or not (natural >= 0).all():
+    usable = (natural >= 0) & natural.isfinite()
+    if predicted.isfinite().all() and (
+        natural.shape != anchor.shape or not usable.all()
+    ):
         raise ValueError(
-            f"reference returned shape {tuple(natural.shape)} with smallest value {float(natural.min()):.3g} for errors of "
-            f"shape {tuple(anchor.shape)}; it must return a nonnegative scale for each error."
+            f"{type(reference).__name__} returned scales of shape {tuple(natural.shape)} with smallest value "
+            f"{float(natural.min()):.3g} for errors of shape {tuple(anchor.shape)}; a reference must return a finite, "
+            "nonnegative scale for each error."
         )
     return torch.where(natural > 0, natural, 1.0)
 

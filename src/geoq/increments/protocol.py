@@ -21,6 +21,7 @@ Example:
     True
 """
 
+import copy
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -30,6 +31,7 @@ from geoq.checks import warn
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.increments.shapes import Shapes
+from geoq.probing import N_PROBES
 from geoq.quantiles import check_quantile, n_required
 from geoq.surrogate import ErrorFunctional
 
@@ -135,6 +137,52 @@ def check_increment_model(model: object) -> None:
             "such as increment_model=TwoLawIncrement(quantile=0.9)."
         )
     check_quantile(model.quantile, f"{type(model).__name__}.quantile")
+
+
+def fit_increment(model: IncrementModel, calibration: CalibrationSet) -> IncrementModel:
+    """Fit a copy of an increment model, and check its increments at some calibration tuples.
+
+    Raises:
+        TypeError: ``fit`` does not return the fitted model, or an increment is not a floating-point tensor.
+        ValueError: the increments have another shape than the errors, or are negative or not finite.
+    """
+    name = type(model).__name__
+    fitted: Any = copy.deepcopy(model).fit(calibration)
+    if isinstance(fitted, type) or not isinstance(fitted, IncrementModel):
+        raise TypeError(
+            f"{name}.fit returned {fitted!r}, but it must return the fitted model; end it with return self."
+        )
+    increment = increments_of(fitted, calibration.features[:N_PROBES])
+    if not increment.isfinite().all():
+        raise ValueError(
+            f"{name} returned the increment {float(increment.amax()):g} at a calibration tuple; return finite numbers."
+        )
+    return fitted
+
+
+def increments_of(model: IncrementModel, features: GeometricFeatures) -> Tensor:
+    """The increments of queries; refused if they cannot be added to the anchor errors."""
+    name, anchor = type(model).__name__, features.anchor_error
+    increment: Any = model(features)
+    if not isinstance(increment, Tensor) or not increment.is_floating_point():
+        got = getattr(increment, "dtype", type(increment).__name__)
+        raise TypeError(
+            f"{name} returned increments of type {got}; return a floating-point tensor."
+        )
+    if increment.shape != anchor.shape:
+        raise ValueError(
+            f"{name} returned increments of shape {tuple(increment.shape)} for anchor errors of shape {tuple(anchor.shape)}; "
+            "return one increment per anchor error."
+        )
+    signed = isinstance(model, MayBeNegative) and model.may_be_negative
+    if not signed and (increment < 0).any():
+        raise ValueError(
+            f"{name} returned the increment {float(increment.min()):g}, but increments are nonnegative; clamp them at 0, or set "
+            "may_be_negative = True in the class."
+        )
+    if increment.isnan().any():
+        raise ValueError(f"{name} returned nan; return a number for every query.")
+    return increment.detach().to(anchor)
 
 
 def warn_if_few(quantile: float, n_groups: int) -> None:

@@ -20,16 +20,18 @@ from geoq.checks import (
 from geoq.fold_plan import FoldPlan
 from geoq.folds import Folds, TemporalFolds
 from geoq.parameters import get_params, represent, set_params
-from geoq.probing import N_PROBES, check_answers, check_same_answers
+from geoq.probing import N_PROBES, Probes
 from geoq.quantiles import n_required
 from geoq.representation import Representation, Standardization
 from geoq.rollout import files
 from geoq.rollout.assessment import RolloutAssessment
 from geoq.rollout.checks import (
     check_all_stored,
+    check_bound,
     check_initial_states,
     check_lengths,
     check_models,
+    check_scheme_fitted,
     check_tolerance,
     one_step,
 )
@@ -41,7 +43,7 @@ from geoq.rollout.recipe import TrainRollout
 from geoq.rollout.region import RolloutRegion
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll_out
-from geoq.safe_region import NeedsNeighbors, Region, check_region
+from geoq.safe_region import NeedsNeighbors, Region, check_region, fit_region
 from geoq.surrogate import Surrogate
 from geoq.training import progress
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, folds_id
@@ -199,8 +201,7 @@ class RolloutGeoQ:
         all_rows = torch.arange(len(problem.trajectories))
         self.surrogate_ = self._deployed(problem.trajectories, all_rows)
         ask = one_step(self.surrogate_)
-        steps = ask(self.probes_)
-        check_answers(ask, self.probes_, steps)
+        probes = Probes.of(ask, self.probes_, ask(self.probes_))
         self.reference_states_ = problem.reference_states(
             all_rows.to(self.limit_.device)
         )
@@ -214,8 +215,9 @@ class RolloutGeoQ:
         self.n_calibrated_ = self.calibration_.n_steps
         with progress.stage("scheme"):
             self.scheme_ = copy.deepcopy(self.scheme).fit(self.calibration_)
+            check_scheme_fitted(self.scheme, self.scheme_)
         with progress.stage("safe region"):
-            self.safe_region_ = self.safe_region.fit(self.calibration_.tuples)
+            self.safe_region_ = fit_region(self.safe_region, self.calibration_.tuples)
         features = self.calibration_.features
         safe = self.safe_region_.contains(self._score(features).flatten())
         self.held_out_ = HeldOutRollouts(
@@ -225,8 +227,7 @@ class RolloutGeoQ:
             start=self.calibration_.start,
             quantile=self.scheme_.quantile,
         )
-        what = "the deployed surrogate changed during fit"
-        check_same_answers(ask, self.probes_, steps, what)
+        probes.check_unchanged()
 
     def assess(
         self,
@@ -338,6 +339,7 @@ class RolloutGeoQ:
     def _bound(self, features: RolloutFeatures) -> Tensor:
         """Bound of each step; infinite from the step at which a rollout diverges."""
         bound = self.scheme_(features)
+        check_bound(self.scheme_, bound, tuple(features.climatology.shape))
         bound[~features.alive] = torch.inf
         return bound.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
