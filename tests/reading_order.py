@@ -3,6 +3,7 @@
 READING_ORDER = [
     "table",
     "arrays",
+    "settings",
     "quantiles",
     "checks",
     "surrogate",

@@ -8,14 +8,13 @@ nu(x), one flattened row per point.
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from geoq.arrays import few_threads
-from geoq.checks import check_count
+from geoq.settings import check_integer, check_seed, is_integer, is_number
 
 Split: TypeAlias = tuple[np.ndarray, np.ndarray]
 
@@ -85,8 +84,8 @@ def distinct_rows(points: np.ndarray) -> Int[np.ndarray, " n"]:
     return numbers
 
 
-def _check_fold_count(scheme: str, n_folds: int, n_things: int, things: str) -> None:
-    check_count(n_folds, f"{scheme}.n_folds")
+def _check_fold_count(scheme: str, n_folds: Any, n_things: int, things: str) -> None:
+    check_integer(n_folds, f"{scheme}.n_folds", 1)
     if not 2 <= n_folds <= n_things:
         way_out = (
             f"choose n_folds between 2 and {n_things}, as in folds={scheme}(n_folds={n_things})"
@@ -132,6 +131,7 @@ class RandomFolds:
         self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
     ) -> Iterator[Split]:
         del y, groups
+        check_seed(self.random_state, "RandomFolds.random_state")
         distinct = distinct_rows(points)
         n_distinct = int(distinct.max()) + 1
         _check_fold_count("RandomFolds", self.n_folds, n_distinct, "distinct points")
@@ -164,6 +164,7 @@ class ClusterFolds:
         from sklearn.cluster import KMeans
 
         del y, groups
+        check_seed(self.random_state, "ClusterFolds.random_state")
         _check_fold_count("ClusterFolds", self.n_folds, len(points), "points")
         # K-means warns of too few distinct points; they are refused below.
         with warnings.catch_warnings(action="ignore"), few_threads(points.size):
@@ -197,7 +198,7 @@ class TemporalFolds:
     ) -> Iterator[Split]:
         del y, groups
         _check_fold_count("TemporalFolds", self.n_folds, len(points), "points")
-        if not isinstance(self.gap, Integral) or self.gap < 0:
+        if not is_integer(self.gap) or self.gap < 0:
             raise ValueError(
                 f"TemporalFolds(gap={self.gap!r}): gap must be an integer >= 0."
             )
@@ -290,9 +291,9 @@ class NestedFolds:
             np.linalg.norm(points - points.mean(axis=0), axis=1), kind="stable"
         )
         smallest = 1 / (self.n_folds + 1) if self.smallest is None else self.smallest
-        if not 0 < smallest < 1:
+        if not is_number(smallest) or not 0 < smallest < 1:
             raise ValueError(
-                f"NestedFolds(smallest={smallest}): smallest is a fraction of the points, strictly between 0 and 1."
+                f"NestedFolds(smallest={smallest!r}): smallest is a fraction of the points, strictly between 0 and 1."
             )
         for stage in range(1, self.n_folds + 1):
             n_kept = round(len(points) * (1 - (1 - smallest) * stage / self.n_folds))

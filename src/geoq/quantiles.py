@@ -5,23 +5,26 @@ everywhere, because it minimises the pinball loss; the interpolating default of 
 """
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from geoq.settings import is_number
 
-def check_quantile(quantile: float, name: str) -> None:
-    """Refuse quantile levels outside the open interval (0, 1)."""
-    if not 0 < quantile < 1:
+
+def check_quantile(quantile: Any, name: str) -> None:
+    """Refuse anything but a number in the open interval (0, 1)."""
+    if not is_number(quantile) or not 0 < quantile < 1:
         raise ValueError(
             f"{name}={quantile}, but a quantile level lies strictly between 0 and 1; 0.95 is usual."
         )
 
 
-def check_fraction(value: float, name: str) -> None:
-    """Refuse fractions outside the half-open interval (0, 1]."""
-    if not 0 < value <= 1:
+def check_fraction(value: Any, name: str) -> None:
+    """Refuse anything but a number in the half-open interval (0, 1]."""
+    if not is_number(value) or not 0 < value <= 1:
         raise ValueError(
             f"{name}={value}, but it is a fraction; choose a value above 0 and at most 1."
         )

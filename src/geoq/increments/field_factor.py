@@ -35,8 +35,9 @@ from geoq.increments.field_network import (
     n_input_channels,
     names_of,
 )
-from geoq.increments.shapes import Shapes
+from geoq.increments.shapes import Shapes, check_spatial
 from geoq.quantiles import n_required, pinball_loss
+from geoq.settings import check_object, check_widths, is_integer, is_number
 from geoq.training.loop import RowLoss, Training, seeded, train_on
 
 # The exponent a_c of a channel is one of these.
@@ -75,8 +76,15 @@ class FieldFactor:
     )
 
     def __post_init__(self) -> None:
+        check_spatial(self.n_spatial)
         check_sees(self.sees)
-        if self.n_splits < 2:
+        check_widths(self.widths, "widths")
+        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
+            raise ValueError(
+                f"FieldFactor(dropout={self.dropout!r}): dropout is a fraction; choose a number from 0 to 1, 1 excluded."
+            )
+        check_object(self.training, Training, "training", "Training(n_steps=400)")
+        if not is_integer(self.n_splits) or self.n_splits < 2:
             raise ValueError(
                 f"FieldFactor(n_splits={self.n_splits}): n_splits must be at least 2, because one part stops the training on "
                 "the others."

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -96,9 +97,10 @@ def n_input_channels(
     return features.inputs[0].numel() // math.prod(grid) if inputs in sees else 0
 
 
-def check_sees(sees: Sequence[Seen]) -> None:
+def check_sees(sees: Any) -> None:
     """Refuse an empty list of fields, and anything that is not a function."""
-    if not sees or not all(map(callable, sees)):
+    usable = isinstance(sees, Sequence) and all(map(callable, sees))
+    if not usable or not sees:
         raise ValueError(
             f"sees={sees!r}, but a network must see at least one field; pass functions such as sees=(inputs, prediction) "
             "(from geoq.increments import inputs, prediction)."

@@ -28,6 +28,7 @@ from geoq.increments.climatology import (
     Climatology,
     FittedReference,
     Reference,
+    check_reference,
     check_reference_shapes,
     fit_reference,
     natural_scale,
@@ -45,8 +46,9 @@ from geoq.increments.edge import (
 from geoq.increments.factor import Factor, Learned
 from geoq.increments.field_factor import FieldFactor, FittedField
 from geoq.increments.scale import LowRankScale
-from geoq.increments.shapes import Shapes
+from geoq.increments.shapes import Shapes, check_spatial
 from geoq.quantiles import check_quantile, weighted_quantile
+from geoq.settings import check_object
 
 # The coefficient k is one number; it is computed from about this many values.
 MAX_VALUES = 200_000
@@ -79,6 +81,10 @@ class FieldScaleIncrement:
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
+        check_spatial(self.n_spatial)
+        if self.factor is not None:
+            check_object(self.factor, Factor, "factor", "FieldFactor()")
+        check_reference(self.reference)
 
     def check_shapes(self, shapes: Shapes) -> None:
         """Refuse errors without a grid, seen fields on another grid, and a reference for errors that are not elementwise."""
@@ -106,7 +112,11 @@ class FieldScaleIncrement:
         scale = scale / scale.mean() if scale.any() else torch.ones_like(scale)
         coefficient = _coefficient(calibration, self.reference_, scale, self.quantile)
         self.scale_, self.coefficient_ = scale.to(device), coefficient
-        learned = self._factor.fit(calibration, self._bound, self.quantile)
+        learned: Any = self._factor.fit(calibration, self._bound, self.quantile)
+        if not isinstance(learned, Learned):
+            raise TypeError(
+                f"{type(self._factor).__name__}.fit returned {learned!r}, but it must return a Learned."
+            )
         self.factor_ = learned.fitted
         self.lift_ = self._lift(learned)
         return self

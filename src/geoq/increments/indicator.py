@@ -44,8 +44,9 @@ from geoq.increments.prior import (
     PredictionPrior,
     Prior,
 )
-from geoq.increments.shapes import Shapes
+from geoq.increments.shapes import Shapes, check_spatial
 from geoq.quantiles import check_quantile
+from geoq.settings import check_integer, check_object, check_widths
 from geoq.training.loop import Training, seeded, train
 
 # A function from predictions to the two values that the error can take there, the smaller one first.
@@ -152,10 +153,12 @@ class IndicatorIncrement:
             raise ValueError(
                 "sees contains log_bound, but IndicatorIncrement learns a probability and not a factor on a bound; remove it."
             )
-        if self.n_networks < 1:
-            raise ValueError(
-                f"IndicatorIncrement(n_networks={self.n_networks}): n_networks must be an integer >= 1."
-            )
+        check_spatial(self.n_spatial)
+        check_widths(self.widths, "widths")
+        check_integer(self.n_networks, "n_networks", 1)
+        check_object(self.training, Training, "training", "Training(n_steps=1000)")
+        if self.prior is not None:
+            check_object(self.prior, Prior, "prior", "CellPrior()")
         if not callable(self.values):
             raise TypeError(
                 f"values={self.values!r}, but it is called as values(prediction); pass a function, such as "

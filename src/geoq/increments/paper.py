@@ -24,6 +24,7 @@ from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
 from geoq.quantiles import check_quantile, inverse_cdf_quantile, pinball_loss
 from geoq.representation import Standardization
+from geoq.settings import check_numbers, check_object, check_widths
 from geoq.training.loop import Training, seeded, train
 
 # A cell without any error starts at this fraction of the mean rate of its channel.
@@ -188,6 +189,8 @@ class NormScaledIncrement:
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
+        check_widths(self.hidden, "hidden", n_least=0)
+        check_object(self.training, Training, "training", "Training(n_steps=1000)")
 
     def fit(self, calibration: CalibrationSet) -> "NormScaledIncrement":
         """Train h on the calibration tuples."""
@@ -282,6 +285,9 @@ class FieldIncrement:
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
         check_spatial(self.n_spatial)
+        check_widths(self.widths, "widths")
+        check_object(self.training, Training, "training", "Training(n_steps=1000)")
+        check_numbers(self.weights, "weights", least=0)
 
     def check_shapes(self, shapes: Shapes) -> None:
         """Refuse displacements and errors on different grids, and weights that do not fit the error."""

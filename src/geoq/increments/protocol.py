@@ -33,7 +33,7 @@ from geoq.geometry import GeometricFeatures
 from geoq.increments.shapes import Shapes
 from geoq.probing import N_PROBES
 from geoq.quantiles import check_quantile, n_required
-from geoq.surrogate import ErrorFunctional
+from geoq.surrogate import ErrorFunctional, own_copy
 
 
 @runtime_checkable
@@ -212,8 +212,10 @@ def check_shapes(
         x: their inputs.
         y: their reference outputs.
     """
-    same = restore(to_tensor(y, "y"), y)
-    error = to_tensor(error_functional(y, same), "the output of error_functional")
+    same = restore(to_tensor(y, "y").clone(), y)
+    error = to_tensor(
+        error_functional(own_copy(y), same), "the output of error_functional"
+    )
     if error.ndim == 0 or len(error) != len(y):
         raise ValueError(
             f"error_functional returned shape {tuple(error.shape)} for {len(y)} pairs; "

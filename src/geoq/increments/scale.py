@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from geoq.quantiles import weighted_quantile
+from geoq.settings import check_integer
 
 # The mean error of a cell counts as at least this fraction of the mean error of its channel.
 MIN_FRACTION = 1e-3
@@ -41,6 +42,10 @@ class LowRankScale:
 
     n_spatial: int = 2
     rank: int = 3
+
+    def __post_init__(self) -> None:
+        check_integer(self.n_spatial, "n_spatial", 0)
+        check_integer(self.rank, "rank", 0)
 
     def check_shape(self, field_shape: tuple[int, ...]) -> None:
         """Refuse errors without a grid."""

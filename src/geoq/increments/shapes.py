@@ -1,9 +1,10 @@
 """The shapes of one row of a problem, and checks of grids."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from geoq.checks import warn
 from geoq.crossfit import CalibrationSet
+from geoq.settings import is_integer
 
 # A shape such as (64, 64, 3) probably has its channels last: at most this many channels after a grid of at least this size.
 MAX_CHANNELS_LAST, MIN_GRID_SIZE = 4, 8
@@ -37,11 +38,11 @@ class Shapes(NamedTuple):
         return Shapes(*(tuple(part.shape[1:]) for part in parts))
 
 
-def check_spatial(n_spatial: int) -> None:
+def check_spatial(n_spatial: Any) -> None:
     """Refuse grids with a number of dimensions for which there is no network."""
-    if n_spatial not in (1, 2):
+    if not is_integer(n_spatial) or n_spatial not in (1, 2):
         raise ValueError(
-            f"n_spatial={n_spatial}, but fields must lie on a line or in the plane; choose 1 or 2."
+            f"n_spatial={n_spatial!r}, but fields must lie on a line or in the plane; choose 1 or 2."
         )
 
 

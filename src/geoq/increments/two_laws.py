@@ -34,6 +34,7 @@ from geoq.geometry import GeometricFeatures, anchor_mean
 from geoq.increments.climatology import (
     Climatology,
     Reference,
+    check_reference,
     check_reference_shapes,
     fit_reference,
     natural_scale,
@@ -79,6 +80,7 @@ class TwoLawIncrement:
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
+        check_reference(self.reference)
 
     def check_shapes(self, shapes: Shapes) -> None:
         """Refuse a reference for errors that are not elementwise, and warn of errors on a grid."""

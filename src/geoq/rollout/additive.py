@@ -15,6 +15,7 @@ from geoq.nets.mlp import MLP
 from geoq.quantiles import check_quantile, inverse_cdf_quantile, pinball_loss
 from geoq.representation import Standardization
 from geoq.rollout.features import RolloutCalibration, RolloutFeatures
+from geoq.settings import check_function, check_object, check_widths
 from geoq.training.loop import Training, seeded, train
 
 
@@ -66,6 +67,9 @@ class AdditiveRecursion:
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
+        check_function(self.psi, "psi", "psi(features)")
+        check_widths(self.hidden, "hidden", n_least=0)
+        check_object(self.training, Training, "training", "Training(n_steps=1000)")
 
     def fit(self, calibration: RolloutCalibration) -> "AdditiveRecursion":
         """Train h on the calibration rollouts that do not diverge; no finite sum fits the others."""

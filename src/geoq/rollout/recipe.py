@@ -10,12 +10,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from geoq.arrays import Array, to_tensor
+from geoq.settings import check_integer, check_object
 from geoq.training.loop import Training, seeded, train_on
 from geoq.training.recipe import (
     STACK_NUMBERS,
     TrainedNetwork,
     TrainNetwork,
     check_network,
+    check_recipe,
+    made_by,
     mean_squared_error,
     train_together,
 )
@@ -58,6 +61,11 @@ class TrainRollout:
             n_steps=500, learning_rate=3e-4, check_every=50
         )
     )
+
+    def __post_init__(self) -> None:
+        check_recipe(self.make_network, self.loss, self.training)
+        check_integer(self.n_rollout, "n_rollout", 1)
+        check_object(self.fine_tuning, Training, "fine_tuning", "Training(n_steps=500)")
 
     def __call__(self, segments: list[Array]) -> TrainedNetwork:
         if not segments:
@@ -138,7 +146,7 @@ class TrainRollout:
 
     def _fresh(self, states: Tensor) -> Callable[[], nn.Module]:
         def make() -> nn.Module:
-            network = self.make_network().to(states.device)
+            network = made_by(self.make_network).to(states.device)
             check_network(network, self.make_network, states[:1], states[:1])
             return network
 

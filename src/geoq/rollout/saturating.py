@@ -47,6 +47,7 @@ from geoq.quantiles import (
     pinball_loss,
 )
 from geoq.rollout.features import RolloutCalibration, RolloutFeatures
+from geoq.settings import check_numbers
 
 EXPONENTS = tuple(0.25 * i for i in range(13))
 # The number of steps at which exponents are compared. They are equally spaced in log(n), because exponents differ in the
@@ -78,6 +79,9 @@ class SaturatingGrowth:
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
+        check_numbers(self.exponents, "exponents", least=0)
+        if not self.exponents:
+            raise ValueError("exponents=() is empty; pass for example (0.0, 0.5, 1.0).")
 
     def fit(self, calibration: RolloutCalibration) -> "SaturatingGrowth":
         """Fit all parts on the held-out rollouts."""

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
-from numbers import Integral
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from geoq.arrays import few_threads
+from geoq.settings import is_integer, is_number
 from geoq.training import progress
 from geoq.training.recorded import recorded
 
@@ -83,17 +83,20 @@ class Training:
     def __post_init__(self) -> None:
         for name in ("n_steps", "batch_size", "check_every", "patience"):
             count = getattr(self, name)
-            if not isinstance(count, Integral) or count < 1:
+            if not is_integer(count) or count < 1:
                 self._refuse(name, "must be an integer >= 1")
-        if self.n_decays not in range(MAX_DECAYS + 1):
+        if not is_integer(self.n_decays) or not 0 <= self.n_decays <= MAX_DECAYS:
             self._refuse("n_decays", f"must be an integer from 0 to {MAX_DECAYS}")
-        if not self.learning_rate > 0:
+        if not is_number(self.learning_rate) or not self.learning_rate > 0:
             self._refuse("learning_rate", "must be > 0")
-        if not 0 < self.validation_fraction < 1:
+        fraction = self.validation_fraction
+        if not is_number(fraction) or not 0 < fraction < 1:
             self._refuse("validation_fraction", "must be between 0 and 1, exclusive")
+        if not is_integer(self.random_state):
+            self._refuse("random_state", "must be an integer, the seed")
 
     def _refuse(self, name: str, rule: str) -> None:
-        raise ValueError(f"Training({name}={getattr(self, name)}): {name} {rule}.")
+        raise ValueError(f"Training({name}={getattr(self, name)!r}): {name} {rule}.")
 
     def with_seed_offset(self, offset: int) -> "Training":
         """The same settings with ``random_state + offset``, for several networks that differ."""

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from geoq.arrays import Array, chunks, restore, take, to_tensor
+from geoq.settings import check_function, check_object
 from geoq.training.loop import Training, TrainingResult, seeded, threads_for, train
 from geoq.training.stacked import Member, Pairs, Task, can_stack, train_stack
 
@@ -76,6 +78,19 @@ class TrainedNetwork:
         return restore(torch.cat(parts), x)
 
 
+def check_recipe(make_network: object, loss: object, training: object) -> None:
+    """Refuse a network in place of a function that makes networks, a loss that is not a function, and unusable settings."""
+    if isinstance(make_network, nn.Module):
+        kind = type(make_network).__name__
+        raise TypeError(
+            f"make_network is a {kind}, but every training needs a new network; pass a function that makes it, such as "
+            f"{kind} itself or lambda: {kind}(...)."
+        )
+    check_function(make_network, "make_network", "make_network()")
+    check_function(loss, "loss", "loss(y, y_hat)")
+    check_object(training, Training, "training", "Training(n_steps=1000)")
+
+
 @dataclass(frozen=True)
 class TrainNetwork:
     """A recipe that trains a new network of one architecture; pass it as ``train_surrogate``.
@@ -102,17 +117,12 @@ class TrainNetwork:
     training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
-        if isinstance(self.make_network, nn.Module):
-            kind = type(self.make_network).__name__
-            raise TypeError(
-                f"make_network is a {kind}, but every training needs a new network; pass a function that makes it, such as "
-                f"{kind} itself or lambda: {kind}(...)."
-            )
+        check_recipe(self.make_network, self.loss, self.training)
 
     def __call__(self, x: Array, y: Array) -> TrainedNetwork:
         inputs, targets = to_tensor(x, "x").float(), to_tensor(y, "y").float()
         with seeded(self.training.random_state):
-            network = self.make_network().to(inputs.device)
+            network = made_by(self.make_network).to(inputs.device)
             check_network(network, self.make_network, inputs[:1], targets[:1])
             train(
                 network,
@@ -186,11 +196,21 @@ class TrainNetwork:
 
     def _new_network(self) -> nn.Module:
         with seeded(self.training.random_state):
-            return self.make_network()
+            return made_by(self.make_network)
 
     def with_seed(self, random_state: int) -> "TrainNetwork":
         """The same recipe with another ``training.random_state``."""
         return replace(self, training=replace(self.training, random_state=random_state))
+
+
+def made_by(make_network: Callable[[], Any]) -> nn.Module:
+    """A new network; refused if it is not a module."""
+    network = make_network()
+    if not isinstance(network, nn.Module):
+        raise TypeError(
+            f"make_network() returned a {type(network).__name__}; it must return a network, a torch.nn.Module."
+        )
+    return network
 
 
 @torch.no_grad()
