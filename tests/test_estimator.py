@@ -35,7 +35,6 @@ from geoq import (
     identity,
     norm_error,
 )
-from geoq.increments import Climatology
 from geoq.increments.factor import NoFactor
 
 QUICK = NormScaledIncrement(training=Training(n_steps=60, check_every=20))
@@ -530,10 +529,6 @@ def test_bad_queries_are_refused(problem, spoil, message):
         (
             {"representation": SensitivityMetric},
             r"the class SensitivityMetric, .* pass SensitivityMetric\(\)",
-        ),
-        (
-            {"increment_model": TwoLawIncrement(reference=Climatology)},
-            r"Climatology'> cannot be fitted; pass an object .* Climatology\(\)",
         ),
         ({"representation": None}, "representation=None: .* leave it out"),
         ({"error_functional": "mae"}, "error_functional must be callable"),

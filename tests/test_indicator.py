@@ -331,7 +331,7 @@ def test_impossible_settings_are_refused():
         IndicatorIncrement(quantile=1.0)
     with pytest.raises(ValueError, match="sees contains log_bound, but Indicator"):
         IndicatorIncrement(sees=(inputs, log_bound))
-    with pytest.raises(ValueError, match="n_networks must be an integer >= 1"):
+    with pytest.raises(ValueError, match="n_networks=0 must be an integer >= 1"):
         IndicatorIncrement(n_networks=0)
     # The value is set afterwards, because the tests check the types of arguments first.
     model = IndicatorIncrement()

@@ -97,25 +97,3 @@ def check_all_stored(tolerance: Tensor, n_stored: int, n_coordinates: int) -> No
             f"held-out rollouts, because states have {n_coordinates} coordinates; pass a number, or use the estimator "
             "that was saved."
         )
-
-
-def check_scheme_fitted(scheme: object, fitted: object) -> None:
-    """Refuse a scheme whose ``fit`` does not return the fitted scheme."""
-    if not callable(fitted) or not hasattr(fitted, "quantile"):
-        raise TypeError(
-            f"{type(scheme).__name__}.fit returned {fitted!r}, but it must return the fitted scheme; end it with return self."
-        )
-
-
-def check_bound(scheme: object, bound: object, shape: tuple[int, ...]) -> None:
-    """Refuse a bound of a scheme that has another shape than the predicted states, or is negative."""
-    name = type(scheme).__name__
-    if not isinstance(bound, Tensor) or tuple(bound.shape) != shape:
-        got = tuple(bound.shape) if isinstance(bound, Tensor) else type(bound).__name__
-        raise ValueError(
-            f"{name} returned {got} for predicted states of shape {shape}; return a tensor with one bound for each value."
-        )
-    if (bound < 0).any():
-        raise ValueError(
-            f"{name} returned the bound {float(bound.min()):g}, but a bound is nonnegative; clamp it at 0."
-        )

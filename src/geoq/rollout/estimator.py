@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,21 +27,20 @@ from geoq.rollout import files
 from geoq.rollout.assessment import RolloutAssessment
 from geoq.rollout.checks import (
     check_all_stored,
-    check_bound,
     check_initial_states,
     check_lengths,
     check_models,
-    check_scheme_fitted,
     check_tolerance,
     one_step,
 )
 from geoq.rollout.crossfit import RolloutProblem, cross_fit_rollouts
-from geoq.rollout.features import RolloutCalibration, RolloutFeatures, embed
+from geoq.rollout.features import RolloutFeatures, embed
 from geoq.rollout.fold_rollouts import FreshRollouts, TrainedRollouts, trained
 from geoq.rollout.horizon import HeldOutRollouts, Trust, n_leading, over_tolerance
 from geoq.rollout.recipe import TrainRollout
 from geoq.rollout.region import RolloutRegion
 from geoq.rollout.saturating import SaturatingGrowth
+from geoq.rollout.scheme import RolloutScheme, bound_of, check_scheme, fit_scheme
 from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll_out
 from geoq.safe_region import NeedsNeighbors, Region, check_region, fit_region
 from geoq.surrogate import Surrogate
@@ -50,20 +49,6 @@ from geoq.training.checkpoint import Checkpoint, FinishedFolds, folds_id
 from geoq.training.fold_surrogates import TrainedFolds, is_pretrained
 from geoq.training.recipe_id import array_id
 from geoq.unanswered import Gaps, blank, unusable_rows, with_stand_in
-
-
-@runtime_checkable
-class RolloutScheme(Protocol):
-    """A bound of the error at every step, computed from the features along a rollout and fitted on held-out rollouts.
-
-    ``quantile`` is the quantile level tau of the bound. ``SaturatingGrowth`` and ``AdditiveRecursion`` are two schemes.
-    """
-
-    quantile: float
-
-    def fit(self, calibration: RolloutCalibration, /) -> "RolloutScheme": ...
-
-    def __call__(self, features: RolloutFeatures, /) -> Tensor: ...
 
 
 @dataclass(eq=False, repr=False)
@@ -214,8 +199,7 @@ class RolloutGeoQ:
         )
         self.n_calibrated_ = self.calibration_.n_steps
         with progress.stage("scheme"):
-            self.scheme_ = copy.deepcopy(self.scheme).fit(self.calibration_)
-            check_scheme_fitted(self.scheme, self.scheme_)
+            self.scheme_ = fit_scheme(self.scheme, self.calibration_)
         with progress.stage("safe region"):
             self.safe_region_ = fit_region(self.safe_region, self.calibration_.tuples)
         features = self.calibration_.features
@@ -338,8 +322,7 @@ class RolloutGeoQ:
 
     def _bound(self, features: RolloutFeatures) -> Tensor:
         """Bound of each step; infinite from the step at which a rollout diverges."""
-        bound = self.scheme_(features)
-        check_bound(self.scheme_, bound, tuple(features.climatology.shape))
+        bound = bound_of(self.scheme_, features)
         bound[~features.alive] = torch.inf
         return bound.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
@@ -456,10 +439,6 @@ class RolloutGeoQ:
     def _check_arguments(self) -> None:
         for name in ("n_calibration", "n_starts", "n_anchors", "n_support"):
             check_count(getattr(self, name), name)
-        if isinstance(self.scheme, type) or not isinstance(self.scheme, RolloutScheme):
-            raise TypeError(
-                f"scheme={self.scheme!r} has no quantile, fit and __call__; pass an object such as "
-                "scheme=SaturatingGrowth(quantile=0.9)."
-            )
+        check_scheme(self.scheme)
         check_region(self.safe_region)
         check_models(self.surrogate, self.train_surrogate, self.representation)
