@@ -18,8 +18,10 @@ from torch import Tensor
 from geoq.arrays import Rows, take, to_tensor
 from geoq.checks import check_pairs, warn
 from geoq.crossfit import CalibrationSet
+from geoq.geometry import GeometricFeatures
 from geoq.increments.protocol import (
     IncrementModel,
+    MayBeNegative,
     NotConformalizable,
     increments_of,
 )
@@ -157,6 +159,21 @@ class ConformalFactors:
             safe, bound.new_tensor(self.safe), bound.new_tensor(self.unsafe)
         )
         return bound * factor.reshape(-1, *(1,) * (bound.ndim - 1))
+
+    def increment(
+        self,
+        model: IncrementModel,
+        features: GeometricFeatures,
+        safe: Bool[Tensor, " n"],
+    ) -> Float[Tensor, " n *field"]:
+        """The increments of a model, with the factors on the bound."""
+        increment = increments_of(model, features)
+        if self == ConformalFactors():
+            return increment
+        scaled = self(features.anchor_error + increment, safe)
+        increment = scaled - features.anchor_error
+        signed = isinstance(model, MayBeNegative) and model.may_be_negative
+        return increment if signed else increment.clamp(min=0)
 
 
 def _positive(factor: float, quantile: float) -> float:

@@ -25,7 +25,6 @@ from geoq.crossfit import Observations, cross_fit
 from geoq.fold_plan import draw_folds
 from geoq.folds import Folds, default_folds
 from geoq.geometry import (
-    GeometricFeatures,
     Geometry,
     mean_over_field,
     uses_neighborhood,
@@ -35,9 +34,7 @@ from geoq.increments.protocol import (
     HasExpectedError,
     HasLevels,
     IncrementModel,
-    MayBeNegative,
     fit_increment,
-    increments_of,
 )
 from geoq.increments.two_laws import TwoLawIncrement
 from geoq.metric import Metric, SensitivityMetric, coordinates_of
@@ -281,7 +278,7 @@ class GeoQ:
                 blank(
                     factor(
                         view.features.anchor_error
-                        + self._increment(m, view.features, safe),
+                        + self.conformal_factors_.increment(m, view.features, safe),
                         safe,
                     ),
                     view.lost,
@@ -353,7 +350,9 @@ class GeoQ:
         for view, score, safe in self._flags(x):
             relation, features, prediction, lost = view
             # Line 16: the bound.
-            increment = self._increment(self.increment_model_, features, safe)
+            increment = self.conformal_factors_.increment(
+                self.increment_model_, features, safe
+            )
             answers = {
                 "error_hat": features.anchor_error + increment,
                 "safe": safe,
@@ -391,18 +390,6 @@ class GeoQ:
         if isinstance(self.safe_region_, ExplainsFlags):
             return self.safe_region_
         return self.coordinates_ if self.coordinates_.constant.any() else None
-
-    def _increment(
-        self, model: IncrementModel, features: GeometricFeatures, safe: Tensor
-    ) -> Tensor:
-        """The increment g of a model, with the conformal factors on the bound."""
-        factors, increment = self.conformal_factors_, increments_of(model, features)
-        if factors == ConformalFactors():
-            return increment
-        scaled = factors(features.anchor_error + increment, safe)
-        increment = scaled - features.anchor_error
-        signed = isinstance(model, MayBeNegative) and model.may_be_negative
-        return increment if signed else increment.clamp(min=0)
 
     def save(self, path: str | Path) -> None:
         """Write the calibrated estimator to one file of arrays and numbers.
