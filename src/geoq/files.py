@@ -266,7 +266,8 @@ def restored(
         content, arrays, increment_model
     )
     present = _answers(geoq)
-    if geoq.schema_ is not None and not isinstance(geoq.probes_, Table):
+    cannot_ask = geoq.schema_ is not None and not isinstance(geoq.probes_, Table)
+    if cannot_ask:
         warn(
             f"{path} was calibrated on a table that cannot be rebuilt here, so it was not checked whether surrogate is the model "
             "that the file was calibrated with."
@@ -276,7 +277,8 @@ def restored(
         archive.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
     with archive.restoring(path):
         # The callables have answered at these inputs, so that an error here lies in the file.
-        geoq.assess(geoq.probes_)
+        if not cannot_ask:
+            geoq.assess(geoq.probes_)
     return geoq
 
 
@@ -303,7 +305,8 @@ def _check(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> None:
     archive.check_value(
         "numpy", isinstance(numbers["numpy"], bool), "not true or false"
     )
-    archive.check_value("array 'probe.x'", len(arrays["probe.x"]) > 0, "empty")
+    probes = "probe.x" if numbers.get("table") is None else "table.x"
+    archive.check_value(f"array {probes!r}", len(arrays[probes]) > 0, "empty")
     n_points, n_tuples = len(arrays["error"]), len(arrays["calibration.error"])
     for name in ("n_anchors", "n_support"):
         check_count(numbers[name], name)
