@@ -23,6 +23,8 @@ READING_ORDER = [
     "increments",
     "safe_region",
     "support_scores",
+    "field_scores",
+    "field_region",
     "support_region",
     "conformal",
     "unanswered",

@@ -3,6 +3,7 @@
 from geoq.assessment import Assessment
 from geoq.conformal import WholeField
 from geoq.estimator import GeoQ
+from geoq.field_region import FieldRegion
 from geoq.folds import (
     ClusterFolds,
     CombinedFolds,
@@ -35,6 +36,7 @@ __all__ = [
     "CombinedFolds",
     "DistanceRegion",
     "FieldIncrement",
+    "FieldRegion",
     "FieldScaleIncrement",
     "GeoQ",
     "GroupFolds",

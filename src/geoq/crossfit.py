@@ -21,7 +21,7 @@ from geoq.geometry import (
     Relation,
     anchor_error,
 )
-from geoq.metric import FittedMetric
+from geoq.metric import AnyCoordinates, FittedMetric
 from geoq.representation import Standardization
 from geoq.surrogate import ErrorFunctional, errors_of
 from geoq.training.checkpoint import FinishedFolds
@@ -45,6 +45,7 @@ class CalibrationPoints:
         error: the observed errors of the deployed surrogate.
         splits: the training rows and the held-out rows of each fold.
         metric: the metric of the geometry; None for a representation of the user.
+        coordinates: the standardisation of the inputs.
     """
 
     inputs: Float[Tensor, " n_points *coordinates"]
@@ -52,6 +53,7 @@ class CalibrationPoints:
     error: Float[Tensor, " n_points *field"]
     splits: tuple[tuple[np.ndarray, np.ndarray], ...]
     metric: FittedMetric | None
+    coordinates: AnyCoordinates | None = None
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,7 @@ class Observations:
     embedding: Embedding
     error: Float[Tensor, " n *field"]
     metric: FittedMetric | None = None
+    coordinates: AnyCoordinates | None = None
 
     def __len__(self) -> int:
         return len(self.embedding)
@@ -243,6 +246,7 @@ def cross_fit(
             error=data.error,
             splits=plan.splits,
             metric=data.metric,
+            coordinates=data.coordinates,
         ),
     )
 

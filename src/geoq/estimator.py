@@ -51,7 +51,7 @@ from geoq.probing import unchanged
 from geoq.queries import View, embed, views
 from geoq.representation import Representation
 from geoq.safe_region import (
-    ExplainsFlags,
+    Explains,
     Explanations,
     Region,
     fit_region,
@@ -183,7 +183,9 @@ class GeoQ:
             embedding = embed(self, x, self.coordinates_(inputs))
             way_out = "representation must return finite numbers"
             check_finite(embedding.z, "representation(x)", way_out)
-            data = Observations(x, y, embedding, self.error_, self.metric_)
+            data = Observations(
+                x, y, embedding, self.error_, self.metric_, self.coordinates_
+            )
             self.geometry_ = Geometry(
                 data.embedding,
                 n_anchors=self.n_anchors,
@@ -229,7 +231,11 @@ class GeoQ:
         explanations = None
         if self._explains is not None:
             explanations = Explanations(
-                self._explains, self.coordinates_, joined.pop("inputs"), queries
+                self._explains,
+                self.coordinates_,
+                joined.pop("inputs"),
+                queries,
+                joined["prediction"],
             )
         arrays = {name: restore(tensor, queries) for name, tensor in joined.items()}
         features = QueryFeatures(
@@ -385,9 +391,9 @@ class GeoQ:
             yield view, score, blank(safe, view.lost)
 
     @property
-    def _explains(self) -> ExplainsFlags | None:
+    def _explains(self) -> Explains | None:
         """What explains the flags: the safe region, or the coordinates if an input is constant."""
-        if isinstance(self.safe_region_, ExplainsFlags):
+        if isinstance(self.safe_region_, Explains):
             return self.safe_region_
         return self.coordinates_ if self.coordinates_.constant.any() else None
 

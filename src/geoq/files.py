@@ -18,6 +18,7 @@ from geoq.arrays import Array, Rows
 from geoq.checks import check_callable, check_count, check_fitted, warn
 from geoq.conformal import ConformalFactors
 from geoq.crossfit import CalibrationSet
+from geoq.field_region import FieldRegion, FittedFieldRegion
 from geoq.folds import UnavailableFolds
 from geoq.frames import frame_state, rebuilt
 from geoq.geometry import (
@@ -67,9 +68,11 @@ _MODELS: dict[str | None, Any] = {
         IndicatorIncrement,
     )
 }
-_RULES: dict[str, type[SupportRegion | DistanceRegion | SafeRegion]] = {
-    rule.__name__: rule for rule in (SupportRegion, DistanceRegion, SafeRegion)
+_RULES: dict[str, type[SupportRegion | FieldRegion | DistanceRegion | SafeRegion]] = {
+    rule.__name__: rule
+    for rule in (SupportRegion, FieldRegion, DistanceRegion, SafeRegion)
 }
+_WITH_STATE = (FittedSupportRegion, FittedFieldRegion)
 _ERRORS: dict[str | None, ErrorFunctional] = {
     error.__name__: error for error in (absolute_error, norm_error, relative_norm_error)
 }
@@ -202,7 +205,7 @@ def _region_state(
         "settings": asdict(rule),
         "threshold": region.threshold,
     }
-    arrays = region.state() if isinstance(region, FittedSupportRegion) else {}
+    arrays = region.state() if isinstance(region, _WITH_STATE) else {}
     return settings, arrays
 
 
@@ -387,6 +390,9 @@ def _restored_region(
     geoq: "GeoQ", stored: dict[str, Any], arrays: dict[str, Tensor]
 ) -> tuple[Region, FittedRegion]:
     rule, threshold = _RULES[stored["rule"]](**stored["settings"]), stored["threshold"]
+    if isinstance(rule, FieldRegion):
+        own = without_prefix("region.", arrays)
+        return rule, FittedFieldRegion.from_state(rule, own)
     if isinstance(rule, SupportRegion):
         assert geoq.metric_ is not None
         own = without_prefix("region.", arrays)

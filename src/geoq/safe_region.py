@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -60,6 +60,18 @@ class ExplainsFlags(Protocol):
     def explain(self, inputs: Tensor, names: Names | None = None, /) -> str: ...
 
 
+@runtime_checkable
+class ExplainsFields(Protocol):
+    """A fitted region that explains why a field is safe or not, given T(x), the prediction and the names of the channels."""
+
+    def explain_field(
+        self, inputs: Tensor, prediction: Tensor, names: Names | None = None, /
+    ) -> str: ...
+
+
+Explains: TypeAlias = ExplainsFlags | ExplainsFields
+
+
 @dataclass(frozen=True)
 class Explanations:
     """What a region needs to explain the flags of queries: itself, their coordinates T(x), and the queries.
@@ -69,21 +81,27 @@ class Explanations:
         coordinates: T.
         inputs: T of the queries.
         queries: the queries.
+        prediction: the predictions.
     """
 
-    region: ExplainsFlags | FittedRegion
+    region: Explains | FittedRegion
     coordinates: Coordinates | ColumnCoordinates
     inputs: Float[Tensor, " n *coordinates"]
     queries: Rows
+    prediction: Float[Tensor, " n *output"]
 
     def __call__(self, query: int, names: Names | None = None) -> str:
         """Why this query is safe or not; empty if the region does not explain it."""
+        one = slice(query, query + 1)
+        if isinstance(self.region, ExplainsFields):
+            inputs, prediction = self.inputs[one], self.prediction[one]
+            return self.region.explain_field(inputs, prediction, names)
         n_inputs = math.prod(self.coordinates.input_shape)
         if names is not None and len(names) != n_inputs:
             raise ValueError(
                 f"names has {len(names)} entries, but there are {n_inputs} inputs; pass one name per input."
             )
-        own = self.inputs[query][None]
+        own = self.inputs[one]
         if isinstance(self.coordinates, ColumnCoordinates):
             schema = schema_of(self.queries).named(names)
             new = self.coordinates.explain_new(own, self.queries, query, schema)

@@ -29,6 +29,8 @@ from torch import Tensor
 
 from geoq.columns import ColumnCoordinates
 from geoq.crossfit import CalibrationPoints, CalibrationSet
+from geoq.field_region import FieldRegion
+from geoq.field_scores import has_grid
 from geoq.geometry import GeometricFeatures
 from geoq.metric import AnyCoordinates, FittedMetric
 from geoq.quantiles import check_fraction, check_quantile, rank
@@ -45,7 +47,8 @@ SAFE = 1 + 1e-9
 class SupportRegion:
     """Queries that lie where the calibration has points, by four scores; see the module for their definitions.
 
-    For inputs with many coordinates, such as fields, and for representations of the user, the region is a ``DistanceRegion``.
+    For inputs on a grid the region is a ``FieldRegion``. For other inputs with many coordinates, and for representations of the
+    user, it is a ``DistanceRegion``.
 
     Attributes:
         quantile: alpha_safe, the fraction of the held-out points of the interpolating folds that the region contains, nearly.
@@ -72,6 +75,8 @@ class SupportRegion:
         data = calibration.data
         assert data is not None
         metric = data.metric
+        if has_grid(data.inputs.shape[1:]):
+            return FieldRegion(self.quantile).fit(calibration)
         if (
             metric is None
             or math.prod(metric.coordinates.input_shape) > self.max_inputs

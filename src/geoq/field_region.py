@@ -1,0 +1,422 @@
+r"""The safe region for inputs on a grid: four scores of a field, each with its own threshold.
+
+.. math:: S(x) = \max_k s_k(x) / t_k, \qquad \Omega_{safe} = \{x : S(x) \le 1\}
+
+=========  =================================================================================  =================================
+score      definition                                                                         what it detects
+=========  =================================================================================  =================================
+windows    mean over positions of the distance from a small window of the input to the        roughness, noise, steps, bumps
+           nearest window of the data
+answers    the same for windows of the input together with the prediction; the windows of     predictions that do not fit the
+           the data contain the reference output                                              input, states off an attractor
+moments    max over channels of the distance from the mean, and from the logarithm of the     offsets, new amplitudes
+           standard deviation, to the nearest value in the data
+patterns   max over the leading principal axes of the distance to the nearest value in the    new large patterns
+           data
+=========  =================================================================================  =================================
+
+Each held-out field of the interpolating folds is scored against the fields that its fold left in. A threshold is c times the
+1 - (1 - alpha_safe) / K quantile of a score over the held-out fields; K is the number of scores. The factor c is a conformal
+quantile of the largest ratio, in which a field does not contribute to the thresholds that it is compared with.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from dataclasses import fields as fields_of
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from scipy.stats import binom
+from torch import Tensor
+
+from geoq.archive import with_prefix, without_prefix
+from geoq.arrays import chunks
+from geoq.coordinates import Coordinates
+from geoq.crossfit import CalibrationPoints, CalibrationSet
+from geoq.field_scores import (
+    MIN_MOMENT_DEVIATION,
+    N_WINDOWS,
+    TINY,
+    Channels,
+    Fields,
+    Layout,
+    Patterns,
+    Values,
+    Windows,
+    grid_axes,
+    place_of,
+    windows_of,
+)
+from geoq.geometry import GeometricFeatures
+from geoq.quantiles import check_quantile, rank
+
+SCORES = ("windows", "moments", "patterns", "answers")
+# At most this many held-out fields set the thresholds.
+N_SCORED = 1000
+# The outputs of this many points are compared with the inputs, to recognise steps in time.
+N_COMPARED = 100
+# The leading principal axes; with more axes per field their deviations would be too small by chance.
+N_PATTERNS, FIELDS_PER_PATTERN = 64, 4
+# With this confidence the region contains the fraction ``quantile`` - 0.02 of the fields that resemble the calibration fields.
+CONFIDENCE, SLACK = 0.9, 0.02
+SAFE = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class _Data:
+    """Calibration fields by their rows, in chunks: the inputs in the units of the user, and the reference outputs."""
+
+    coordinates: Coordinates
+    inputs: Float[Tensor, " n *coordinates"]
+    outputs: Float[Tensor, " n *output"]
+    layout: Layout
+
+    @staticmethod
+    def of(
+        points: CalibrationPoints, coordinates: Coordinates, n_spatial: int
+    ) -> "_Data":
+        """The fields of the calibration points; a few of them show whether outputs are later states."""
+        few = points.inputs[:N_COMPARED], points.outputs[:N_COMPARED]
+        layout = Layout.of(coordinates.inverse(few[0]), few[1].to(few[0]), n_spatial)
+        return _Data(coordinates, points.inputs, points.outputs, layout)
+
+    def __getitem__(self, rows: slice | Tensor) -> Fields:
+        return self.with_outputs(rows, self.outputs[rows])
+
+    def with_outputs(self, rows: slice | Tensor, outputs: Tensor) -> Fields:
+        """The fields of these rows with other outputs, such as predictions."""
+        raw = self.coordinates.inverse(self.inputs[rows])
+        return self.layout.fields(raw, outputs)
+
+    def chunks(self, n_rows: int) -> Iterator[slice]:
+        """Slices of rows in bounded memory."""
+        return chunks(n_rows, self[:1].numbers)
+
+
+@dataclass(frozen=True)
+class _Cloud:
+    """The calibration fields that queries are scored against."""
+
+    channels: Channels
+    windows: Windows
+    moments: Values
+    patterns: Patterns
+    along: Values
+    answers: Windows | None = None
+
+    @staticmethod
+    def fit(data: _Data, summaries: "_Summaries", rows: Int[Tensor, " n"]) -> "_Cloud":
+        blocks = summaries.blocks[rows]
+        patterns = Patterns.fit(blocks, summaries.n_patterns)
+        drawn, drawn_answers = _drawn_windows(data, rows)
+        return _Cloud(
+            summaries.channels,
+            Windows.fit(drawn),
+            Values.fit(summaries.moments[rows], MIN_MOMENT_DEVIATION),
+            patterns,
+            Values.fit(patterns(blocks), TINY),
+            None if drawn_answers is None else Windows.fit(drawn_answers),
+        )
+
+    def scores(self, fields: Fields) -> Float[Tensor, " n n_scores"]:
+        """One column per score, in the order of ``SCORES``."""
+        blocks = self.channels.blocks(fields.inputs)
+        columns = [
+            self.windows.distances(fields.inputs).mean(dim=1),
+            self.moments.gaps(self.channels.moments(fields.inputs)).amax(dim=1),
+            self.along.gaps(self.patterns(blocks)).amax(dim=1),
+        ]
+        if self.answers is not None:
+            columns.append(self.answers.distances(fields.joined).mean(dim=1))
+        return torch.stack(columns, dim=1)
+
+
+@dataclass(frozen=True)
+class _Summaries:
+    """Moments and blocks of all calibration fields, and the number of patterns."""
+
+    channels: Channels
+    moments: Float[Tensor, " n n_moments"]
+    blocks: Float[Tensor, " n n_blocks"]
+    n_patterns: int
+
+    @staticmethod
+    def of(data: _Data, n_patterns: int) -> "_Summaries":
+        parts = list(data.chunks(len(data.inputs)))
+        flat = (data[rows].inputs.flatten(start_dim=2) for rows in parts)
+        sums = [(f.mean(dim=2), f.square().mean(dim=2)) for f in flat]
+        mean, square = (torch.cat(part) for part in zip(*sums, strict=True))
+        channels = Channels.fit(mean, square)
+        found = [
+            (channels.moments(fields), channels.blocks(fields))
+            for fields in (data[rows].inputs for rows in parts)
+        ]
+        moments, blocks = (torch.cat(part) for part in zip(*found, strict=True))
+        return _Summaries(channels, moments, blocks, n_patterns)
+
+
+def _drawn_windows(
+    data: _Data, rows: Int[Tensor, " n"]
+) -> tuple[Tensor, Tensor | None]:
+    """Windows of the inputs, and of inputs with reference outputs, at random positions of these rows."""
+    n_positions = windows_of(data[:1].inputs).shape[1]
+    order = np.random.default_rng(0).permutation(len(rows) * n_positions)
+    chosen = torch.as_tensor(np.sort(order[:N_WINDOWS]), device=rows.device)
+    field, at = chosen // n_positions, chosen % n_positions
+    drawn, drawn_answers = [], []
+    for part in data.chunks(len(rows)):
+        here = (field >= part.start) & (field < part.stop)
+        fields = data[rows[part]]
+        index = (field[here] - part.start, at[here])
+        drawn.append(windows_of(fields.inputs)[index])
+        if fields.answer is not None:
+            drawn_answers.append(windows_of(fields.joined)[index])
+    return torch.cat(drawn), torch.cat(drawn_answers) if drawn_answers else None
+
+
+@dataclass(frozen=True)
+class FieldRegion:
+    """Fields with windows, moments and patterns as the calibration fields have them; the default for inputs on a grid.
+
+    Attributes:
+        quantile: alpha_safe, the fraction of held-out fields that the region contains, nearly.
+        n_spatial: the number of axes of the grid, which come last. None means all axes of a row but the first one, which
+            counts channels.
+
+    Example:
+        >>> FieldRegion(quantile=0.9)
+        FieldRegion(quantile=0.9, n_spatial=None)
+    """
+
+    quantile: float = 0.95
+    n_spatial: int | None = None
+
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile, "FieldRegion.quantile")
+
+    def fit(self, calibration: CalibrationSet) -> "FittedFieldRegion":
+        """Set the thresholds from the held-out fields of the interpolating folds."""
+        points = calibration.data
+        assert points is not None
+        assert isinstance(points.coordinates, Coordinates)
+        shape = points.inputs.shape[1:]
+        if self.n_spatial is not None and self.n_spatial > len(shape):
+            raise ValueError(
+                f"FieldRegion(n_spatial={self.n_spatial}), but a row of x has shape {tuple(shape)}; lower n_spatial."
+            )
+        data = _Data.of(points, points.coordinates, self.n_spatial or grid_axes(shape))
+        fewest = min(len(left_in) for left_in, _ in points.splits)
+        n_patterns = max(1, min(N_PATTERNS, fewest // FIELDS_PER_PATTERN))
+        summaries = _Summaries.of(data, n_patterns)
+        scores = _held_out_scores(data, summaries, calibration, points.splits)
+        thresholds = joint_thresholds(scores, self.quantile)
+        everything = torch.arange(len(points.inputs), device=points.inputs.device)
+        cloud = _Cloud.fit(data, summaries, everything)
+        return FittedFieldRegion(
+            self, points.coordinates, data.layout, cloud, thresholds
+        )
+
+
+def _held_out_scores(
+    data: _Data,
+    summaries: _Summaries,
+    calibration: CalibrationSet,
+    splits: Sequence[tuple[np.ndarray, np.ndarray]],
+) -> Float[Tensor, " n n_scores"]:
+    """Scores of held-out fields, with the predictions of their fold, against the fields that the fold left in."""
+    tuples = calibration.interpolating.nonzero()[:, 0]
+    tuples = tuples[:: math.ceil(len(tuples) / N_SCORED)]
+    scores = []
+    for fold in calibration.fold[tuples].unique_consecutive().tolist():
+        held_out = tuples[calibration.fold[tuples] == fold]
+        left_in = torch.as_tensor(splits[fold][0], device=tuples.device)
+        cloud = _Cloud.fit(data, summaries, left_in)
+        for part in data.chunks(len(held_out)):
+            rows = held_out[part]
+            prediction = calibration.features.prediction[rows]
+            scores.append(
+                cloud.scores(data.with_outputs(calibration.point[rows], prediction))
+            )
+    return torch.cat(scores)
+
+
+def joint_thresholds(
+    held_out: Float[Tensor, " n n_scores"], quantile: float
+) -> Float[Tensor, " n_scores"]:
+    """Thresholds of several scores which nearly the fraction ``quantile`` of new rows does not exceed in any score.
+
+    The ratio of a row is taken to the thresholds of the other rows. Otherwise the largest scores would be their own thresholds,
+    and a new row would exceed one of them too often.
+    """
+    n, n_scores = held_out.shape
+    level = 1 - (1 - quantile) / n_scores
+    ordered = held_out.sort(dim=0).values.clamp(min=TINY)
+    if n == 1:
+        return ordered[0]
+    place = min(rank(n, level), n - 1) - 1
+    # Without row i, the score of this rank is the next one if row i is below it.
+    below = held_out <= ordered[place]
+    without = torch.where(below, ordered[place + 1], ordered[place])
+    ratio = (held_out / without).amax(dim=1).sort().values
+    confident = int(binom.ppf(CONFIDENCE, n, max(0.0, quantile - SLACK))) + 1
+    place_c = min(max(rank(n + 1, quantile), confident), n) - 1
+    return ordered[min(rank(n, level), n) - 1] * ratio[place_c]
+
+
+@dataclass(frozen=True)
+class FittedFieldRegion:
+    """The calibration fields and the thresholds. The support score is the largest ratio of a score to its threshold."""
+
+    rule: FieldRegion
+    coordinates: Coordinates
+    layout: Layout
+    cloud: _Cloud
+    thresholds: Float[Tensor, " n_scores"]
+    threshold: float = 1.0
+    meaning: tuple[str, str] = (
+        "similar to held-out fields",
+        "not similar to held-out fields; the bound is a guess",
+    )
+
+    def ratios(
+        self,
+        inputs: Float[Tensor, " n *coordinates"],
+        prediction: Float[Tensor, " n *output"],
+    ) -> Float[Tensor, " n n_scores"]:
+        """Each score divided by its threshold, one column per score."""
+        numbers = self.fields(inputs[:1], prediction[:1]).numbers
+        parts = []
+        for rows in chunks(len(inputs), numbers):
+            fields = self.fields(inputs[rows], prediction[rows])
+            parts.append(self.cloud.scores(fields) / self.thresholds)
+        return torch.cat(parts)
+
+    def fields(self, inputs: Tensor, prediction: Tensor) -> Fields:
+        """Queries as fields in the units of the user."""
+        return self.layout.fields(self.coordinates.inverse(inputs), prediction)
+
+    def support_score(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
+        """The largest ratio of a score to its threshold."""
+        score = self.ratios(features.inputs, features.prediction).amax(dim=1)
+        return score.to(features.support_distance)
+
+    def contains(self, support_score: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """Whether the score is at most 1."""
+        return support_score <= SAFE
+
+    def explain_field(
+        self,
+        inputs: Float[Tensor, " 1 *coordinates"],
+        prediction: Float[Tensor, " 1 *output"],
+        names: Sequence[str] | None = None,
+    ) -> str:
+        """Why one query is safe or not: the score with the largest ratio, and the place, channel or moment behind it."""
+        fields = self.fields(inputs, prediction)
+        n_channels = fields.inputs.shape[1]
+        if names is not None and len(names) != n_channels:
+            raise ValueError(
+                f"names has {len(names)} entries, but the inputs have {n_channels} channels; pass one name per channel."
+            )
+        label = [f"channel {c}" for c in names or range(n_channels)]
+        changed = self.coordinates.changed(inputs).reshape(fields.inputs.shape)[0]
+        if changed.any():
+            return self._explain_constant(fields, changed.nonzero()[0].tolist(), label)
+        ratio = self.ratios(inputs, prediction)[0]
+        which = int(ratio.argmax())
+        if ratio[which] <= SAFE:
+            return "windows, moments and patterns of the field are within the region of the held-out fields"
+        explanations = (
+            self._explain_windows,
+            self._explain_moments,
+            self._explain_patterns,
+            self._explain_windows,
+        )
+        return explanations[which](fields, which, label)
+
+    def _explain_constant(
+        self, fields: Fields, place: list[int], label: list[str]
+    ) -> str:
+        channel, *cell = place
+        value = float(fields.inputs[(0, *place)])
+        constant = float(self.coordinates.mean.reshape(fields.inputs.shape[1:])[*place])
+        return (
+            f"cell {tuple(cell)} of {label[channel]} is {value:.4g}, but it is {constant:.4g} in all the data, so its effect is "
+            "unknown"
+        )
+
+    def _explain_windows(self, fields: Fields, which: int, _label: list[str]) -> str:
+        grid = fields.inputs.shape[2:]
+        if SCORES[which] == "windows":
+            distance = self.cloud.windows.distances(fields.inputs)[0]
+            what = "the input differs from the data within a few cells"
+        else:
+            assert self.cloud.answers is not None
+            distance = self.cloud.answers.distances(fields.joined)[0]
+            what = "the prediction and the input do not occur together in the data"
+        cell = place_of(int(distance.argmax()), grid)
+        at = f"cell {cell[0]}" if len(cell) == 1 else f"cell {cell}"
+        return (
+            f"{what}, most of all around {at}: its windows are {float(distance.mean()):.2g} from the nearest windows of the "
+            f"data on average (held-out fields: at most {float(self.thresholds[which]):.2g})"
+        )
+
+    def _explain_moments(self, fields: Fields, _which: int, label: list[str]) -> str:
+        channels, known = self.cloud.channels, self.cloud.moments
+        found = channels.moments(fields.inputs)
+        number = int(known.gaps(found)[0].argmax())
+        value = float(found[0, number])
+        taken = known.taken[number].tolist()
+        channel, name, raw = channels.moment(number, value)
+        ends = [channels.moment(number, at)[2] for at in known.around(number, value)]
+        text = f"the {name} of {label[channel]} is {raw:.4g}"
+        if taken[0] < value < taken[-1]:
+            return f"{text}; its nearest values in the data are {ends[0]:.4g} and {ends[1]:.4g}"
+        return f"{text}; it ranges from {ends[0]:.4g} to {ends[1]:.4g} in the data"
+
+    def _explain_patterns(self, fields: Fields, which: int, _label: list[str]) -> str:
+        along = self.cloud.patterns(self.cloud.channels.blocks(fields.inputs))
+        gaps = self.cloud.along.gaps(along)[0]
+        axis = int(gaps.argmax())
+        return (
+            f"the large-scale pattern of principal axis {axis} is {float(gaps[axis]):.2g} deviations from the nearest value in "
+            f"the data (held-out fields: at most {float(self.thresholds[which]):.2g})"
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """The arrays, for a file."""
+        layout = (self.layout.n_spatial, self.layout.answers, self.layout.changes)
+        arrays = {
+            "layout": torch.tensor(layout, dtype=torch.int64),
+            "thresholds": self.thresholds,
+            **with_prefix("coordinates.", vars(self.coordinates)),
+        }
+        for name, part in vars(self.cloud).items():
+            if part is not None:
+                own = {f.name: getattr(part, f.name) for f in fields_of(part)}
+                arrays |= with_prefix(f"{name}.", own)
+        return arrays
+
+    @staticmethod
+    def from_state(rule: FieldRegion, arrays: dict[str, Tensor]) -> "FittedFieldRegion":
+        """The region that ``state`` described."""
+        n_spatial, answers, changes = arrays["layout"].tolist()
+        coordinates = Coordinates(**without_prefix("coordinates.", arrays))
+        parts = {name: without_prefix(f"{name}.", arrays) for name in _PARTS}
+        cloud = _Cloud(
+            **{name: _PARTS[name](**part) for name, part in parts.items() if part}
+        )
+        layout = Layout(n_spatial, bool(answers), bool(changes))
+        return FittedFieldRegion(rule, coordinates, layout, cloud, arrays["thresholds"])
+
+
+_PARTS: dict[str, Any] = {
+    "channels": Channels,
+    "windows": Windows,
+    "moments": Values,
+    "patterns": Patterns,
+    "along": Values,
+    "answers": Windows,
+}
