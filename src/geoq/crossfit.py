@@ -16,10 +16,13 @@ from geoq.fold_plan import FoldPlan
 from geoq.folds import count_independent
 from geoq.geometry import (
     Embedding,
+    Gathered,
     GeometricFeatures,
     Geometry,
-    Relation,
+    Neighborhood,
     anchor_error,
+    assembled,
+    gathers,
 )
 from geoq.metric import AnyCoordinates, FittedMetric
 from geoq.representation import Standardization
@@ -56,6 +59,7 @@ class CalibrationPoints:
     coordinates: AnyCoordinates | None = None
 
 
+@gathers("error")
 @dataclass(frozen=True)
 class CalibrationSet:
     r"""Calibration tuples :math:`(\psi_i, r_i^{cf})` of all folds; nested folds give several tuples per point.
@@ -82,12 +86,13 @@ class CalibrationSet:
     data: "CalibrationPoints | None" = None
 
     def __len__(self) -> int:
-        return len(self.error)
+        return len(self.point)
 
-    def __getitem__(self, rows: Int[Tensor, " n_rows"]) -> "CalibrationSet":
-        return CalibrationSet(
+    def __getitem__(self, rows: slice | Tensor) -> "CalibrationSet":
+        return assembled(
+            CalibrationSet,
             features=self.features[rows],
-            error=self.error[rows],
+            error=self.stored_error[rows],
             point=self.point[rows],
             fold=self.fold[rows],
             family=self.family[rows],
@@ -101,7 +106,31 @@ class CalibrationSet:
         if len(self) <= n_rows:
             return self
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
-        return self[order[:n_rows].sort().values.to(self.error.device)]
+        return self[order[:n_rows].sort().values.to(self.point.device)]
+
+    @property
+    def stored_error(self) -> Tensor | Gathered:
+        """The errors; gathered rows are not read."""
+        stored: Tensor | Gathered = vars(self)["_error"]
+        return stored
+
+    @property
+    def field_shape(self) -> tuple[int, ...]:
+        """The shape of the error of one tuple."""
+        stored = self.stored_error
+        values = stored.values if isinstance(stored, Gathered) else stored
+        return tuple(values.shape[1:])
+
+    def errors(
+        self, rows: Tensor, columns: slice | Tensor
+    ) -> Float[Tensor, " n_rows n_columns"]:
+        """The errors of some tuples in some coordinates of the flattened field."""
+        stored = self.stored_error
+        if not isinstance(stored, Gathered):
+            return stored.flatten(1)[:, columns][rows]
+        assert stored.point is not None
+        some = stored.values.flatten(1)[:, columns]
+        return some[stored.point[rows]].to(stored.dtype)
 
     @property
     def increment(self) -> Float[Tensor, " n *field"]:
@@ -115,7 +144,9 @@ class CalibrationSet:
     def weight(self) -> Float[Tensor, " n"]:
         """Weights of the tuples. They sum to 1, and every family of folds has the same total weight."""
         count = self.family.bincount()[self.family]
-        weight: Tensor = 1 / (count * len(self.family.unique())).to(self.error.dtype)
+        weight: Tensor = 1 / (count * len(self.family.unique())).to(
+            self.stored_error.dtype
+        )
         return weight
 
     @property
@@ -177,6 +208,7 @@ class Observations:
     y: Rows
     embedding: Embedding
     error: Float[Tensor, " n *field"]
+    prediction: Float[Tensor, " n *output"]
     metric: FittedMetric | None = None
     coordinates: AnyCoordinates | None = None
 
@@ -188,7 +220,7 @@ def cross_fit(
     data: Observations,
     plan: FoldPlan,
     *,
-    fold_surrogates: FoldSurrogates,
+    fold_surrogates: FoldSurrogates | None,
     error_functional: ErrorFunctional,
     geometry: Geometry,
     checkpoint: FinishedFolds | None = None,
@@ -197,12 +229,86 @@ def cross_fit(
 
     Line 8 is computed in two parts. The neighbours of all folds are found before line 7, because they determine the points at
     which a fold surrogate is evaluated; only predictions are kept, never the fold surrogates themselves.
+
+    Args:
+        data: the points of the data.
+        plan: the folds.
+        fold_surrogates: the source of the fold surrogates. None means the deployed surrogate, which has not seen the data.
+        error_functional: rho.
+        geometry: the geometry of all points.
+        checkpoint: where finished folds are kept.
     """
     # Line 8, first part: the anchors and features of the held-out points.
     held_out = [
         _HeldOut.relate(data, number, plan, geometry)
         for number in range(len(plan.splits))
     ]
+    point, anchors = (
+        torch.cat([getattr(part, name) for part in held_out])
+        for name in ("unseen", "anchors")
+    )
+    z = data.embedding.z
+    # Tuples of one point share its fields.
+    error: Tensor | Gathered = Gathered(data.error, z.dtype, point)
+    of_anchors: Tensor | Gathered = Gathered(data.error, z.dtype, None, anchors)
+    prediction = Gathered(data.prediction, z.dtype, point)
+    if fold_surrogates is not None:
+        tuples = _predicted(
+            data, held_out, fold_surrogates, error_functional, checkpoint
+        )
+        error, of_anchors = tuples.error, tuples.anchor_error
+        every = torch.arange(len(point), device=z.device)
+        prediction = Gathered(tuples.prediction, z.dtype, every)
+    parts = [
+        Gathered(z, z.dtype, point, anchors),
+        torch.cat([part.support_distance for part in held_out]),
+        of_anchors,
+        prediction,
+        Gathered(data.embedding.coordinates, z.dtype, point),
+        *_joined([part.neighborhood for part in held_out]),
+    ]
+
+    def on_device(numbers: np.ndarray) -> Tensor:
+        return torch.as_tensor(numbers, device=z.device)
+
+    dependence = plan.dependence
+    # Line 10: the tuples of all folds together. Line 11, T, is computed when it is needed.
+    return assembled(
+        CalibrationSet,
+        features=GeometricFeatures.of(parts),
+        error=error,
+        point=point,
+        fold=on_device(plan.per_tuple(range(len(plan.splits)))),
+        family=on_device(plan.per_tuple(plan.family)),
+        position=None
+        if dependence is None
+        else on_device(dependence.position[plan.point]),
+        reach=0 if dependence is None else dependence.reach,
+        data=CalibrationPoints(
+            inputs=data.embedding.coordinates,
+            outputs=to_tensor(data.y, "y"),
+            error=data.error,
+            splits=plan.splits,
+            metric=data.metric,
+            coordinates=data.coordinates,
+        ),
+    )
+
+
+def _joined(neighborhoods: list[Neighborhood | None]) -> list[Tensor]:
+    """The parts of the neighbourhoods of all folds; nothing if they were not collected."""
+    parts = [part.parts for part in neighborhoods if part is not None]
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def _predicted(
+    data: Observations,
+    held_out: "list[_HeldOut]",
+    fold_surrogates: FoldSurrogates,
+    error_functional: ErrorFunctional,
+    checkpoint: Checkpoint | None,
+) -> "_FoldTuples":
+    """The predictions and errors of the fold surrogates at the held-out points of all folds."""
     # The tuples of all folds are written into one place: concatenating fields would take twice the memory.
     ends = np.cumsum([len(part.unseen) for part in held_out])
     place: _FoldTuples | None = None
@@ -224,52 +330,27 @@ def cross_fit(
         )
     assert place is not None
     _warn_of_failed_folds(*mean_error)
-
-    def on_device(numbers: np.ndarray) -> Tensor:
-        return torch.as_tensor(numbers, device=data.embedding.z.device)
-
-    dependence = plan.dependence
-    # Line 10: the tuples of all folds together. Line 11, T, is computed when it is needed.
-    return CalibrationSet(
-        features=place.features,
-        error=place.error,
-        point=on_device(plan.point),
-        fold=on_device(plan.per_tuple(range(len(plan.splits)))),
-        family=on_device(plan.per_tuple(plan.family)),
-        position=None
-        if dependence is None
-        else on_device(dependence.position[plan.point]),
-        reach=0 if dependence is None else dependence.reach,
-        data=CalibrationPoints(
-            inputs=data.embedding.coordinates,
-            outputs=to_tensor(data.y, "y"),
-            error=data.error,
-            splits=plan.splits,
-            metric=data.metric,
-            coordinates=data.coordinates,
-        ),
-    )
+    return place
 
 
 class _FoldTuples(NamedTuple):
-    """The tuples of a fold, and the mean error of its surrogate on points that it was trained on."""
+    """Errors, anchor errors and predictions of the tuples of a fold, and the mean error of its surrogate in sample."""
 
-    features: GeometricFeatures
     error: Tensor
+    anchor_error: Tensor
+    prediction: Tensor
     in_sample: float
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        return (*self.features.parts, self.error)
 
     def room_for(self, n: int) -> "_FoldTuples":
         """Empty arrays for n tuples of this shape."""
-        *features, error = (part.new_empty(n, *part.shape[1:]) for part in self.parts)
-        return _FoldTuples(GeometricFeatures.of(features), error, 0.0)
+        error, of_anchors, prediction = (
+            part.new_empty(n, *part.shape[1:]) for part in self[:3]
+        )
+        return _FoldTuples(error, of_anchors, prediction, 0.0)
 
     def put(self, other: "_FoldTuples", end: int) -> None:
         """Copy the tuples of another fold into the rows before ``end``."""
-        for own, theirs in zip(self.parts, other.parts, strict=True):
+        for own, theirs in zip(self[:3], other[:3], strict=True):
             own[end - len(theirs) : end] = theirs
 
 
@@ -278,13 +359,15 @@ class _HeldOut:
     """The held-out points of a fold, related to the points that it left in (line 8).
 
     The surrogate of the fold is evaluated at the held-out points, at the points that serve as anchors, and at a few more of
-    its training points.
+    its training points. ``anchors`` are rows of the data, ``places`` their places among the evaluated anchors.
     """
 
     fold: Fold
-    relation: Relation
+    support_distance: Float[Tensor, " n_unseen"]
+    neighborhood: Neighborhood | None
     unseen: Int[Tensor, " n_unseen"]
     anchors: Int[Tensor, " n_unseen n_anchors"]
+    places: Int[Tensor, " n_unseen n_anchors"]
     n_used: int
 
     @staticmethod
@@ -297,21 +380,28 @@ class _HeldOut:
         )
         left_in = replace(geometry, points=data.embedding[seen])
         relation = left_in.relate(data.embedding[unseen])
-        if relation.neighborhood is not None:
+        neighborhood = relation.neighborhood
+        if neighborhood is not None:
             # The rows of the data, not of the fold.
-            rows = seen[relation.neighborhood.rows].to(torch.int32)
-            neighborhood = replace(relation.neighborhood, rows=rows)
-            relation = replace(relation, neighborhood=neighborhood)
-        used, anchors = relation.anchors.unique(return_inverse=True)
+            rows = seen[neighborhood.rows].to(torch.int32)
+            neighborhood = replace(neighborhood, rows=rows)
+        used, places = relation.anchors.unique(return_inverse=True)
         few = seen[:: max(1, len(seen) // N_IN_SAMPLE)]
         asked = torch.cat([unseen, seen[used], few])
-        fold = Fold(number, len(plan.splits), seen.cpu(), asked.cpu())
-        return _HeldOut(fold, relation, unseen, anchors, len(used))
+        return _HeldOut(
+            Fold(number, len(plan.splits), seen.cpu(), asked.cpu()),
+            relation.support_distance,
+            neighborhood,
+            unseen,
+            seen[relation.anchors],
+            places,
+            len(used),
+        )
 
     def tuples(
         self, data: Observations, prediction: Tensor, error_functional: ErrorFunctional
     ) -> _FoldTuples:
-        """Errors and features of the held-out points, given the predictions of the fold surrogate."""
+        """Errors and predictions of the held-out points, given the predictions of the fold surrogate."""
         with add_note_on_error(f"while evaluating the surrogate of {self.fold}"):
             error = errors_of(
                 prediction, error_functional, take(data.y, self.fold.evaluated_rows)
@@ -320,17 +410,13 @@ class _HeldOut:
         held_out, of_anchors, in_sample = error.to(z.device, z.dtype).tensor_split(
             [n_unseen, n_unseen + self.n_used]
         )
-        features = GeometricFeatures(
-            self.relation.displacement,
-            self.relation.support_distance,
+        return _FoldTuples(
+            held_out,
             # In-sample on purpose: at deployment anchor errors are observed, query errors are not.
-            anchor_error(self.anchors, of_anchors),
-            prediction[:n_unseen].to(z.device, z.dtype, copy=True),
-            data.embedding.coordinates[self.unseen],
-            self.relation.neighborhood,
+            anchor_error(self.places, of_anchors),
+            prediction[:n_unseen].to(z.device),
+            float(in_sample.mean()),
         )
-        # A copy, so that the memory for the other errors is freed.
-        return _FoldTuples(features, held_out.clone(), float(in_sample.mean()))
 
 
 def _warn_of_failed_folds(

@@ -163,6 +163,7 @@ class GeoQ:
         # Line 5: the folds.
         points = self.coordinates_(inputs).reshape(len(inputs), -1).cpu().numpy()
         plan = draw_folds(self.folds, points, groups)
+        del points  # a copy of the data
         self.n_support_ = check_problem(self, x, y, plan)
         finished = open_checkpoint(self, checkpoint, x, y, plan)
         # One step per training, one for the increment model and one for the safe region.
@@ -184,7 +185,13 @@ class GeoQ:
             way_out = "representation must return finite numbers"
             check_finite(embedding.z, "representation(x)", way_out)
             data = Observations(
-                x, y, embedding, self.error_, self.metric_, self.coordinates_
+                x,
+                y,
+                embedding,
+                self.error_,
+                prediction.to(inputs.device),
+                metric=self.metric_,
+                coordinates=self.coordinates_,
             )
             self.geometry_ = Geometry(
                 data.embedding,
@@ -196,9 +203,7 @@ class GeoQ:
             self.calibration_ = cross_fit(
                 data,
                 plan,
-                fold_surrogates=sources_of(
-                    self.train_surrogate, self.surrogate_, len(plan.splits)
-                ),
+                fold_surrogates=sources_of(self.train_surrogate),
                 error_functional=self.error_functional,
                 geometry=self.geometry_,
                 checkpoint=finished,

@@ -1,18 +1,22 @@
 """The geometry of a query relative to a set of points: its anchors, its displacement and its support distance."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from geoq.arrays import chunks
 from geoq.neighbors import Neighbors
 
 # NumPy takes less time than torch for arrays of at most this many numbers.
 SMALL_NUMBERS = 2**15
+
+T = TypeVar("T")
 
 
 def anchor_mean(
@@ -68,6 +72,76 @@ def support_distance(
     return distances.mean(dim=1)
 
 
+@dataclass(frozen=True)
+class Gathered:
+    r"""Rows of a stored array, gathered when they are read, so that tuples of one point share its fields.
+
+    A row is :math:`v_p`, the mean of :math:`v_a` over the anchors a, or the difference :math:`v_p - \operatorname{mean}_a v_a`.
+
+    Attributes:
+        values: the stored array v.
+        dtype: the dtype of the gathered rows.
+        point: p, a row of the stored array for each gathered row; None leaves this term out.
+        anchors: rows of the stored array; None leaves the mean out.
+    """
+
+    values: Shaped[Tensor, " n_points *shape"]
+    dtype: torch.dtype
+    point: Int[Tensor, " n"] | None = None
+    anchors: Int[Tensor, " n n_anchors"] | None = None
+
+    def __len__(self) -> int:
+        rows = self.anchors if self.point is None else self.point
+        assert rows is not None
+        return len(rows)
+
+    def __getitem__(self, rows: slice | Tensor) -> "Gathered":
+        point = None if self.point is None else self.point[rows]
+        anchors = None if self.anchors is None else self.anchors[rows]
+        return Gathered(self.values, self.dtype, point, anchors)
+
+    def read(self) -> Shaped[Tensor, " n *shape"]:
+        """The rows as one array."""
+        if self.anchors is None:
+            assert self.point is not None
+            return self.values[self.point].to(self.dtype)
+        mean = anchor_mean(self.anchors, self.values).to(self.dtype)
+        return mean if self.point is None else self.values[self.point] - mean
+
+
+class _Column:
+    """An attribute that is set to a tensor or to gathered rows, and is read as a tensor."""
+
+    def __init__(self, name: str) -> None:
+        self.name = f"_{name}"
+
+    def __get__(self, instance: Any, owner: type) -> Tensor:
+        stored: Tensor | Gathered = vars(instance)[self.name]
+        return stored.read() if isinstance(stored, Gathered) else stored
+
+    def __set__(self, instance: Any, stored: Tensor | Gathered) -> None:
+        vars(instance)[self.name] = stored
+
+
+def gathers(*names: str) -> Callable[[type[T]], type[T]]:
+    """Decorate a dataclass: the named attributes may be set to ``Gathered`` rows, and are read as tensors."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        for name in names:
+            setattr(cls, name, _Column(name))
+        return cls
+
+    return decorate
+
+
+def assembled(cls: type[T], **attributes: Any) -> T:
+    """An object of a decorated dataclass. The annotations of its ``__init__`` are those of the attributes when they are read."""
+    made = cls.__new__(cls)
+    for name, value in attributes.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
 @runtime_checkable
 class UsesNeighborhood(Protocol):
     """An increment model that uses the nearest points of a query if ``uses_neighborhood`` is true."""
@@ -105,6 +179,7 @@ class Neighborhood:
         return self.rows, self.nearest, self.side
 
 
+@gathers("displacement", "anchor_error", "prediction", "inputs")
 @dataclass(frozen=True)
 class GeometricFeatures:
     r"""The features of queries, which are available before the reference output is.
@@ -134,26 +209,28 @@ class GeometricFeatures:
         return len(self.support_distance)
 
     def __getitem__(self, rows: slice | Tensor) -> "GeometricFeatures":
-        return GeometricFeatures.of([part[rows] for part in self.parts])
+        return GeometricFeatures.of([part[rows] for part in self.stored])
+
+    @property
+    def stored(self) -> tuple[Tensor | Gathered, ...]:
+        """All arrays in a fixed order, for ``of``; gathered rows are not read."""
+        names = ("_displacement", "support_distance", "_anchor_error", "_prediction")
+        own = tuple(vars(self)[name] for name in (*names, "_inputs"))
+        return own if self.neighborhood is None else own + self.neighborhood.parts
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """All arrays in a fixed order, for ``of``."""
-        own = (
-            self.displacement,
-            self.support_distance,
-            self.anchor_error,
-            self.prediction,
-            self.inputs,
-        )
-        return own if self.neighborhood is None else own + self.neighborhood.parts
+        """All arrays in a fixed order, as tensors."""
+        return tuple(p.read() if isinstance(p, Gathered) else p for p in self.stored)
 
     @staticmethod
-    def of(parts: Sequence[Tensor]) -> "GeometricFeatures":
+    def of(parts: Sequence[Tensor | Gathered]) -> "GeometricFeatures":
         """The features that have these parts."""
-        own, rest = parts[:5], parts[5:]
+        names = ("displacement", "support_distance", "anchor_error", "prediction")
+        own = dict(zip((*names, "inputs"), parts, strict=False))
+        rest: Any = parts[5:]
         neighborhood = Neighborhood(*rest) if rest else None
-        return GeometricFeatures(*own, neighborhood=neighborhood)  # type: ignore[misc, arg-type]
+        return assembled(GeometricFeatures, **own, neighborhood=neighborhood)
 
     @staticmethod
     def cat(parts: "list[GeometricFeatures]") -> "GeometricFeatures":
@@ -176,10 +253,12 @@ class GeometricFeatures:
 
     @property
     def distance(self) -> Float[Tensor, " n"]:
-        """Length of the displacement."""
-        length: Tensor = torch.linalg.vector_norm(
-            self.displacement.reshape(len(self), -1), dim=1
-        )
+        """Length of the displacement, computed in chunks."""
+        length = torch.empty_like(self.support_distance)
+        shape = self[:1].displacement.shape[1:]
+        for rows in chunks(len(self), math.prod(shape)):
+            part = self[rows].displacement
+            length[rows] = torch.linalg.vector_norm(part.flatten(1), dim=1)
         return length
 
 
@@ -227,16 +306,23 @@ class Relation:
     Attributes:
         anchors: rows of the nearest points in representation space, the nearest first.
         anchor_distance: distances to the anchors.
-        displacement: the first part of psi.
         support_distance: the second part of psi.
+        queries: phi of the queries.
+        points: phi of the points.
         neighborhood: the nearest points, if the geometry collects them.
     """
 
     anchors: Int[Tensor, " n n_anchors"]
     anchor_distance: Float[Tensor, " n n_anchors"]
-    displacement: Float[Tensor, " n *z"]
     support_distance: Float[Tensor, " n"]
+    queries: Float[Tensor, " n *z"]
+    points: Float[Tensor, " n_points *z"]
     neighborhood: Neighborhood | None = None
+
+    @cached_property
+    def displacement(self) -> Float[Tensor, " n *z"]:
+        """The first part of psi."""
+        return displacement(self.queries, self.anchors, self.points)
 
 
 @dataclass(frozen=True)
@@ -282,8 +368,9 @@ class Geometry:
         return Relation(
             anchors=anchors,
             anchor_distance=anchor_distance,
-            displacement=displacement(queries.z, anchors, self.points.z),
             support_distance=support_distance(distances[:, : self.n_support]),
+            queries=queries.z,
+            points=self.points.z,
             neighborhood=self._neighborhood(flat, distances, nearest)
             if self.collects
             else None,

@@ -61,7 +61,7 @@ class Labels:
         """The inverse of ``described``, refused unless the sizes are the sizes of the calibration."""
         x, y = _template(described["x"]), _template(described["y"])
         labels = Labels(described["sample_dim"], x, y, _array(described["labels"]))
-        prediction = geoq.calibration_.features.prediction
+        prediction = geoq.calibration_.features[:1].prediction
         for name, stored, expected in (
             ("x", x.shape[1:], geoq.coordinates_.mean.shape),
             ("y", y.shape[1:], prediction.shape[1:]),

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.arrays import chunks
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.increments.shapes import Shapes
@@ -132,7 +131,7 @@ def fit_reference(
     if reference is None:
         return None
     assert calibration.data is not None
-    outputs = calibration.data.outputs.to(calibration.error)
+    outputs = calibration.data.outputs.to(calibration.features.support_distance)
     fitted: Any = reference.fit(outputs, quantile)
     if not callable(fitted):
         raise TypeError(
@@ -192,11 +191,8 @@ def over_reference(
     error = calibration.error
     if reference is None:
         return error
-    parts = [
-        natural_scale(calibration.features[rows], reference).to(error)
-        for rows in chunks(len(error), 4 * error[0].numel())
-    ]
-    return error / torch.cat(parts).reshape(error.shape)
+    natural = natural_scale(calibration.features, reference).to(error)
+    return error / natural.reshape(error.shape)
 
 
 def reference_state(reference: FittedReference | None) -> dict[str, Tensor]:

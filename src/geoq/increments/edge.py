@@ -1,5 +1,7 @@
 """The edge of the data: its distance, the slope of the errors beyond it, and the lift of a bound inside it."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -36,15 +38,15 @@ def steepest_slope(
     calibration: CalibrationSet, quantile: float
 ) -> Float[Tensor, " n_coordinates"]:
     """The steepest slope L of the errors: the quantile of e / d in each coordinate, maximised over the families of folds."""
-    error = calibration.error.reshape(len(calibration), -1)
     distance = calibration.features.support_distance.double()
-    slope = error.new_zeros(error.shape[1], dtype=torch.float64)
+    slope = distance.new_zeros(math.prod(calibration.field_shape))
     for number in calibration.family.unique():
-        own = (calibration.family == number) & (distance > 0)
-        if not own.any():
+        own = ((calibration.family == number) & (distance > 0)).nonzero()[:, 0]
+        if not len(own):
             continue
-        for part in chunks(error.shape[1], 4 * int(own.sum())):
-            steepness = error[own, part].double() / distance[own, None]
+        for part in chunks(len(slope), 4 * len(own)):
+            error = calibration.errors(own, part).double()
+            steepness = error / distance[own, None]
             steepest = inverse_cdf_quantile(steepness, quantile)
             slope[part] = torch.maximum(slope[part], steepest)
     return slope
@@ -79,7 +81,7 @@ def required_lift(
     parts = []
     for rows in chunks(len(tuples), 8 * held_out.shape[1]):
         bound = bound_of(tuples.features[rows]).cpu()[:, columns]
-        error = tuples.error[rows].reshape(len(bound), -1).cpu()[:, columns]
+        error = tuples[rows].error.reshape(len(bound), -1).cpu()[:, columns]
         factor = held_out[rows][:, columns].cpu()
         parts.append(error_ratios(error.to(bound), bound * factor))
     ratio, family = torch.cat(parts), tuples.family.cpu()

@@ -4,6 +4,7 @@ A factor multiplies each value of a bound. It is learned from calibration tuples
 from.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -23,7 +24,8 @@ MAX_VALUES = 60_000
 
 def subsample(calibration: CalibrationSet) -> CalibrationSet:
     """A random sample of tuples with about ``MAX_VALUES`` values, at least 1000 tuples."""
-    return calibration.subsample(max(1000, MAX_VALUES // calibration.error[0].numel()))
+    n_values = math.prod(calibration.field_shape)
+    return calibration.subsample(max(1000, MAX_VALUES // n_values))
 
 
 @runtime_checkable
@@ -58,8 +60,9 @@ class Learned(NamedTuple):
     def nothing(calibration: CalibrationSet) -> "Learned":
         """A factor of 1 everywhere."""
         tuples = subsample(calibration)
-        one = tuples.error.new_ones(1, 1).double()
-        return Learned(None, tuples, one.expand(len(tuples), tuples.error[0].numel()))
+        one = tuples.features.support_distance.new_ones(1, 1).double()
+        n_values = math.prod(tuples.field_shape)
+        return Learned(None, tuples, one.expand(len(tuples), n_values))
 
 
 @runtime_checkable

@@ -153,10 +153,8 @@ class FieldFactor:
         bound_of: BoundOf,
         quantile: float,
     ) -> RowLoss:
-        error = calibration.error
         # Channels with errors of different sizes have equal weights, and families of folds have equal weights.
-        grid = tuple(range(error.ndim - self.n_spatial, error.ndim))
-        size = error.mean(dim=(0, *grid), keepdim=True).float()
+        size = _channel_size(calibration, self.n_spatial).float()
         size = torch.where(size > 0, size, 1.0)
         weight = (calibration.weight * len(calibration)).float()
 
@@ -164,9 +162,8 @@ class FieldFactor:
             features = calibration.features[rows]
             bound = bound_of(features)
             scaled = (network(fitted.seen(features, bound)).exp() * bound).float()
-            missed = pinball_loss(
-                error[rows].float(), scaled.view_as(error[rows]), quantile
-            )
+            error = calibration[rows].error
+            missed = pinball_loss(error.float(), scaled.view_as(error), quantile)
             by_row = (missed / size).flatten(1).mean(dim=1)
             return (weight[rows] * by_row).mean()
 
@@ -224,7 +221,7 @@ class FittedField:
         n_networks: int,
     ) -> "FittedField":
         """New networks, normalised with the calibration tuples."""
-        shape = tuple(calibration.error.shape[1:])
+        shape = calibration.field_shape
         some = calibration.subsample(max_rows(shape))
         grid = shape[len(shape) - settings.n_spatial :]
         channels = torch.cat(
@@ -235,17 +232,17 @@ class FittedField:
                     bound_of(some.features[rows]),
                     grid,
                 )
-                for rows in chunks(len(some), 4 * some.error[0].numel())
+                for rows in chunks(len(some), 4 * math.prod(shape))
             ]
         )
         n_out = math.prod(shape) // math.prod(grid)
         networks = [
-            settings.network(channels.shape[1], n_out).to(some.error.device)
+            settings.network(channels.shape[1], n_out).to(some.point.device)
             for _ in range(n_networks)
         ]
         networks[0].fit_normalization(
             channels,
-            n_input_channels(settings.sees, some.features, grid),
+            n_input_channels(settings.sees, some.features[:1], grid),
             some.features.support_distance.float(),
         )
         for network in networks[1:]:
@@ -325,6 +322,17 @@ class FittedField:
         )
 
 
+def _channel_size(calibration: CalibrationSet, n_spatial: int) -> Tensor:
+    """The mean error of each channel, with dimensions of size 1 for tuples and grid."""
+    shape = calibration.field_shape
+    grid = tuple(range(1 + len(shape) - n_spatial, 1 + len(shape)))
+    total: Tensor | float = 0.0
+    for rows in chunks(len(calibration), math.prod(shape)):
+        error = calibration[rows].error
+        total = total + error.mean(dim=(0, *grid), keepdim=True) * len(error)
+    return torch.as_tensor(total / len(calibration))
+
+
 @dataclass(frozen=True)
 class _Validation:
     """The held-out tuples of each part, which validate the network that was trained without that part."""
@@ -336,7 +344,7 @@ class _Validation:
     @cached_property
     def rows(self) -> list[Tensor]:
         """A limited number of rows, spread evenly over each part."""
-        n_rows = max(1, max_rows(self.calibration.error.shape[1:]) // len(self.parts))
+        n_rows = max(1, max_rows(self.calibration.field_shape) // len(self.parts))
         return [rows[:: math.ceil(len(rows) / n_rows)] for rows in self.parts]
 
     @cached_property
@@ -361,7 +369,7 @@ class _Validation:
             ranges.append(ends.cpu())
             own, error = (
                 part.reshape(log.shape).float()
-                for part in (bound, self.calibration.error[rows])
+                for part in (bound, self.calibration[rows].error)
             )
             for place, power in enumerate(EXPONENTS):
                 missed = pinball_loss(error, own * (power * log).exp(), quantile)

@@ -101,11 +101,12 @@ class FieldScaleIncrement:
         """Estimate the scale and the coefficient, learn the factor, and compute the lift."""
         self.reference_ = fit_reference(self.reference, calibration, self.quantile)
         self.edge_ = edge_distance(calibration)
-        device = calibration.error.device
+        device = calibration.point.device
         self.slope_ = steepest_slope(calibration, self.quantile)
-        scale = LowRankScale(self.n_spatial)(
-            over_reference(calibration, self.reference_),
+        scale = LowRankScale(self.n_spatial).fit(
+            lambda rows: over_reference(calibration[rows], self.reference_),
             calibration.weight,
+            calibration[:1].error[0],
             self.quantile,
         )
         scale = scale.reshape(-1).double().cpu()
@@ -213,7 +214,7 @@ def _coefficient(
     naturals, errors = [], []
     for rows in chunks(len(calibration), 8 * len(scale)):
         natural = natural_scale(calibration.features[rows], reference)
-        error = calibration.error[rows].reshape(natural.shape).double()
+        error = calibration[rows].error.reshape(natural.shape).double()
         naturals.append(natural.cpu()[:, columns])
         errors.append(error.cpu()[:, columns])
     error, shape = torch.cat(errors), torch.cat(naturals) * scale[columns]

@@ -1,12 +1,14 @@
 """The scale of the errors: the typical size of the error in each coordinate, relative to the other coordinates."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from geoq.arrays import chunks
 from geoq.quantiles import weighted_quantile
 from geoq.settings import check_integer
 
@@ -60,21 +62,42 @@ class LowRankScale:
         weight: Float[Tensor, " n"],
         quantile: float,
     ) -> Float[Tensor, " *field"]:
-        n_cells = math.prod(error.shape[error.ndim - self.n_spatial :])
-        fields = error.reshape(len(error), -1, n_cells)
-        maps = self.maps(torch.tensordot((weight / weight.sum()).to(error), fields, 1))
+        return self.fit(lambda rows: error[rows], weight, error[0], quantile)
+
+    def fit(
+        self,
+        error_of: Callable[[slice], Float[Tensor, " _ *field"]],
+        weight: Float[Tensor, " n"],
+        like: Float[Tensor, " *field"],
+        quantile: float,
+    ) -> Float[Tensor, " *field"]:
+        """The scale of errors that are read in chunks.
+
+        Args:
+            error_of: the errors of some tuples.
+            weight: the weights of the tuples.
+            like: the error of one tuple.
+            quantile: the quantile level of the coefficients.
+        """
+        n_cells = math.prod(like.shape[like.ndim - self.n_spatial :])
+        fields = like.reshape(-1, n_cells)
         some = torch.randperm(n_cells, generator=torch.Generator().manual_seed(0))
-        some = some[: max(100, MAX_CHANNEL_VALUES // len(error))].to(error.device)
+        some = some[: max(100, MAX_CHANNEL_VALUES // len(weight))].to(like.device)
+        mean, parts = torch.zeros_like(fields), []
+        fraction = (weight / weight.sum()).to(like)
+        for rows in chunks(len(weight), fields.numel()):
+            part = error_of(rows).reshape(-1, *fields.shape)
+            mean = mean + torch.tensordot(fraction[rows], part, 1)
+            parts.append(part[:, :, some])
+        maps, sampled = self.maps(mean), torch.cat(parts)
         coefficient = torch.stack(
             [
-                _coefficient(
-                    fields[:, channel, some], maps[channel, some], weight, quantile
-                )
+                _coefficient(sampled[:, channel], maps[channel, some], weight, quantile)
                 for channel in range(len(maps))
             ]
         )
         scale: Tensor = coefficient[:, None] * maps
-        return scale.reshape(error.shape[1:])
+        return scale.reshape(like.shape)
 
     def maps(
         self, mean: Float[Tensor, " n_channels n_cells"]

@@ -400,19 +400,13 @@ def deployed(
 
 def sources_of(
     train_surrogate: TrainSurrogate | FoldSurrogates | None,
-    surrogate: Surrogate,
-    n_folds: int,
-) -> FoldSurrogates:
+) -> FoldSurrogates | None:
     """The source of the fold surrogates.
 
     Args:
         train_surrogate: the recipe, or a source. None means that every fold uses the deployed surrogate, which has not seen
             any of the data.
-        surrogate: the deployed surrogate.
-        n_folds: the number of folds.
     """
-    if train_surrogate is None:
-        return TrainedFolds([surrogate] * n_folds)
-    if isinstance(train_surrogate, FoldSurrogates):
+    if train_surrogate is None or isinstance(train_surrogate, FoldSurrogates):
         return train_surrogate
     return FreshFolds(train_surrogate)
