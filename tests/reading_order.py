@@ -33,6 +33,7 @@ READING_ORDER = [
     "frames",
     "preparation",
     "queries",
+    "tuple_files",
     "files",
     "estimator",
     "rollout",

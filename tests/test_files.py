@@ -303,3 +303,50 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
 def test_numpy_numbers_are_numbers(tmp_path):
     archive.write(tmp_path / "a", {"n": np.int64(2), "tau": np.float32(0.5)}, {})
     assert archive.read(tmp_path / "a")[0] == {"n": 2, "tau": 0.5}
+
+
+def table(n=80):
+    x = np.random.default_rng(0).normal(size=(n, 2))
+    return x, x @ NETWORK.weight.detach().numpy().T + 0.1 * x[:, :1] ** 2
+
+
+def test_tuples_of_one_point_share_its_arrays_also_in_a_file(tmp_path):
+    geoq = GeoQ(surrogate, None).fit(*table())
+    assert geoq.calibration_.stored_error.values is geoq.error_
+    geoq.save(tmp_path / "a.geoq")
+    loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=surrogate)
+    for one, other in ((geoq, loaded), (geoq, pickle.loads(pickle.dumps(geoq)))):
+        tuples, again = one.calibration_, other.calibration_
+        assert again.stored_error.values is other.error_
+        assert torch.equal(tuples.error, again.error)
+        for part, same in zip(tuples.features.parts, again.features.parts, strict=True):
+            assert torch.equal(part, same)
+
+
+def test_a_file_without_calibration_tuples_gives_the_same_answers(tmp_path):
+    x, y = table()
+    geoq, path = GeoQ(surrogate, None).fit(x, y), tmp_path / "a.geoq"
+    geoq.save(path)
+    size = path.stat().st_size
+    geoq.save(path, calibration=False)
+    assert path.stat().st_size < 0.7 * size
+    loaded = GeoQ.load(path, surrogate=surrogate)
+    assert_same(geoq, loaded, x[:7] + 0.1)
+    assert loaded.assess(x).reason(3) == geoq.assess(x).reason(3)
+    assert (loaded.bounds(x, (0.5,))[0.5] == geoq.bounds(x, (0.5,))[0.5]).all()
+    message = r"calibration_.error is needed here, but .* saved with calibration=False"
+    with pytest.raises(AttributeError, match=message):
+        _ = loaded.calibration_.error
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"safe_region": SafeRegion()}, "calibration=False .*=SafeRegion"),
+        ({"increment_model": Tenth()}, r"calibration=False .* increment_model=Tenth"),
+    ],
+)
+def test_tuples_that_the_answers_need_are_not_left_out(tmp_path, settings, message):
+    geoq = GeoQ(surrogate, None, **settings).fit(*table())
+    with pytest.raises(ValueError, match=message):
+        geoq.save(tmp_path / "a.geoq", calibration=False)

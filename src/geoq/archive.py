@@ -27,7 +27,7 @@ try:
 except ImportError:  # Windows: without locks, the files of killed processes stay
     fcntl = None  # type: ignore[assignment]
 
-FORMAT = "geoq 2"
+FORMAT = "geoq 3"
 # Answers of one model on two machines may differ by this fraction of the largest answer.
 SAME = 1e-4
 # The largest header that the format allows, in bytes.

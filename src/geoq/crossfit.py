@@ -306,7 +306,7 @@ def _predicted(
     held_out: "list[_HeldOut]",
     fold_surrogates: FoldSurrogates,
     error_functional: ErrorFunctional,
-    checkpoint: Checkpoint | None,
+    checkpoint: FinishedFolds | None,
 ) -> "_FoldTuples":
     """The predictions and errors of the fold surrogates at the held-out points of all folds."""
     # The tuples of all folds are written into one place: concatenating fields would take twice the memory.

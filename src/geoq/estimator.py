@@ -402,12 +402,17 @@ class GeoQ:
             return self.safe_region_
         return self.coordinates_ if self.coordinates_.constant.any() else None
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, calibration: bool = True) -> None:
         """Write the calibrated estimator to one file of arrays and numbers.
 
         The file contains no callables, but their answers at a few stored inputs, to recognise them.
+
+        Args:
+            path: the file.
+            calibration: False leaves the calibration tuples out. ``assess`` and ``conformalize`` do not need them; ``bounds``
+                needs them for increment models without ``HasLevels``.
         """
-        files.save(self, path)
+        files.save(self, path, calibration=calibration)
 
     @classmethod
     def load(

@@ -12,18 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geoq import archive
+from geoq import archive, tuple_files
 from geoq.archive import with_prefix, without_prefix
 from geoq.arrays import Array, Rows
 from geoq.checks import check_callable, check_count, check_fitted, warn
 from geoq.conformal import ConformalFactors
-from geoq.crossfit import CalibrationSet
 from geoq.field_region import FieldRegion, FittedFieldRegion
 from geoq.folds import UnavailableFolds
 from geoq.frames import frame_state, rebuilt
 from geoq.geometry import (
     Embedding,
-    GeometricFeatures,
     Geometry,
     mean_over_field,
 )
@@ -76,23 +74,13 @@ _WITH_STATE = (FittedSupportRegion, FittedFieldRegion)
 _ERRORS: dict[str | None, ErrorFunctional] = {
     error.__name__: error for error in (absolute_error, norm_error, relative_norm_error)
 }
-_FEATURES = (
-    "displacement",
-    "support_distance",
-    "anchor_error",
-    "prediction",
-    "inputs",
-    "neighborhood.rows",
-    "neighborhood.nearest",
-    "neighborhood.side",
-)
+# Arrays of an increment model with one row per point.
 _OF_POINTS = ("outputs", "held_out_error")
-_TUPLES = ("error", "point", "fold", "family")
 # Starts of the names of arrays without nan and infinity, without nan, and names of arrays without negative and infinite values.
 _FINITE = ("coordinates.", "points.", "metric.", "increment.", "region.", "probe.")
 # The limits of a learned factor can be infinite.
 _DEFINED = ("increment.learned.lower", "increment.learned.upper")
-_NOT_NEGATIVE = ("error", "calibration.error", "features.support_distance")
+_NOT_NEGATIVE = ("error", "features.error", "features.support_distance")
 
 
 @dataclass(frozen=True)
@@ -115,16 +103,31 @@ class Content:
         return Content(path, *archive.read(path))
 
 
-def save(geoq: "GeoQ", path: str | Path) -> None:
-    """Write a calibrated estimator to one file."""
-    archive.write(path, *state(geoq))
+def save(geoq: "GeoQ", path: str | Path, *, calibration: bool) -> None:
+    """Write a calibrated estimator to one file, with or without its calibration tuples."""
+    archive.write(path, *state(geoq, calibration=calibration))
 
 
-def state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
+def state(
+    geoq: "GeoQ", *, calibration: bool = True
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The numbers and arrays of a calibrated estimator."""
     check_fitted(geoq, "probes_")
+    if not calibration:
+        tuple_files.check_droppable(geoq)
+    numbers, arrays = _query_state(geoq)
+    if not calibration:
+        tuples = geoq.calibration_
+        numbers["typical"] = [tuples.typical_distance, tuples.typical_support_distance]
+        return numbers, arrays
+    tuple_numbers, tuple_arrays = tuple_files.state(geoq)
+    return numbers | tuple_numbers, arrays | tuple_arrays
+
+
+def _query_state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The numbers and arrays that answer queries."""
     name, settings, weights = _model_state(geoq.increment_model_)
-    calibration, points = geoq.calibration_, geoq.geometry_.points
+    points = geoq.geometry_.points
     region, region_arrays = _region_state(geoq.safe_region_)
     numbers = {
         # As fitted: the constructor arguments may have been changed since.
@@ -135,7 +138,7 @@ def state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
             geoq.conformal_factors_.unsafe,
         ],
         "safe_region": region,
-        "reach": calibration.reach,
+        "collects": geoq.geometry_.collects,
         "numpy": isinstance(geoq.probes_, np.ndarray),
         "cuda": geoq.error_.is_cuda,
         "increment_model": name,
@@ -144,15 +147,12 @@ def state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
         "folds": repr(geoq.folds),
         "error_functional": getattr(geoq.error_functional, "__name__", None),
     }
-    features = dict(zip(_FEATURES, calibration.features.parts, strict=False))
     arrays = {
         **with_prefix("coordinates.", geoq.coordinates_.state()),
         "error": geoq.error_,
         "points.z": points.z,
         **with_prefix("increment.", weights),
         **with_prefix("region.", region_arrays),
-        **{f"calibration.{name}": getattr(calibration, name) for name in _TUPLES},
-        **with_prefix("features.", features),
         **with_prefix("probe.", _answers(geoq)),
     }
     if geoq.metric_ is not None:
@@ -161,8 +161,6 @@ def state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
         arrays["points.normalized"] = points.normalized
     if geoq.schema_ is not None:
         arrays["table.x"] = _raw(values(geoq.probes_))
-    if calibration.position is not None:
-        arrays["calibration.position"] = calibration.position
     return numbers, arrays
 
 
@@ -301,7 +299,8 @@ def _restored_probes(
 
 def _check(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> None:
     """Refuse values that no calibration has, and arrays whose lengths differ."""
-    archive.check_values(arrays, finite=_FINITE, defined=_DEFINED, errors=_NOT_NEGATIVE)
+    errors = tuple(name for name in _NOT_NEGATIVE if name in arrays)
+    archive.check_values(arrays, finite=_FINITE, defined=_DEFINED, errors=errors)
     archive.check_number("threshold", numbers["safe_region"]["threshold"], above=-1e-9)
     for factor in numbers["conformal_factors"]:
         archive.check_number("conformal_factors", factor, above=-1e-9)
@@ -310,21 +309,15 @@ def _check(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> None:
     )
     probes = "probe.x" if numbers.get("table") is None else "table.x"
     archive.check_value(f"array {probes!r}", len(arrays[probes]) > 0, "empty")
-    n_points, n_tuples = len(arrays["error"]), len(arrays["calibration.error"])
+    n_points = len(arrays["error"])
     for name in ("n_anchors", "n_support"):
         check_count(numbers[name], name)
         archive.check_value(name, numbers[name] <= n_points, "larger than the data")
-    lengths = {"points.z": n_points, "points.normalized": n_points}
-    lengths |= {f"increment.points.{name}": n_points for name in _OF_POINTS}
-    lengths |= {f"calibration.{name}": n_tuples for name in _TUPLES}
-    lengths |= {f"features.{name}": n_tuples for name in _FEATURES[:4]}
-    for name, length in lengths.items():
-        if name in arrays:
-            same = len(arrays[name]) == length
-            archive.check_value(f"array {name!r}", same, f"not of length {length}")
-    point = arrays["calibration.point"]
-    inside = bool(((point >= 0) & (point < n_points)).all())
-    archive.check_value("array 'calibration.point'", inside, "out of range")
+    for name in ("z", "normalized", "inputs", "prediction"):
+        tuple_files.check_length(arrays, f"points.{name}", n_points)
+    for name in _OF_POINTS:
+        tuple_files.check_length(arrays, f"increment.points.{name}", n_points)
+    tuple_files.check(arrays, n_points)
 
 
 def _restore_geometry(
@@ -344,20 +337,10 @@ def _restore_geometry(
         Embedding(z, arrays.get("points.normalized", z)),
         n_anchors=geoq.n_anchors,
         n_support=geoq.n_support_,
-        collects="features.neighborhood.rows" in arrays,
+        collects=numbers["collects"],
     )
     geoq.conformal_factors_ = ConformalFactors(*numbers["conformal_factors"])
-    geoq.calibration_ = CalibrationSet(
-        features=GeometricFeatures.of(
-            [arrays[f"features.{n}"] for n in _FEATURES if f"features.{n}" in arrays]
-        ),
-        error=arrays["calibration.error"],
-        point=arrays["calibration.point"],
-        fold=arrays["calibration.fold"],
-        family=arrays["calibration.family"],
-        position=arrays.get("calibration.position"),
-        reach=numbers["reach"],
-    )
+    geoq.calibration_ = tuple_files.restored(numbers, arrays)
 
 
 def _restored_model(
