@@ -134,7 +134,7 @@ class GeoQ:
             x: inputs, one per row: an array of any shape, or a data frame of pandas or polars. The surrogate and the recipe
                 receive data frames as they are. Columns can hold numbers, dates, booleans, strings or categories.
             y: reference outputs, one per row: an array of any shape, a Series or a data frame.
-            groups: a label per row, for fold schemes that hold out whole groups.
+            groups: a label per row; rows with the same label are held out together.
             checkpoint: a folder, or a ``Checkpoint``, that keeps each finished fold. A run that was interrupted continues from
                 there when it is started again, with the same result.
 
