@@ -16,6 +16,7 @@ READING_ORDER = [
     "metric",
     "folds",
     "fold_plan",
+    "repeats",
     "archive",
     "nets",
     "training",

@@ -18,7 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 from sklearn.tree import DecisionTreeRegressor
 
-from geoq import GeoQ, RandomFolds
+from geoq import ClusterFolds, GeoQ, NestedFolds, RandomFolds, default_folds
 from geoq.columns import Category, Ignored, Log, Number, Part, Periodic, fit_columns
 from geoq.metric import Columns
 from geoq.sklearn import GeoQRegressor
@@ -404,3 +404,62 @@ def test_a_regressor_that_accepts_missing_values_has_them() -> None:
     assert "input temp is missing, but it is never missing" in missing.reason(0)
     with pytest.raises(ValueError, match="contains NaN"):
         GeoQRegressor(Ridge(), folds=RandomFolds(5)).fit(x, Y)
+
+
+def repeated(n_places: int = 30, n_each: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    """Noisy measurements, several at each place of a grid that is symmetric about its centre."""
+    rng = np.random.default_rng(0)
+    places = np.repeat(np.linspace(-1, 1, n_places), n_each)
+    order = rng.permutation(len(places))
+    x = places[order, None]
+    return x, np.sin(3 * x[:, 0]) + rng.normal(0, 0.3, len(x))
+
+
+@pytest.mark.parametrize(
+    "folds", [RandomFolds(5), ClusterFolds(5), NestedFolds(5), default_folds()]
+)
+def test_all_default_folds_hold_out_rows_with_equal_inputs_together(folds: Any) -> None:
+    x, _ = repeated()
+    for train, held_out in folds.split(x):
+        assert len(train)
+        assert len(held_out)
+        assert not np.intersect1d(x[train], x[held_out]).size
+
+
+def test_the_reason_gives_the_spread_of_repeats_at_the_anchor(tmp_path: Path) -> None:
+    x, y = repeated()
+    geoq = GeoQ(lambda x: np.sin(3 * x[:, 0]), None, folds=RandomFolds(5)).fit(x, y)
+    geoq.save(tmp_path / "a.geoq")
+    loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=geoq.surrogate_)
+    answer = geoq.assess(x[:1])
+    spread = y[x[:, 0] == x[0, 0]].std(ddof=1)
+    text = f"4 rows of the data have the inputs of this anchor; the standard deviation of their outputs is {spread:.3g}"
+    assert text in answer.reason(0)
+    assert answer.reason(0) == loaded.assess(x[:1]).reason(0)
+    unique = GeoQ(lambda x: x[:, 0], None, folds=RandomFolds(5)).fit(
+        x + np.arange(len(x))[:, None], y
+    )
+    assert "rows of the data" not in unique.assess(x[:1]).reason(0)
+
+
+def test_outputs_are_listed_by_name_and_never_averaged(tmp_path: Path) -> None:
+    y = pd.DataFrame({"deflection": 1e-6 * Y, "force": 1e3 * Y}, index=X.index)
+    y.attrs["units"] = {"deflection": "m"}
+
+    def two(x: Any) -> np.ndarray:
+        return np.stack([1.1e-6 * outputs(x), 1.1e3 * outputs(x)], axis=1)
+
+    geoq = GeoQ(two, None, folds=RandomFolds(5)).fit(X, y)
+    answer = geoq.assess(X[:1])
+    bounds = answer.error_hat[0]
+    reason = answer.reason(0)
+    assert reason.startswith("query 0: error bounds of 2 outputs, safe")
+    assert f"  deflection (m): error bound {bounds[0]:.3g} = anchor error " in reason
+    assert f"  force: error bound {bounds[1]:.3g} = anchor error " in reason
+    assert "mean" not in reason
+    named = answer.reason(0, outputs=["a in mm", "b in N"])
+    assert "  a in mm: error bound" in named
+    with pytest.raises(ValueError, match="outputs has 1 entries, but an error has 2"):
+        answer.reason(0, outputs=["a"])
+    geoq.save(tmp_path / "a.geoq")
+    assert GeoQ.load(tmp_path / "a.geoq", surrogate=two).assess(X[:1]).reason(0) == reason  # fmt: skip

@@ -8,11 +8,13 @@ from jaxtyping import Bool, Float, Int
 
 from geoq.arrays import Array
 from geoq.checks import check_index
+from geoq.repeats import Repeats
 from geoq.safe_region import Explanations
 from geoq.table import Names
 from geoq.unanswered import Gaps
 
 N_ANCHORS_SHOWN = 5
+N_OUTPUTS_SHOWN = 10
 
 
 @runtime_checkable
@@ -53,6 +55,8 @@ class Assessment:
         gaps: the queries without an answer, for example because an input is nan. They are not safe, their numbers are nan and
             their anchors -1. None if all queries have an answer.
         input_names: the columns of the table that GeoQ was fitted on; None for arrays.
+        output_names: the names of the outputs, if y was a data frame or a Series with a name.
+        repeats: repeated measurements in the data; None if all inputs differ.
     """
 
     prediction: Float[Array, " n *output"]
@@ -72,6 +76,8 @@ class Assessment:
     explanations: Explanations | None = None
     gaps: Gaps | None = None
     input_names: Names | None = None
+    output_names: Sequence[str] | None = None
+    repeats: Repeats | None = None
 
     def __len__(self) -> int:
         return len(self.safe)
@@ -99,29 +105,30 @@ class Assessment:
         name: str | None = None,
         labels: Labels | None = None,
         names: Sequence[str] | None = None,
+        outputs: Sequence[str] | None = None,
     ) -> str:
         """Explain the bound and the flag of one query in words and numbers.
+
+        Up to ten outputs are listed one by one, because they can have different units. A field is described by its mean.
 
         Args:
             query: the number of the query.
             name: a name for the query in the text; its number if None.
             labels: labels of the rows of the data, to name the anchors; their row numbers if None.
-            names: names of the inputs; their numbers if None.
+            names: names of the inputs; the columns of the table or their numbers if None.
+            outputs: names of the outputs, with units if you like; the columns of y or their numbers if None.
         """
         safety = self.safety(query, names)
         if self.gaps is not None and query % len(self) in self.gaps:
             return f"{name or f'query {query}'}: no error bound, {safety}"
-        bound, anchor_error, increment = (
-            float(part[query].mean())
-            for part in (self.error_hat, self.anchor_error, self.increment)
-        )
-        mean = "mean " if len(self.error_hat[query].reshape(-1)) > 1 else ""
         distance = float(self.features.support_distance[query])
         score = float(self.support_score[query])
+        first, *parts = self._bound_lines(query, outputs)
         lines = [
-            f"{name or f'query {query}'}: {mean}error bound {bound:.3g}, {safety}",
-            f"  anchor error {anchor_error:.3g} + increment {increment:.3g} = {bound:.3g}",
-            *self._anchor_lines(query, mean, labels),
+            f"{name or f'query {query}'}: {first}, {safety}",
+            *parts,
+            *self._anchor_lines(query, labels),
+            *self._repeat_lines(query, outputs),
             f"  support distance {distance:.3g}, {_times(distance, self.typical_support_distance)}",
             f"  support score {score:.3g}, threshold {self.threshold:.3g}",
         ]
@@ -130,10 +137,72 @@ class Assessment:
             lines.insert(1, f"  {why}")
         return "\n".join(lines)
 
-    def _anchor_lines(self, query: int, mean: str, labels: Labels | None) -> list[str]:
+    def _bound_lines(self, query: int, outputs: Sequence[str] | None) -> list[str]:
+        """The bound and its parts, for each output or as the mean over a field."""
+        parts = [
+            part[query].reshape(-1)
+            for part in (self.error_hat, self.anchor_error, self.increment)
+        ]
+        if not self._is_list:
+            bound, anchor_error, increment = (float(part.mean()) for part in parts)
+            mean = "mean " if len(parts[0]) > 1 else ""
+            one = self._output_names(1, outputs)[0] if not mean and outputs else ""
+            of = f" of {one}" if one else ""
+            return [
+                f"{mean}error bound{of} {bound:.3g}",
+                f"  anchor error {anchor_error:.3g} + increment {increment:.3g} = {bound:.3g}",
+            ]
+        names = self._output_names(len(parts[0]), outputs)
+        return [
+            f"error bounds of {len(names)} outputs",
+            *(
+                f"  {output}: error bound {bound:.3g} = anchor error {anchor_error:.3g} + increment {increment:.3g}"
+                for output, bound, anchor_error, increment in zip(
+                    names, *(part.tolist() for part in parts), strict=True
+                )
+            ),
+        ]
+
+    @property
+    def _is_list(self) -> bool:
+        """Whether an error is a short list of outputs, which can have different units, and not a number or a field."""
+        shape = tuple(self.error_hat.shape[1:])
+        return len(shape) == 1 and 1 < shape[0] <= N_OUTPUTS_SHOWN
+
+    def _output_names(self, n: int, outputs: Sequence[str] | None) -> Sequence[str]:
+        known = self.output_names if outputs is None else outputs
+        if outputs is not None and len(outputs) != n:
+            raise ValueError(
+                f"outputs has {len(outputs)} entries, but an error has {n}; pass one name per output."
+            )
+        if known is None or len(known) != n:
+            return [f"output {i}" for i in range(n)]
+        return [known[i] for i in range(n)]
+
+    def _repeat_lines(self, query: int, outputs: Sequence[str] | None) -> list[str]:
+        """The spread of the measurements at the nearest anchor, if it is repeated."""
+        row = int(self.anchors[query][0])
+        if self.repeats is None or int(self.repeats.count[row]) < 2:
+            return []
+        spread = self.repeats.spread[row].reshape(-1).tolist()
+        text = f"{spread[0]:.3g}"
+        if len(spread) > 1:
+            if len(spread) > N_OUTPUTS_SHOWN:
+                return []
+            names = self._output_names(len(spread), outputs)
+            pairs = zip(names, spread, strict=True)
+            text = ", ".join(f"{value:.3g} ({output})" for output, value in pairs)
+        n = int(self.repeats.count[row])
+        return [
+            f"  {n} rows of the data have the inputs of this anchor; the standard deviation of their outputs is {text}"
+        ]
+
+    def _anchor_lines(self, query: int, labels: Labels | None) -> list[str]:
+        mean = "mean " if len(self.error_hat[query].reshape(-1)) > 1 else ""
         lines = [
-            f"  anchor {f'row {int(row)}' if labels is None else labels[int(row)]}: observed {mean}error "
-            f"{float(error):.3g}, distance {float(distance):.3g}, {_times(float(distance), self.typical_distance)}"
+            f"  anchor {f'row {int(row)}' if labels is None else labels[int(row)]}: "
+            + ("" if self._is_list else f"observed {mean}error {float(error):.3g}, ")
+            + f"distance {float(distance):.3g}, {_times(float(distance), self.typical_distance)}"
             for row, distance, error in zip(
                 self.anchors[query],
                 self.anchor_distance[query],

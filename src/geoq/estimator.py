@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from geoq import files
-from geoq.arrays import Array, Inputs, Rows, restore
+from geoq.arrays import Array, Inputs, Rows, restore, to_tensor
 from geoq.assessment import Assessment, QueryFeatures
 from geoq.checks import check_finite, check_fitted
 from geoq.conformal import (
@@ -49,6 +49,7 @@ from geoq.preparation import (
 )
 from geoq.probing import unchanged
 from geoq.queries import View, embed, views
+from geoq.repeats import Repeats
 from geoq.representation import Representation
 from geoq.safe_region import (
     Explains,
@@ -65,7 +66,14 @@ from geoq.surrogate import (
     absolute_error,
     observe,
 )
-from geoq.table import Table, check_same_order, input_rows, is_frame, output_rows
+from geoq.table import (
+    Table,
+    check_same_order,
+    input_rows,
+    is_frame,
+    output_names,
+    output_rows,
+)
 from geoq.training import Checkpoint, progress
 from geoq.training.fold_surrogates import FoldSurrogates, deployed, sources_of
 from geoq.unanswered import Gaps, blank
@@ -220,6 +228,8 @@ class GeoQ:
         probes.check_unchanged()
         self.probes_ = probes.inputs
         self.schema_ = x.schema if isinstance(x, Table) else None
+        self.output_names_ = output_names(y)
+        self.repeats_ = Repeats.of(points, to_tensor(y, "y"))
 
     def assess(self, x: Inputs) -> Assessment:
         """Error bound, safe flag and their parts at each query (lines 13-17).
@@ -256,6 +266,8 @@ class GeoQ:
             explanations=explanations,
             gaps=gaps,
             input_names=self.schema_,
+            output_names=self.output_names_,
+            repeats=self.repeats_,
         )
 
     def bound(self, x: Inputs) -> Array:

@@ -33,6 +33,7 @@ from geoq.increments.two_laws import TwoLawIncrement
 from geoq.metric import FittedMetric, Metric, SensitivityMetric, coordinates_from
 from geoq.preparation import check_fitted_callables
 from geoq.probing import N_PROBES
+from geoq.repeats import Repeats
 from geoq.representation import Representation
 from geoq.safe_region import (
     DistanceRegion,
@@ -144,6 +145,7 @@ def _query_state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
         "increment_model": name,
         "increment_settings": settings,
         **_table_state(geoq),
+        "output_names": geoq.output_names_,
         "folds": repr(geoq.folds),
         "error_functional": getattr(geoq.error_functional, "__name__", None),
     }
@@ -159,6 +161,8 @@ def _query_state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
         arrays |= with_prefix("metric.", geoq.metric_.state())
     elif not points.shared:
         arrays["points.normalized"] = points.normalized
+    if geoq.repeats_ is not None:
+        arrays |= with_prefix("repeats.", vars(geoq.repeats_))
     if geoq.schema_ is not None:
         arrays["table.x"] = _raw(values(geoq.probes_))
     return numbers, arrays
@@ -263,6 +267,9 @@ def restored(
             geoq, numbers["safe_region"], arrays
         )
         geoq.schema_, geoq.probes_ = _restored_probes(numbers, arrays)
+        outputs, repeats = numbers["output_names"], without_prefix("repeats.", arrays)
+        geoq.output_names_ = None if outputs is None else tuple(outputs)
+        geoq.repeats_ = Repeats(**repeats) if repeats else None
     geoq.increment_model = geoq.increment_model_ = _restored_model(
         content, arrays, increment_model
     )

@@ -8,6 +8,7 @@ nu(x), one flattened row per point.
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -77,11 +78,10 @@ def distinct_rows(points: np.ndarray) -> Int[np.ndarray, " n"]:
 
     Without repeated rows the numbers are 0, 1, 2, ..., so that a permutation of them is a permutation of the rows.
     """
-    _, first, code = np.unique(points, axis=0, return_index=True, return_inverse=True)
-    place = np.empty(len(first), dtype=int)
-    place[np.argsort(first, kind="stable")] = np.arange(len(first))
-    numbers: np.ndarray = place[code.reshape(-1)]
-    return numbers
+    found: dict[bytes, int] = {}
+    # Digests, not the rows themselves, which can be large fields. Adding zero makes both signs of zero equal.
+    digests = (blake2b(row + 0.0, digest_size=16).digest() for row in points)
+    return np.array([found.setdefault(d, len(found)) for d in digests])
 
 
 def _check_fold_count(scheme: str, n_folds: Any, n_things: int, things: str) -> None:
@@ -147,7 +147,7 @@ class RandomFolds:
 
 @dataclass(frozen=True)
 class ClusterFolds:
-    """The paper's pseudo-extrapolation: each fold holds out one K-means cluster.
+    """The paper's pseudo-extrapolation: each fold holds out one K-means cluster, with all rows of equal inputs.
 
     Attributes:
         n_folds: number of clusters.
@@ -173,6 +173,9 @@ class ClusterFolds:
         _check_fold_count(
             "ClusterFolds", self.n_folds, len(np.unique(clusters)), "distinct points"
         )
+        # Rounding must not separate rows with equal inputs.
+        distinct = distinct_rows(points)
+        clusters = clusters[np.unique(distinct, return_index=True)[1]][distinct]
         yield from _complements(
             (np.flatnonzero(clusters == c) for c in range(self.n_folds)), len(points)
         )
@@ -270,7 +273,8 @@ class GroupFolds:
 class NestedFolds:
     """Subsets that shrink towards the centre of the data; each fold holds out the points outside a subset.
 
-    A point far from the centre is held out by many folds, at displacements from small to large.
+    A point far from the centre is held out by many folds, at displacements from small to large. Rows with equal inputs are held
+    out together.
 
     Attributes:
         n_folds: number of subsets.
@@ -295,9 +299,11 @@ class NestedFolds:
             raise ValueError(
                 f"NestedFolds(smallest={smallest!r}): smallest is a fraction of the points, strictly between 0 and 1."
             )
+        distinct = distinct_rows(points)
         for stage in range(1, self.n_folds + 1):
             n_kept = round(len(points) * (1 - (1 - smallest) * stage / self.n_folds))
-            yield np.sort(centre_first[:n_kept]), np.sort(centre_first[n_kept:])
+            held_out = np.isin(distinct, distinct[centre_first[n_kept:]])
+            yield np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
 class CombinedFolds:

@@ -244,6 +244,7 @@ class XarrayGeoQ:
             name=f"{self.sample_dim} {label}",
             labels=labels,
             names=InputNames(self.x_),
+            outputs=InputNames(self.y_),
         )
 
     def save(self, path: str | Path) -> None:
