@@ -4,7 +4,7 @@ Users pass NumPy arrays, torch tensors or data frames. Their callables receive t
 kind. Inside geoq there are only tensors.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeAlias, TypeVar, cast
 
@@ -38,31 +38,23 @@ def to_tensor(array: Rows, name: str) -> Tensor:
 
     Raises:
         TypeError: the array holds something else than real numbers.
+        ValueError: values of a masked array are masked.
     """
     if isinstance(array, Table):
         array = array.array
     if isinstance(array, np.ndarray):
-        if array.dtype == object or not (
-            np.issubdtype(array.dtype, np.number) or array.dtype == bool
-        ):
-            raise TypeError(
-                f"{name} has dtype {array.dtype}, but must hold real numbers; convert it first."
-            )
-        # torch shares the memory of writable, native, positively strided arrays; anything else is copied.
-        shareable = (
-            array.flags.writeable
-            and array.dtype.isnative
-            and all(s >= 0 for s in array.strides)
-        )
-        tensor = torch.from_numpy(
-            array if shareable else np.array(array, dtype=array.dtype.newbyteorder("="))
-        )
+        tensor = _from_numpy(array, name)
     elif isinstance(array, Tensor):
+        way_out = _instead_of_tensor(array)
+        if way_out:
+            raise TypeError(
+                f"{name} is a {way_out[0]} tensor, but must be dense; pass {name}.{way_out[1]}."
+            )
         tensor = array.detach()
     else:
         raise TypeError(
             f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}; "
-            f"convert it, for example with numpy.asarray({name})."
+            f"{_instead(array, name)}."
         )
     if tensor.is_complex():
         raise TypeError(
@@ -75,6 +67,65 @@ def to_tensor(array: Rows, name: str) -> Tensor:
         if tensor.dtype in (torch.float16, torch.bfloat16)
         else tensor
     )
+
+
+def _from_numpy(array: np.ndarray, name: str) -> Tensor:
+    if isinstance(array, np.ma.MaskedArray):
+        if (mask := np.ma.getmaskarray(array)).any():
+            raise ValueError(
+                f"{name} is masked in {mask.sum()} of {mask.size} values, and the numbers under a mask mean nothing; leave these "
+                f"rows out, or replace them, for example with {name}.filled(0)."
+            )
+        array = np.ma.getdata(array)
+    kind = array.dtype.kind
+    if kind not in "biufc" or array.dtype.itemsize > (16 if kind == "c" else 8):
+        ways_out = {
+            "m": f"divide it by its unit, {name} / numpy.timedelta64(1, 's')",
+            "M": f"pass the time since a date, ({name} - {name}[0]) / numpy.timedelta64(1, 's')",
+            "f": f"pass {name}.astype(float)",
+            "c": "pass its real and imaginary parts as two coordinates",
+        }
+        raise TypeError(
+            f"{name} has dtype {array.dtype}, but must hold real numbers of at most 64 bits; "
+            f"{ways_out.get(kind, 'convert it first')}."
+        )
+    # torch shares the memory of writable, native, positively strided arrays; anything else is copied.
+    shareable = (
+        array.flags.writeable
+        and array.dtype.isnative
+        and all(s >= 0 for s in array.strides)
+    )
+    return torch.from_numpy(
+        array if shareable else np.array(array, dtype=array.dtype.newbyteorder("="))
+    )
+
+
+def _instead_of_tensor(tensor: Tensor) -> tuple[str, str] | None:
+    """The kind of an unusual tensor, and the method that makes it dense."""
+    if tensor.is_nested:
+        return "nested", "to_padded_tensor(0.0)"
+    if tensor.layout != torch.strided:
+        return "sparse", "to_dense()"
+    if tensor.is_quantized:
+        return "quantised", "dequantize()"
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+        return str(tensor.dtype).removeprefix("torch."), "float()"
+    if tensor.is_meta:
+        return "meta", "to_empty(device='cpu') with its values"
+    return None
+
+
+def _instead(array: object, name: str) -> str:
+    """What to pass in place of something that is not an array."""
+    if hasattr(array, "toarray"):
+        return f"pass {name}.toarray()"
+    if isinstance(array, Mapping):
+        return f"pass its values as columns, numpy.column_stack([*{name}.values()])"
+    if isinstance(array, Iterator):
+        return f"pass numpy.array([*{name}])"
+    if isinstance(array, str | bytes):
+        return "read the data first, for example with numpy.load"
+    return f"convert it, for example with numpy.asarray({name})"
 
 
 def restore(tensor: Tensor, like: Rows) -> Array:
