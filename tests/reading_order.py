@@ -40,6 +40,7 @@ READING_ORDER = [
     "rollout",
     "metrics",
     "baselines",
+    "plot_checks",
     "plots",
     "sklearn",
     "xarray_labels",

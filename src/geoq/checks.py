@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from numbers import Integral
+from numbers import Integral, Real
 
 import numpy as np
 import torch
@@ -42,6 +42,27 @@ def add_note_on_error(note: str) -> Iterator[None]:
         raise
 
 
+def check_number(value: object, name: str, what: str) -> None:
+    """Refuse anything that is not a real number, such as a string, a list or an array.
+
+    Args:
+        value: what is checked.
+        name: the name of the argument.
+        what: what the number means, with an example.
+    """
+    if isinstance(value, Real) and not isinstance(value, bool | np.bool_):
+        return
+    raise TypeError(
+        f"{name}={shortened(value)} is a {type(value).__name__}, but a number is needed; pass {what}."
+    )
+
+
+def shortened(value: object) -> str:
+    """The repr of a value, cut after 80 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def check_count(count: object, name: str) -> None:
     """Refuse anything that is not an integer of at least 1."""
     if not isinstance(count, Integral) or count < 1:
@@ -50,6 +71,10 @@ def check_count(count: object, name: str) -> None:
 
 def check_index(number: int, name: str, n: int) -> None:
     """Refuse the number of a query, or of a rollout, that was not assessed."""
+    if not isinstance(number, Integral):
+        raise TypeError(
+            f"{name}={shortened(number)} is a {type(number).__name__}, but the number of a row is needed; choose 0 to {n - 1}."
+        )
     if not -n <= number < n:
         raise IndexError(
             f"{name}={number}, but {n} were assessed; choose 0 to {n - 1}."
@@ -97,6 +122,53 @@ def check_finite(
     )
 
 
+# Squares of larger or smaller numbers overflow or vanish, by the precision of the tensor.
+_UNITS = {torch.float32: (1e-18, 1e18), torch.float64: (1e-140, 1e140)}
+
+
+def check_inputs_unit(tensor: Tensor, name: str) -> None:
+    """Refuse a coordinate whose values are so large or so close together that no standard deviation can be computed."""
+    low, high = _UNITS[torch.float64]
+    least, most = tensor.amin(dim=0), tensor.amax(dim=0)
+    size, spread = torch.maximum(most.abs(), least.abs()), most - least
+    bad = (size > high) | ((spread > 0) & (spread < low))
+    if bad.any():
+        where = bad.nonzero()[0].tolist()
+        column = f"{name}[{', '.join(map(str, [':', *where]))}]" if where else name
+        ends = (
+            f"from {least[tuple(where)].item():.3g} to {most[tuple(where)].item():.3g}"
+        )
+        raise ValueError(f"{column} ranges {ends}; {_other_unit(column)}.")
+
+
+def check_outputs_unit(
+    tensor: Tensor, name: str, dtype: torch.dtype | None = None
+) -> None:
+    """Refuse values that are so large or so small that their squares overflow or vanish.
+
+    Args:
+        tensor: the values.
+        name: their name in the message.
+        dtype: the precision of the computation; None means the precision of the values.
+    """
+    dtype = tensor.dtype if dtype is None else dtype
+    low, high = _UNITS[dtype]
+    least, most = tensor.amin().item(), tensor.amax().item()
+    # The largest spread over the samples: a single output may be close to constant.
+    spread = float((tensor.amax(dim=0) - tensor.amin(dim=0)).max())
+    if max(abs(least), abs(most)) > high or 0 < spread < low:
+        raise ValueError(
+            f"{name} ranges from {least:.3g} to {most:.3g} in {str(dtype).removeprefix('torch.')}; {_other_unit(name)}."
+        )
+
+
+def _other_unit(name: str) -> str:
+    return (
+        "squares of such numbers overflow or vanish; pass it in another unit of measurement, for example "
+        f"{name} / abs({name}).max()"
+    )
+
+
 def _is_masked(finite: Tensor) -> bool:
     """Whether some places of the fields, but not all, are missing in every sample."""
     if finite.ndim < 3 or len(finite) < 2 or not finite[0].any():
@@ -121,6 +193,8 @@ def check_pairs(x: Rows, y: Rows) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"x has {len(inputs)} rows and y has {len(outputs)}; each input needs its reference output."
         )
+    check_inputs_unit(inputs, "x")
+    check_outputs_unit(outputs, "y")
     return inputs, outputs
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from geoq.arrays import Rows, take, to_tensor
-from geoq.checks import check_pairs, warn
+from geoq.checks import check_number, check_pairs, shortened, warn
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.increments.protocol import (
@@ -260,8 +260,11 @@ def levels_of(levels: Any) -> list[float]:
     """Quantile levels as a list of numbers; a single number is refused."""
     if np.ndim(levels) != 1:
         raise TypeError(
-            f"levels={levels!r} must be a sequence, for example (0.5, 0.9)."
+            f"levels={shortened(levels)} must be a sequence of numbers; pass for example (0.5, 0.9)."
         )
+    for level in levels:
+        number = level.item() if isinstance(level, Tensor) else level
+        check_number(number, "levels", "quantile levels such as (0.5, 0.9)")
     # In single precision 0.9 is 0.8999999762, which would be an unexpected key.
     return [
         level if isinstance(level, float) else float(f"{float(level):.7g}")

@@ -59,9 +59,9 @@ class FoldPlan:
         check_scheme(folds)
         schemes = folds.schemes if isinstance(folds, CombinedFolds) else (folds,)
         drawn = [
-            (family, (np.asarray(train), np.asarray(held_out)))
+            (family, _rows_of(pair, f"fold {number} of {scheme!r}"))
             for family, scheme in enumerate(schemes)
-            for train, held_out in scheme.split(points, None, groups)
+            for number, pair in enumerate(scheme.split(points, None, groups), start=1)
         ]
         plan = FoldPlan(
             splits=tuple(split for _, split in drawn),
@@ -179,6 +179,27 @@ def draw_folds(
                 "leave groups out."
             )
     return replace(plan, dependence=Dependence(codes, reach=0), name=repr(folds))
+
+
+def _rows_of(pair: Any, name: str) -> Split:
+    """The training rows and held-out rows of a fold; refused unless they are two lists of row numbers."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        parts = f" of {len(pair)} parts" if isinstance(pair, tuple | list) else ""
+        raise TypeError(
+            f"{name} is a {type(pair).__name__}{parts}, but a fold is a pair; yield (training rows, held-out rows)."
+        )
+    train, held_out = (np.asarray(part) for part in pair)
+    for what, rows in (("training", train), ("held-out", held_out)):
+        if rows.dtype == bool:
+            raise TypeError(
+                f"the {what} rows of {name} are a boolean mask, but row numbers are needed; pass numpy.flatnonzero(mask)."
+            )
+        if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+            raise TypeError(
+                f"the {what} rows of {name} have dtype {rows.dtype} and shape {rows.shape}, but a list of row numbers is "
+                "needed; pass integers."
+            )
+    return train, held_out
 
 
 def group_codes(groups: Any, n_points: int) -> tuple[np.ndarray, np.ndarray]:

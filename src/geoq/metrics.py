@@ -2,7 +2,7 @@
 
 Metrics take NumPy arrays or torch tensors of any shape with one row per sample. Most of them accept ``where``, a boolean
 mask of the rows, of rows and lead times, or of single values, for example the mask of safe queries. A metric of no
-values is nan.
+values is nan; nan among the values is refused.
 """
 
 import math
@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from geoq.arrays import Array, to_tensor
+from geoq.checks import check_count, check_number
 from geoq.quantiles import check_quantile, pinball_loss
 
 
@@ -176,11 +177,14 @@ def coverage_by_bin(
         CoverageBin(lower=1.0, upper=2.0, count=2, coverage=1.0)
         CoverageBin(lower=2.0, upper=4.0, count=2, coverage=0.5)
     """
-    if n_bins < 1:
-        raise ValueError(f"n_bins={n_bins}: n_bins must be an integer >= 1.")
+    check_count(n_bins, "n_bins")
     values, estimates = _pair(error, error_hat, names=("error", "error_hat"))
     scores = to_tensor(score, "score").to(values)
     _check_leading(scores, values, "score")
+    _check_known(values, estimates, ("error", "error_hat"))
+    _check_known(scores, scores, ("score", "score"))
+    # More bins than scores would be empty.
+    n_bins = min(n_bins, max(1, scores.numel()))
     covered = (values <= estimates).double()
     if not scores.numel():
         return []
@@ -228,10 +232,12 @@ def coverage_by_lead(
         [1.0, 0.5, 0.0]
     """
     values, estimates = _pair(error, error_hat, names=("error", "error_hat"))
+    check_number(axis, "axis", "the number of an axis, such as 1")
     if not -values.ndim <= axis < values.ndim:
         raise ValueError(
             f"axis={axis}, but error has {values.ndim} dimensions; choose one of its axes."
         )
+    _check_known(values, estimates, ("error", "error_hat"))
     covered = (values <= estimates).double().movedim(axis, 0)
     return covered.reshape(len(covered), -1).mean(dim=1).cpu().numpy()
 
@@ -260,6 +266,7 @@ def _selected(
     """The values of two arrays where the mask is true."""
     left, right = _pair(first, second, names=names)
     if where is None:
+        _check_known(left, right, names)
         return left.flatten(), right.flatten()
     mask = torch.as_tensor(where, device=left.device)
     if mask.dtype != torch.bool:
@@ -267,7 +274,21 @@ def _selected(
             f"where has dtype {mask.dtype}, but it must be a boolean mask; pass an array of dtype bool."
         )
     _check_leading(mask, left, "where")
-    return left[mask].flatten(), right[mask].flatten()
+    left, right = left[mask], right[mask]
+    _check_known(left, right, names)
+    return left.flatten(), right.flatten()
+
+
+def _check_known(left: Tensor, right: Tensor, names: tuple[str, str]) -> None:
+    """Refuse nan, which is neither covered nor exceeded."""
+    for values, name in zip((left, right), names, strict=True):
+        if not (missing := values.isnan()).any():
+            continue
+        where = ", ".join(str(int(i)) for i in missing.nonzero()[0])
+        raise ValueError(
+            f"{name}[{where}] is nan ({int(missing.sum())} of {values.numel()} values), for example because the query has no "
+            "answer or the error is unknown; leave these values out of all arrays, or out of where."
+        )
 
 
 def _check_leading(part: Tensor, whole: Tensor, name: str) -> None:

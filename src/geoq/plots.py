@@ -6,7 +6,6 @@ the pictures can be read in grey.
 """
 
 from collections.abc import Iterable
-from operator import index
 from textwrap import fill
 from typing import Any, Literal, SupportsIndex
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 
-from geoq.arrays import Array, to_tensor
+from geoq.arrays import Array
 from geoq.assessment import Assessment
 from geoq.increments.shapes import check_spatial
 from geoq.rollout import RolloutAssessment
@@ -27,6 +26,15 @@ except ImportError as exc:
     raise ImportError(
         'geoq.plots draws with Matplotlib; install it by pip install "geoq[plots]".'
     ) from exc
+
+from geoq.plot_checks import (
+    channels_of,
+    check_axes,
+    check_figure,
+    numbers_of,
+    row_index,
+    true_errors,
+)
 
 TRUE, ESTIMATE, REFERENCE = "#1b1b1b", "#c1440e", "#4c78a8"
 SHADE = "#cfdbe8"
@@ -54,14 +62,17 @@ def summary(
         assessment: the answer of ``GeoQ.assess``.
         error: true errors in the shape of the bounds: ``abs(y - assessment.prediction)``.
     """
-    bound, safe = _numbers(assessment.error_hat), _numbers(assessment.safe) > 0
-    true = None if error is None else _errors(error, "error", assessment.error_hat)
+    check_figure(figure)
+    bound, safe = numbers_of(assessment.error_hat), numbers_of(assessment.safe) > 0
+    true = None if error is None else true_errors(error, "error", assessment.error_hat)
     _set_layout(figure)
     panels = figure.subplots(1, 1 if true is None else 2, squeeze=False)
     left, *right = panels[0]
-    score, threshold = _numbers(assessment.support_score), assessment.threshold
+    score, threshold = numbers_of(assessment.support_score), assessment.threshold
     _bound_over_score(left, score, bound.reshape(len(bound), -1), safe, threshold)
     if true is not None:
+        answered = np.isfinite(bound).reshape(len(bound), -1).all(axis=1)
+        true, bound, safe = true[answered], bound[answered], safe[answered]
         each = np.broadcast_to(safe.reshape(-1, *[1] * (bound.ndim - 1)), bound.shape)
         n_drawn = min(MOST_POINTS, bound.size)
         drawn = np.random.default_rng(0).choice(
@@ -101,19 +112,26 @@ def fields(
         expected: expected errors of all queries, from ``GeoQ.expected_error``.
         error: true errors of all queries: ``abs(y - assessment.prediction)``.
     """
+    check_figure(figure)
     check_spatial(n_spatial)
-    row = _index(row, len(assessment), "row", "the queries of the assessment")
+    row = row_index(row, len(assessment), "row", "the queries of the assessment")
+    if assessment.gaps is not None and row in assessment.gaps:
+        raise ValueError(
+            f"row={row} has no answer to draw: {assessment.gaps.explain(row)}; choose another row."
+        )
     one = slice(row, row + 1)
-    prediction = _channels(assessment.prediction[one], "prediction", n_spatial)
-    channel = _index(channel, len(prediction), "channel", "the channels of prediction")
+    prediction = channels_of(assessment.prediction[one], "prediction", n_spatial)
+    channel = row_index(
+        channel, len(prediction), "channel", "the channels of prediction"
+    )
     given = {"bound": assessment.error_hat}
     for name, values in (("expected", expected), ("error", error)):
         if values is not None:
-            _errors(values, name, assessment.error_hat)
+            true_errors(values, name, assessment.error_hat)
             given[name] = values
     errors = {}
     for name, values in given.items():
-        channels = _channels(values[one], "error_hat", n_spatial)
+        channels = channels_of(values[one], "error_hat", n_spatial)
         # An error with a single channel belongs to all channels of the prediction.
         errors[name] = channels[channel if len(channels) > 1 else 0]
     axes = (_maps if n_spatial == 2 else _lines)(figure, prediction[channel], errors)
@@ -144,16 +162,21 @@ def rollouts(
         rows: the numbers of the rollouts.
         error: true errors of all rollouts: ``abs(truth - assessment.prediction)``.
     """
+    check_figure(figure)
     n, n_steps = assessment.safe.shape
     whole = "the rollouts of the assessment"
-    chosen = [_index(row, n, "rows", whole) for row in rows]
+    if not isinstance(rows, Iterable):
+        raise TypeError(
+            f"rows={rows!r} is a single number; pass a list, rows=[{rows!r}]."
+        )
+    chosen = [row_index(row, n, "rows", whole) for row in rows]
     if not chosen:
         raise ValueError(
             f"rows is empty, so there is nothing to draw; choose some of 0 to {n - 1}."
         )
     curves = {"bound": assessment.error_hat}
     if error is not None:
-        _errors(error, "error", assessment.error_hat)
+        true_errors(error, "error", assessment.error_hat)
         curves["true error"] = error
     tolerance = None
     if assessment.tolerance is not None:
@@ -164,7 +187,7 @@ def rollouts(
     panels: list[Axes] = grid[:, 0].tolist()
     for axes, row in zip(panels, chosen, strict=True):
         largest = {
-            name: (_numbers(values[row]) / (tolerance if divided else 1.0))
+            name: (numbers_of(values[row]) / (tolerance if divided else 1.0))
             .reshape(n_steps, -1)
             .max(axis=1)
             for name, values in curves.items()
@@ -200,6 +223,7 @@ def error_over_input(
         safe: the safe flags.
         training_interval: the ends of the interval of the training inputs, drawn as dotted lines.
     """
+    check_axes(axes)
     order = np.argsort(x)
     x, error, error_hat, safe = x[order], error[order], error_hat[order], safe[order]
     edges = np.flatnonzero(np.diff(np.concatenate([[0], safe.astype(int), [0]])))
@@ -230,6 +254,7 @@ def estimate_against_error(
         error_hat: the bounds.
         safe: the safe flag of each bound.
     """
+    check_axes(axes)
     floor = _floor(error, error_hat)
     top = max(float(error.max()), float(error_hat.max()), 10 * floor)
     _scatter_by_flag(axes, error.clip(floor), error_hat.clip(floor), safe)
@@ -248,15 +273,21 @@ def _bound_over_score(
     threshold: float,
 ) -> None:
     """Draw the mean bound of each query over its support score, with the safe scores shaded."""
+    title = f"{safe.sum()} of {len(safe)} queries safe"
+    # Queries without an answer have no bound, and a constant input that changed has an infinite score.
+    drawn = np.isfinite(score) & np.isfinite(bound).all(axis=1)
+    if not drawn.all():
+        score, bound, safe = score[drawn], bound[drawn], safe[drawn]
+        title += f", {(~drawn).sum()} not drawn"
     mean, least = bound.mean(axis=1), _floor(score, np.array([threshold]))
     score, edge = score.clip(least), max(threshold, least)
-    ends = min(score.min(), edge) / 1.2, max(score.max(), edge) * 1.2
+    ends = score.min(initial=edge) / 1.2, score.max(initial=edge) * 1.2
     axes.axvspan(ends[0], edge, color=SHADE, lw=0)
     _scatter_by_flag(axes, score, mean.clip(_floor(mean)), safe)
     axes.axvline(edge, color=TRUE, lw=1.2, ls="--", label="threshold")
     name = "error bound" if bound.shape[1] == 1 else "mean error bound"
     axes.set(xlabel="support score", ylabel=name, xscale="log", yscale="log", xlim=ends)
-    axes.set_title(f"{safe.sum()} of {len(safe)} queries safe", fontsize=10)
+    axes.set_title(title, fontsize=10)
     axes.legend(**OPAQUE)
 
 
@@ -343,7 +374,7 @@ def _rollout(
 ) -> None:
     """Draw the bound and the true error of one rollout, its horizon and its unsafe steps."""
     n_steps = assessment.safe.shape[1]
-    step, safe = np.arange(1, n_steps + 1), _numbers(assessment.safe[row]) > 0
+    step, safe = np.arange(1, n_steps + 1), numbers_of(assessment.safe[row]) > 0
     horizons, name_of_horizon = assessment.horizon
     if horizon := int(horizons[row]):
         axes.axvspan(0.5, horizon + 0.5, color=SHADE, lw=0, label=name_of_horizon)
@@ -394,55 +425,3 @@ def _floor(*arrays: np.ndarray) -> float:
     values = np.concatenate([array.reshape(-1) for array in arrays])
     least = float(values[values > 0].min(initial=np.inf))
     return max(least, 1e-12) if np.isfinite(least) else 1e-12
-
-
-def _numbers(values: Array, name: str = "values") -> np.ndarray:
-    numbers: np.ndarray = to_tensor(values, name).cpu().numpy()
-    return numbers
-
-
-def _errors(values: Array, name: str, error_hat: Array) -> np.ndarray:
-    """The errors of all queries as numbers; refused if they cannot be the errors of these bounds.
-
-    The bound of a diverged rollout is infinite, and its error can be missing there.
-    """
-    numbers = _numbers(values, name)
-    if numbers.shape != tuple(error_hat.shape):
-        raise ValueError(
-            f"{name} has shape {numbers.shape}, but the bounds have shape {tuple(error_hat.shape)}; pass the errors of all "
-            "queries, one for each bound."
-        )
-    missing = ~np.isfinite(numbers) & np.isfinite(_numbers(error_hat))
-    if missing.any():
-        raise ValueError(
-            f"{name} is not finite in {missing.sum()} of {numbers.size} places where the bound is finite; assess only "
-            "queries with known errors."
-        )
-    if (numbers < 0).any():
-        raise ValueError(
-            f"{name} contains {np.nanmin(numbers):.3g}, but an error is never negative; pass errors and not outputs: "
-            "abs(y - assessment.prediction)."
-        )
-    return numbers
-
-
-def _index(value: SupportsIndex, n: int, name: str, members: str) -> int:
-    number = index(value)
-    if not 0 <= number < n:
-        raise ValueError(
-            f"{name}={number}, but {members} are 0 to {n - 1}; choose one of them."
-        )
-    return number
-
-
-def _channels(
-    values: Float[Array, " 1 *field"], name: str, n_spatial: int
-) -> Float[np.ndarray, " n_channels *grid"]:
-    """The channels of one query's field."""
-    shape = tuple(values.shape[1:])
-    if len(shape) < n_spatial:
-        advice = "pass n_spatial=1" if shape else "draw all queries with plots.summary"
-        raise ValueError(
-            f"n_spatial={n_spatial}, but {name} of a query has shape {shape}; {advice}."
-        )
-    return _numbers(values, name).reshape(-1, *shape[len(shape) - n_spatial :])

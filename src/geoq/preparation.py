@@ -14,6 +14,7 @@ from geoq.checks import (
     check_array_kind,
     check_callable,
     check_count,
+    check_outputs_unit,
     check_pairs,
     warn,
 )
@@ -26,6 +27,7 @@ from geoq.surrogate import evaluate, relative_norm_error
 from geoq.table import Table, check_same_order, listed, values
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, folds_id
 from geoq.training.fold_surrogates import check_models, is_pretrained
+from geoq.training.loop import Training
 from geoq.training.recipe_id import array_id
 
 if TYPE_CHECKING:
@@ -71,6 +73,11 @@ def check_arguments(geoq: "GeoQ", x: Rows, y: Rows) -> Tensor:
         geoq.error_functional,
     )
     inputs, outputs = check_pairs(x, y)
+    if isinstance(getattr(geoq.increment_model, "training", None), Training):
+        # Networks work in single precision, on errors and on displacements of a representation.
+        check_outputs_unit(outputs, "y", torch.float32)
+        if not isinstance(geoq.representation, Metric):
+            check_outputs_unit(inputs, "x", torch.float32)
     check_same_order(x, y)
     if isinstance(x, Table):
         check_missing(geoq, x)

@@ -18,7 +18,7 @@ def check_quantile(quantile: Any, name: str) -> None:
     """Refuse anything but a number in the open interval (0, 1)."""
     if not is_number(quantile) or not 0 < quantile < 1:
         raise ValueError(
-            f"{name}={quantile}, but a quantile level lies strictly between 0 and 1; 0.95 is usual."
+            f"{name}={quantile!r}, but a quantile level lies strictly between 0 and 1; 0.95 is usual."
         )
 
 
@@ -26,7 +26,7 @@ def check_fraction(value: Any, name: str) -> None:
     """Refuse anything but a number in the half-open interval (0, 1]."""
     if not is_number(value) or not 0 < value <= 1:
         raise ValueError(
-            f"{name}={value}, but it is a fraction; choose a value above 0 and at most 1."
+            f"{name}={value!r}, but it is a fraction; choose a value above 0 and at most 1."
         )
 
 

@@ -7,7 +7,15 @@ import pytest
 import torch
 import xarray as xr
 
-from geoq import DistanceRegion, GeoQ, RandomFolds, RolloutGeoQ, SafeRegion, identity
+from geoq import (
+    DistanceRegion,
+    GeoQ,
+    NormScaledIncrement,
+    RandomFolds,
+    RolloutGeoQ,
+    SafeRegion,
+    identity,
+)
 from geoq.sklearn import GeoQRegressor
 from geoq.xarray import XarrayGeoQ
 
@@ -234,8 +242,69 @@ def test_the_row_that_is_named_is_the_row_of_the_user():
 
 def test_pairs_without_a_bound_are_not_conformalized():
     far = X.copy()
-    far[5, 0] = 1e200
+    far[5, 0] = 1e100
     with pytest.raises(
-        ValueError, match=r"pair 5 of 120 has no bound: input 0 is 1e\+200"
+        ValueError, match=r"pair 5 of 120 has no bound: input 0 is 1e\+100"
     ):
         FITTED.conformalize(far, truth(X))
+
+
+@pytest.mark.parametrize("unit", [1e-100, 1e-30, 1e30, 1e100])
+@pytest.mark.parametrize("which", ["x", "y"])
+@pytest.mark.parametrize("settings", [{}, {"safe_region": DistanceRegion()}], ids=str)
+def test_bounds_and_flags_do_not_depend_on_the_unit(unit, which, settings):
+    x_unit, y_unit = (unit, 1.0) if which == "x" else (1.0, unit)
+    queries = np.array([[0.1, 0.2], [1.9, 0.0]])
+
+    def assessed(x_unit, y_unit):
+        scaled = lambda x: y_unit * surrogate(x / x_unit)
+        geoq = GeoQ(scaled, None, folds=FOLDS, **settings)
+        geoq.fit(x_unit * X, y_unit * truth(X))
+        return geoq.assess(x_unit * queries)
+
+    expected, found = assessed(1.0, 1.0), assessed(x_unit, y_unit)
+    assert found.safe.tolist() == expected.safe.tolist() == [True, False]
+    np.testing.assert_allclose(found.error_hat / y_unit, expected.error_hat, 1e-6)
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-200, 1e200, 1e300])
+@pytest.mark.parametrize("which", ["x", "y"])
+def test_extreme_units_are_refused_before_training(unit, which):
+    x, y = (unit * X, truth(X)) if which == "x" else (X, unit * truth(X))
+    trained = []
+    geoq = GeoQ(None, lambda x, y: trained.append(x))
+    with pytest.raises(
+        ValueError, match=rf"{which}.* ranges .*pass it in another unit"
+    ):
+        geoq.fit(x, y)
+    assert not trained
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "settings", "message"),
+    [
+        (X * [1, 1e-170], truth(X), {}, r"x\[:, 1\] ranges from -.*e-171 to"),
+        (X.astype("f4"), truth(X).astype("f4") * 1e25, {}, "y ranges .* in float32"),
+        (
+            X,
+            truth(X) * 1e60,
+            {"increment_model": NormScaledIncrement()},
+            "y ranges from .* in float32; squares of such numbers overflow",
+        ),
+        (
+            X * 1e60,
+            truth(X),
+            {"increment_model": NormScaledIncrement(), "representation": identity},
+            "x ranges from .* in float32; squares of such numbers overflow",
+        ),
+    ],
+)
+def test_units_that_are_too_large_or_too_small(x, y, settings, message):
+    with pytest.raises(ValueError, match=message):
+        GeoQ(surrogate, None, folds=FOLDS, **settings).fit(x, y)
+
+
+def test_trajectories_in_an_extreme_unit():
+    geoq = RolloutGeoQ(turn, None, n_calibration=10, n_starts=10)
+    with pytest.raises(ValueError, match=r"trajectories.* ranges .*another unit"):
+        geoq.fit(STATES * 1e200)

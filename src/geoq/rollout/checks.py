@@ -1,13 +1,26 @@
 """Refusals of unusable arguments of RolloutGeoQ, before anything is trained or rolled out."""
 
+from typing import TYPE_CHECKING
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from geoq.arrays import Array
-from geoq.checks import check_callable, check_count, check_rows
+from geoq.checks import (
+    add_note_on_error,
+    check_callable,
+    check_count,
+    check_rows,
+    shortened,
+)
+from geoq.fold_plan import FoldPlan
 from geoq.probing import Ask
+from geoq.quantiles import n_required
 from geoq.representation import Representation
+from geoq.rollout.recipe import TrainRollout
 from geoq.rollout.trajectories import TrainStepper, Trajectories, roll_out
+from geoq.safe_region import NeedsNeighbors
 from geoq.surrogate import Surrogate
 from geoq.training.fold_surrogates import (
     TrainedFolds,
@@ -16,6 +29,9 @@ from geoq.training.fold_surrogates import (
     check_pretrained_folds,
 )
 from geoq.training.recipe import TrainNetwork
+
+if TYPE_CHECKING:
+    from geoq.rollout.estimator import RolloutGeoQ
 
 
 def check_models(
@@ -64,6 +80,37 @@ def one_step(surrogate: Surrogate) -> Ask:
     return ask
 
 
+def plan_starts(
+    geoq: "RolloutGeoQ", trajectories: Trajectories, plan: FoldPlan
+) -> list[np.ndarray]:
+    """The rows from which the calibration rollouts of each fold start; unusable folds are refused before any training."""
+    plan.check(n_anchors=geoq.n_anchors, n_support=geoq.n_support)
+    if isinstance(geoq.safe_region, NeedsNeighbors):
+        geoq.safe_region.check_neighbors(plan.n_independent)
+    for fold, (kept, _) in enumerate(plan.splits, start=1):
+        lengths = [len(run) for run in trajectories.runs(kept)]
+        if not lengths:
+            raise ValueError(
+                f"folds={geoq.folds!r}, but fold {fold} of {len(plan.splits)} leaves no pair of consecutive states to "
+                "train on; choose folds of contiguous states, for example TemporalFolds(5)."
+            )
+        if isinstance(geoq.train_surrogate, TrainRollout):
+            with add_note_on_error(f"these are the segments of fold {fold}"):
+                geoq.train_surrogate.check_lengths(lengths)
+    starts = [
+        trajectories.starts(held_out, geoq.n_calibration, geoq.n_starts)
+        for _, held_out in plan.splits
+    ]
+    n_rollouts, quantile = sum(map(len, starts)), geoq.scheme.quantile
+    if n_rollouts < n_required(quantile):
+        raise ValueError(
+            f"quantile={quantile} needs at least {n_required(quantile)} calibration rollouts, but there are only "
+            f"{n_rollouts} with n_starts={geoq.n_starts} and n_calibration={geoq.n_calibration}; lower n_calibration, "
+            "raise n_starts or give more data."
+        )
+    return starts
+
+
 def check_initial_states(x0: Array, n_steps: int, shape: tuple[int, ...]) -> None:
     """Refuse initial states whose shape differs from the fitted states, and a number of steps below 1."""
     check_count(n_steps, "n_steps")
@@ -76,7 +123,19 @@ def check_tolerance(
     """The tolerance as a tensor; refused unless it is positive, and one number or one per coordinate."""
     if tolerance is None:
         return None
-    largest = torch.as_tensor(tolerance)
+    try:
+        largest = torch.as_tensor(tolerance)
+    except (TypeError, ValueError, RuntimeError) as exc:
+        raise TypeError(
+            f"tolerance={shortened(tolerance)} is a {type(tolerance).__name__}, but numbers are needed; pass one number, or an "
+            "array with one per coordinate of the state."
+        ) from exc
+    tiny = torch.finfo(torch.float32).tiny
+    if isinstance(tolerance, float) and 0 < tolerance < tiny:
+        raise ValueError(
+            f"tolerance={tolerance}, but numbers below {tiny:.2g} are zero in single precision; pass the states and the tolerance "
+            "in a smaller unit of measurement."
+        )
     if largest.ndim and tuple(largest.shape) != shape:
         raise ValueError(
             f"tolerance has shape {tuple(largest.shape)}, but states have shape {shape}; pass one number, or one per "

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from geoq.arrays import Array, chunks, restore, to_tensor
 from geoq.checks import (
-    add_note_on_error,
     check_callable,
     check_count,
     check_fitted,
@@ -21,7 +20,6 @@ from geoq.fold_plan import FoldPlan
 from geoq.folds import Folds, TemporalFolds
 from geoq.parameters import get_params, represent, set_params
 from geoq.probing import N_PROBES, Probes
-from geoq.quantiles import n_required
 from geoq.representation import Representation, Standardization
 from geoq.rollout import files
 from geoq.rollout.assessment import RolloutAssessment
@@ -32,17 +30,17 @@ from geoq.rollout.checks import (
     check_models,
     check_tolerance,
     one_step,
+    plan_starts,
 )
 from geoq.rollout.crossfit import RolloutProblem, cross_fit_rollouts
 from geoq.rollout.features import RolloutFeatures, embed
 from geoq.rollout.fold_rollouts import FreshRollouts, TrainedRollouts, trained
 from geoq.rollout.horizon import HeldOutRollouts, Trust, n_leading, over_tolerance
-from geoq.rollout.recipe import TrainRollout
 from geoq.rollout.region import RolloutRegion
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.scheme import RolloutScheme, bound_of, check_scheme, fit_scheme
 from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll_out
-from geoq.safe_region import NeedsNeighbors, Region, check_region, fit_region
+from geoq.safe_region import Region, check_region, fit_region
 from geoq.surrogate import Surrogate
 from geoq.training import progress
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, folds_id
@@ -157,7 +155,7 @@ class RolloutGeoQ:
         )
         points = embedding.normalized.flatten(start_dim=1).cpu().numpy()
         plan = FoldPlan.draw(self.folds, points, gathered.number)
-        starts = self._plan(gathered, plan)
+        starts = plan_starts(self, gathered, plan)
         problem = RolloutProblem(
             gathered,
             embedding,
@@ -407,34 +405,6 @@ class RolloutGeoQ:
         }
         callables = {"train_surrogate": self.train_surrogate}
         return Checkpoint.of(place).open(facts, callables)
-
-    def _plan(self, trajectories: Trajectories, plan: FoldPlan) -> list[np.ndarray]:
-        """The rows from which the calibration rollouts of each fold start; unusable folds are refused before any training."""
-        plan.check(n_anchors=self.n_anchors, n_support=self.n_support)
-        if isinstance(self.safe_region, NeedsNeighbors):
-            self.safe_region.check_neighbors(plan.n_independent)
-        for fold, (kept, _) in enumerate(plan.splits, start=1):
-            lengths = [len(run) for run in trajectories.runs(kept)]
-            if not lengths:
-                raise ValueError(
-                    f"folds={self.folds!r}, but fold {fold} of {len(plan.splits)} leaves no pair of consecutive states to "
-                    "train on; choose folds of contiguous states, for example TemporalFolds(5)."
-                )
-            if isinstance(self.train_surrogate, TrainRollout):
-                with add_note_on_error(f"these are the segments of fold {fold}"):
-                    self.train_surrogate.check_lengths(lengths)
-        starts = [
-            trajectories.starts(held_out, self.n_calibration, self.n_starts)
-            for _, held_out in plan.splits
-        ]
-        n_rollouts, quantile = sum(map(len, starts)), self.scheme.quantile
-        if n_rollouts < n_required(quantile):
-            raise ValueError(
-                f"quantile={quantile} needs at least {n_required(quantile)} calibration rollouts, but there are only "
-                f"{n_rollouts} with n_starts={self.n_starts} and n_calibration={self.n_calibration}; lower n_calibration, "
-                "raise n_starts or give more data."
-            )
-        return starts
 
     def _check_arguments(self) -> None:
         for name in ("n_calibration", "n_starts", "n_anchors", "n_support"):

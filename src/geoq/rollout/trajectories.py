@@ -1,6 +1,6 @@
 """The trajectories of the user, the segments that a fold leaves in, and rollouts of a surrogate."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from geoq.arrays import Array, restore, take, to_tensor
-from geoq.checks import check_finite
+from geoq.checks import check_finite, check_inputs_unit, check_outputs_unit
 from geoq.surrogate import Surrogate
 
 # A state has diverged if a coordinate exceeds the absolute mean of the data by this many standard deviations. Distances to
@@ -68,7 +68,10 @@ class Trajectories:
             ValueError: a trajectory has an unusable shape, another shape of states than the first one, or missing values.
             TypeError: NumPy arrays and tensors are mixed, or a trajectory is neither.
         """
-        several = not isinstance(trajectories, np.ndarray | Tensor)
+        several = isinstance(trajectories, Sequence | Iterator)
+        if not several or isinstance(trajectories, str):
+            # Anything else is refused by its own kind: a data frame, a dictionary, a file name.
+            to_tensor(trajectories, "trajectories")  # type: ignore[arg-type]
         listed: list[Array] = list(trajectories) if several else [trajectories]  # type: ignore[list-item]
         if not listed:
             raise ValueError(
@@ -94,6 +97,8 @@ class Trajectories:
                     "pass all of them as NumPy arrays or all as tensors."
                 )
             check_finite(tensor, name, "cut the trajectory there")
+            check_inputs_unit(tensor, name)
+            check_outputs_unit(tensor, name)
         return Trajectories(
             _joined(listed), np.repeat(np.arange(len(listed)), [len(t) for t in listed])
         )

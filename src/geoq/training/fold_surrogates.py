@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from geoq.arrays import Array, Rows, take
+from geoq.arrays import Array, Rows, take, to_tensor
 from geoq.checks import TRAINED, add_note_on_error, check_callable
 from geoq.probing import FirstFold
 from geoq.surrogate import (
@@ -139,7 +139,8 @@ class PredictedFolds:
         del y, n_workers
         _check_count("PredictedFolds", len(self.arrays), folds[0].n_folds)
         for fold in folds:
-            n_rows = len(self.arrays[fold.number])
+            given = self.arrays[fold.number]
+            n_rows = len(to_tensor(given, f"PredictedFolds.arrays[{fold.number}]"))
             if n_rows != len(x):
                 raise ValueError(
                     f"PredictedFolds.arrays[{fold.number}] has {n_rows} rows, but x has {len(x)} rows; "
