@@ -171,6 +171,7 @@ class GeoQ:
         # Line 5: the folds.
         points = self.coordinates_(inputs).reshape(len(inputs), -1).cpu().numpy()
         plan = draw_folds(self.folds, points, groups)
+        self.repeats_ = Repeats.of(points, to_tensor(y, "y"))
         del points  # a copy of the data
         self.n_support_ = check_problem(self, x, y, plan)
         finished = open_checkpoint(self, checkpoint, x, y, plan)
@@ -229,7 +230,6 @@ class GeoQ:
         self.probes_ = probes.inputs
         self.schema_ = x.schema if isinstance(x, Table) else None
         self.output_names_ = output_names(y)
-        self.repeats_ = Repeats.of(points, to_tensor(y, "y"))
 
     def assess(self, x: Inputs) -> Assessment:
         """Error bound, safe flag and their parts at each query (lines 13-17).
