@@ -72,9 +72,15 @@ def to_tensor(array: Rows, name: str) -> Tensor:
 def _from_numpy(array: np.ndarray, name: str) -> Tensor:
     if isinstance(array, np.ma.MaskedArray):
         if (mask := np.ma.getmaskarray(array)).any():
+            same = mask.ndim > 1 and not mask[0].all() and bool((mask == mask[0]).all())
+            way_out = (
+                f"the same places are masked in all rows: keep the others, {name}[:, ~{name}.mask[0]].data, here and in the "
+                "inputs or outputs of the surrogate"
+                if same
+                else f"leave these rows out, or replace the values, for example with {name}.filled(0)"
+            )
             raise ValueError(
-                f"{name} is masked in {mask.sum()} of {mask.size} values, and the numbers under a mask mean nothing; leave these "
-                f"rows out, or replace them, for example with {name}.filled(0)."
+                f"{name} is masked in {mask.sum()} of {mask.size} values, and the numbers under a mask mean nothing; {way_out}."
             )
         array = np.ma.getdata(array)
     kind = array.dtype.kind
