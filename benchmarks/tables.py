@@ -29,7 +29,8 @@ NOTES = {
 SCRIPTS = {
     "forrester": "forrester",
     "defaults": "suite.defaults",
-    "fresh": "suite.defaults --fresh",
+    "fresh": "suite.defaults --set fresh",
+    "second_fresh": "suite.defaults --set second",
     "one_input": "suite.one_input",
     "ablation": "suite.ablation",
     "kuramoto_sivashinsky": "rollouts.kuramoto_sivashinsky",
@@ -287,7 +288,7 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
     if problem.startswith("cost"):
         return cost(record)
     rows = record["rows"]
-    suite = {"defaults": comparison, "fresh": comparison}
+    suite = dict.fromkeys(("defaults", "fresh", "second_fresh"), comparison)
     suite |= {"ablation": ablation.summary, "one_input": one_input_tables}
     if problem in suite:
         parts = [suite[problem](rows)]

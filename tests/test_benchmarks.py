@@ -18,6 +18,7 @@ from benchmarks.suite import (
     fresh,
     problems,
     recipes,
+    second_fresh,
     table,
 )
 from benchmarks.suite.methods import shortened
@@ -190,11 +191,11 @@ def test_longest_problems_start_first():
     names = defaults.in_order(defaults.SUITE)
     assert sorted(names) == sorted(defaults.SUITE)
     assert names[0] == "kuramoto-sivashinsky"
-    assert set(defaults.LONGEST) <= {*defaults.SUITE, *fresh.FRESH}
+    assert set(defaults.LONGEST) <= defaults.EVERY.keys()
 
 
 def test_every_problem_is_determined_by_its_seed():
-    for problem in (defaults.SUITE | fresh.FRESH).values():
+    for problem in defaults.EVERY.values():
         first, again, other = (problem.make(seed, 42, 8) for seed in (3, 3, 4))
         assert first.x.dtype == first.y.dtype == np.float64
         assert len(first.x) == len(first.y) == 42
@@ -210,7 +211,7 @@ def test_every_problem_is_determined_by_its_seed():
 
 
 def test_every_surrogate_is_determined_by_its_seed():
-    every = (defaults.SUITE | fresh.FRESH).values()
+    every = defaults.EVERY.values()
     recipes = {problem.recipe: problem for problem in every}
     state = np.random.get_state()  # noqa: NPY002
     for recipe, problem in recipes.items():
@@ -228,18 +229,19 @@ def test_every_surrogate_is_determined_by_its_seed():
 
 
 def test_outputs_are_in_units_of_the_training_data():
-    for problem in (defaults.SUITE | fresh.FRESH).values():
+    for problem in defaults.EVERY.values():
         y = problem.make(0, 300, 8).y
         assert abs(y.mean()) < 0.1
         assert abs(y.std() - 1) < 0.1
 
 
-def test_the_design_set_and_the_confirmation_set_share_no_problem():
+def test_the_sets_have_no_problem_in_common():
     assert len(problems.PROBLEMS) == 12
     assert len(confirmation.CONFIRMATION) == 8
     assert len(defaults.SUITE) == 20
     assert len(fresh.FRESH) == 8
-    assert not defaults.SUITE.keys() & fresh.FRESH.keys()
+    assert len(second_fresh.SECOND_FRESH) == 8
+    assert len(defaults.EVERY) == 36
 
 
 def test_shifted_queries_are_farther_from_the_training_data():

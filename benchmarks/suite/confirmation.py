@@ -1,6 +1,6 @@
 """Eight further problems, which were not used for the design of the default.
 
-They have the form of the problems of problems.py. For the design of a method use ``benchmarks.suite.defaults --design``,
+They have the form of the problems of problems.py. For the design of a method use ``benchmarks.suite.defaults --set design``,
 which leaves them out. Only the errors of the surrogates were inspected while these problems were written, not any bound.
 """
 

@@ -1,8 +1,8 @@
-"""GeoQ with its defaults against the rivals on the twenty problems of the suite.
+"""GeoQ with its defaults against the rivals on the twenty public problems of the suite, or on another set of problems.
 
     python -m benchmarks.suite.defaults --jobs 16                     # all problems, 5 seeds
     python -m benchmarks.suite.defaults --seed-list 400 401 402 --jobs 16 --minutes 8
-    python -m benchmarks.suite.defaults --fresh --seed-list 400 401 402 --jobs 16
+    python -m benchmarks.suite.defaults --set fresh --seed-list 400 401 402 --jobs 16
     python -m benchmarks.suite.defaults --problems branin darcy       # two problems
     python -m benchmarks.suite.defaults --small                       # two problems, one seed, short trainings
 
@@ -18,7 +18,7 @@ rows measured by other code are dropped.
 
 import argparse
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -29,19 +29,21 @@ from benchmarks.rivals import RememberedTraining
 from benchmarks.suite.confirmation import CONFIRMATION
 from benchmarks.suite.fresh import FRESH
 from benchmarks.suite.methods import OWN_SURROGATE, is_ours, methods, shortened
-from benchmarks.suite.problems import PROBLEMS, SHIFTS
+from benchmarks.suite.problems import PROBLEMS, SHIFTS, Problem
 from benchmarks.suite.runs import (
     add_options,
     chosen_problems,
     chosen_seeds,
     finished,
 )
+from benchmarks.suite.second_fresh import SECOND_FRESH
 from benchmarks.suite.table import roc_areas, summary
 from geoq.metrics import coverage
 
 SEEDS = 5
 SUITE = PROBLEMS | CONFIRMATION
 SMALL = ("branin", "burgers")
+EVERY = SUITE | FRESH | SECOND_FRESH
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 # The problems that take longest, longest first: they start first.
 LONGEST = (
@@ -66,9 +68,32 @@ LONGEST = (
 )
 
 
+@dataclass(frozen=True)
+class ProblemSet:
+    """Problems that are measured together.
+
+    Attributes:
+        problems: the problems by name.
+        small: names of the problems of a short trial run.
+        file: name of the results file, without its ending.
+    """
+
+    problems: dict[str, Problem]
+    small: tuple[str, ...]
+    file: str
+
+
+SETS = {
+    "public": ProblemSet(SUITE, SMALL, "defaults"),
+    "design": ProblemSet(PROBLEMS, SMALL, "defaults"),
+    "fresh": ProblemSet(FRESH, tuple(FRESH)[-2:], "fresh"),
+    "second": ProblemSet(SECOND_FRESH, tuple(SECOND_FRESH)[-2:], "second_fresh"),
+}
+
+
 def run(name, seed, *, small=False):
     """Rows of all methods on one problem and seed, for each shift and for all shifts together."""
-    problem = (SUITE | FRESH)[name]
+    problem = EVERY[name]
     recipe = problem.recipe(seed)
     if small:
         problem, recipe = replace(problem, n_train=120), shortened(recipe)
@@ -143,20 +168,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_options(parser, SEEDS)
     parser.add_argument(
-        "--design",
-        action="store_true",
-        help="only the twelve problems that the first default was designed with",
-    )
-    parser.add_argument(
-        "--fresh", action="store_true", help="the eight problems of fresh.py instead"
+        "--set",
+        choices=SETS,
+        default="public",
+        help="the twenty public problems (public, the default), the twelve of them that the first default was designed "
+        "with (design), or the eight problems of fresh.py (fresh) or second_fresh.py (second)",
     )
     arguments = parser.parse_args()
-    known = FRESH if arguments.fresh else PROBLEMS if arguments.design else SUITE
-    small = tuple(FRESH)[-2:] if arguments.fresh else SMALL
-    names = chosen_problems(parser, arguments, known, small)
+    chosen = SETS[arguments.set]
+    names = chosen_problems(parser, arguments, chosen.problems, chosen.small)
     seeds = chosen_seeds(arguments)
-    file = "fresh" if arguments.fresh else "defaults"
-    file += "-small.json" if arguments.small else ".json"
+    file = f"{chosen.file}{'-small' if arguments.small else ''}.json"
     path = arguments.out or record.RESULTS / file
 
     conditions = {

@@ -12,7 +12,7 @@ hole), "strong" far outside. Inputs keep their physical units. Outputs are centr
 of all training outputs together.
 
 The default was designed with these twelve problems. The eight problems of confirmation.py were not used for the design
-(``benchmarks.suite.defaults --design`` leaves them out).
+(``benchmarks.suite.defaults --set design`` leaves them out).
 """
 
 from collections.abc import Callable
