@@ -1,4 +1,4 @@
-r"""A log-linear law of the error: an upper quantile that is an exponential of seven features.
+r"""A log-linear law of the error: an upper quantile that is an exponential of eight features.
 
 .. math:: b_j(x) = s_j \exp\bigl(a(\tau) + \theta \cdot \tilde\varphi_j(x)\bigr)
 
@@ -8,6 +8,7 @@ the logarithm. Fitting the error itself would let the few largest errors determi
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from geoq.increments.quantile_regression import fit_line
 from geoq.increments.resemblance import MIN_DISTANCE, MIN_NEAREST
-from geoq.quantiles import rank, weighted_quantile
+from geoq.quantiles import weighted_quantile
 
 # Scales, slopes beyond the edge and the bound of a law are fitted at this level; other levels are shifts of it.
 LEVEL = 0.95
@@ -33,13 +34,15 @@ MAX_VALUES = 200_000
 MIN_ERROR = 1e-4
 
 MIN_SCALE = 1e-300
+# Smallest weight of a tuple for the intercepts of a blend.
+MIN_INSIDE = 0.02
 
 # Features that have one value per query, and features that have one value per query and output.
 PER_QUERY = ("distance", "nearest", "side")
-PER_OUTPUT = ("anchor", "held_out", "departure", "variability")
+PER_OUTPUT = ("anchor", "held_out", "departure", "variability", "disagreement")
 NAMES = PER_QUERY + PER_OUTPUT
 # Added before the logarithm, in units of the scale of the errors.
-_ADDED = {"anchor": 0.05, "held_out": 0.02, "departure": 0.05}
+_ADDED = {"anchor": 0.05, "held_out": 0.02, "departure": 0.05, "disagreement": 0.1}
 _MIN_VARIABILITY = 0.02
 # Words for ``describe``.
 WORDS = {
@@ -50,12 +53,13 @@ WORDS = {
     "held_out": "the held-out errors of the nearest points",
     "departure": "the difference between the prediction and the nearest outputs",
     "variability": "the variation of the nearest outputs",
+    "disagreement": "the difference between the prediction and a spline through the data",
 }
 
 
 @dataclass(frozen=True)
 class LawFeatures:
-    """The seven features of a law.
+    """The eight features of a law.
 
     Attributes:
         distance: mean distance to the k nearest points.
@@ -65,6 +69,7 @@ class LawFeatures:
         held_out: mean held-out error of the k nearest points.
         departure: absolute difference between the prediction and the mean output of the k nearest points.
         variability: standard deviation of the outputs of the k nearest points, in units of their deviation in the data.
+        disagreement: absolute difference between the prediction and a smoothing spline through the data.
     """
 
     distance: Float[Tensor, " n"]
@@ -74,6 +79,7 @@ class LawFeatures:
     held_out: Float[Tensor, " n n_outputs"]
     departure: Float[Tensor, " n n_outputs"]
     variability: Float[Tensor, " n n_outputs"]
+    disagreement: Float[Tensor, " n n_outputs"]
 
     def __len__(self) -> int:
         return len(self.distance)
@@ -106,6 +112,29 @@ class LawFeatures:
 
 
 @dataclass(frozen=True)
+class Blend:
+    """The other law of a blend, at the tuples that a law is fitted to.
+
+    Attributes:
+        pi: the weight of the other law in the blend, one number per tuple.
+        logarithm: the logarithm of the other law at the level 0.95.
+        shifts: its shift at each level of ``TABLE``.
+        parts: the part of each tuple, for residuals that are held out.
+    """
+
+    pi: Float[Tensor, " n"]
+    logarithm: Float[Tensor, " n n_outputs"]
+    shifts: Sequence[float]
+    parts: Int[Tensor, " n"]
+
+    @staticmethod
+    def alone(parts: Int[Tensor, " n"], n_outputs: int) -> "Blend":
+        """No other law."""
+        zeros = torch.zeros(len(parts), n_outputs, device=parts.device).double()
+        return Blend(zeros[:, 0], zeros, [0.0] * len(TABLE), parts)
+
+
+@dataclass(frozen=True)
 class Law:
     """A fitted law; the features are standardised and limited to the range of the calibration tuples.
 
@@ -120,11 +149,11 @@ class Law:
     """
 
     scale: Float[Tensor, " n_outputs"]
-    mean: Float[Tensor, " 7"]
-    deviation: Float[Tensor, " 7"]
-    low: Float[Tensor, " 7"]
-    high: Float[Tensor, " 7"]
-    slopes: Float[Tensor, " 7"]
+    mean: Float[Tensor, " 8"]
+    deviation: Float[Tensor, " 8"]
+    low: Float[Tensor, " 8"]
+    high: Float[Tensor, " 8"]
+    slopes: Float[Tensor, " 8"]
     table: Float[Tensor, " n_levels"]
 
     @staticmethod
@@ -135,7 +164,7 @@ class Law:
         *,
         levels: tuple[float, ...],
         ridge: float,
-        parts: Int[Tensor, " n"] | None = None,
+        blend: "Blend | None" = None,
     ) -> "Law":
         """Fit the law to calibration tuples.
 
@@ -145,8 +174,9 @@ class Law:
             weight: their weights.
             levels: the quantile levels whose pinball losses the slopes minimise together.
             ridge: penalty on the slopes.
-            parts: the part of each tuple. The intercepts are then conformal ranks of residuals that are held out: the slopes
-                for the residuals of one part are fitted to the other parts. None takes the intercept of the regression.
+            blend: the other law of the blend. The intercepts are then set for the blended bound, from residuals that are held
+                out: the slopes for the residuals of one part of the tuples are fitted to the other parts. None takes the
+                intercept of the regression.
         """
         scale = _scale(error, weight)
         outputs = _random_outputs(*error.shape)
@@ -167,21 +197,24 @@ class Law:
         target = (chosen / own + MIN_ERROR).log().reshape(-1)
         per_value = weight[:, None].expand_as(chosen).reshape(-1)
         line = fit_line(phi, target, per_value, levels, ridge)
-        if parts is None:
+        if blend is None:
             residual = target - phi @ line.slopes
             table = _weighted_intercepts(residual, per_value)
             here = line.intercepts[levels.index(LEVEL)]
             table = table + here - table[TABLE.index(LEVEL)]
         else:
-            part = parts[:, None].expand(chosen.shape).reshape(-1)
+            part = blend.parts[:, None].expand(chosen.shape).reshape(-1)
             residual = _held_out_residuals(phi, target, per_value, part, levels, ridge)
-            table = _conformal_intercepts(residual, len(error))
+            other = blend.logarithm
+            other = other if outputs is None else other.gather(1, outputs)
+            other = (other - own.log()).reshape(-1) - (target - residual)
+            table = _blended_intercepts(residual, other, blend)
         low, high = phi.amin(dim=0), phi.amax(dim=0)
         high[0] += REACH / deviation[0]
         return Law(scale, mean, deviation, low, high, line.slopes, table)
 
     @property
-    def constants(self) -> Float[Tensor, " 5 7"]:
+    def constants(self) -> Float[Tensor, " 5 8"]:
         """Mean, deviation, smallest and largest value, and slope of each feature."""
         parts = (self.mean, self.deviation, self.low, self.high, self.slopes)
         return torch.stack(parts)
@@ -221,31 +254,28 @@ class LawPair:
         self.scale = torch.stack([inside.scale, outside.scale])[:, None]
         self.constants = torch.stack([inside.constants, outside.constants], dim=1)
         intercepts = [inside.intercept(LEVEL), outside.intercept(LEVEL)]
-        self.intercept = self.scale.new_tensor(intercepts)[:, None, None]
+        self.intercept = self.scale.new_tensor(intercepts)[:, None]
 
-    def per_query(self, features: LawFeatures, edge: float) -> Float[Tensor, " 2 2 n"]:
-        """The part of log b that all outputs of a query have in common, at the level 0.95.
-
-        Returns:
-            For each law, the values at the distance of the query, and at no more than the edge.
-        """
-        distance, nearest = features.distance, features.nearest
-        logarithms = torch.stack(
-            [
-                distance + MIN_DISTANCE,
-                distance.clamp(max=edge) + MIN_DISTANCE,
-                nearest + MIN_NEAREST,
-            ]
-        ).log_()
-        columns = torch.cat([logarithms, features.side[None]])
-        terms = self._terms([0, 0, 1, 2], columns)
-        total: Tensor = self.intercept + terms[:, :2]
-        return total + terms[:, 2:3] + terms[:, 3:]
-
-    def per_output(
-        self, features: LawFeatures, natural: Tensor
+    def __call__(
+        self, features: LawFeatures, natural: Tensor | float = 1.0
     ) -> Float[Tensor, " 2 n n_outputs"]:
-        """The part of log b that differs between outputs, for each law; ``natural`` multiplies the scale."""
+        """Log b of each output at the level 0.95, for each law; ``natural`` multiplies the scale."""
+        return (
+            self._per_output(features, natural) + self._per_query(features)[..., None]
+        )
+
+    def _per_query(self, features: LawFeatures) -> Float[Tensor, " 2 n"]:
+        """The part of log b that all outputs of a query have in common."""
+        logarithms = [features.distance + MIN_DISTANCE, features.nearest + MIN_NEAREST]
+        columns = torch.cat([torch.stack(logarithms).log_(), features.side[None]])
+        terms = self._terms([0, 1, 2], columns)
+        total: Tensor = self.intercept + terms.sum(dim=1)
+        return total
+
+    def _per_output(
+        self, features: LawFeatures, natural: Tensor | float
+    ) -> Float[Tensor, " 2 n n_outputs"]:
+        """The part of log b that differs between outputs."""
         scale = self.scale * natural
         total = scale.log()
         for place, name in enumerate(PER_OUTPUT, start=len(PER_QUERY)):
@@ -295,22 +325,42 @@ def _held_out_residuals(
     return residual
 
 
-def _conformal_intercepts(
-    residual: Float[Tensor, " n_values"], n_rows: int
+def _blended_intercepts(
+    residual: Float[Tensor, " n_values"],
+    other: Float[Tensor, " n_values"],
+    blend: Blend,
 ) -> Float[Tensor, " n_levels"]:
-    """The conformal rank of the residuals at each level of ``TABLE``."""
-    ordered, n_values = residual.sort().values, len(residual)
-    ranks = [rank(n_values, level * (n_rows + 1) / n_rows) for level in TABLE]
-    return ordered[[min(place, n_values) - 1 for place in ranks]]
+    r"""The intercept a at each level of ``TABLE`` for which the blended bound covers the tuples at that level.
+
+    .. math:: e \le s \, e^{(1 - \pi) (a + \theta \cdot \varphi)} \, b_{out}^{\pi} \iff a \ge r + \frac{\pi}{1 - \pi} (r - o)
+
+    Here r is the residual of the law, and o is the logarithm of the other law minus the law without its intercept. The tuples have
+    the weights 1 - pi, since a has hardly any effect where pi is near 1.
+    """
+    n_rows = len(blend.pi)
+    pi = blend.pi[:, None].expand(n_rows, len(residual) // n_rows).reshape(-1)
+    weight = (1 - pi).clamp(min=MIN_INSIDE)
+    ratio = pi / weight
+    table = [
+        _weighted_intercepts(
+            residual + ratio * (residual - other - shift),
+            weight,
+            (min(level * (n_rows + 1) / n_rows, 1.0),),
+        )
+        for level, shift in zip(TABLE, blend.shifts, strict=True)
+    ]
+    return torch.cat(table).cummax(dim=0).values
 
 
 def _weighted_intercepts(
-    residual: Float[Tensor, " n_values"], weight: Float[Tensor, " n_values"]
+    residual: Float[Tensor, " n_values"],
+    weight: Float[Tensor, " n_values"],
+    levels: Sequence[float] = TABLE,
 ) -> Float[Tensor, " n_levels"]:
-    """The weighted quantile of the residuals at each level of ``TABLE``."""
+    """The weighted quantile of the residuals at each level."""
     order = residual.argsort(stable=True)
     passed = weight[order].cumsum(dim=0)
-    wanted = passed[-1] * passed.new_tensor(TABLE) * (1 - 1e-12)
+    wanted = passed[-1] * passed.new_tensor(levels) * (1 - 1e-12)
     places = torch.searchsorted(passed, wanted).clamp(max=len(residual) - 1)
     return residual[order[places]]
 

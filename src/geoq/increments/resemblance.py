@@ -1,9 +1,9 @@
 r"""The resemblance: the probability that a query looks like a point that an extrapolating fold held out.
 
-.. math:: \operatorname{logit} \pi(x) = c_0 + c_1 \log \Delta d(x) + c_2 \log(d_1(x) + \varepsilon)
+.. math:: \operatorname{logit} \pi(x) = c_0 + c_1 \log \Delta d(x) + c_2 \log(d_1(x) + \varepsilon) + c_3 \, \mathrm{side}(x)
 
 Held-out points of random folds lie amid the other points; held-out points of cluster and nested folds do not. A logistic regression
-on the two distances separates the two kinds, with half of the total weight on each.
+on the two distances and the one-sidedness of the nearest points separates the two kinds, with half of the total weight on each.
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,18 @@ MIN_DISTANCE = 1e-9
 MAX_STEPS, SETTLED = 50, 1e-10
 
 
-def distance_columns(features: GeometricFeatures) -> Float[Tensor, " n 2"]:
-    """Logarithms of the support distance and of the distance to the nearest point."""
+def columns_of(features: GeometricFeatures) -> Float[Tensor, " n 3"]:
+    """Logarithms of the support distance and of the distance to the nearest point, and the one-sidedness."""
     assert features.neighborhood is not None
     distance = features.support_distance.double()
     nearest = features.neighborhood.nearest.double()
     return torch.stack(
-        [(distance + MIN_DISTANCE).log(), (nearest + MIN_NEAREST).log()], dim=1
+        [
+            (distance + MIN_DISTANCE).log(),
+            (nearest + MIN_NEAREST).log(),
+            features.neighborhood.side.double(),
+        ],
+        dim=1,
     )
 
 
@@ -35,9 +40,9 @@ def distance_columns(features: GeometricFeatures) -> Float[Tensor, " n 2"]:
 class Resemblance:
     """A fitted logistic regression; ``Resemblance.fit`` finds it by Newton's method with a ridge penalty of 1."""
 
-    mean: Float[Tensor, " 2"]
-    deviation: Float[Tensor, " 2"]
-    coefficients: Float[Tensor, " 3"]
+    mean: Float[Tensor, " 3"]
+    deviation: Float[Tensor, " 3"]
+    coefficients: Float[Tensor, " 4"]
 
     @staticmethod
     def fit(
@@ -46,7 +51,7 @@ class Resemblance:
         weight: Float[Tensor, " n"],
     ) -> "Resemblance":
         """Fit to calibration tuples, of which some come from the interpolating folds."""
-        columns, weight = distance_columns(features), weight.double()
+        columns, weight = columns_of(features), weight.double()
         mean = columns.mean(dim=0)
         deviation = columns.std(dim=0, correction=0) + 1e-9
         x = torch.cat(
@@ -57,14 +62,14 @@ class Resemblance:
             interpolating, weight[interpolating].sum(), weight[~interpolating].sum()
         )
         w = 0.5 * weight / total * len(x)
-        penalty = x.new_tensor([1.0, 1.0, 0.0])
+        penalty = x.new_tensor([1.0, 1.0, 1.0, 0.0])
 
         def loss(theta: Tensor) -> float:
             z = x @ theta
             fit = (w * (torch.nn.functional.softplus(z) - outside * z)).sum()
             return float(fit + 0.5 * (penalty * theta**2).sum())
 
-        theta, value = x.new_zeros(3), float("inf")
+        theta, value = x.new_zeros(4), float("inf")
         for _ in range(MAX_STEPS):
             before = loss(theta)
             p = torch.sigmoid(x @ theta)
@@ -81,8 +86,8 @@ class Resemblance:
 
     def __call__(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
         """The probability pi of each query."""
-        x = (distance_columns(features) - self.mean) / self.deviation
-        return torch.sigmoid(x @ self.coefficients[:2] + self.coefficients[2])
+        x = (columns_of(features) - self.mean) / self.deviation
+        return torch.sigmoid(x @ self.coefficients[:3] + self.coefficients[3])
 
     def state(self) -> dict[str, Tensor]:
         """The arrays, for a file."""
