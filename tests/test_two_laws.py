@@ -18,6 +18,7 @@ from geoq import (
 )
 from geoq.increments import Climatology
 from geoq.increments.law import NAMES, TABLE
+from geoq.queries import views
 
 
 def truth(x):
@@ -78,8 +79,8 @@ def test_the_bound_grows_beyond_the_data(geoq):
 
 
 def test_outside_the_resemblance_is_near_1_and_inside_it_is_small(geoq):
-    views = [next(geoq._views(queries(200, size)))[1] for size in (0.8, 8.0)]
-    inside, outside = (geoq.increment_model_._resemblance(view) for view in views)
+    features = [next(views(geoq, queries(200, size))).features for size in (0.8, 8.0)]
+    inside, outside = map(geoq.increment_model_._resemblance, features)
     assert inside.median() < 0.5 < outside.median()
 
 
@@ -126,7 +127,8 @@ def test_many_outputs_are_sampled_and_bounded():
 
 def test_an_exact_surrogate_has_tiny_bounds():
     x, _ = data()
-    geoq = GeoQ(lambda x: x[:, :1], None, folds=RandomFolds(4)).fit(x, x[:, :1])
+    with pytest.warns(UserWarning, match="as small as at points"):
+        geoq = GeoQ(lambda x: x[:, :1], None, folds=RandomFolds(4)).fit(x, x[:, :1])
     assert (geoq.bound(queries(50)) < 1e-9).all()
 
 
@@ -136,6 +138,12 @@ def test_the_climatology_scales_the_bound():
     geoq = GeoQ(train(x, y), train, increment_model=model).fit(x, y)
     error = abs(truth(queries()) - geoq.surrogate_(queries()))
     assert abs((error <= geoq.bound(queries())).mean() - 0.95) < 0.04
+
+
+def test_the_spline_makes_the_bound_follow_the_error(geoq):
+    x = queries(400, 1.0)
+    error = abs(truth(x) - geoq.surrogate_(x))
+    assert np.corrcoef(error[:, 0], geoq.bound(x)[:, 0])[0, 1] > 0.95
 
 
 def test_blocks_of_time_serve_as_interpolating_folds():
@@ -164,9 +172,9 @@ def test_the_description_is_three_sentences(geoq):
     assert len(text) < 700
 
 
-def test_the_laws_have_seven_features_and_increasing_intercepts(geoq):
+def test_the_laws_have_eight_features_and_increasing_intercepts(geoq):
     law = geoq.increment_model_.inside_
-    assert law.slopes.shape == (len(NAMES),) == (7,)
+    assert law.slopes.shape == (len(NAMES),) == (8,)
     assert (law.table.diff() >= 0).all()
     assert law.intercept(0.95) == law.table[TABLE.index(0.95)]
 

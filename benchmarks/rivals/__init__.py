@@ -18,6 +18,7 @@ from benchmarks.rivals.per_coordinate import (
 )
 from benchmarks.rivals.quantile_network import OnField, OnTable, QuantileNetwork
 from benchmarks.rivals.remembered import RememberedTraining
+from benchmarks.rivals.spline_scaled import SplineScaledConformal
 
 __all__ = [
     "BoostedQuantile",
@@ -32,6 +33,7 @@ __all__ = [
     "OnTable",
     "QuantileNetwork",
     "RememberedTraining",
+    "SplineScaledConformal",
     "of_x",
     "of_x_and_distance",
     "of_x_distance_and_prediction",

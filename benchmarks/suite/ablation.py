@@ -74,24 +74,6 @@ class OutsideLawAlone(TwoLawIncrement):
         return self
 
 
-class LawBeyond(TwoLawIncrement):
-    """Beyond the edge, the law continues without the line."""
-
-    def fit(self, calibration):
-        super().fit(calibration)
-        self.edge_ = math.inf
-        return self
-
-
-class FlatBeyond(TwoLawIncrement):
-    """Beyond the edge, the line has slope 0."""
-
-    def fit(self, calibration):
-        super().fit(calibration)
-        self.slope_ = torch.zeros_like(self.slope_)
-        return self
-
-
 class NoOverhang(TwoLawIncrement):
     """Without the overhang."""
 
@@ -105,8 +87,8 @@ class WithoutFeature(TwoLawIncrement):
 
     feature: str = "nearest"
 
-    def _law_features(self, features):
-        known = super()._law_features(features)
+    def _law_features(self, features, spline):
+        known = super()._law_features(features, spline)
         constant = torch.zeros_like(getattr(known, self.feature))
         return replace(known, **{self.feature: constant})
 
@@ -121,8 +103,6 @@ def variants(interpolation):
         "raw inputs": {"representation": identity},
         "law of the random folds alone": {"increment_model": InsideLawAlone()},
         "law of all folds alone": {"increment_model": OutsideLawAlone()},
-        "beyond the edge: the law alone": {"increment_model": LawBeyond()},
-        "beyond the edge: a line of slope 0": {"increment_model": FlatBeyond()},
         "no overhang": {"increment_model": NoOverhang()},
         **{
             f"without {words}": {"increment_model": WithoutFeature(feature=name)}
