@@ -7,6 +7,12 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from geoq.neighbors import Neighbors
+from geoq.neighbors.blocks import Block
+from geoq.neighbors.distances import (
+    Centred,
+    distances_by_differences,
+    distances_to_all,
+)
 
 DIMS = [1, 2, 3, 8, 9, 17, 40]
 every_dimension = pytest.mark.parametrize("n_dims", DIMS)
@@ -295,3 +301,15 @@ def test_too_few_points_beyond_reach_are_refused():
         ValueError, match="k=2, but only 1 points differ from point 0 by"
     ):
         Neighbors(normal(4, 2)).nearest_other(2, position=position, reach=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_distances_to_all_points_agree_with_differences(dtype):
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(40, 3000, generator=generator, dtype=dtype) + 5
+    queries = torch.cat([points[:3], points[3:6] + 1e-4, points[6:20] * 1.1])
+    block = Block(queries, slice(2, len(queries)), None)
+    everything = torch.arange(len(points)).expand(block.size, -1)
+    expected = distances_by_differences(block, points, everything)
+    found = distances_to_all(block, Centred(points))
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=0)

@@ -118,7 +118,37 @@ def distances_by_products(
             )
         product = torch.sparse.sampled_addmm(pairs, left, right.T).values()
         total += left.square_().sum(dim=1, keepdim=True)
-    square = total - 2 * product.view(shape)
+    return _from_products(block, points, candidates, product.view(shape), total)
+
+
+def distances_to_all(
+    block: Block, centred: Centred
+) -> Float[Tensor, " n_block n_points"]:
+    """Distances of each query to all points by matrix products; by differences where the products cancel.
+
+    On a GPU, and for few points in many dimensions, this takes less time than measuring a few candidates one by one.
+    """
+    points, device = centred.points, centred.points.device
+    size = (block.size, len(points))
+    product = torch.zeros(size, dtype=torch.float64, device=device)
+    for at in split(slice(0, len(centred.origin)), work_size(points) // len(points)):
+        origin = centred.origin[at].double()
+        left = block.queries[:, at][block.rows].double() - origin
+        product.addmm_(left, (points[:, at].double() - origin).T)
+    total = centred.squares(block)[:, None] + centred.square
+    everything = torch.arange(len(points), device=device).expand(size)
+    return _from_products(block, points, everything, product, total)
+
+
+def _from_products(
+    block: Block,
+    points: Float[Tensor, " n_points n_dims"],
+    candidates: Int[Tensor, " n_block n_candidates"],
+    product: Float[Tensor, " n_block n_candidates"],
+    total: Float[Tensor, " n_block n_candidates"],
+) -> Float[Tensor, " n_block n_candidates"]:
+    """Distances from products and sums of squared norms; by differences where they cancel."""
+    square = total - 2 * product
     distance = square.clamp(min=0).sqrt()
     one, two = (square < total / 1024).nonzero(as_tuple=True)
     near = block._replace(rows=block.indices[one])

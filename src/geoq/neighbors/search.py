@@ -14,6 +14,7 @@ from geoq.neighbors.distances import (
     Centred,
     distances_by_differences,
     distances_by_products,
+    distances_to_all,
     first_copies,
 )
 from geoq.neighbors.engines import MAX_TREE_DIMS, Line, Products, Proposals, Tree
@@ -179,6 +180,9 @@ class Neighbors:
         if isinstance(engine, Tree) and self._mostly_copies:
             # A tree cannot separate copies: it would compare all of them with a query.
             kept = self._needed(k, block.excluded)
+        if kept is None and self._is_wide and self.points.is_cuda:
+            self._answer_proposed(block, answer, engine, len(self.points))
+            return
         if kept is None:
             n_queries = block.size
             block = self._answer_proposed(block, answer, engine, k + 4 + k // 16)
@@ -211,6 +215,8 @@ class Neighbors:
         self, block: Block, answer: _Answer, engine: Engine, n_proposed: int
     ) -> Block:
         """Fill in answers from the proposals of an engine; return the undecided queries."""
+        if not block.size:
+            return block
         k, n_points, device = answer.k, len(self.points), self.points.device
         everything = torch.arange(n_points, device=device)
         size = work_size(self.points) // min(n_proposed, n_points)
@@ -260,9 +266,10 @@ class Neighbors:
         self, block: Block, candidates: Int[Tensor, " n_block n_candidates"]
     ) -> Float[Tensor, " n_block n_candidates"]:
         """Distances of each query to its candidates, in float64."""
-        n_points, n_dims = self.points.shape
-        if self.points.device.type == "cpu" and n_dims > 2048 and n_points < 2**14:
+        if self._is_wide and self.points.device.type == "cpu":
             return distances_by_products(block, self._centred, candidates)
+        if self._is_wide and candidates.shape[1] == len(self.points):
+            return distances_to_all(block, self._centred)
         return distances_by_differences(block, self.points, candidates)
 
     def _engine(self, k: int, n_excluded: int) -> Engine:
@@ -274,6 +281,12 @@ class Neighbors:
             if n_dims <= MAX_TREE_DIMS and self.points.device.type == "cpu":
                 return self._tree
         return self._fast
+
+    @property
+    def _is_wide(self) -> bool:
+        """Whether there are few points in many dimensions."""
+        n_points, n_dims = self.points.shape
+        return n_dims > 2048 and n_points < 2**14
 
     @cached_property
     def _mostly_copies(self) -> bool:
