@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Threads that wait should sleep: on a busy machine spinning ones cost minutes.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test lint docs-check format setup bench golden clean
+.PHONY: demo test lint docs-check format setup bench memory golden clean
 
 demo: setup  ## Calibrate GeoQ around a small neural surrogate of the Forrester function
 	$(BIN)/geoq demo
@@ -29,6 +29,9 @@ format: setup  ## Rewrite the files in the house format
 
 bench: setup  ## The speed figures of docs/speed.md
 	$(BIN)/python -m benchmarks.costs.speed
+
+memory: setup  ## The memory and file sizes of docs/cost.md
+	$(BIN)/python -m benchmarks.costs.memory
 
 golden: setup  ## Store the answers that tests/test_golden.py compares with, after a change on purpose
 	$(BIN)/python tests/golden.py

@@ -11,7 +11,7 @@ import re
 import statistics
 from pathlib import Path
 
-from benchmarks.costs.tables import cost, quality, speed
+from benchmarks.costs.tables import cost, memory, quality, speed
 from benchmarks.paper_numbers import PAPER, PAPER_SAFE
 from benchmarks.record import RESULTS
 from benchmarks.suite import ablation, one_input
@@ -287,6 +287,8 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
         return speed(record)
     if problem.startswith("cost"):
         return cost(record)
+    if problem == "memory":
+        return memory(record)
     rows = record["rows"]
     suite = dict.fromkeys(("defaults", "fresh", "second_fresh"), comparison)
     suite |= {"ablation": ablation.summary, "one_input": one_input_tables}

@@ -25,7 +25,33 @@ def speed(record):
         lines.append(
             f"| {r['form']} | {r['n_points']} | {r['n_queries']} | {numbers} |"
         )
+    if "assessment" in record:
+        lines += [
+            "",
+            "| GeoQ, 2,000 calibration points | assessment of 10,000 queries over its search | one query above the surrogate, ms |",
+            "|---" * 3 + "|",
+        ]
+        lines += [
+            f"| {r['n_inputs']} inputs, {r['n_outputs']} outputs | {r['assess_over_search']:.2f} | {r['one_query_ms']:.2f} |"
+            for r in record["assessment"]
+        ]
     source = f"`python -m benchmarks.costs.speed`, {record['machine']}, {record['threads']} threads, commit {record['commit'][:10]}."
+    return "\n".join([*lines, "", source])
+
+
+def memory(record):
+    """Table of the memory of calibrations and the sizes of files, relative to the data."""
+    columns = ("data", "samples", "MiB", "fit: peak above the data, over the data")
+    columns += ("assess, 100 queries: peak, MiB", "file over the data")
+    columns += ("file without calibration tuples",)
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for r in record["rows"]:
+        short = r["short_file_over_data"]
+        lines.append(
+            f"| {r['kind']} | {r['n']} | {r['data_mib']:.2g} | {r['fit_over_data']:.1f} | {r['assess_mib']:.0f} | "
+            f"{r['file_over_data']:.2f} | {'-' if short is None else f'{short:.2f}'} |"
+        )
+    source = f"`python -m benchmarks.costs.memory`, {record['machine']}, commit {record['commit'][:10]}."
     return "\n".join([*lines, "", source])
 
 
