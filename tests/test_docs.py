@@ -259,6 +259,7 @@ def generated_tables(page: Path, name: str) -> str:
         ("one_input", "default.md"),
         ("ablation", "default.md"),
         ("forrester", "forrester.md"),
+        ("memory", "cost.md"),
     ],
 )
 def test_the_tables_of_a_page_are_made_from_the_results_file(name, page):

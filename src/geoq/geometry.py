@@ -135,7 +135,7 @@ def gathers(*names: str) -> Callable[[type[T]], type[T]]:
 
 
 def assembled(cls: type[T], **attributes: Any) -> T:
-    """An object of a decorated dataclass. The annotations of its ``__init__`` are those of the attributes when they are read."""
+    """An object of a decorated dataclass, from tensors and gathered rows, which the annotations of ``__init__`` do not contain."""
     made = cls.__new__(cls)
     for name, value in attributes.items():
         object.__setattr__(made, name, value)
