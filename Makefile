@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Threads that wait should sleep: on a busy machine spinning ones cost minutes.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test lint docs-check format setup bench memory golden clean
+.PHONY: demo test lint docs-check format setup bench memory hostile golden clean
 
 demo: setup  ## Calibrate GeoQ around a small neural surrogate of the Forrester function
 	$(BIN)/geoq demo
@@ -32,6 +32,9 @@ bench: setup  ## The speed figures of docs/speed.md
 
 memory: setup  ## The memory and file sizes of docs/cost.md
 	$(BIN)/python -m benchmarks.costs.memory
+
+hostile: setup  ## Damaged files, killed processes and full disks: the counts of docs/reliability.md, some minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.hostile.run
 
 golden: setup  ## Store the answers that tests/test_golden.py compares with, after a change on purpose
 	$(BIN)/python tests/golden.py

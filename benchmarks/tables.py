@@ -12,6 +12,7 @@ import statistics
 from pathlib import Path
 
 from benchmarks.costs.tables import cost, memory, quality, speed
+from benchmarks.hostile.table import summary as hostile_summary
 from benchmarks.paper_numbers import PAPER, PAPER_SAFE
 from benchmarks.record import RESULTS
 from benchmarks.suite import ablation, one_input
@@ -42,6 +43,7 @@ SCRIPTS = {
     "few_fields": "richtmyer_meshkov.few_fields",
     "cost": "costs.cost",
     "speed": "costs.speed",
+    "hostile": "hostile.run",
 }
 # The files of the suite: their tables combine the seeds.
 COMBINED = ("defaults", "ablation", "one_input")
@@ -290,6 +292,9 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
     if problem == "memory":
         return memory(record)
     rows = record["rows"]
+    if problem == "hostile":
+        where = f"{record['machine']}, commit {record['commit'][:10]}"
+        return f"{hostile_summary(record)}\n\n`make hostile`, {where}."
     suite = dict.fromkeys(("defaults", "fresh", "second_fresh"), comparison)
     suite |= {"ablation": ablation.summary, "one_input": one_input_tables}
     if problem in suite:

@@ -260,6 +260,7 @@ def generated_tables(page: Path, name: str) -> str:
         ("ablation", "default.md"),
         ("forrester", "forrester.md"),
         ("memory", "cost.md"),
+        ("hostile", "reliability.md"),
     ],
 )
 def test_the_tables_of_a_page_are_made_from_the_results_file(name, page):

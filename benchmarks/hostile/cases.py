@@ -32,10 +32,20 @@ class Case:
     def fitted(self):
         return _fitted(self)
 
+    @property
+    def expected(self):
+        """The answers of the fitted estimator."""
+        return _expected(self)
+
 
 @cache
 def _fitted(case):
     return case.fit()
+
+
+@cache
+def _expected(case):
+    return case.answers(case.fitted)
 
 
 def linear(x):
