@@ -181,7 +181,7 @@ def _table_state(geoq: "GeoQ") -> dict[str, Any]:
         assert same is not None
         answers = [evaluate(geoq.surrogate_, t, "surrogate") for t in (probes, same)]
         archive.check_same("surrogate", *answers)
-    except Exception:  # noqa: BLE001 (any model; load says that a later surrogate was not compared)
+    except Exception:  # noqa: BLE001 (any model; load warns that a later surrogate was not compared)
         return {"table": columns, "frame": None}
     return {"table": columns, "frame": frame}
 

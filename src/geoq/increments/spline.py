@@ -65,7 +65,8 @@ class SmoothingSpline:
         matrix.diagonal()[:n] += penalty
         matrix.diagonal()[n:] -= DEGENERACY * n / equations.size
         right = torch.cat([values, values.new_zeros(n_tail, values.shape[1])])
-        solution = torch.linalg.solve(matrix, right)
+        # Contiguous, as after loading: the last digits of a product depend on the order in memory.
+        solution = torch.linalg.solve(matrix, right).contiguous()
         return SmoothingSpline(centres, solution[:n], solution[n:])
 
     def on(self, device: torch.device) -> "SmoothingSpline":
