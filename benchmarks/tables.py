@@ -17,6 +17,7 @@ from benchmarks.paper_numbers import PAPER, PAPER_SAFE
 from benchmarks.record import RESULTS
 from benchmarks.suite import ablation, one_input
 from benchmarks.suite import table as suite_table
+from benchmarks.suite import tables as suite_tables
 from benchmarks.weather import tables as weather_tables
 
 # Notes below the tables.
@@ -34,6 +35,7 @@ SCRIPTS = {
     "second_fresh": "suite.defaults --set second",
     "one_input": "suite.one_input",
     "ablation": "suite.ablation",
+    "tables": "suite.tables",
     "kuramoto_sivashinsky": "rollouts.kuramoto_sivashinsky",
     "kuramoto_sivashinsky_ablation": "rollouts.kuramoto_sivashinsky",
     "weather_era5": "weather.weatherbench",
@@ -46,7 +48,7 @@ SCRIPTS = {
     "hostile": "hostile.run",
 }
 # The files of the suite: their tables combine the seeds.
-COMBINED = ("defaults", "ablation", "one_input")
+COMBINED = ("defaults", "ablation", "one_input", "tables")
 # Columns of the table of GeoQ's forms: losses, and coverage with the safe region.
 FORM_LOSSES = range(9)
 FORM_COVERAGES = (0, *range(9, 18))
@@ -297,6 +299,7 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
         return f"{hostile_summary(record)}\n\n`make hostile`, {where}."
     suite = dict.fromkeys(("defaults", "fresh", "second_fresh"), comparison)
     suite |= {"ablation": ablation.summary, "one_input": one_input_tables}
+    suite |= {"tables": suite_tables.summary}
     if problem in suite:
         parts = [suite[problem](rows)]
     elif problem == "few_fields":

@@ -258,6 +258,7 @@ def generated_tables(page: Path, name: str) -> str:
         ("fresh", "default.md"),
         ("one_input", "default.md"),
         ("ablation", "default.md"),
+        ("tables", "tables.md"),
         ("forrester", "forrester.md"),
         ("memory", "cost.md"),
         ("hostile", "reliability.md"),

@@ -352,6 +352,20 @@ def shortened(texts: Sequence[str]) -> str:
     return ", ".join(texts[:N_LISTED]) + more
 
 
+def new_levels(table: Table, rows: np.ndarray) -> str:
+    """The levels of a table that some of its rows lack, in words; empty if they have all."""
+    assert table.schema is not None
+    return shortened(
+        [
+            f"{column.name}={level!r}"
+            for column, numbers in zip(table.schema.columns, table.array.T, strict=True)
+            if isinstance(column, LevelColumn)
+            for number, level in enumerate(column.levels)
+            if number not in numbers[rows]
+        ]
+    )
+
+
 def _plural(names: Sequence[str]) -> str:
     return "column" if len(names) == 1 else "columns"
 

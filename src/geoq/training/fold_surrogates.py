@@ -24,7 +24,7 @@ from geoq.surrogate import (
     evaluate,
     own_copy,
 )
-from geoq.table import native
+from geoq.table import Table, native, new_levels
 from geoq.training import progress
 from geoq.training.checkpoint import FinishedFolds
 
@@ -231,7 +231,14 @@ def evaluate_fold(
     surrogate: Surrogate, x: Rows, fold: Fold
 ) -> Float[Tensor, " n_evaluated *output"]:
     """The predictions of the surrogate at the rows ``fold.evaluated_rows``."""
-    with add_note_on_error(f"while evaluating the surrogate of {fold}"):
+    new = isinstance(x, Table) and new_levels(x, fold.training_rows.numpy())
+    unknown = (
+        f"; its training rows lack {new}, so the model must accept new categories, for example with "
+        "OneHotEncoder(handle_unknown='ignore')"
+    )
+    with add_note_on_error(
+        f"while evaluating the surrogate of {fold}{unknown if new else ''}"
+    ):
         return evaluate(surrogate, take(x, fold.evaluated_rows), "surrogate")
 
 
