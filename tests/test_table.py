@@ -463,3 +463,17 @@ def test_outputs_are_listed_by_name_and_never_averaged(tmp_path: Path) -> None:
         answer.reason(0, outputs=["a"])
     geoq.save(tmp_path / "a.geoq")
     assert GeoQ.load(tmp_path / "a.geoq", surrogate=two).assess(X[:1]).reason(0) == reason  # fmt: skip
+
+
+def test_an_encoder_that_refuses_new_categories_gets_a_note() -> None:
+    x = X[["temp", "site"]].assign(site=["once"] + ["often"] * (N - 1))
+    model = make_pipeline(
+        make_column_transformer((OneHotEncoder(), ["site"]), remainder="passthrough"),
+        Ridge(),
+    )
+    with pytest.raises(ValueError, match="Found unknown categories") as caught:
+        GeoQRegressor(model, folds=RandomFolds(5)).fit(x, Y)
+    assert re.search(
+        r"training rows lack site='once', so the model must accept new categories",
+        caught.value.__notes__[0],
+    )
