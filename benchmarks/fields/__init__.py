@@ -1,0 +1,1 @@
+"""Shifted fields: is the safe flag a gate?"""
