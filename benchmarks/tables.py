@@ -12,6 +12,7 @@ import statistics
 from pathlib import Path
 
 from benchmarks.costs.tables import cost, memory, quality, speed
+from benchmarks.fields import table as fields_table
 from benchmarks.hostile.table import summary as hostile_summary
 from benchmarks.paper_numbers import PAPER, PAPER_SAFE
 from benchmarks.record import RESULTS
@@ -43,6 +44,7 @@ SCRIPTS = {
     "weatherbench": "weather.weatherbench",
     "richtmyer_meshkov": "richtmyer_meshkov.run",
     "few_fields": "richtmyer_meshkov.few_fields",
+    "fields": "fields.run",
     "cost": "costs.cost",
     "speed": "costs.speed",
     "hostile": "hostile.run",
@@ -302,6 +304,8 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
     suite |= {"tables": suite_tables.summary}
     if problem in suite:
         parts = [suite[problem](rows)]
+    elif problem == "fields":
+        parts = [fields_table.summary(rows)]
     elif problem == "few_fields":
         parts = [few_fields(rows), *other_runs(rows)]
     elif "leaks" in record:

@@ -86,20 +86,21 @@ def standardised(fields, moments):
 
 def train(x, y, *, seed, n_steps, n_modes, in_time, width=16):
     """Train an operator on pairs of fields. With ``in_time`` the output is a later state."""
-    torch.manual_seed(seed)
     axes = (0, *range(2, x.ndim))
     of_x, of_y = (
         (part.mean(axes, keepdims=True), part.std(axes, keepdims=True))
         for part in (x, x if in_time else y)
     )
-    network = Operator(
-        x.shape[1],
-        y.shape[1],
-        x.ndim - 2,
-        width=width,
-        n_modes=n_modes,
-        in_time=in_time,
-    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = Operator(
+            x.shape[1],
+            y.shape[1],
+            x.ndim - 2,
+            width=width,
+            n_modes=n_modes,
+            in_time=in_time,
+        )
     inputs, outputs = standardised(x, of_x), standardised(y, of_y)
     optimizer = torch.optim.Adam(network.parameters(), 4e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, n_steps)

@@ -240,7 +240,7 @@ def transport(x):
 
 
 # Not used for the design. Heat flow u_t = div((1 + u^2) grad u) in a periodic cube, until t = 0.02.
-CUBE = 10
+CUBE = 8
 
 
 def heat_fields(smoothness=4.0, amplitude=1.0):
@@ -312,7 +312,7 @@ FRESH = (
             "hot place": blob,
         },
         heat,
-        n_steps=250,
+        n_steps=150,
         n_modes=3,
         design=False,
     ),
