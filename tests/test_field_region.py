@@ -219,7 +219,8 @@ def test_too_many_axes_are_refused():
     [
         ((64,), 1, False),
         ((3, 64), 1, True),
-        ((3, 4), 1, False),
+        ((3, 4), 2, False),
+        ((8, 12), 2, True),
         ((64, 32), 2, True),
         ((3, 64, 32), 2, True),
         ((3, 8, 8, 8), 3, True),

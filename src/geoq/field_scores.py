@@ -29,7 +29,7 @@ MIN_DEVIATION = 0.01
 VARIANCE_FLOOR, MIN_MOMENT_DEVIATION = 1e-4, 0.02
 # Patterns are linear functions of at most this many blocks of cells; their axes come from at most this many fields.
 N_BLOCKS, N_PATTERN_FIELDS = 2048, 512
-# A row of two axes is a plane if its first axis is longer than this; otherwise the first axis counts channels.
+# The largest number of channels of a row with two axes.
 MAX_CHANNELS = 16
 MIN_CELLS = 16
 # Below this size a deviation is rounding.
@@ -39,11 +39,13 @@ TINY = 1e-12
 def grid_axes(row_shape: Sequence[int]) -> int:
     """The number of axes of the grid of a row, from its shape: channels come first and the grid comes last.
 
-    A row with one axis is a line. A row with two axes is a plane if the first axis has more than 16 entries, and otherwise
-    consists of channels on a line. With three and four axes, the first one counts the channels.
+    A row with one axis is a line. A row with two axes is a plane if the first axis has more than 16 entries or is at least half
+    as long as the second one; otherwise it consists of channels on a line. With three and four axes, the first one counts
+    the channels.
     """
     if len(row_shape) == 2:
-        return 2 if row_shape[0] > MAX_CHANNELS else 1
+        first, second = row_shape
+        return 2 if first > MAX_CHANNELS or 2 * first >= second else 1
     return min(3, max(1, len(row_shape) - 1))
 
 
