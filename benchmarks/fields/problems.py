@@ -73,7 +73,7 @@ def mirrored(draw):
 
 
 # Darcy flow -div(exp(x) grad u) = 1 in the unit square, u = 0 on the boundary.
-DARCY = 20
+DARCY = 16
 
 
 def darcy_fields(smoothness=3.5, contrast=0.8):
@@ -312,8 +312,8 @@ FRESH = (
             "hot place": blob,
         },
         heat,
-        n_steps=150,
-        n_modes=3,
+        n_steps=100,
+        n_modes=2,
         design=False,
     ),
 )
@@ -332,7 +332,7 @@ DESIGN = (
             "noisy": noisy(darcy_fields(), 0.2),
         },
         darcy,
-        n_steps=400,
+        n_steps=250,
         n_modes=4,
         in_time=False,
     ),
