@@ -141,7 +141,7 @@ def draw(rows, path):
         axes.axvline(HAZARD, color="black", lw=0.8, ls=":")
         axes.set(title=label, xlabel="coverage of the bound in a set of queries")
     plots[0].set_ylabel("fraction called safe")
-    plots[1].legend(loc="center left", fontsize=8)
+    plots[1].legend(loc="center", fontsize=8)
     figure.savefig(path, dpi=130)
 
 
