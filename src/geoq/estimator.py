@@ -12,7 +12,7 @@ from torch import Tensor
 from geoq import files
 from geoq.arrays import Array, Inputs, Rows, restore, to_tensor
 from geoq.assessment import Assessment, QueryFeatures
-from geoq.checks import check_finite, check_fitted
+from geoq.checks import check_finite
 from geoq.conformal import (
     POINTWISE,
     ConformalFactors,
@@ -48,7 +48,7 @@ from geoq.preparation import (
     open_checkpoint,
 )
 from geoq.probing import unchanged
-from geoq.queries import View, embed, views
+from geoq.queries import View, embed, query_rows, views
 from geoq.repeats import Repeats
 from geoq.representation import Representation
 from geoq.safe_region import (
@@ -70,7 +70,6 @@ from geoq.table import (
     Table,
     check_same_order,
     input_rows,
-    is_frame,
     output_names,
     output_rows,
 )
@@ -238,7 +237,7 @@ class GeoQ:
             x: queries, one per row, of the shape of the inputs of ``fit``. A data frame must have the columns of ``fit``; columns
                 in another order are put into that order.
         """
-        queries = self._queries(x)
+        queries = query_rows(self, x)
         parts = list(self._answers(queries))
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         lost = joined.pop("lost")
@@ -272,7 +271,7 @@ class GeoQ:
 
     def bound(self, x: Inputs) -> Array:
         """The error bound of each query, ``assess(x).error_hat``, without the other parts in memory."""
-        queries = self._queries(x)
+        queries = query_rows(self, x)
         return restore(
             torch.cat([part["error_hat"] for part in self._answers(queries)]), queries
         )
@@ -286,7 +285,7 @@ class GeoQ:
             x: queries, one per row.
             levels: quantile levels, for example ``(0.5, 0.9)``.
         """
-        queries = self._queries(x)
+        queries = query_rows(self, x)
         levels = levels_of(levels)
         model = self.increment_model_
         # One search and one prediction serve all levels.
@@ -319,7 +318,7 @@ class GeoQ:
         Raises:
             TypeError: the increment model estimates only a quantile.
         """
-        queries = self._queries(x)
+        queries = query_rows(self, x)
         model = self.increment_model_
         if not isinstance(model, HasExpectedError):
             raise TypeError(
@@ -352,21 +351,10 @@ class GeoQ:
             ValueError: the pairs are unusable, some of them are pairs of ``fit``, or too few of them are safe.
             TypeError: the increment model cannot be scaled, or ``guarantee`` is not a guarantee.
         """
-        queries, outputs = self._queries(x), output_rows(y)
+        queries, outputs = query_rows(self, x), output_rows(y)
         check_same_order(queries, outputs)
         self.conformal_factors_ = factors_from_pairs(self, queries, outputs, guarantee)
         return self
-
-    def _queries(self, x: Any) -> Any:
-        """Queries as rows; refused unless they have the columns of ``fit``."""
-        check_fitted(self, "probes_")
-        if self.schema_ is not None:
-            return self.schema_.table(x)
-        if is_frame(x):
-            raise TypeError(
-                "x is a data frame, but GeoQ was fitted on an array; pass x.to_numpy() with the columns in the order of fit."
-            )
-        return input_rows(x)
 
     def _answers(self, x: Rows) -> Iterator[dict[str, Tensor]]:
         """Answers to chunks of queries, as tensors by the names of ``Assessment`` and of psi."""

@@ -1,7 +1,7 @@
 """Queries in the coordinates of the geometry, with their anchors and features (lines 3, 4 and 14)."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -12,6 +12,7 @@ from geoq.columns import ColumnCoordinates
 from geoq.geometry import Embedding, GeometricFeatures, Relation, anchor_error
 from geoq.preparation import check_fitted_callables
 from geoq.surrogate import answers_of
+from geoq.table import input_rows, is_frame
 from geoq.unanswered import (
     blank,
     either,
@@ -39,6 +40,18 @@ class View(NamedTuple):
     features: GeometricFeatures
     prediction: Tensor
     lost: Tensor | None
+
+
+def query_rows(geoq: "GeoQ", x: Any) -> Any:
+    """Queries as rows; refused unless they have the columns of ``fit``."""
+    check_fitted(geoq, "probes_")
+    if geoq.schema_ is not None:
+        return geoq.schema_.table(x)
+    if is_frame(x):
+        raise TypeError(
+            "x is a data frame, but GeoQ was fitted on an array; pass x.to_numpy() with the columns in the order of fit."
+        )
+    return input_rows(x)
 
 
 def embed(geoq: "GeoQ", x: Rows, coordinates: Tensor) -> Embedding:
