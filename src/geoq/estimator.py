@@ -1,7 +1,7 @@
 """GeoQ: Algorithm 1 of the paper, from the calibration to the answers."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from geoq.conformal import (
     levels_of,
 )
 from geoq.crossfit import Observations, cross_fit
-from geoq.fold_plan import draw_folds
+from geoq.fold_plan import FoldPlan, draw_folds
 from geoq.folds import Folds, default_folds
 from geoq.geometry import (
     Geometry,
@@ -48,15 +48,13 @@ from geoq.preparation import (
     open_checkpoint,
 )
 from geoq.probing import unchanged
-from geoq.queries import View, embed, query_rows, views
+from geoq.queries import answers, embed, explainer, flags, query_rows, views
 from geoq.repeats import Repeats
 from geoq.representation import Representation
 from geoq.safe_region import (
-    Explains,
     Explanations,
     Region,
     fit_region,
-    flags_of,
 )
 from geoq.support_region import SupportRegion
 from geoq.surrogate import (
@@ -73,8 +71,15 @@ from geoq.table import (
     output_names,
     output_rows,
 )
-from geoq.training import Checkpoint, progress
-from geoq.training.fold_surrogates import FoldSurrogates, deployed, sources_of
+from geoq.training import Checkpoint
+from geoq.training.duration import TrainingTime, measure
+from geoq.training.fold_surrogates import (
+    FoldSurrogates,
+    count_trainings,
+    deployed,
+    sources_of,
+)
+from geoq.training.progress import BAR, ShowProgress, check_progress, shown, stage
 from geoq.unanswered import Gaps, blank
 
 
@@ -134,6 +139,7 @@ class GeoQ:
         *,
         groups: Sequence[Any] | None = None,
         checkpoint: str | Path | Checkpoint | None = None,
+        progress: ShowProgress = BAR,
     ) -> "GeoQ":
         """Calibrate on pairs of inputs and reference outputs (lines 1-12).
 
@@ -144,6 +150,8 @@ class GeoQ:
             groups: a label per row; rows with the same label are held out together.
             checkpoint: a folder, or a ``Checkpoint``, that keeps each finished fold. A run that was interrupted continues from
                 there when it is started again, with the same result.
+            progress: ``ProgressBar()``, a bar on terminals and in notebooks; a function that receives a ``Progress`` after each
+                training, such as ``print``; or None. The same lines are logged at the level INFO.
 
         Raises:
             ValueError: x, y or a setting is unusable, or the checkpoint belongs to another calibration. These checks come
@@ -152,7 +160,8 @@ class GeoQ:
         # On a copy, so that an interrupted or refused fit leaves the estimator unchanged.
         fitted = copy.copy(self)
         with unchanged(x=x, y=y), torch.enable_grad():
-            fitted._fit(input_rows(x), output_rows(y), groups, checkpoint)
+            inputs, outputs = input_rows(x), output_rows(y)
+            fitted._fit(inputs, outputs, groups, checkpoint, progress)
         vars(self).update(vars(fitted))
         return self
 
@@ -162,20 +171,16 @@ class GeoQ:
         y: Rows,
         groups: Sequence[Any] | None,
         checkpoint: str | Path | Checkpoint | None,
+        show: ShowProgress,
     ) -> None:
         """Algorithm 1. Lines 2, 3 and 5 precede line 1, so that unusable data are refused before any training."""
-        inputs = check_arguments(self, x, y)
-        # Line 4, first half: the coordinates nu, fitted to the inputs of line 2.
-        self.coordinates_ = coordinates_of(self.representation, inputs, x)
-        # Line 5: the folds.
-        points = self.coordinates_(inputs).reshape(len(inputs), -1).cpu().numpy()
-        plan = draw_folds(self.folds, points, groups)
-        self.repeats_ = Repeats.of(points, to_tensor(y, "y"))
-        del points  # a copy of the data
-        self.n_support_ = check_problem(self, x, y, plan)
+        check_progress(show)
+        inputs, plan = self._plan(x, y, groups)
         finished = open_checkpoint(self, checkpoint, x, y, plan)
         # One step per training, one for the increment model and one for the safe region.
-        with progress.bar(len(plan.splits) + 2 + (self.surrogate is None)):
+        n_folds, given = len(plan.splits), self.surrogate
+        n_trainings = count_trainings(given, self.train_surrogate, n_folds)
+        with shown(show, n_trainings, n_folds + 2 + (given is None)):
             # Line 1: the deployed surrogate, given or trained on all data.
             self.surrogate_ = deployed(self.surrogate, self.train_surrogate, x, y)
             # Line 4, second half: the observed errors E.
@@ -211,24 +216,60 @@ class GeoQ:
             self.calibration_ = cross_fit(
                 data,
                 plan,
-                fold_surrogates=sources_of(self.train_surrogate),
+                fold_surrogates=sources_of(self.train_surrogate, self.surrogate_),
                 error_functional=self.error_functional,
                 geometry=self.geometry_,
                 checkpoint=finished,
             )
             # Line 12: the increment model g.
-            with progress.stage("increment model"):
+            with stage("increment model"):
                 self.increment_model_ = fit_increment(
                     self.increment_model, self.calibration_
                 )
             # The threshold tau_safe of line 16.
-            with progress.stage("safe region"):
+            with stage("safe region"):
                 self.safe_region_ = fit_region(self.safe_region, self.calibration_)
         self.conformal_factors_ = ConformalFactors()
         probes.check_unchanged()
         self.probes_ = probes.inputs
         self.schema_ = x.schema if isinstance(x, Table) else None
         self.output_names_ = output_names(y)
+
+    def _plan(
+        self, x: Rows, y: Rows, groups: Sequence[Any] | None
+    ) -> tuple[Tensor, FoldPlan]:
+        """The inputs as numbers and the folds; refused if the data or a setting is unusable."""
+        inputs = check_arguments(self, x, y)
+        # Line 4, first half: the coordinates nu, fitted to the inputs of line 2.
+        self.coordinates_ = coordinates_of(self.representation, inputs, x)
+        # Line 5: the folds.
+        points = self.coordinates_(inputs).reshape(len(inputs), -1).cpu().numpy()
+        plan = draw_folds(self.folds, points, groups)
+        self.repeats_ = Repeats.of(points, to_tensor(y, "y"))
+        self.n_support_ = check_problem(self, x, y, plan)
+        return inputs, plan
+
+    def estimate(
+        self, x: Inputs, y: Inputs, *, groups: Sequence[Any] | None = None
+    ) -> TrainingTime:
+        """Train the surrogate of one fold, and estimate the time of all trainings of ``fit`` with the same arguments.
+
+        The time of the increment model and of the safe region is not included.
+
+        Example:
+            >>> import numpy as np
+            >>> from sklearn.linear_model import Ridge
+            >>> from geoq import GeoQ, RandomFolds
+            >>> x = np.linspace(0, 1, 60)[:, None]
+            >>> geoq = GeoQ(None, lambda x, y: Ridge().fit(x, y).predict, folds=RandomFolds(5))
+            >>> geoq.estimate(x, np.sin(3 * x[:, 0])).n_trainings
+            6
+        """
+        rows, outputs = input_rows(x), output_rows(y)
+        _, plan = copy.copy(self)._plan(rows, outputs, groups)
+        n = count_trainings(self.surrogate, self.train_surrogate, len(plan.splits))
+        source = sources_of(self.train_surrogate, self.surrogate)
+        return measure(source, rows, outputs, plan.splits, n)
 
     def assess(self, x: Inputs) -> Assessment:
         """Error bound, safe flag and their parts at each query (lines 13-17).
@@ -238,14 +279,14 @@ class GeoQ:
                 in another order are put into that order.
         """
         queries = query_rows(self, x)
-        parts = list(self._answers(queries))
+        parts = list(answers(self, queries))
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         lost = joined.pop("lost")
         gaps = Gaps.of(lost, queries, self.coordinates_) if lost.any() else None
         explanations = None
-        if self._explains is not None:
+        if (explains := explainer(self)) is not None:
             explanations = Explanations(
-                self._explains,
+                explains,
                 self.coordinates_,
                 joined.pop("inputs"),
                 queries,
@@ -273,7 +314,7 @@ class GeoQ:
         """The error bound of each query, ``assess(x).error_hat``, without the other parts in memory."""
         queries = query_rows(self, x)
         return restore(
-            torch.cat([part["error_hat"] for part in self._answers(queries)]), queries
+            torch.cat([part["error_hat"] for part in answers(self, queries)]), queries
         )
 
     def bounds(self, x: Inputs, levels: Sequence[float] | Array) -> dict[float, Array]:
@@ -307,7 +348,7 @@ class GeoQ:
                 )
                 for m, factor in zip(models, factors, strict=True)
             ]
-            for view, _, safe in self._flags(queries)
+            for view, _, safe in flags(self, queries)
         ]
         joined = (torch.cat(part) for part in zip(*parts, strict=True))
         return {k: restore(v, queries) for k, v in zip(levels, joined, strict=True)}
@@ -355,52 +396,6 @@ class GeoQ:
         check_same_order(queries, outputs)
         self.conformal_factors_ = factors_from_pairs(self, queries, outputs, guarantee)
         return self
-
-    def _answers(self, x: Rows) -> Iterator[dict[str, Tensor]]:
-        """Answers to chunks of queries, as tensors by the names of ``Assessment`` and of psi."""
-        for view, score, safe in self._flags(x):
-            relation, features, prediction, lost = view
-            # Line 16: the bound.
-            increment = self.conformal_factors_.increment(
-                self.increment_model_, features, safe
-            )
-            answers = {
-                "error_hat": features.anchor_error + increment,
-                "safe": safe,
-                "support_score": score,
-                "anchor_error": features.anchor_error,
-                "increment": increment,
-                "anchors": relation.anchors,
-                "anchor_distance": relation.anchor_distance,
-                "observed_error": self.error_size_[relation.anchors],
-                "displacement": relation.displacement,
-                "support_distance": relation.support_distance,
-            }
-            answers |= {"inputs": features.inputs} if self._explains else {}
-            answers = {name: blank(part, lost) for name, part in answers.items()}
-            none = torch.zeros_like(safe)
-            yield answers | {
-                "prediction": prediction,
-                "lost": none if lost is None else lost,
-            }
-
-    def _flags(self, x: Rows) -> Iterator[tuple[View, Tensor, Tensor]]:
-        """Chunks of queries with their support scores (line 15) and safe flags (line 16)."""
-        for view in views(self, x):
-            score, safe = flags_of(self.safe_region_, view.features)
-            score = blank(score, view.lost)
-            changed = self.coordinates_.changed_rows(view.features.inputs)
-            if changed is not None:
-                # An input that never varied has an unknown effect, whatever the region measures.
-                score, safe = score.masked_fill(changed, torch.inf), safe & ~changed
-            yield view, score, blank(safe, view.lost)
-
-    @property
-    def _explains(self) -> Explains | None:
-        """What explains the flags: the safe region, or the coordinates if an input is constant."""
-        if isinstance(self.safe_region_, Explains):
-            return self.safe_region_
-        return self.coordinates_ if self.coordinates_.constant.any() else None
 
     def save(self, path: str | Path, *, calibration: bool = True) -> None:
         """Write the calibrated estimator to one file of arrays and numbers.

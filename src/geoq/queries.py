@@ -1,9 +1,10 @@
-"""Queries in the coordinates of the geometry, with their anchors and features (lines 3, 4 and 14)."""
+"""Answers to queries: their coordinates, anchors and features (lines 3, 4 and 14), flags and bounds (lines 15 and 16)."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from geoq.arrays import Rows, chunks, to_tensor
@@ -11,6 +12,7 @@ from geoq.checks import check_fitted, check_rows
 from geoq.columns import ColumnCoordinates
 from geoq.geometry import Embedding, GeometricFeatures, Relation, anchor_error
 from geoq.preparation import check_fitted_callables
+from geoq.safe_region import Explains, flags_of
 from geoq.surrogate import answers_of
 from geoq.table import input_rows, is_frame
 from geoq.unanswered import (
@@ -108,3 +110,52 @@ def _view(geoq: "GeoQ", x: Rows) -> View:
     )
     lost = either(unusable, missing)
     return View(relation, features, blank(prediction, unusable), lost)
+
+
+def flags(geoq: "GeoQ", x: Rows) -> Iterator[tuple[View, Tensor, Tensor]]:
+    """Chunks of queries with their support scores (line 15) and safe flags (line 16)."""
+    for view in views(geoq, x):
+        score, safe = flags_of(geoq.safe_region_, view.features)
+        score = blank(score, view.lost)
+        changed = geoq.coordinates_.changed_rows(view.features.inputs)
+        if changed is not None:
+            # An input that never varied has an unknown effect, whatever the region measures.
+            score, safe = score.masked_fill(changed, torch.inf), safe & ~changed
+        yield view, score, blank(safe, view.lost)
+
+
+def answers(geoq: "GeoQ", x: Rows) -> Iterator[dict[str, Tensor]]:
+    """Answers to chunks of queries, as tensors by the names of ``Assessment`` and of psi."""
+    explains = explainer(geoq)
+    for view, score, safe in flags(geoq, x):
+        relation, features, prediction, lost = view
+        # Line 16: the bound.
+        increment = geoq.conformal_factors_.increment(
+            geoq.increment_model_, features, safe
+        )
+        parts = {
+            "error_hat": features.anchor_error + increment,
+            "safe": safe,
+            "support_score": score,
+            "anchor_error": features.anchor_error,
+            "increment": increment,
+            "anchors": relation.anchors,
+            "anchor_distance": relation.anchor_distance,
+            "observed_error": geoq.error_size_[relation.anchors],
+            "displacement": relation.displacement,
+            "support_distance": relation.support_distance,
+        }
+        parts |= {} if explains is None else {"inputs": features.inputs}
+        parts = {name: blank(part, lost) for name, part in parts.items()}
+        none = torch.zeros_like(safe)
+        yield parts | {
+            "prediction": prediction,
+            "lost": none if lost is None else lost,
+        }
+
+
+def explainer(geoq: "GeoQ") -> Explains | None:
+    """What explains the flags: the safe region, or the coordinates if an input is constant."""
+    if isinstance(geoq.safe_region_, Explains):
+        return geoq.safe_region_
+    return geoq.coordinates_ if geoq.coordinates_.constant.any() else None

@@ -24,6 +24,7 @@ from geoq.safe_region import Region
 from geoq.surrogate import ErrorFunctional, absolute_error
 from geoq.table import is_frame
 from geoq.training.checkpoint import Checkpoint
+from geoq.training.progress import BAR, ShowProgress
 
 
 class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -92,6 +93,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         groups: Sequence[Any] | None = None,
         *,
         checkpoint: str | Path | Checkpoint | None = None,
+        progress: ShowProgress = BAR,
     ) -> "GeoQRegressor":
         """Fit the regressor on all data and calibrate its errors on the folds.
 
@@ -100,6 +102,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
             y: targets, one per row: a number or a row of several outputs.
             groups: a label per row, for fold schemes that hold out whole groups.
             checkpoint: a folder, or a ``Checkpoint``, that stores each finished fold, see ``GeoQ.fit``.
+            progress: how the progress is shown, see ``GeoQ.fit``.
 
         Raises:
             ValueError: the data or a setting is unusable. These checks come before any training.
@@ -116,7 +119,9 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         # GeoQ has the defaults of the settings that are None.
         chosen = {name: part for name, part in settings.items() if part is not None}
         geoq = GeoQ(None, _TrainClone(self._regressor), **chosen)
-        self.geoq_ = geoq.fit(x, y, groups=groups, checkpoint=checkpoint)
+        self.geoq_ = geoq.fit(
+            x, y, groups=groups, checkpoint=checkpoint, progress=progress
+        )
         self.estimator_ = self._surrogate.estimator
         return self
 

@@ -19,6 +19,7 @@ from geoq.parameters import get_params, set_params
 from geoq.representation import Representation
 from geoq.surrogate import ErrorFunctional, Surrogate, absolute_error, norm_error
 from geoq.training.checkpoint import Checkpoint
+from geoq.training.progress import BAR, ShowProgress
 
 try:
     import xarray as xr
@@ -91,6 +92,7 @@ class XarrayGeoQ:
         *,
         groups: Sequence[Any] | xr.DataArray | None = None,
         checkpoint: str | Path | Checkpoint | None = None,
+        progress: ShowProgress = BAR,
     ) -> "XarrayGeoQ":
         """Calibrate on pairs of inputs and reference outputs, which must be in memory.
 
@@ -99,6 +101,7 @@ class XarrayGeoQ:
             y: reference outputs, for the same samples in the same order.
             groups: a label per sample, for fold schemes that hold out whole groups.
             checkpoint: a folder, or a ``Checkpoint``, that stores each finished fold, see ``GeoQ.fit``.
+            progress: how the progress is shown, see ``GeoQ.fit``.
 
         Raises:
             ValueError: the samples of x and y differ, or the data or a setting is unusable. These checks come before any
@@ -117,6 +120,7 @@ class XarrayGeoQ:
             y.values,
             groups=None if groups is None else list(np.asarray(groups)),
             checkpoint=checkpoint,
+            progress=progress,
         )
         self.x_, self.y_, self.labels_ = labels.x, labels.y, labels.samples
         return self

@@ -42,10 +42,16 @@ from geoq.rollout.scheme import RolloutScheme, bound_of, check_scheme, fit_schem
 from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll_out
 from geoq.safe_region import Region, check_region, fit_region
 from geoq.surrogate import Surrogate
-from geoq.training import progress
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, folds_id
-from geoq.training.fold_surrogates import TrainedFolds, is_pretrained
+from geoq.training.fold_surrogates import (
+    TrainedFolds,
+    count_trainings,
+    is_pretrained,
+)
+from geoq.training.progress import BAR, ShowProgress, check_progress, shown, stage
+from geoq.training.progress import trained as report_training
 from geoq.training.recipe_id import array_id
+from geoq.training.threads import n_weights
 from geoq.unanswered import Gaps, blank, unusable_rows, with_stand_in
 
 
@@ -118,13 +124,15 @@ class RolloutGeoQ:
         trajectories: Array | Sequence[Array],
         *,
         checkpoint: str | Path | Checkpoint | None = None,
+        progress: ShowProgress = BAR,
     ) -> "RolloutGeoQ":
         """Calibrate on true trajectories.
 
         Args:
             trajectories: one trajectory, an array of shape (n_times, *state), or a list of such arrays.
-            checkpoint: a folder, or a ``Checkpoint``, that keeps the rollouts of each finished fold. A run that was interrupted continues from
-                there when it is started again, with the same result.
+            checkpoint: a folder, or a ``Checkpoint``, that keeps the rollouts of each finished fold. A run that was interrupted
+                continues from there when it is started again, with the same result.
+            progress: how the progress is shown, see ``GeoQ.fit``.
 
         Raises:
             ValueError: the trajectories or a setting is unusable, or the checkpoint belongs to another calibration. These
@@ -133,7 +141,7 @@ class RolloutGeoQ:
         # On a copy, so that an interrupted or refused fit leaves the estimator unchanged.
         fitted = copy.copy(self)
         with torch.enable_grad():
-            fitted._fit(trajectories, checkpoint)
+            fitted._fit(trajectories, checkpoint, progress)
         vars(self).update(vars(fitted))
         return self
 
@@ -141,8 +149,10 @@ class RolloutGeoQ:
         self,
         trajectories: Array | Sequence[Array],
         checkpoint: str | Path | Checkpoint | None,
+        show: ShowProgress,
     ) -> None:
         self._check_arguments()
+        check_progress(show)
         gathered = Trajectories.gather(trajectories)
         check_lengths(gathered, self.n_calibration)
         states = to_tensor(gathered.states, "trajectories")
@@ -170,7 +180,9 @@ class RolloutGeoQ:
         # One step of the progress bar per training, one for the scheme and one for the safe region. A fold from which no
         # rollout starts is not trained.
         n_trained = sum(len(first) > 0 for first in starts)
-        with progress.bar(n_trained + 2 + (self.surrogate is None)):
+        given = self.surrogate
+        n_trainings = count_trainings(given, self.train_surrogate, n_trained)
+        with shown(show, n_trainings, n_trained + 2 + (given is None)):
             self._calibrate(problem, plan, starts, finished)
 
     def _calibrate(
@@ -196,9 +208,9 @@ class RolloutGeoQ:
             checkpoint=checkpoint,
         )
         self.n_calibrated_ = self.calibration_.n_steps
-        with progress.stage("scheme"):
+        with stage("scheme"):
             self.scheme_ = fit_scheme(self.scheme, self.calibration_)
-        with progress.stage("safe region"):
+        with stage("safe region"):
             self.safe_region_ = fit_region(self.safe_region, self.calibration_.tuples)
         features = self.calibration_.features
         safe = self.safe_region_.contains(self._score(features).flatten())
@@ -373,8 +385,10 @@ class RolloutGeoQ:
             return self.surrogate
         assert callable(self.train_surrogate)
         what = "the deployed surrogate on all trajectories"
-        with progress.stage("deployed surrogate"):
-            return trained(self.train_surrogate, trajectories, [rows], what)[0]
+        with stage("deployed surrogate"):
+            found = trained(self.train_surrogate, trajectories, [rows], what)[0]
+        report_training("deployed surrogate")
+        return found
 
     def _fold_rollouts(self, n_folds: int) -> FreshRollouts | TrainedRollouts:
         n_steps, limit, recipe = self.n_calibration, self.limit_, self.train_surrogate
@@ -383,7 +397,7 @@ class RolloutGeoQ:
             recipe = TrainedFolds([self.surrogate_] * n_folds)
         if isinstance(recipe, TrainedFolds):
             return TrainedRollouts(recipe, n_steps, limit)
-        return FreshRollouts(recipe, n_steps, limit)
+        return FreshRollouts(recipe, n_steps, limit, n_weights(self.surrogate_))
 
     def _open(
         self,

@@ -32,6 +32,7 @@ from geoq.training.fold_surrogates import (
     in_jobs,
     one_by_one,
 )
+from geoq.training.threads import threads_for
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,14 @@ class FreshRollouts:
         train_surrogate: the user's recipe.
         n_steps: the number of steps of the rollouts.
         limit: the largest absolute value of each coordinate; a rollout beyond it has diverged.
+        n_weights: the number of weights of the deployed surrogate, which determines the number of threads.
         first: keeps the surrogate of the first fold while the next one is trained.
     """
 
     train_surrogate: TrainStepper
     n_steps: int
     limit: Float[Tensor, " *state"]
+    n_weights: int | None = None
     first: FirstFold = field(default_factory=FirstFold, repr=False, compare=False)
     pretrained: ClassVar[bool] = False
 
@@ -65,12 +68,13 @@ class FreshRollouts:
     def predictions(
         self, states: Array, number: Array, folds: Sequence[Fold]
     ) -> list[Float[Tensor, " _ n_times *state"]]:
-        surrogates = trained(
-            self.train_surrogate,
-            Trajectories(states, np.asarray(number)),
-            [fold.training_rows for fold in folds],
-            describe_folds(folds),
-        )
+        with threads_for(self.n_weights, states):
+            surrogates = trained(
+                self.train_surrogate,
+                Trajectories(states, np.asarray(number)),
+                [fold.training_rows for fold in folds],
+                describe_folds(folds),
+            )
         self.first.check()
         rollouts = [
             rolled_out(surrogate, states, fold, self.n_steps, self.limit)

@@ -27,6 +27,7 @@ from geoq.surrogate import (
 from geoq.table import Table, native, new_levels
 from geoq.training import progress
 from geoq.training.checkpoint import FinishedFolds
+from geoq.training.threads import n_weights, threads_for
 
 logger = logging.getLogger(__name__)
 
@@ -166,10 +167,13 @@ class FreshFolds:
 
     Args:
         train_surrogate: The recipe.
+        n_weights: The number of weights of the deployed surrogate, which determines the number of threads; None if it is not
+            available.
         first: Keeps the surrogate of the first fold while the next one is trained.
     """
 
     train_surrogate: TrainSurrogate
+    n_weights: int | None = None
     first: FirstFold = field(default_factory=FirstFold, repr=False, compare=False)
     pretrained: ClassVar[bool] = False
 
@@ -186,7 +190,8 @@ class FreshFolds:
         self, x: Rows, y: Rows, folds: Sequence[Fold]
     ) -> list[Float[Tensor, " _ *output"]]:
         subsets = [fold.training_rows for fold in folds]
-        surrogates = train_for(folds, self.train_surrogate, x, y, subsets)
+        with threads_for(self.n_weights, x):
+            surrogates = train_for(folds, self.train_surrogate, x, y, subsets)
         self.first.check()
         predictions = [
             evaluate_fold(surrogate, x, fold)
@@ -247,6 +252,11 @@ def is_pretrained(source: object) -> bool:
     return source is None or (isinstance(source, FoldSurrogates) and source.pretrained)
 
 
+def count_trainings(surrogate: object, train_surrogate: object, n_folds: int) -> int:
+    """The number of trainings: one per fold, and one for a deployed surrogate that is not given."""
+    return n_folds * (not is_pretrained(train_surrogate)) + (surrogate is None)
+
+
 def describe_folds(folds: Sequence[Fold]) -> str:
     """A phrase for the surrogates of these folds, for messages."""
     if len(folds) == 1:
@@ -297,7 +307,10 @@ def fold_predictions(
         for number in job:
             yield number, checkpoint.load(number, len(folds[number].evaluated_rows))
     progress.move_to(start + n_finished)
+    progress.restored(n_finished)
     for numbers, predictions in _run(source, missing):
+        if not source.pretrained:
+            progress.trained(_name([folds[number] for number in numbers]), len(numbers))
         for number, prediction in zip(numbers, predictions, strict=True):
             if checkpoint is not None:
                 checkpoint.save(number, prediction)
@@ -325,9 +338,12 @@ def _run(source: FoldSurrogates, jobs: list[_Job]) -> Iterable[_Predictions]:
 
 def _predictions_of(job: _Job) -> _Predictions:
     source, x, y, folds = job
-    name = str(folds[0]) if len(folds) == 1 else f"{len(folds)} folds together"
-    with progress.stage(name, len(folds)):
+    with progress.stage(_name(folds), len(folds)):
         return [fold.number for fold in folds], source.predictions(x, y, folds)
+
+
+def _name(folds: Sequence[Fold]) -> str:
+    return str(folds[0]) if len(folds) == 1 else f"{len(folds)} folds together"
 
 
 def _check_count(source: str, n_given: int, n_folds: int) -> None:
@@ -403,18 +419,20 @@ def deployed(
                 native(own_copy(x)), native(own_copy(y))
             )
         check_callable(trained, TRAINED)
+    progress.trained("deployed surrogate")
     return trained
 
 
 def sources_of(
-    train_surrogate: TrainSurrogate | FoldSurrogates | None,
+    train_surrogate: TrainSurrogate | FoldSurrogates | None, surrogate: object
 ) -> FoldSurrogates | None:
     """The source of the fold surrogates.
 
     Args:
         train_surrogate: the recipe, or a source. None means that every fold uses the deployed surrogate, which has not seen
             any of the data.
+        surrogate: the deployed surrogate; the surrogates of the folds have about its size.
     """
     if train_surrogate is None or isinstance(train_surrogate, FoldSurrogates):
         return train_surrogate
-    return FreshFolds(train_surrogate)
+    return FreshFolds(train_surrogate, n_weights(surrogate))
