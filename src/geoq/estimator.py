@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from geoq import files
-from geoq.arrays import Array, Inputs, Rows, restore, to_tensor
+from geoq.arrays import Array, Inputs, Rows, few_threads, restore, to_tensor
 from geoq.assessment import Assessment, QueryFeatures
 from geoq.checks import check_finite
 from geoq.conformal import (
@@ -221,13 +221,14 @@ class GeoQ:
                 geometry=self.geometry_,
                 checkpoint=finished,
             )
+            n_numbers = len(self.calibration_) * (inputs[0].numel() + error[0].numel())
             # Line 12: the increment model g.
-            with stage("increment model"):
+            with stage("increment model"), few_threads(n_numbers):
                 self.increment_model_ = fit_increment(
                     self.increment_model, self.calibration_
                 )
             # The threshold tau_safe of line 16.
-            with stage("safe region"):
+            with stage("safe region"), few_threads(n_numbers):
                 self.safe_region_ = fit_region(self.safe_region, self.calibration_)
         self.conformal_factors_ = ConformalFactors()
         probes.check_unchanged()
