@@ -29,6 +29,7 @@ READING_ORDER = [
     "support_region",
     "conformal",
     "unanswered",
+    "answer_table",
     "assessment",
     "parameters",
     "frames",

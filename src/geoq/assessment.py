@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 
+from geoq.answer_table import N_OUTPUTS_SHOWN, frame_of, html_of, text_of
 from geoq.arrays import Array
 from geoq.checks import check_index
 from geoq.repeats import Repeats
@@ -14,7 +15,6 @@ from geoq.table import Names
 from geoq.unanswered import Gaps
 
 N_ANCHORS_SHOWN = 5
-N_OUTPUTS_SHOWN = 10
 
 
 @runtime_checkable
@@ -57,6 +57,8 @@ class Assessment:
         input_names: the columns of the table that GeoQ was fitted on; None for arrays.
         output_names: the names of the outputs, if y was a data frame or a Series with a name.
         repeats: repeated measurements in the data; None if all inputs differ.
+        quantile: the quantile level of the bounds.
+        asked: the data frame of the queries; None for arrays.
     """
 
     prediction: Float[Array, " n *output"]
@@ -78,13 +80,33 @@ class Assessment:
     input_names: Names | None = None
     output_names: Sequence[str] | None = None
     repeats: Repeats | None = None
+    quantile: float | None = None
+    asked: Any = None
 
     def __len__(self) -> int:
         return len(self.safe)
 
     def __repr__(self) -> str:
-        gaps = "" if self.gaps is None else f" and {len(self.gaps)} without an answer"
-        return f"Assessment of {len(self)} queries, {int(self.safe.sum())} of them safe{gaps}; reason(i) explains query i"
+        return text_of(self)
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
+    def to_frame(self) -> Any:
+        """The predictions, bounds, flags and support scores as a data frame, one row per query.
+
+        The data frame is of the library of the queries and has their index. For queries in arrays it is of pandas, or of polars
+        if pandas is not installed. Several outputs have a column each; a field has its mean.
+
+        Example:
+            >>> import numpy as np
+            >>> from geoq import GeoQ, RandomFolds
+            >>> x = np.linspace(0, 1, 60)[:, None]
+            >>> geoq = GeoQ(lambda x: x[:, 0], None, folds=RandomFolds(5)).fit(x, np.sin(x[:, 0]))
+            >>> list(geoq.assess(x[:2]).to_frame().columns)
+            ['prediction', 'error_hat', 'safe', 'support_score']
+        """
+        return frame_of(self)
 
     def safety(self, query: int, names: Sequence[str] | None = None) -> str:
         """Whether a query is safe, and why, as a phrase."""
@@ -119,18 +141,16 @@ class Assessment:
             outputs: names of the outputs, with units if you like; the columns of y or their numbers if None.
         """
         safety = self.safety(query, names)
-        if self.gaps is not None and query % len(self) in self.gaps:
-            return f"{name or f'query {query}'}: no error bound, {safety}"
-        distance = float(self.features.support_distance[query])
-        score = float(self.support_score[query])
+        name, query = name or f"query {query}", query % len(self)
+        if self.gaps is not None and query in self.gaps:
+            return f"{name}: no error bound, {safety}"
         first, *parts = self._bound_lines(query, outputs)
         lines = [
-            f"{name or f'query {query}'}: {first}, {safety}",
+            f"{name}: {first}, {safety}",
             *parts,
             *self._anchor_lines(query, labels),
             *self._repeat_lines(query, outputs),
-            f"  support distance {distance:.3g}, {_times(distance, self.typical_support_distance)}",
-            f"  support score {score:.3g}, threshold {self.threshold:.3g}",
+            *self._support_lines(query),
         ]
         why = self.explanations(query, names) if self.explanations else ""
         if why:
@@ -148,19 +168,44 @@ class Assessment:
             mean = "mean " if len(parts[0]) > 1 else ""
             one = self._output_names(1, outputs)[0] if not mean and outputs else ""
             of = f" of {one}" if one else ""
+            answer = self.prediction[query].reshape(-1).tolist()
+            prediction = f"prediction {answer[0]:.4g}, " if len(answer) == 1 else ""
             return [
-                f"{mean}error bound{of} {bound:.3g}",
-                f"  anchor error {anchor_error:.3g} + increment {increment:.3g} = {bound:.3g}",
+                f"{prediction}{mean}error bound{of} {bound:.3g}{self._level}",
+                f"  the bound is the anchor error {anchor_error:.3g} + the increment {increment:.3g}",
             ]
         names = self._output_names(len(parts[0]), outputs)
+        answer = self.prediction[query].reshape(-1).tolist()
+        predictions = (
+            [f"prediction {value:.4g}, " for value in answer]
+            if len(answer) == len(names)
+            else [""] * len(names)
+        )
         return [
-            f"error bounds of {len(names)} outputs",
+            f"error bounds of {len(names)} outputs{self._level}",
             *(
-                f"  {output}: error bound {bound:.3g} = anchor error {anchor_error:.3g} + increment {increment:.3g}"
-                for output, bound, anchor_error, increment in zip(
-                    names, *(part.tolist() for part in parts), strict=True
+                f"  {output}: {prediction}error bound {bound:.3g} = anchor error {anchor_error:.3g} + increment {increment:.3g}"
+                for output, prediction, bound, anchor_error, increment in zip(
+                    names, predictions, *(part.tolist() for part in parts), strict=True
                 )
             ),
+        ]
+
+    @property
+    def _level(self) -> str:
+        """The quantile level as a note."""
+        return "" if self.quantile is None else f" (quantile level {self.quantile:g})"
+
+    def _support_lines(self, query: int) -> list[str]:
+        """The support distance and the support score, in one line if they are equal."""
+        distance = float(self.features.support_distance[query])
+        score = float(self.support_score[query])
+        compared = f"  support distance {distance:.3g}, {_times(distance, self.typical_support_distance)}"
+        if score == distance:
+            return [f"{compared}, threshold {self.threshold:.3g}"]
+        return [
+            compared,
+            f"  support score {score:.3g}, threshold {self.threshold:.3g}",
         ]
 
     @property
@@ -199,9 +244,11 @@ class Assessment:
 
     def _anchor_lines(self, query: int, labels: Labels | None) -> list[str]:
         mean = "mean " if len(self.error_hat[query].reshape(-1)) > 1 else ""
+        # The error of a single anchor is the anchor error, which is given before.
+        no_error = self._is_list or len(self.anchors[query]) == 1
         lines = [
             f"  anchor {f'row {int(row)}' if labels is None else labels[int(row)]}: "
-            + ("" if self._is_list else f"observed {mean}error {float(error):.3g}, ")
+            + ("" if no_error else f"observed {mean}error {float(error):.3g}, ")
             + f"distance {float(distance):.3g}, {_times(float(distance), self.typical_distance)}"
             for row, distance, error in zip(
                 self.anchors[query],

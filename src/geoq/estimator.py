@@ -68,6 +68,7 @@ from geoq.table import (
     Table,
     check_same_order,
     input_rows,
+    native,
     output_names,
     output_rows,
 )
@@ -309,6 +310,8 @@ class GeoQ:
             input_names=self.schema_,
             output_names=self.output_names_,
             repeats=self.repeats_,
+            quantile=self.increment_model_.quantile,
+            asked=native(queries) if isinstance(queries, Table) else None,
         )
 
     def bound(self, x: Inputs) -> Array:

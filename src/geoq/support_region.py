@@ -264,22 +264,22 @@ class _Explanation:
             return "all inputs are within the region of the held-out points"
         j = int(outside.argmax())
         return (
-            f"{self._label(self.number[j])} is {outside[j]:.2g} standard deviations out of its range, which is less than its "
-            "influence on the prediction allows"
+            f"{self._described(j)} is {outside[j]:.2g} standard deviations out of its range, which is less than its influence "
+            "on the prediction allows"
         )
 
     def _input(self) -> str:
         score, limit = self.cloud.by_input(self.t)[0], self._limit("input")
         found = [int(j) for j in np.argsort(-score) if score[j] > limit]
-        others = [self._label(self.number[j]) for j in found[1:6]]
-        more = f"; also out of range: {', '.join(others)}" if others else ""
+        others = [self._described(j) for j in found[1:6]]
+        more = f"; also unusual: {', '.join(others)}" if others else ""
         return self._one_input(found[0]) + more + (", ..." if len(found) > 6 else "")
 
     def _one_input(self, j: int) -> str:
         number, cloud = self.number[j], self.cloud
         value, here = self.value[number], self.t[0, j]
         if not self.coordinates.is_number(number):
-            return f"{self._label(number)} lies in a gap of the data"
+            return f"{self._described(j)} lies in a gap of the data"
         if cloud.low[j] <= here <= cloud.high[j]:
             below, above = (
                 self._text(number, self._units(j, at))
@@ -287,21 +287,37 @@ class _Explanation:
             )
             return f"{self._label(number)} is {self._text(number, value)}; its nearest values in the data are {below} and {above}"
         is_above = here > cloud.high[j]
-        end = self._units(j, cloud.high[j] if is_above else cloud.low[j])
+        low, high = self._ends(j)
+        end = high if is_above else low
         gap = float(cloud.values(self.t)[0, j])
         far = f"{gap:.2g} standard deviations"
         if bool(self.coordinates.log.reshape(-1)[number]):
             far = f"{abs(math.log10(max(value, 1e-300) / end)):.2g} decades"
-        side = "above its largest" if is_above else "below its smallest"
+        side = "above" if is_above else "below"
         text = (
-            f"{self._label(number)} is {self._text(number, value)}, {far} {side} value in the data, "
-            f"{self._text(number, end)}"
+            f"{self._label(number)} is {self._text(number, value)}, {far} {side} its range in the data, "
+            f"{self._text(number, low)} to {self._text(number, high)}"
         )
         sensitivity = self.region.metric.sensitivity
         if sensitivity is None:
             return text
         change = gap * float(sensitivity[number].square().mean().sqrt())
         return f"{text} (the prediction would change by {change:.2g} if it kept changing as inside)"
+
+    def _described(self, j: int) -> str:
+        """Input j with its value and its range in the data."""
+        number = self.number[j]
+        if not self.coordinates.is_number(number):
+            return self._label(number)
+        value, low, high = (
+            self._text(number, at) for at in (self.value[number], *self._ends(j))
+        )
+        return f"{self._label(number)} ({value}, range {low} to {high})"
+
+    def _ends(self, j: int) -> tuple[float, float]:
+        """The range of input j in the data, in the units of the user."""
+        cloud = self.cloud
+        return self._units(j, cloud.low[j]), self._units(j, cloud.high[j])
 
     def _units(self, j: int, at: float) -> float:
         """A coordinate of input j in the units of the user."""
@@ -314,9 +330,8 @@ class _Explanation:
         score = self.cloud.planes.distances(self.t)[0]
         j, k = self.cloud.planes.pairs[int(score.argmax())]
         return (
-            f"{self._label(self.number[j])} and {self._label(self.number[k])} are each in range, but not together: the nearest "
-            f"point in their plane is {score.max():.2g} standard deviations away (held-out points: at most "
-            f"{self._limit('pair'):.2g})"
+            f"{self._described(j)} and {self._described(k)} are each in range, but not together: the nearest point in "
+            f"their plane is {score.max():.2g} standard deviations away (held-out points: at most {self._limit('pair'):.2g})"
         )
 
     def _axis(self) -> str:
@@ -329,7 +344,7 @@ class _Explanation:
             if place == len(deviation)
             else directions[:, place]
         )
-        labels = [self._label(self.number[j]) for j in np.argsort(-abs(loading))]
+        labels = [self._described(int(j)) for j in np.argsort(-abs(loading))]
         named = " and ".join([*dict.fromkeys(labels)][:2])
         return (
             f"the correlation of {named} differs from the data, by {score.max():.2g} deviations of a principal axis "
@@ -337,7 +352,8 @@ class _Explanation:
         )
 
     def _distance(self) -> str:
+        unusual = self._described(int(self.cloud.by_input(self.t)[0].argmax()))
         return (
             f"the {N_NEAREST} nearest points are {self.cloud.by_distance(self.t)[0]:.2g} standard deviations away on average "
-            f"(held-out points: at most {self._limit('distance'):.2g})"
+            f"(held-out points: at most {self._limit('distance'):.2g}); the most unusual input is {unusual}"
         )
