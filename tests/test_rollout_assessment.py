@@ -21,7 +21,7 @@ def test_the_trusted_horizon_ends_before_the_first_step_that_is_unsafe_or_too_un
 
 
 def test_the_reason_compares_the_bound_with_the_tolerance_and_with_the_limit():
-    a = fitted().assess(QUERIES, 40, tolerance=1.2)
+    a = fitted().assess(QUERIES, 40, tolerance=1.7)
     assert a.trust.limit < 1
     seen = set()
     for i, horizon in enumerate(a.trusted_horizon):

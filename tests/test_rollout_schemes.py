@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from henon import QUERIES, STATES, TRAINING, analogue, fitted, small
+from henon import QUERIES, STATES, TRAINING, analogue, fitted, henon, small
 from torch.testing import assert_close
 
 from geoq import Training
 from geoq.rollout import AdditiveRecursion, SaturatingGrowth, signed_displacement
+from geoq.rollout.levels import step_factors
 
 QUICK = Training(n_steps=30, check_every=10)
 
@@ -19,7 +20,7 @@ def test_the_default_bound_saturates_and_the_sum_of_the_paper_does_not():
     additive = small(None, analogue, scheme=scheme).fit(TRAINING)
     bound, total = (geoq.bound(QUERIES, 400) for geoq in (fitted(), additive))
     climatology = fitted().reference_states_.climatology.table
-    largest = fitted().scheme_.factor_[-1] * climatology.max()
+    largest = fitted().scheme_.factor_[-1].max() * climatology.max()
     assert bound.max() <= float(largest) * 1.5
     assert bound[:, 300:].mean() < 1.2 * bound[:, 30:60].mean()
     assert (np.diff(total, axis=1) >= 0).all()
@@ -59,7 +60,6 @@ def test_a_saturated_bound_without_the_distance_is_a_multiple_of_the_climatology
 def test_coordinates_of_different_kinds_have_different_scales():
     kinds = np.array([1.0, 1000.0])
     ours = small(None, analogue).fit(TRAINING * kinds)
-    assert_close(ours.scheme_.scale_, ours.scheme_.typical_)
     bound = ours.bound(QUERIES * kinds, 30).mean(axis=(0, 1))
     first, second = bound / (STATES * kinds).std(axis=0)
     assert 0.2 < first / second < 5
@@ -78,11 +78,50 @@ def test_a_lower_quantile_gives_a_lower_bound():
     assert lower.bound(QUERIES, 40).mean() < fitted().bound(QUERIES, 40).mean()
 
 
-def test_a_coordinate_that_never_varies_has_a_finite_positive_bound():
+def test_a_coordinate_without_errors_has_the_bound_zero_and_no_effect_on_the_others():
     states = np.concatenate([STATES, np.full((900, 1), 3.0)], axis=1)
     bound = small(None, analogue).fit(states[:700]).bound(states[700:720], 20)
-    assert np.isfinite(bound).all()
-    assert (bound[..., 2] > 0).all()
+    assert (bound[..., 2] == 0).all()
+    np.testing.assert_allclose(bound[..., :2], fitted().bound(QUERIES, 20))
+
+
+def lagged(segments):
+    """The newest value of a window of lags by the nearest training window; the other values are copied."""
+    step = analogue(segments)
+    return lambda x: np.concatenate([x[:, 1:], step(x)[:, -1:]], axis=1)
+
+
+@pytest.mark.parametrize("n_lags", [2, 40])
+def test_the_newest_value_of_a_window_of_lags_is_covered_at_every_step(n_lags):
+    """Copied lags have no error; if they counted, they would fill the covered fraction alone."""
+    windows = np.lib.stride_tricks.sliding_window_view(henon(1800)[:, 0], n_lags)
+    geoq = small(None, lagged, n_starts=100, n_calibration=20).fit(windows[:1200])
+    a = geoq.assess(windows[1200:1700], 20)
+    truth = np.stack([windows[1200 + n : 1700 + n] for n in range(1, 21)], axis=1)
+    error = abs(truth - a.prediction)
+    covered = (error <= a.error_hat).mean(axis=0)
+    assert covered.min() >= 0.9
+    assert covered[:, -1].mean() < 0.98
+    copied = a.error_hat[:, 0, :-1]
+    assert (copied == 0).all()
+
+
+def test_factors_of_rollouts_that_diverge_do_not_count_from_that_step():
+    error = torch.rand(100, 3, 2, generator=torch.Generator().manual_seed(0))
+    some, shape = error.clone(), torch.ones_like(error)
+    some[40:, 1:] = torch.inf
+    some[10:, 2:] = torch.inf
+    factor = step_factors(some, shape, 0.95)
+    assert_close(factor[0], step_factors(error, shape, 0.95)[0])
+    assert_close(factor[1], step_factors(error[:40, 1:2], shape[:40, 1:2], 0.95)[0])
+    assert factor[2].isinf().all()
+
+
+def test_decreasing_errors_are_covered_at_every_step():
+    size = torch.linspace(2, 1, 30)[:, None]
+    error = size * torch.rand(200, 30, 1, generator=torch.Generator().manual_seed(0))
+    covered = error <= step_factors(error, torch.ones_like(error), 0.95)
+    assert float(covered.double().mean(dim=0).min()) > 0.9
 
 
 def test_a_periodic_trajectory_has_finite_bounds():

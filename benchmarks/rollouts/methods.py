@@ -14,7 +14,7 @@ from geoq.baselines import GaussianProcess
 from geoq.baselines.bound import GAUSSIAN_95, Bound, spread
 from geoq.baselines.conformal import conformal_quantile
 from geoq.rollout import TrainRollout
-from geoq.rollout.saturating import step_factors
+from geoq.rollout.levels import step_factors
 
 
 @dataclass
@@ -140,7 +140,7 @@ class RolloutConformal:
 
 @dataclass
 class OneNumberPerHorizon:
-    """The quantile of the held-out errors at each step, for all states and coordinates together."""
+    """The quantile of the held-out errors at each step, for all states."""
 
     quantile: float = QUANTILE
 
@@ -151,7 +151,7 @@ class OneNumberPerHorizon:
 
     def __call__(self, features):
         step = torch.arange(features.n_steps).clamp(max=len(self.quantiles_) - 1)
-        return self.quantiles_[step][:, None].expand_as(features.climatology).clone()
+        return self.quantiles_[step].expand_as(features.climatology).clone()
 
 
 @dataclass
@@ -168,7 +168,7 @@ class HorizonTimesClimatology:
 
     def __call__(self, features):
         step = torch.arange(features.n_steps).clamp(max=len(self.quantiles_) - 1)
-        return self.quantiles_[step][:, None] * features.climatology
+        return self.quantiles_[step] * features.climatology
 
 
 def with_scheme(fitted, scheme):

@@ -20,13 +20,14 @@ class RolloutAssessment:
     Along the axis of the steps, index n - 1 is step n. ``RolloutGeoQ.assess`` returns this record; its class has an example.
 
     Attributes:
-        prediction: the states that the surrogate predicts; nan from the step at which a rollout diverges.
-        error_hat: upper estimate of their errors; infinite from that step.
+        prediction: the states that the surrogate predicts; nan from the step at which they are nan, infinite or too large.
+        error_hat: upper estimate of their errors; infinite from the step at which a rollout diverges.
         safe: whether the calibration supports the bound of a step; ``meaning`` explains in which sense.
         support_score: a measure of the distance to the calibration of the state that a step starts from. The step is safe if
             the score is at most ``threshold``.
         supported_horizon: the last step up to which every step is safe; 0 if the first step is not safe.
-        diverged_at: the step at which a rollout diverges; 0 if it does not diverge.
+        diverged_at: the step at which a rollout diverges, that is, leaves the range of the data by more than the width of this
+            range; 0 if it does not diverge.
         threshold: the largest support score that counts as safe.
         meaning: why a step is safe, and why it is not.
         n_calibrated: the calibration horizon. Past it, the bound uses the calibration of its last step.
@@ -114,7 +115,7 @@ class RolloutAssessment:
         """The reason why the horizon ends before the step with this index."""
         score = float(self.support_score[rollout, index])
         if int(self.diverged_at[rollout]) == index + 1:
-            return "the surrogate diverged, so the bound is infinite from this step"
+            return "the surrogate diverged: it left the range of the data by more than its width, so the bound is infinite from this step"
         if rollout in self.changed:
             return f"NOT safe, {self.changed[rollout]}"
         if not bool(self.safe[rollout, index]):

@@ -1,7 +1,7 @@
 """Cross-fitted rollouts: errors of rollouts that start from states which the surrogate of the fold has not seen."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,11 +10,13 @@ from torch import Tensor
 
 from geoq.arrays import take, to_tensor
 from geoq.fold_plan import FoldPlan
+from geoq.folds import ClusterFolds, Folds
 from geoq.geometry import Embedding, Geometry
 from geoq.increments.climatology import Climatology
 from geoq.representation import Representation, Standardization
 from geoq.rollout.features import ReferenceStates, RolloutCalibration, RolloutFeatures
 from geoq.rollout.fold_rollouts import FreshRollouts, TrainedRollouts
+from geoq.rollout.runaways import DataRange
 from geoq.rollout.trajectories import Trajectories
 from geoq.training.checkpoint import FinishedFolds
 from geoq.training.fold_surrogates import Fold, fold_predictions
@@ -31,7 +33,7 @@ class RolloutProblem:
         embedding: phi and nu of these states.
         normalization: nu, fitted to these states.
         representation: phi. None means nu.
-        limit: the largest absolute value of each coordinate; a rollout beyond it has diverged.
+        data_range: the range of the data; a rollout outside it has diverged.
         quantile: tau, the quantile level of the climatology.
         n_anchors: k_a, the number of anchors that displacements are measured from.
         n_support: k, the number of states that the support distance averages over.
@@ -41,10 +43,25 @@ class RolloutProblem:
     embedding: Embedding
     normalization: Standardization
     representation: Representation | None
-    limit: Float[Tensor, " *state"]
+    data_range: DataRange
     quantile: float
     n_anchors: int
     n_support: int
+
+    def all_states(self, plan: FoldPlan, folds: Folds) -> ReferenceStates:
+        """All states, which the features of queries are relative to.
+
+        All states are denser than the states that a fold leaves in, so the distance to the nearest k of them would be smaller
+        than the distances that the bound was fitted to. The nearest k of a random part of the states are on average as far as
+        the nearest k / p of all states, where p is the fraction of this part.
+        The states that ``ClusterFolds`` leave in are not such a part, so k stays as it is.
+        """
+        n = len(self.trajectories)
+        n_kept = np.mean([len(kept) for kept, _ in plan.splits])
+        is_part = not isinstance(folds, ClusterFolds)
+        n_support = round(self.n_support * (n / n_kept if is_part else 1))
+        rows = torch.arange(n, device=self.embedding.z.device)
+        return replace(self, n_support=n_support).reference_states(rows)
 
     def reference_states(self, rows: Tensor) -> ReferenceStates:
         """The geometry and the climatology of these rows of the states."""
@@ -103,7 +120,8 @@ def cross_fit_rollouts(
     ):
         fold = folds[number]
         reference = problem.reference_states(fold.training_rows.to(device))
-        features[number] = problem.features(rolled.to(device), reference)
+        inside = problem.data_range.cut(rolled.to(device))
+        features[number] = problem.features(inside, reference)
         rows = fold.evaluated_rows.to(device)[:, None] + ahead
         prediction = features[number].prediction
         error = (truth[rows].to(prediction) - prediction).abs()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geoq.arrays import Array, chunks, restore, to_tensor
+from geoq.arrays import Array, chunks, restore, take, to_tensor
 from geoq.checks import (
     check_callable,
     check_count,
@@ -37,6 +37,7 @@ from geoq.rollout.features import RolloutFeatures, embed
 from geoq.rollout.fold_rollouts import FreshRollouts, TrainedRollouts, trained
 from geoq.rollout.horizon import HeldOutRollouts, Trust, n_leading, over_tolerance
 from geoq.rollout.region import RolloutRegion
+from geoq.rollout.runaways import DataRange, warn_of_runaways
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.scheme import RolloutScheme, bound_of, check_scheme, fit_scheme
 from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll_out
@@ -85,7 +86,8 @@ class RolloutGeoQ:
         n_calibration: the calibration horizon, the number of steps of the calibration rollouts.
         n_starts: the number of calibration rollouts per fold.
         n_anchors: k_a, the number of anchors that displacements are measured from.
-        n_support: k, the number of states that the support distance averages over.
+        n_support: k, the number of states that the support distance averages over in a fold. For queries it is larger in
+            proportion to the number of states.
         safe_region: the rule of the safe region. ``SafeRegion()`` is the paper's; its quantile refers to single steps, the
             quantile of the default to whole rollouts.
 
@@ -163,6 +165,7 @@ class RolloutGeoQ:
         embedding = embed(
             states, self.normalization_, self.representation, self.probes_
         )
+        self.data_range_ = DataRange.of(embedding.normalized, self.normalization_)
         points = embedding.normalized.flatten(start_dim=1).cpu().numpy()
         plan = FoldPlan.draw(self.folds, points, gathered.number)
         starts = plan_starts(self, gathered, plan)
@@ -171,7 +174,7 @@ class RolloutGeoQ:
             embedding,
             self.normalization_,
             self.representation,
-            self.limit_,
+            self.data_range_,
             self.scheme.quantile,
             self.n_anchors,
             self.n_support,
@@ -197,9 +200,7 @@ class RolloutGeoQ:
         self.surrogate_ = self._deployed(problem.trajectories, all_rows)
         ask = one_step(self.surrogate_)
         probes = Probes.of(ask, self.probes_, ask(self.probes_))
-        self.reference_states_ = problem.reference_states(
-            all_rows.to(self.limit_.device)
-        )
+        self.reference_states_ = problem.all_states(plan, self.folds)
         self.calibration_ = cross_fit_rollouts(
             problem,
             plan,
@@ -208,6 +209,7 @@ class RolloutGeoQ:
             checkpoint=checkpoint,
         )
         self.n_calibrated_ = self.calibration_.n_steps
+        self._warn_of_runaways(problem.trajectories)
         with stage("scheme"):
             self.scheme_ = fit_scheme(self.scheme, self.calibration_)
         with stage("safe region"):
@@ -222,6 +224,16 @@ class RolloutGeoQ:
             quantile=self.scheme_.quantile,
         )
         probes.check_unchanged()
+
+    def _warn_of_runaways(self, trajectories: Trajectories) -> None:
+        def deployed(rows: Tensor) -> Tensor:
+            x0 = take(trajectories.states, rows)
+            states = roll_out(self.surrogate_, x0, self.n_calibrated_, self.limit_)
+            return self.data_range_.cut(states)
+
+        # Without a recipe the deployed surrogate has made the calibration rollouts.
+        is_fold = self.train_surrogate is None
+        warn_of_runaways(self.calibration_, None if is_fold else deployed)
 
     def assess(
         self,
@@ -290,8 +302,9 @@ class RolloutGeoQ:
             lost = unusable_rows(self.normalization_(start.to(self.limit_)), start)
             usable = with_stand_in(x0[rows], lost, self.probes_[:1])
             states = roll_out(self.surrogate_, usable, n_steps, self.limit_)
+            inside = self.data_range_.cut(states)
             features = self.reference_states_.features(
-                states, self.normalization_, self.representation, x0
+                inside, self.normalization_, self.representation, x0
             )
             diverged = ~features.alive
             score = blank(self._score(features), lost)

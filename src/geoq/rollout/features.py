@@ -189,17 +189,22 @@ class RolloutCalibration:
 
     @property
     def tuples(self) -> CalibrationSet:
-        """The steps as calibration tuples, for the safe region; the steps of one rollout are one group."""
-        alive = self.features.alive.flatten()
+        """The steps as calibration tuples, for the safe region; the steps of one rollout are one group.
+
+        A rollout that diverges has only its first step here, which starts from a true state: on the way out it passes states
+        that are far from the data, and they would enlarge the safe region.
+        """
+        alive = self.features.alive
         step = torch.arange(self.n_steps, device=alive.device)
+        kept = ((alive[:, -1:] | (step == 0)) & alive[:, :1]).flatten()
 
         def each_step(numbers: Tensor) -> Tensor:
-            return numbers.repeat_interleave(self.n_steps)[alive]
+            return numbers.repeat_interleave(self.n_steps)[kept]
 
         return CalibrationSet(
-            features=self.features.along[alive],
-            error=self.error.flatten(0, 1)[alive],
-            point=(self.start[:, None] + step).flatten()[alive],
+            features=self.features.along[kept],
+            error=self.error.flatten(0, 1)[kept],
+            point=(self.start[:, None] + step).flatten()[kept],
             fold=each_step(self.fold),
             family=each_step(self.family),
             position=each_step(torch.arange(len(self), device=alive.device)),

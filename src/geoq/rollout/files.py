@@ -20,6 +20,7 @@ from geoq.rollout.additive import AdditiveRecursion
 from geoq.rollout.features import ReferenceStates
 from geoq.rollout.horizon import HeldOutRollouts
 from geoq.rollout.region import RolloutRegion
+from geoq.rollout.runaways import DataRange
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.trajectories import DIVERGED, roll_out
 from geoq.safe_region import DistanceRegion, FittedDistanceRegion, FittedRegion
@@ -54,7 +55,8 @@ def save(geoq: "RolloutGeoQ", path: str | Path) -> None:
     numbers = {
         "estimator": "RolloutGeoQ",
         "n_anchors": geometry.n_anchors,
-        "n_support": geometry.n_support,
+        "n_support": geoq.n_support,
+        "n_support_of_queries": geometry.n_support,
         "n_calibrated": geoq.n_calibrated_,
         "n_starts": geoq.n_starts,
         "folds": repr(geoq.folds),
@@ -131,15 +133,17 @@ def load(
 
 def _check(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> None:
     """Refuse values that no calibration has, and arrays whose lengths differ."""
-    archive.check_values(arrays, finite=_FINITE, defined=(), errors=())
+    # The factors of a scheme are infinite from the step at which too few calibration rollouts are left.
+    archive.check_values(arrays, finite=_FINITE, defined=("scheme.factor_",), errors=())
     archive.check_number("threshold", numbers["safe_region"]["threshold"], above=-1e-9)
     archive.check_value(
         "numpy", isinstance(numbers["numpy"], bool), "not true or false"
     )
     archive.check_value("array 'probe.x'", len(arrays["probe.x"]) > 0, "empty")
-    for name in ("n_anchors", "n_support", "n_calibrated", "n_starts"):
+    used = ("n_anchors", "n_support_of_queries")
+    for name in (*used, "n_support", "n_calibrated", "n_starts"):
         check_count(numbers[name], name)
-    for name in ("n_anchors", "n_support"):
+    for name in used:
         possible = numbers[name] <= len(arrays["points.z"])
         archive.check_value(name, possible, "larger than the data")
     n_held_out = len(arrays["held_out.error"])
@@ -162,8 +166,9 @@ def _restore(
     geometry = Geometry(
         Embedding(z, arrays.get("points.normalized", z)),
         n_anchors=geoq.n_anchors,
-        n_support=geoq.n_support,
+        n_support=numbers["n_support_of_queries"],
     )
+    geoq.data_range_ = DataRange.of(geometry.points.normalized, geoq.normalization_)
     climatology = FittedClimatology(
         *(arrays[f"climatology.{part}"] for part in _CLIMATOLOGY)
     )

@@ -4,7 +4,7 @@ This is a departure from the paper. The paper's sum of increments grows without 
 saturates: after some time the forecast is no closer to the truth than a random state of the data. The bound of coordinate j at
 step n is
 
-.. math:: \widehat E_{n,j} = k_n \, c_j \,
+.. math:: \widehat E_{n,j} = k_{n,j} \, c_j \,
     \Bigl(\frac{\overline{\Delta d}_n}{\delta}\Bigr)^{\beta (1 - w_n)^2}
     \Bigl(\frac{C_j(\widehat u_{n,j})}{s_j}\Bigr)^{w_n}, \qquad
     \log \overline{\Delta d}_n = \frac1n \sum_{m < n} \log \Delta d(\widehat u_m)
@@ -22,9 +22,11 @@ The parts are fitted on the held-out rollouts in this order:
   improve the bound.
 - :math:`c_j` is the scale of coordinate j: either :math:`s_j` or the mean of all :math:`s_j`, whichever has the smaller
   pinball loss. One scale for all coordinates suits the points of one field; it does not suit quantities of different kinds.
-- :math:`k_n` is the conformal factor of step n. Conformal risk control with whole rollouts as rows gives the smallest factor
-  for which the expected coverage of a new rollout at step n is at least tau, if the rollout is exchangeable with the held-out
-  ones. Isotonic regression then makes the factors nondecreasing in n.
+- :math:`k_{n,j}` is the conformal factor of step n, one for each coordinate of a small state and one for each group of a few
+  coordinates of a large state. Conformal risk control with whole rollouts as rows gives the smallest factor for which the
+  expected coverage of the group at step n is at least tau, for a new rollout that has not diverged and is exchangeable with
+  the held-out ones. Isotonic regression then reduces the noise between the steps; ``step_factors`` has the formula. The factor
+  is zero where all held-out errors are zero.
 
 Past the calibration horizon, k and w keep their last values, so the bound does not grow further. With :math:`\beta = 0` and
 w = 0 the bound is one number per step. With w = 1 and :math:`c_j = s_j` it is one factor per step times the climatology.
@@ -37,16 +39,19 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from geoq.quantiles import (
     check_quantile,
-    conformal_factor,
-    inverse_cdf_quantile,
     pinball_loss,
 )
 from geoq.rollout.features import RolloutCalibration, RolloutFeatures
+from geoq.rollout.levels import (
+    counted_ratios,
+    group_quantiles,
+    nondecreasing,
+    step_factors,
+)
 from geoq.settings import check_numbers
 
 EXPONENTS = tuple(0.25 * i for i in range(13))
@@ -129,14 +134,14 @@ class SaturatingGrowth:
     def __call__(self, features: RolloutFeatures) -> Float[Tensor, " n n_steps *state"]:
         factor = _extended(self.factor_, features.n_steps)
         shape = _shape(self.exponent_, self.scale_, *self._parts(features))
-        return (factor[:, None] * shape).reshape(features.climatology.shape)
+        return (factor * shape).reshape(features.climatology.shape)
 
     def describe(self) -> str:
         """The fitted bound in words."""
         half = int((self.saturation_ < 0.5).sum()) + 1
         return (
             f"the error grows like the distance to the power {self.exponent_:g} and is half saturated at step {half}; "
-            f"the mean bound after saturation is {float(self.factor_[-1] * self.scale_.mean()):.3g}"
+            f"the mean bound after saturation is {float((self.factor_[-1] * self.scale_).mean()):.3g}"
         )
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -178,28 +183,16 @@ class SaturatingGrowth:
         alive: Bool[Tensor, " n n_compared"],
     ) -> float:
         """The sum over the compared steps of the pinball loss divided by the mean error of the step."""
+        level = error.new_full((error.shape[1],), self.quantile)
+        factor = group_quantiles(counted_ratios(error, shape), level)
         total = 0.0
         for step in range(error.shape[1]):
             e, b = error[alive[:, step], step], shape[alive[:, step], step]
             if not len(e) or not float(e.mean()):
                 continue
-            factor = inverse_cdf_quantile((e / b).flatten(), self.quantile)
-            loss = pinball_loss(e, factor * b, self.quantile).mean() / e.mean()
+            loss = pinball_loss(e, factor[step] * b, self.quantile).mean() / e.mean()
             total += float(loss)
         return total
-
-
-def step_factors(
-    error: Float[Tensor, " n n_steps n_coordinates"],
-    shape: Float[Tensor, " n n_steps n_coordinates"],
-    quantile: float,
-) -> Float[Tensor, " n_steps"]:
-    """The conformal factor of each step on the bounds ``shape``, nondecreasing along the steps."""
-    factors = [
-        conformal_factor(error[:, step] / shape[:, step], quantile)
-        for step in range(error.shape[1])
-    ]
-    return error.new_tensor(_nondecreasing(factors))
 
 
 def _shape(exponent: float, scale: Tensor, growth: Tensor, base: Tensor) -> Tensor:
@@ -219,20 +212,11 @@ def _saturation(error: Tensor, alive: Tensor) -> Float[Tensor, " n_steps"]:
     typical = size.nanmedian(dim=0).values
     # After every rollout has diverged the bound is infinite, whatever the degree of saturation.
     lasting = ~typical.isnan()
-    typical = typical.new_tensor(_nondecreasing(typical[lasting].tolist()))
+    typical = typical.new_tensor(nondecreasing(typical[lasting].tolist()))
     late = typical[-max(1, len(typical) // LATE) :].mean()
     saturation = error.new_ones(len(lasting))
     saturation[lasting] = (typical / late).clamp(max=1) if late > 0 else 1.0
     return saturation
-
-
-def _nondecreasing(values: list[float]) -> list[float]:
-    """Isotonic regression of the values before the first infinite one; all values after it become infinite."""
-    finite = next(
-        (i for i, v in enumerate(values) if not math.isfinite(v)), len(values)
-    )
-    smooth = isotonic_regression(values[:finite]).x.tolist() if finite else []
-    return [*smooth, *[math.inf] * (len(values) - finite)]
 
 
 def _compared(n_steps: int) -> list[int]:
@@ -242,8 +226,8 @@ def _compared(n_steps: int) -> list[int]:
 
 
 def _extended(
-    values: Float[Tensor, " n_calibrated"], n_steps: int
-) -> Float[Tensor, " n_steps"]:
+    values: Float[Tensor, " n_calibrated *coordinates"], n_steps: int
+) -> Float[Tensor, " n_steps *coordinates"]:
     """The values of ``n_steps`` steps; the last one is repeated past the calibration horizon."""
     step = torch.arange(n_steps, device=values.device).clamp(max=len(values) - 1)
     return values[step]

@@ -13,8 +13,8 @@ from geoq.arrays import Array, restore, take, to_tensor
 from geoq.checks import check_finite, check_inputs_unit, check_outputs_unit
 from geoq.surrogate import Surrogate
 
-# A state has diverged if a coordinate exceeds the absolute mean of the data by this many standard deviations. Distances to
-# such states carry no information, and their squares overflow.
+# A rollout is stopped if a coordinate exceeds the absolute mean of the data by this many standard deviations. Squares of such
+# states overflow.
 DIVERGED = 1e6
 
 
@@ -167,7 +167,7 @@ def roll_out(
 
     .. math:: \widehat u_0 = u, \quad \widehat u_{n+1} = \widehat F(\widehat u_n)
 
-    A rollout diverges when it becomes nan, infinite or larger than ``limit``. From that step its states are nan, and the
+    A rollout stops when it becomes nan, infinite or larger than ``limit``. From that step its states are nan, and the
     surrogate is not called on it any more.
 
     Args:
@@ -199,7 +199,7 @@ def roll_out(
                 "return the next state of each of them."
             )
         after = after.to(states)
-        # The comparison is false for nan, so nan counts as diverged.
+        # The comparison is false for nan, so nan stops a rollout.
         kept = (after.abs() <= limit.to(after)).flatten(start_dim=1).all(dim=1)
         alive = alive[kept]
         states[alive, step] = after[kept]

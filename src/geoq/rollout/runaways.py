@@ -1,0 +1,101 @@
+"""Rollouts that run off: the range of the data, the step at which a rollout leaves it, and a warning with their number."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from geoq.checks import warn
+from geoq.representation import Standardization
+from geoq.rollout.features import RolloutCalibration
+
+# The values of a coordinate differ only by rounding if their range is at most this many times the precision of the largest.
+N_ROUNDINGS = 1000
+
+
+@dataclass(frozen=True)
+class DataRange:
+    r"""The range of each coordinate in the data, extended on both sides by its own width.
+
+    .. math:: \min_i u_{ij} - \ell_j \le u_j \le \max_i u_{ij} + \ell_j, \qquad \ell_j = \max_i u_{ij} - \min_i u_{ij}
+
+    A rollout diverges at the first step that ends outside this range, or at nan. The data contain no information about errors
+    so far outside. A coordinate that is constant in the data has no limits.
+
+    Attributes:
+        low: the lower limit of each coordinate.
+        high: the upper limit of each coordinate.
+    """
+
+    low: Float[Tensor, " *state"]
+    high: Float[Tensor, " *state"]
+
+    @staticmethod
+    def of(
+        points: Float[Tensor, " n *state"], normalization: Standardization
+    ) -> "DataRange":
+        """The range of the data.
+
+        Args:
+            points: the standardised states of the data.
+            normalization: nu, which has standardised them.
+        """
+        mean, scale = normalization.mean, normalization.scale
+        low, high = (mean + scale * end for end in (points.amin(0), points.amax(0)))
+        width = high - low
+        precision = torch.finfo(width.dtype).eps * torch.maximum(low.abs(), high.abs())
+        width = torch.where(width > N_ROUNDINGS * precision, width, torch.inf)
+        return DataRange(low - width, high + width)
+
+    def cut(
+        self, states: Float[Tensor, " n n_times *state"]
+    ) -> Float[Tensor, " n n_times *state"]:
+        """The states of rollouts, with nan from the step at which a rollout diverges; the initial state always stays."""
+        # The comparisons are false for nan, so nan counts as diverged.
+        inside = (states >= self.low.to(states)) & (states <= self.high.to(states))
+        kept = inside.flatten(start_dim=2).all(dim=2)
+        kept[:, 0] = True
+        kept = kept.long().cumprod(dim=1).bool()
+        return torch.where(
+            kept.reshape(*kept.shape, *(1,) * (states.ndim - 2)), states, torch.nan
+        )
+
+
+def warn_of_runaways(
+    calibration: RolloutCalibration,
+    deployed: Callable[[Int[Tensor, " n"]], Float[Tensor, " n n_times *state"]] | None,
+) -> None:
+    """Warn if calibration rollouts diverge, with their fraction for the fold surrogates and the deployed surrogate.
+
+    Args:
+        calibration: the calibration rollouts.
+        deployed: a function that returns the rollouts of the deployed surrogate from these rows of the data, with nan from the
+            step at which they diverge. It is called only if calibration rollouts diverge. None if the deployed surrogate is the
+            surrogate of every fold.
+    """
+    diverged = ~calibration.features.alive[:, -1]
+    if not diverged.any():
+        return
+    worst = max(
+        float(diverged[calibration.fold == fold].double().mean())
+        for fold in calibration.fold.unique().tolist()
+    )
+    text = (
+        f"{_fraction(diverged)} calibration rollouts leave the range of the data by more than its width within "
+        f"n_calibration={calibration.n_steps} steps (up to {100 * worst:.3g} % in a fold)"
+    )
+    if deployed is not None:
+        last = deployed(calibration.start)[:, -1].flatten(start_dim=1)
+        text += f", and {_fraction(last.isnan().any(dim=1))} rollouts of the deployed surrogate from the same states"
+    warn(
+        f"{text}. They count up to the step before, and they have no effect on the safe region except through their initial "
+        "states. A query that leaves this range has an infinite bound from there on. To avoid it, train on rollouts "
+        "(TrainRollout), clip the output of the surrogate to the range of the data, or lower n_calibration."
+    )
+
+
+def _fraction(holds: Tensor) -> str:
+    n_all, n_some = len(holds), int(holds.sum())
+    return f"{n_some} of {n_all} ({100 * n_some / n_all:.3g} %)"
