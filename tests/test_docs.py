@@ -255,7 +255,7 @@ def generated_tables(page: Path, name: str) -> str:
     ("name", "page"),
     [
         ("defaults", "default.md"),
-        ("fresh", "default.md"),
+        ("second_fresh", "default.md"),
         ("one_input", "default.md"),
         ("ablation", "default.md"),
         ("tables", "tables.md"),
@@ -273,8 +273,8 @@ def test_the_table_by_kind_of_query_is_made_from_the_results_file():
     ratios = script["relative_losses"](tables.load("defaults")["rows"])
     written = generated_tables(ROOT / "docs" / "results.md", "kinds")
     assert written == script["table"](ratios)
-    # GeoQ, the paper's form and the ten rivals.
-    assert len(ratios) == 12
+    # GeoQ, the paper's form, the ten rivals and the bound that is scaled by the spline.
+    assert len(ratios) == 13
 
 
 def contributing_sections() -> dict[str, str]:

@@ -54,6 +54,11 @@ def is_rival(method):
     return not own and not method.endswith(ON_RANDOM_FOLDS)
 
 
+def is_rival_on_any_folds(method):
+    """Whether a method is one of the ten rivals, or one of the eight that are also calibrated on random folds alone."""
+    return is_rival(method.removesuffix(ON_RANDOM_FOLDS))
+
+
 def ten_trainings(interpolating):
     """Folds with ten trainings: five of interpolation, three clusters and two nested stages."""
     return CombinedFolds(interpolating, ClusterFolds(3), NestedFolds(2, smallest=1 / 6))
