@@ -8,7 +8,12 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.record import QUANTILE
-from benchmarks.suite.methods import ON_RANDOM_FOLDS, is_ours, is_rival, is_rival_on_any_folds
+from benchmarks.suite.methods import (
+    ON_RANDOM_FOLDS,
+    is_ours,
+    is_rival,
+    is_rival_on_any_folds,
+)
 from benchmarks.suite.problems import SHIFTS
 
 AREAS = ("exceeds", "large")
