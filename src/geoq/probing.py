@@ -43,7 +43,13 @@ class Probes:
     answers: Tensor
 
     @staticmethod
-    def of(ask: Ask, x: Rows, answers: Tensor, name: str = "surrogate") -> "Probes":
+    def of(
+        ask: Ask,
+        x: Rows,
+        answers: Tensor,
+        name: str = "surrogate",
+        remedy: str = "",
+    ) -> "Probes":
         """Some rows of x; refused if the answers differ in another batch, in another order or at another call.
 
         Args:
@@ -51,6 +57,7 @@ class Probes:
             x: inputs.
             answers: the answers to all of x in one batch or a few batches.
             name: the name of the callable in messages.
+            remedy: what else to do, at the end of the message.
         """
         rows = torch.arange(min(N_PROBES, len(x))) * (len(x) - 1) // N_PROBES
         inputs, known = take(x, rows), answers[rows.to(answers.device)]
@@ -61,22 +68,22 @@ class Probes:
                 alone = ask(inputs[:1])
             difference = _difference(alone, known[:1], _rounding(known))
         if difference:
-            probes._refuse(name, difference)
+            probes._refuse(name, difference, remedy)
         return probes
 
-    def _refuse(self, name: str, difference: float) -> None:
+    def _refuse(self, name: str, difference: float, remedy: str) -> None:
         """Name the cause of different answers: random numbers, or the other rows of the batch."""
         first, second = self.ask(self.inputs), self.ask(self.inputs)
         again = _difference(second, first, _rounding(first))
         if again:
             raise ValueError(
                 f"{name} gave two answers to the same inputs, up to {again:.3g} apart, so {_CONSEQUENCE[name]} would be "
-                "random; switch dropout and sampling off, or fix their seed."
+                f"random; switch dropout and sampling off, or fix their seed.{remedy}"
             )
         raise ValueError(
             f"{name} gave other answers to the same inputs in another batch, up to {difference:.3g} apart, so an answer depends "
             "on the other rows or on their order; normalise with fixed numbers and not with statistics of the batch (BatchNorm "
-            "needs running statistics), and return the answers in the order of the inputs."
+            f"needs running statistics), and return the answers in the order of the inputs.{remedy}"
         )
 
     def check_unchanged(
@@ -127,10 +134,10 @@ class FirstFold:
     def __reduce__(self) -> tuple[type["FirstFold"], tuple[()]]:
         return FirstFold, ()
 
-    def keep(self, ask: Ask, inputs: Rows, answers: Tensor) -> None:
+    def keep(self, ask: Ask, inputs: Rows, answers: Tensor, remedy: str = "") -> None:
         """Keep the first surrogate until the next training is finished."""
         if self._probes is None and not self._checked:
-            self._probes = Probes.of(ask, inputs, answers)
+            self._probes = Probes.of(ask, inputs, answers, remedy=remedy)
 
     def check(self) -> None:
         """Compare the answers of the first surrogate with its earlier answers; then release it."""
@@ -173,5 +180,7 @@ def _is_odd(array: Array) -> bool:
 
 def _bytes(part: Array) -> np.ndarray:
     if isinstance(part, Tensor):
-        part = part.detach().contiguous().cpu().view(torch.uint8).numpy()
+        # A copy, because a dimension of length one can have a stride that a view as bytes does not accept.
+        part = part.detach().cpu().clone(memory_format=torch.contiguous_format)
+        part = part.view(torch.uint8).numpy()
     return np.ascontiguousarray(part).reshape(-1).view(np.uint8)

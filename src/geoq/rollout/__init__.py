@@ -9,6 +9,7 @@ prediction needs as well belongs to the other modules of geoq and is imported fr
 from geoq.rollout.additive import AdditiveRecursion, signed_displacement
 from geoq.rollout.assessment import RolloutAssessment
 from geoq.rollout.estimator import RolloutGeoQ
+from geoq.rollout.memory import WithMemory
 from geoq.rollout.recipe import TrainRollout
 from geoq.rollout.region import RolloutRegion
 from geoq.rollout.saturating import SaturatingGrowth
@@ -20,5 +21,6 @@ __all__ = [
     "RolloutRegion",
     "SaturatingGrowth",
     "TrainRollout",
+    "WithMemory",
     "signed_displacement",
 ]

@@ -20,7 +20,7 @@ class RolloutAssessment:
     Along the axis of the steps, index n - 1 is step n. ``RolloutGeoQ.assess`` returns this record; its class has an example.
 
     Attributes:
-        prediction: the states that the surrogate predicts; nan from the step at which they are nan, infinite or too large.
+        prediction: the output of the states that the surrogate predicts; nan from the step at which they are nan, infinite or too large.
         error_hat: upper estimate of their errors; infinite from the step at which a rollout diverges.
         safe: whether the calibration supports the bound of a step; ``meaning`` explains in which sense.
         support_score: a measure of the distance to the calibration of the state that a step starts from. The step is safe if

@@ -128,7 +128,7 @@ def check_tolerance(
     except (TypeError, ValueError, RuntimeError) as exc:
         raise TypeError(
             f"tolerance={shortened(tolerance)} is a {type(tolerance).__name__}, but numbers are needed; pass one number, or an "
-            "array with one per coordinate of the state."
+            "array with one per coordinate of the output."
         ) from exc
     tiny = torch.finfo(torch.float32).tiny
     if isinstance(tolerance, float) and 0 < tolerance < tiny:
@@ -138,8 +138,8 @@ def check_tolerance(
         )
     if largest.ndim and tuple(largest.shape) != shape:
         raise ValueError(
-            f"tolerance has shape {tuple(largest.shape)}, but states have shape {shape}; pass one number, or one per "
-            "coordinate of the state."
+            f"tolerance has shape {tuple(largest.shape)}, but the bounded output has shape {shape}; pass one number, or one per "
+            "coordinate."
         )
     if not bool((largest > 0).all()):
         raise ValueError(

@@ -16,6 +16,7 @@ from geoq.increments.climatology import Climatology
 from geoq.representation import Representation, Standardization
 from geoq.rollout.features import ReferenceStates, RolloutCalibration, RolloutFeatures
 from geoq.rollout.fold_rollouts import FreshRollouts, TrainedRollouts
+from geoq.rollout.output import Output
 from geoq.rollout.runaways import DataRange
 from geoq.rollout.trajectories import Trajectories
 from geoq.training.checkpoint import FinishedFolds
@@ -37,6 +38,7 @@ class RolloutProblem:
         quantile: tau, the quantile level of the climatology.
         n_anchors: k_a, the number of anchors that displacements are measured from.
         n_support: k, the number of states that the support distance averages over.
+        output: the part of the state that is bounded.
     """
 
     trajectories: Trajectories
@@ -47,6 +49,7 @@ class RolloutProblem:
     quantile: float
     n_anchors: int
     n_support: int
+    output: Output
 
     def all_states(self, plan: FoldPlan, folds: Folds) -> ReferenceStates:
         """All states, which the features of queries are relative to.
@@ -69,10 +72,9 @@ class RolloutProblem:
         geometry = Geometry(
             self.embedding[rows], n_anchors=self.n_anchors, n_support=self.n_support
         )
-        climatology = Climatology().fit(
-            states.to(self.normalization.mean), self.quantile
-        )
-        return ReferenceStates(geometry, climatology)
+        values = self.output(states.to(self.normalization.mean)[:, None])[:, 0]
+        climatology = Climatology().fit(values, self.quantile)
+        return ReferenceStates(geometry, climatology, self.output)
 
     def features(
         self,
@@ -124,7 +126,7 @@ def cross_fit_rollouts(
         features[number] = problem.features(inside, reference)
         rows = fold.evaluated_rows.to(device)[:, None] + ahead
         prediction = features[number].prediction
-        error = (truth[rows].to(prediction) - prediction).abs()
+        error = problem.output(truth[rows].to(prediction) - prediction).abs()
         errors[number] = error.nan_to_num(nan=torch.inf)
         logger.info("%s: mean error %.4g at the last step", fold, error[:, -1].mean())
 

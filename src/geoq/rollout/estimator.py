@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geoq.arrays import Array, chunks, restore, take, to_tensor
+from geoq.arrays import Array, chunks, restore, to_tensor
 from geoq.checks import (
     check_callable,
     check_count,
@@ -36,6 +36,8 @@ from geoq.rollout.crossfit import RolloutProblem, cross_fit_rollouts
 from geoq.rollout.features import RolloutFeatures, embed
 from geoq.rollout.fold_rollouts import FreshRollouts, TrainedRollouts, trained
 from geoq.rollout.horizon import HeldOutRollouts, Trust, n_leading, over_tolerance
+from geoq.rollout.memory import REMEDY
+from geoq.rollout.output import Output
 from geoq.rollout.region import RolloutRegion
 from geoq.rollout.runaways import DataRange, warn_of_runaways
 from geoq.rollout.saturating import SaturatingGrowth
@@ -90,6 +92,8 @@ class RolloutGeoQ:
             proportion to the number of states.
         safe_region: the rule of the safe region. ``SafeRegion()`` is the paper's; its quantile refers to single steps, the
             quantile of the default to whole rollouts.
+        output: the part of the state that is predicted, bounded and compared with the tolerance: an index of one state, such
+            as -1, ``slice(0, 3)`` or a mask. None means the whole state.
 
     Example:
         >>> import numpy as np
@@ -120,6 +124,7 @@ class RolloutGeoQ:
     n_anchors: int = 1
     n_support: int = 20
     safe_region: Region = field(default_factory=RolloutRegion)
+    output: Any = None
 
     def fit(
         self,
@@ -178,6 +183,7 @@ class RolloutGeoQ:
             self.scheme.quantile,
             self.n_anchors,
             self.n_support,
+            Output.of(self.output, tuple(states.shape[1:])),
         )
         finished = self._open(checkpoint, gathered, plan, starts)
         # One step of the progress bar per training, one for the scheme and one for the safe region. A fold from which no
@@ -199,7 +205,7 @@ class RolloutGeoQ:
         all_rows = torch.arange(len(problem.trajectories))
         self.surrogate_ = self._deployed(problem.trajectories, all_rows)
         ask = one_step(self.surrogate_)
-        probes = Probes.of(ask, self.probes_, ask(self.probes_))
+        probes = Probes.of(ask, self.probes_, ask(self.probes_), remedy=REMEDY)
         self.reference_states_ = problem.all_states(plan, self.folds)
         self.calibration_ = cross_fit_rollouts(
             problem,
@@ -209,7 +215,10 @@ class RolloutGeoQ:
             checkpoint=checkpoint,
         )
         self.n_calibrated_ = self.calibration_.n_steps
-        self._warn_of_runaways(problem.trajectories)
+        # Without a recipe the deployed surrogate has made the calibration rollouts.
+        deployed = None if self.train_surrogate is None else self.surrogate_
+        data = (problem.trajectories, self.data_range_)
+        warn_of_runaways(self.calibration_, deployed, *data)
         with stage("scheme"):
             self.scheme_ = fit_scheme(self.scheme, self.calibration_)
         with stage("safe region"):
@@ -225,16 +234,6 @@ class RolloutGeoQ:
         )
         probes.check_unchanged()
 
-    def _warn_of_runaways(self, trajectories: Trajectories) -> None:
-        def deployed(rows: Tensor) -> Tensor:
-            x0 = take(trajectories.states, rows)
-            states = roll_out(self.surrogate_, x0, self.n_calibrated_, self.limit_)
-            return self.data_range_.cut(states)
-
-        # Without a recipe the deployed surrogate has made the calibration rollouts.
-        is_fold = self.train_surrogate is None
-        warn_of_runaways(self.calibration_, None if is_fold else deployed)
-
     def assess(
         self,
         x0: Array,
@@ -246,20 +245,20 @@ class RolloutGeoQ:
         Args:
             x0: initial states, one per row; their error is taken as zero.
             n_steps: the number of steps to forecast. It can exceed the calibration horizon; the trusted horizon cannot.
-            tolerance: the largest acceptable error, one number or one per coordinate of the state. Without a tolerance there
+            tolerance: the largest acceptable error, one number or one per coordinate of the output. Without a tolerance there
                 is a supported horizon and no trusted horizon.
         """
         check_fitted(self, "held_out_")
         check_callable(self.surrogate_, "surrogate")
         if self.representation is not None:
             check_callable(self.representation, "representation")
-        shape = tuple(self.limit_.shape)
-        check_initial_states(x0, n_steps, shape)
-        largest = check_tolerance(tolerance, shape)
+        output = self.reference_states_.output
+        check_initial_states(x0, n_steps, tuple(self.limit_.shape))
+        largest = check_tolerance(tolerance, output.shape)
         trust = None
         if largest is not None:
             n_stored = self.held_out_.bound.shape[2]
-            check_all_stored(largest, n_stored, self.limit_.numel())
+            check_all_stored(largest, n_stored, len(output.places))
             trust = self.held_out_.trust(largest)
         arrays: dict[str, Tensor] = {}
         changed = self.reference_states_.changes(x0, self.normalization_)
@@ -315,7 +314,7 @@ class RolloutGeoQ:
             score[here] = torch.inf
             safe = self.safe_region_.contains(score.flatten()).reshape(diverged.shape)
             answers = {
-                "prediction": blank(states[:, 1:], lost),
+                "prediction": blank(self.reference_states_.output(states[:, 1:]), lost),
                 "error_hat": bound.to(dtype),
                 "safe": safe,
                 "support_score": score.to(dtype),

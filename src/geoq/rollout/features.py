@@ -13,6 +13,7 @@ from geoq.crossfit import CalibrationSet
 from geoq.geometry import Embedding, GeometricFeatures, Geometry
 from geoq.increments.climatology import FittedClimatology
 from geoq.representation import Representation, Standardization
+from geoq.rollout.output import Output
 from geoq.surrogate import evaluate
 
 
@@ -24,12 +25,12 @@ class RolloutFeatures:
         along: one row per step, rollout after rollout: the features
             :math:`\psi(\widehat u_0), \ldots, \psi(\widehat u_{N-1})` of the states that the steps start from, and the
             predictions :math:`\widehat u_1, \ldots, \widehat u_N` that they end at.
-        climatology: :math:`C_j(\widehat u_{n,j})`, the climatology of these predictions.
+        climatology: :math:`C_j(\widehat u_{n,j})`, the climatology of the output of these predictions.
         alive: whether a rollout has not diverged, up to and including this step.
     """
 
     along: GeometricFeatures
-    climatology: Float[Tensor, " n n_steps *state"]
+    climatology: Float[Tensor, " n n_steps *output"]
     alive: Bool[Tensor, " n n_steps"]
 
     def __len__(self) -> int:
@@ -76,10 +77,12 @@ class ReferenceStates:
     Attributes:
         geometry: anchors and support distances among these states.
         climatology: the distances of a value to the values of these states.
+        output: the part of the state that is bounded.
     """
 
     geometry: Geometry
     climatology: FittedClimatology
+    output: Output
 
     @cached_property
     def constant(self) -> Bool[Tensor, " *state"]:
@@ -141,9 +144,10 @@ class ReferenceStates:
             prediction=after.to(queries.z),
             inputs=fill(queries.normalized, 0.0),
         )
-        ends = states[:, 1:].flatten(start_dim=2).to(self.climatology.table)
-        reached = ends.isfinite().all(dim=2)
-        climatology = self.climatology(ends.nan_to_num()).unflatten(2, states.shape[2:])
+        reached = states[:, 1:].isfinite().flatten(start_dim=2).all(dim=2)
+        values = self.output(states[:, 1:]).flatten(start_dim=2)
+        values = values.to(self.climatology.table).nan_to_num()
+        climatology = self.climatology(values).unflatten(2, self.output.shape)
         return RolloutFeatures(along, climatology, reached)
 
 
@@ -167,14 +171,14 @@ class RolloutCalibration:
 
     Attributes:
         features: the features along the rollouts, relative to the states that the fold leaves in.
-        error: the absolute errors; infinite from the step at which a rollout diverges.
+        error: the absolute errors of the output; infinite from the step at which a rollout diverges.
         start: the row of the data that a rollout starts from.
         fold: the fold that holds out this row, counted from 0.
         family: the fold scheme that the fold belongs to.
     """
 
     features: RolloutFeatures
-    error: Float[Tensor, " n n_steps *state"]
+    error: Float[Tensor, " n n_steps *output"]
     start: Int[Tensor, " n"]
     fold: Int[Tensor, " n"]
     family: Int[Tensor, " n"]

@@ -19,6 +19,7 @@ from geoq.representation import Representation, Standardization
 from geoq.rollout.additive import AdditiveRecursion
 from geoq.rollout.features import ReferenceStates
 from geoq.rollout.horizon import HeldOutRollouts
+from geoq.rollout.output import Output
 from geoq.rollout.region import RolloutRegion
 from geoq.rollout.runaways import DataRange
 from geoq.rollout.saturating import SaturatingGrowth
@@ -52,11 +53,13 @@ def save(geoq: "RolloutGeoQ", path: str | Path) -> None:
     settings, weights = scheme.state()
     geometry = geoq.reference_states_.geometry
     climatology = geoq.reference_states_.climatology
+    output = geoq.reference_states_.output
     numbers = {
         "estimator": "RolloutGeoQ",
         "n_anchors": geometry.n_anchors,
         "n_support": geoq.n_support,
         "n_support_of_queries": geometry.n_support,
+        "output_shape": output.shape,
         "n_calibrated": geoq.n_calibrated_,
         "n_starts": geoq.n_starts,
         "folds": repr(geoq.folds),
@@ -70,6 +73,7 @@ def save(geoq: "RolloutGeoQ", path: str | Path) -> None:
         "mean": geoq.normalization_.mean,
         "scale": geoq.normalization_.scale,
         "points.z": geometry.points.z,
+        "output": output.places,
         **{f"climatology.{part}": getattr(climatology, part) for part in _CLIMATOLOGY},
         **with_prefix("held_out.", geoq.held_out_.arrays),
         **with_prefix("scheme.", weights),
@@ -172,7 +176,9 @@ def _restore(
     climatology = FittedClimatology(
         *(arrays[f"climatology.{part}"] for part in _CLIMATOLOGY)
     )
-    geoq.reference_states_ = ReferenceStates(geometry, climatology)
+    output = Output(arrays["output"], tuple(numbers["output_shape"]))
+    geoq.output = output.index(tuple(geoq.limit_.shape))
+    geoq.reference_states_ = ReferenceStates(geometry, climatology, output)
     scheme = _SCHEMES[numbers["scheme"]].from_state(
         numbers["scheme_settings"], without_prefix("scheme.", arrays)
     )

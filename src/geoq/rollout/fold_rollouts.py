@@ -18,6 +18,7 @@ from torch import Tensor
 from geoq.arrays import Array, take
 from geoq.checks import TRAINED, add_note_on_error, check_callable
 from geoq.probing import FirstFold
+from geoq.rollout.memory import REMEDY
 from geoq.rollout.trajectories import (
     TrainStepper,
     TrainSteppersTogether,
@@ -85,7 +86,7 @@ class FreshRollouts:
             return roll_out(surrogates[0], states, 1, self.limit)[:, 1]
 
         starts = take(states, folds[0].evaluated_rows)
-        self.first.keep(first_step, starts, rollouts[0][:, 1])
+        self.first.keep(first_step, starts, rollouts[0][:, 1], REMEDY)
         return rollouts
 
 

@@ -1,15 +1,17 @@
 """Rollouts that run off: the range of the data, the step at which a rollout leaves it, and a warning with their number."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from geoq.arrays import take
 from geoq.checks import warn
 from geoq.representation import Standardization
 from geoq.rollout.features import RolloutCalibration
+from geoq.rollout.trajectories import Trajectories, roll_out
+from geoq.surrogate import Surrogate
 
 # The values of a coordinate differ only by rounding if their range is at most this many times the precision of the largest.
 N_ROUNDINGS = 1000
@@ -65,15 +67,18 @@ class DataRange:
 
 def warn_of_runaways(
     calibration: RolloutCalibration,
-    deployed: Callable[[Int[Tensor, " n"]], Float[Tensor, " n n_times *state"]] | None,
+    deployed: Surrogate | None,
+    trajectories: Trajectories,
+    data_range: DataRange,
 ) -> None:
     """Warn if calibration rollouts diverge, with their fraction for the fold surrogates and the deployed surrogate.
 
     Args:
         calibration: the calibration rollouts.
-        deployed: a function that returns the rollouts of the deployed surrogate from these rows of the data, with nan from the
-            step at which they diverge. It is called only if calibration rollouts diverge. None if the deployed surrogate is the
-            surrogate of every fold.
+        deployed: the deployed surrogate, which is rolled out only if calibration rollouts diverge. None if it is the surrogate
+            of every fold.
+        trajectories: the states of all trajectories.
+        data_range: the range of the data.
     """
     diverged = ~calibration.features.alive[:, -1]
     if not diverged.any():
@@ -87,7 +92,10 @@ def warn_of_runaways(
         f"n_calibration={calibration.n_steps} steps (up to {100 * worst:.3g} % in a fold)"
     )
     if deployed is not None:
-        last = deployed(calibration.start)[:, -1].flatten(start_dim=1)
+        x0 = take(trajectories.states, calibration.start)
+        limit = torch.maximum(data_range.low.abs(), data_range.high.abs())
+        rolled = roll_out(deployed, x0, calibration.n_steps, limit)
+        last = data_range.cut(rolled)[:, -1].flatten(start_dim=1)
         text += f", and {_fraction(last.isnan().any(dim=1))} rollouts of the deployed surrogate from the same states"
     warn(
         f"{text}. They count up to the step before, and they have no effect on the safe region except through their initial "
