@@ -32,6 +32,7 @@ READING_ORDER = [
     "answer_table",
     "assessment",
     "parameters",
+    "description",
     "frames",
     "preparation",
     "queries",

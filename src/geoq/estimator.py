@@ -22,6 +22,7 @@ from geoq.conformal import (
     levels_of,
 )
 from geoq.crossfit import Observations, cross_fit
+from geoq.description import describe
 from geoq.fold_plan import FoldPlan, draw_folds
 from geoq.folds import Folds, default_folds
 from geoq.geometry import (
@@ -443,6 +444,10 @@ class GeoQ:
             increment_model=increment_model,
             error_functional=error_functional,
         )
+
+    def describe(self) -> str:
+        """The calibration, the fitted bound, the influence of the inputs and the safe region, in a few sentences."""
+        return describe(self)
 
     def __repr__(self) -> str:
         return represent(self, fitted=hasattr(self, "probes_"))

@@ -211,12 +211,9 @@ class TwoLawIncrement:
 
     def describe(self) -> str:
         """The fitted laws in two sentences."""
-        metric = (
-            "" if self.metric_ is None else f" {self.metric_.describe().capitalize()}."
-        )
         return (
             f"Amid the data the bound depends most on {self.inside_.describe()}. Outside it depends most on "
-            f"{self.outside_.describe()}.{metric}"
+            f"{self.outside_.describe()}."
         )
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
