@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from geoq.metrics import CoverageBin
-from geoq.plots import ESTIMATE, REFERENCE, SHADE, TRUE
+from geoq.plots.style import ESTIMATE, REFERENCE, SHADE, TRUE
 
 
 def calibration_curve(

@@ -42,7 +42,6 @@ READING_ORDER = [
     "rollout",
     "metrics",
     "baselines",
-    "plot_checks",
     "plots",
     "sklearn",
     "xarray_labels",

@@ -59,14 +59,14 @@ def test_the_title_of_a_summary_gives_the_coverage_of_safe_and_other_queries(sce
     _, _, error, a = scene
     _, right = plots.summary(Figure(), a, error=error[:, None])
     held = error <= a.error_hat[:, 0]
-    title = f"covered: {held[a.safe].mean():.1%} of safe, {held[~a.safe].mean():.1%} of not safe"
+    title = f"covered: {held[a.safe].mean():.1%} of safe, {held[~a.safe].mean():.1%} of not safe; level 0.95"
     assert right.get_title() == title
     assert sum(len(points.get_offsets()) for points in right.collections) == 200
 
 
 def test_a_summary_of_many_values_draws_some_and_counts_all(scene, monkeypatch):
     _, _, error, a = scene
-    monkeypatch.setattr(plots, "MOST_POINTS", 70)
+    monkeypatch.setattr(plots.answers, "MOST_POINTS", 70)
     _, right = plots.summary(Figure(), a, error=error[:, None])
     assert sum(len(points.get_offsets()) for points in right.collections) == 70
     assert (

@@ -30,7 +30,7 @@ def rebuilt(schema: Schema, array: np.ndarray, stored: dict[str, Any]) -> Table 
         columns = {
             column.name: nw.new_series(
                 column.name,
-                _values(column, numbers, dtype),
+                values_of(column, numbers, dtype),
                 getattr(nw, dtype),
                 backend=stored["library"],
             )
@@ -43,7 +43,7 @@ def rebuilt(schema: Schema, array: np.ndarray, stored: dict[str, Any]) -> Table 
         return None
 
 
-def _values(column: Column, numbers: np.ndarray, dtype: str) -> list[Any]:
+def values_of(column: Column, numbers: np.ndarray, dtype: str) -> list[Any]:
     """The values of a column as Python objects."""
 
     def value(number: float) -> Any:

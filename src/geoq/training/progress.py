@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, TextIO, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from tqdm import tqdm
 
@@ -46,6 +46,13 @@ class Progress:
         return f"{self.stage}: {counted} after {duration(self.elapsed)}{left}"
 
 
+@runtime_checkable
+class Writable(Protocol):
+    """A text file that is open for writing, or ``sys.stdout``."""
+
+    def write(self, text: str, /) -> object: ...
+
+
 @dataclass(frozen=True)
 class ProgressBar:
     """A bar with the remaining time, the default of ``fit(x, y, progress=...)``.
@@ -66,7 +73,7 @@ class ProgressBar:
         True
     """
 
-    file: TextIO | None = None
+    file: Writable | None = None
 
     def open(self, length: float) -> Any:
         """A bar of tqdm; a disabled one where a bar cannot be redrawn."""
@@ -75,7 +82,7 @@ class ProgressBar:
         # With disable=None tqdm shows the bar on a terminal only.
         return tqdm(
             total=length,
-            file=self.file,
+            file=cast(Any, self.file),
             disable=False if self.file is not None or _in_notebook() else None,
             ncols=min(120, size.columns),
             nrows=size.lines,

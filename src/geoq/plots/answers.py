@@ -1,33 +1,19 @@
-"""Pictures of assessments.
-
-``summary``, ``fields`` and ``rollouts`` draw an assessment into a figure. ``error_over_input`` and
-``estimate_against_error`` draw arrays into axes. Each function returns the axes. Lines differ in colour and in dash, so that
-the pictures can be read in grey.
-"""
+"""Pictures of assessments: all queries, one field, some rollouts, and arrays of errors and bounds."""
 
 from collections.abc import Iterable
-from textwrap import fill
-from typing import Any, Literal, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from geoq.answer_table import N_OUTPUTS_SHOWN, outputs_named
 from geoq.arrays import Array
 from geoq.assessment import Assessment
 from geoq.increments.shapes import check_spatial
-from geoq.rollout import RolloutAssessment
-
-try:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-except ImportError as exc:
-    raise ImportError(
-        'geoq.plots draws with Matplotlib; install it by pip install "geoq[plots]".'
-    ) from exc
-
-from geoq.plot_checks import (
+from geoq.plots.checks import (
     channels_of,
     check_axes,
     check_figure,
@@ -35,10 +21,21 @@ from geoq.plot_checks import (
     row_index,
     true_errors,
 )
+from geoq.plots.style import (
+    ESTIMATE,
+    OPAQUE,
+    REFERENCE,
+    SHADE,
+    TRUE,
+    floor_of,
+    label_logarithms,
+    legend_below,
+    scatter_by_flag,
+    set_layout,
+    wrapped,
+)
+from geoq.rollout import RolloutAssessment
 
-TRUE, ESTIMATE, REFERENCE = "#1b1b1b", "#c1440e", "#4c78a8"
-SHADE = "#cfdbe8"
-OPAQUE: dict[str, Any] = {"facecolor": "white", "framealpha": 1, "edgecolor": "none"}
 STYLES: dict[str, dict[str, Any]] = {
     "bound": {"color": ESTIMATE, "ls": "--"},
     "expected": {"color": REFERENCE, "ls": "-."},
@@ -50,22 +47,43 @@ MOST_POINTS = 20_000
 
 
 def summary(
-    figure: Figure, assessment: Assessment, *, error: Array | None = None
+    figure: Figure,
+    assessment: Assessment,
+    *,
+    error: Array | None = None,
+    output: SupportsIndex = 0,
 ) -> list[Axes]:
     """Draw all queries: bounds over support scores and, if true errors are given, bounds against true errors.
 
-    The left panel shows one point per query, the mean of its bounds if there are several. The right panel shows one point per
+    The left panel shows one point per query, the mean of its bounds if they are a field. The right panel shows one point per
     bound. Of more than 20,000 bounds it shows a random subset; the coverage in the title refers to all bounds.
 
     Args:
         figure: an empty figure; 10 x 4.5 inches are suitable.
         assessment: the answer of ``GeoQ.assess``.
         error: true errors in the shape of the bounds: ``abs(y - assessment.prediction)``.
+        output: the number of the output, if there are up to ten; outputs can have different units.
+
+    Example:
+        >>> import numpy as np
+        >>> from matplotlib.figure import Figure
+        >>> from geoq import GeoQ, RandomFolds, plots
+        >>> x = np.random.default_rng(0).uniform(size=(60, 2))
+        >>> geoq = GeoQ(lambda x: x[:, 0], None, folds=RandomFolds(5)).fit(x, x[:, 0] ** 2)
+        >>> (axes,) = plots.summary(Figure(), geoq.assess(x))
+        >>> axes.get_ylabel()
+        'error bound'
     """
     check_figure(figure)
     bound, safe = numbers_of(assessment.error_hat), numbers_of(assessment.safe) > 0
     true = None if error is None else true_errors(error, "error", assessment.error_hat)
-    _set_layout(figure)
+    name = ""
+    if bound.ndim == 2 and 1 < bound.shape[1] <= N_OUTPUTS_SHOWN:
+        which = row_index(output, bound.shape[1], "output", "the outputs")
+        name = f" of {outputs_named(assessment, assessment.error_hat)[which][0]}"
+        bound = bound[:, [which]]
+        true = None if true is None else true[:, [which]]
+    set_layout(figure)
     panels = figure.subplots(1, 1 if true is None else 2, squeeze=False)
     left, *right = panels[0]
     score, threshold = numbers_of(assessment.support_score), assessment.threshold
@@ -85,7 +103,13 @@ def summary(
             for name, mask in (("safe", safe), ("not safe", ~safe))
             if mask.any()
         ]
-        right[0].set_title("covered: " + ", ".join(covered), fontsize=10)
+        level = assessment.quantile
+        at = "" if level is None else f"; level {level:.4g}"
+        right[0].set_title(f"covered: {', '.join(covered)}{at}", fontsize=10)
+    if name:
+        left.set_ylabel(f"error bound{name}")
+        for axes in right:
+            axes.set(xlabel=f"true error{name}", ylabel=f"error bound{name}")
     return [left, *right]
 
 
@@ -111,6 +135,16 @@ def fields(
         n_spatial: 1 for fields on a line, 2 for fields in the plane.
         expected: expected errors of all queries, from ``GeoQ.expected_error``.
         error: true errors of all queries: ``abs(y - assessment.prediction)``.
+
+    Example:
+        >>> import numpy as np
+        >>> from matplotlib.figure import Figure
+        >>> from geoq import GeoQ, RandomFolds, plots
+        >>> x = np.random.default_rng(0).uniform(size=(60, 2))
+        >>> y = x[:, :1] ** 2 * np.linspace(1, 2, 16)
+        >>> geoq = GeoQ(lambda x: x[:, :1] * np.linspace(1, 2, 16), None, folds=RandomFolds(5))
+        >>> answer = geoq.fit(x, y).assess(x[:3])
+        >>> upper, lower = plots.fields(Figure(), answer, 0, n_spatial=1)
     """
     check_figure(figure)
     check_spatial(n_spatial)
@@ -140,7 +174,7 @@ def fields(
         f"query {row}{f', channel {channel}' if several else ''}: {assessment.safety(row)} "
         f"(support score {float(assessment.support_score[row]):.3g}, threshold {assessment.threshold:.3g})"
     )
-    figure.suptitle(_wrapped(figure, title), fontsize=10)
+    figure.suptitle(wrapped(figure, title), fontsize=10)
     return axes
 
 
@@ -161,6 +195,18 @@ def rollouts(
         assessment: the answer of ``RolloutGeoQ.assess``.
         rows: the numbers of the rollouts.
         error: true errors of all rollouts: ``abs(truth - assessment.prediction)``.
+
+    Example:
+        >>> import numpy as np
+        >>> from matplotlib.figure import Figure
+        >>> from geoq import RolloutGeoQ, plots
+        >>> angle = 0.2 * np.arange(400)
+        >>> states = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+        >>> def step(x):  # a rotation by 0.2 that is slightly wrong
+        ...     return x @ np.array([[0.98, 0.2], [-0.2, 0.98]])
+        >>> geoq = RolloutGeoQ(step, None, n_calibration=20).fit(states[:300])
+        >>> answer = geoq.assess(states[300:302], n_steps=10, tolerance=0.5)
+        >>> upper, lower = plots.rollouts(Figure(figsize=(8, 4)), answer, [0, 1])
     """
     check_figure(figure)
     n, n_steps = assessment.safe.shape
@@ -182,7 +228,7 @@ def rollouts(
     if assessment.tolerance is not None:
         tolerance = torch.as_tensor(assessment.tolerance).cpu().numpy()
     divided = tolerance is not None and tolerance.ndim > 0
-    _set_layout(figure)
+    set_layout(figure)
     grid = figure.subplots(len(chosen), 1, sharex=True, sharey=True, squeeze=False)
     panels: list[Axes] = grid[:, 0].tolist()
     for axes, row in zip(panels, chosen, strict=True):
@@ -197,11 +243,11 @@ def rollouts(
             height = 1.0 if divided else float(tolerance)
             axes.axhline(height, color=REFERENCE, lw=1.2, ls="-.", label="tolerance")
         title = "; ".join(assessment.outcome(row))
-        axes.set_title(_wrapped(figure, title), fontsize=9)
+        axes.set_title(wrapped(figure, title), fontsize=9)
     name = "largest error / tolerance" if divided else "largest error"
     figure.supylabel(name, fontsize=10)
     panels[-1].set(xlabel="step", xlim=(0.5, n_steps + 0.5), ylim=(0, None))
-    _legend_below(figure, panels)
+    legend_below(figure, panels)
     return panels
 
 
@@ -222,6 +268,14 @@ def error_over_input(
         error_hat: the bounds.
         safe: the safe flags.
         training_interval: the ends of the interval of the training inputs, drawn as dotted lines.
+
+    Example:
+        >>> import numpy as np
+        >>> from matplotlib.figure import Figure
+        >>> from geoq import plots
+        >>> x = np.linspace(0, 1, 50)
+        >>> axes = Figure().subplots()
+        >>> axes = plots.error_over_input(axes, x, x**2, x, x < 0.5, (0.0, 0.5))
     """
     check_axes(axes)
     order = np.argsort(x)
@@ -253,14 +307,23 @@ def estimate_against_error(
         error: the true errors.
         error_hat: the bounds.
         safe: the safe flag of each bound.
+
+    Example:
+        >>> import numpy as np
+        >>> from matplotlib.figure import Figure
+        >>> from geoq import plots
+        >>> x = np.linspace(0, 1, 50)
+        >>> axes = plots.estimate_against_error(Figure().subplots(), x**2, x, x < 0.5)
     """
     check_axes(axes)
-    floor = _floor(error, error_hat)
+    floor = floor_of(error, error_hat)
     top = max(float(error.max()), float(error_hat.max()), 10 * floor)
-    _scatter_by_flag(axes, error.clip(floor), error_hat.clip(floor), safe)
-    axes.plot([floor, top], [floor, top], color=TRUE, lw=1.2, label="covered above")
-    axes.set(xlabel="true error", ylabel="estimate", xscale="log", yscale="log")
+    scatter_by_flag(axes, error.clip(floor), error_hat.clip(floor), safe)
+    axes.plot([floor, top], [floor, top], color=TRUE, lw=1.2, label="error = bound")
+    axes.set(xlabel="true error", ylabel="error bound", xscale="log", yscale="log")
     axes.set(xlim=(floor / 1.5, 1.5 * top), ylim=(floor / 1.5, 1.5 * top))
+    label_logarithms(axes.xaxis)
+    label_logarithms(axes.yaxis)
     axes.legend(frameon=False)
     return axes
 
@@ -279,32 +342,18 @@ def _bound_over_score(
     if not drawn.all():
         score, bound, safe = score[drawn], bound[drawn], safe[drawn]
         title += f", {(~drawn).sum()} not drawn"
-    mean, least = bound.mean(axis=1), _floor(score, np.array([threshold]))
+    mean, least = bound.mean(axis=1), floor_of(score, np.array([threshold]))
     score, edge = score.clip(least), max(threshold, least)
     ends = score.min(initial=edge) / 1.2, score.max(initial=edge) * 1.2
     axes.axvspan(ends[0], edge, color=SHADE, lw=0)
-    _scatter_by_flag(axes, score, mean.clip(_floor(mean)), safe)
+    scatter_by_flag(axes, score, mean.clip(floor_of(mean)), safe)
     axes.axvline(edge, color=TRUE, lw=1.2, ls="--", label="threshold")
     name = "error bound" if bound.shape[1] == 1 else "mean error bound"
     axes.set(xlabel="support score", ylabel=name, xscale="log", yscale="log", xlim=ends)
+    label_logarithms(axes.xaxis)
+    label_logarithms(axes.yaxis)
     axes.set_title(title, fontsize=10)
     axes.legend(**OPAQUE)
-
-
-def _scatter_by_flag(
-    axes: Axes,
-    x: Float[np.ndarray, " *shape"],
-    y: Float[np.ndarray, " *shape"],
-    safe: Bool[np.ndarray, " *shape"],
-) -> None:
-    """Draw the points of safe queries and the other points in different colours and markers."""
-    style: dict[str, Any] = {"s": 9, "lw": 0.7, "alpha": 0.5}
-    for mask, color, marker, name in (
-        (safe, REFERENCE, "o", "safe"),
-        (~safe, ESTIMATE, "x", "not safe"),
-    ):
-        if mask.any():
-            axes.scatter(x[mask], y[mask], c=color, marker=marker, label=name, **style)
 
 
 def _maps(
@@ -313,7 +362,7 @@ def _maps(
     errors: dict[str, Float[np.ndarray, " height width"]],
 ) -> list[Axes]:
     """Draw maps in the number of columns that makes them largest; the first axis of the grid points upwards."""
-    _set_layout(figure, "compressed")
+    set_layout(figure, "compressed")
     n_maps = 1 + len(errors)
     n_columns = _n_columns(figure, n_maps, *prediction.shape)
     grid = figure.subplots(-(-n_maps // n_columns), n_columns, squeeze=False)
@@ -348,7 +397,7 @@ def _lines(
     errors: dict[str, Float[np.ndarray, " length"]],
 ) -> list[Axes]:
     """Draw the prediction in the upper panel and the errors in the lower one."""
-    _set_layout(figure)
+    set_layout(figure)
     upper, lower = figure.subplots(2, 1, sharex=True)
     upper.plot(prediction, color=TRUE, lw=1.6)
     upper.set(ylabel="prediction")
@@ -393,35 +442,3 @@ def _rollout(
         axes.axvline(n_calibrated, color=REFERENCE, lw=1.2, ls=":", label=label)
     if diverged_at := int(assessment.diverged_at[row]):
         axes.axvline(diverged_at, color=TRUE, lw=1.2, label="diverged")
-
-
-def _set_layout(
-    figure: Figure, engine: Literal["constrained", "compressed"] = "constrained"
-) -> None:
-    """Reserve space for titles and colour bars, unless the caller has chosen a layout engine."""
-    if figure.get_layout_engine() is None:
-        figure.set_layout_engine(engine)
-
-
-def _wrapped(figure: Figure, text: str) -> str:
-    """Break a title into lines that fit the figure: at size 10 an inch holds about 13 letters."""
-    return fill(text, max(20, int(13 * figure.get_figwidth())))
-
-
-def _legend_below(figure: Figure, panels: list[Axes]) -> None:
-    """Draw one legend for all panels, with each label once."""
-    handle_of: dict[str, Artist] = {}
-    for axes in panels:
-        handles, labels = axes.get_legend_handles_labels()
-        handle_of |= dict(zip(labels, handles, strict=True))
-    place: dict[str, Any] = {"loc": "outside lower center", "frameon": False}
-    n_columns = max(1, min(len(handle_of), int(figure.get_figwidth() / 1.6)))
-    handles = list(handle_of.values())
-    figure.legend(handles, list(handle_of), ncols=n_columns, fontsize=9, **place)
-
-
-def _floor(*arrays: np.ndarray) -> float:
-    """The least positive value; a logarithmic axis shows zeros there."""
-    values = np.concatenate([array.reshape(-1) for array in arrays])
-    least = float(values[values > 0].min(initial=np.inf))
-    return max(least, 1e-12) if np.isfinite(least) else 1e-12
