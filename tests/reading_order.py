@@ -20,6 +20,7 @@ READING_ORDER = [
     "archive",
     "nets",
     "training",
+    "masks",
     "crossfit",
     "increments",
     "safe_region",

@@ -31,7 +31,8 @@ def outputs_named(
         part: one number, vector or field per query.
         names: the names of the outputs; the columns of y if None.
     """
-    values = torch.as_tensor(part).detach().cpu().numpy()
+    is_masked = isinstance(part, np.ma.MaskedArray)
+    values = part if is_masked else torch.as_tensor(part).detach().cpu().numpy()
     values = values.reshape(len(values), -1)
     n = values.shape[1]
     if n == 1:
@@ -41,7 +42,8 @@ def outputs_named(
     known = assessment.output_names if names is None else names
     if known is None or len(known) != n:
         known = [f"output {i}" for i in range(n)]
-    return list(zip(known, values.T, strict=True))
+    outputs = zip(known, values.T, strict=True)
+    return [pair for pair in outputs if not np.ma.getmaskarray(pair[1]).all()]
 
 
 def columns_of(assessment: "Assessment") -> dict[str, np.ndarray]:

@@ -177,19 +177,18 @@ class Assessment:
         names = self._output_names(len(parts[0]), outputs)
         answer = self.prediction[query].reshape(-1).tolist()
         predictions = (
-            [f"prediction {value:.4g}, " for value in answer]
+            [None if v is None else f"prediction {v:.4g}, " for v in answer]
             if len(answer) == len(names)
             else [""] * len(names)
         )
-        return [
-            f"error bounds of {len(names)} outputs{self._level}",
-            *(
-                f"  {output}: {prediction}error bound {bound:.3g} = anchor error {anchor_error:.3g} + increment {increment:.3g}"
-                for output, prediction, bound, anchor_error, increment in zip(
-                    names, predictions, *(part.tolist() for part in parts), strict=True
-                )
-            ),
+        lines = [
+            f"  {output}: {prediction}error bound {bound:.3g} = anchor error {anchor_error:.3g} + increment {increment:.3g}"
+            for output, prediction, bound, anchor_error, increment in zip(
+                names, predictions, *(part.tolist() for part in parts), strict=True
+            )
+            if bound is not None  # a masked output
         ]
+        return [f"error bounds of {len(lines)} outputs{self._level}", *lines]
 
     @property
     def _level(self) -> str:

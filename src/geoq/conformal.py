@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from geoq.arrays import Rows, take, to_tensor
+from geoq.arrays import Rows, nonzero_counts, take, to_tensor
 from geoq.checks import check_number, check_pairs, shortened, warn
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
@@ -25,6 +25,7 @@ from geoq.increments.protocol import (
     NotConformalizable,
     increments_of,
 )
+from geoq.masks import without
 from geoq.quantiles import (
     check_quantile,
     conformal_factor,
@@ -204,7 +205,7 @@ def factors_from_pairs(
             f"{type(model).__name__} cannot be conformalized: {model.why_not_conformalizable}."
         )
     plain = copy.copy(geoq)
-    plain.conformal_factors_ = ConformalFactors()
+    plain.conformal_factors_, plain.mask_ = ConformalFactors(), None
     assessment = plain.assess(x)
     if assessment.gaps is not None:
         row = int(assessment.gaps.rows[0])
@@ -220,8 +221,35 @@ def factors_from_pairs(
     near = distance[:, 0] <= SAME_POINT * geoq.calibration_.typical_distance
     if near.any():
         _refuse_pairs_of_fit(geoq, x, y, error, near.nonzero()[:, 0])
-    ratio = error_ratios(error, bound)
+    ratio = without(geoq.exact_, error_ratios(error, bound))
+    _warn_of_wrong_exact(geoq, error)
     return ConformalFactors.fit(ratio, safe.bool(), model.quantile, guarantee)
+
+
+def exact_of(
+    calibration: CalibrationSet, model: IncrementModel
+) -> Bool[Tensor, " *field"] | None:
+    """The coordinates whose bound is 0, because all their errors are; None if there are none.
+
+    A model of errors with two values has none: the smaller value is 0 and usual.
+    """
+    if calibration.data is None or isinstance(model, NotConformalizable):
+        return None
+    return calibration.data.exact
+
+
+def _warn_of_wrong_exact(geoq: "GeoQ", error: Float[Tensor, " n *field"]) -> None:
+    """Warn of errors in coordinates whose bound is 0, because all errors of ``fit`` are 0 there."""
+    if geoq.exact_ is None:
+        return
+    wrong = geoq.exact_ & (nonzero_counts(error) > 0)
+    if wrong.any():
+        place = ", ".join(map(str, wrong.nonzero()[0].tolist()))
+        warn(
+            f"the surrogate is wrong at output [{place}] of these pairs ({int(wrong.sum())} such outputs), but all errors there "
+            "are 0 in the data of fit, so the bound is 0 and no guarantee covers these outputs; call fit with data in which "
+            "they vary."
+        )
 
 
 def _refuse_pairs_of_fit(
@@ -305,10 +333,11 @@ def factors_of(
     region: FittedRegion,
     model: IncrementModel,
     levels: Sequence[float],
+    exact: Bool[Tensor, " *field"] | None = None,
 ) -> list[ConformalFactors]:
-    """The level factors of a fitted increment model, from its calibration errors."""
+    """The level factors of a fitted increment model, from its calibration errors without the exact coordinates."""
     features = calibration.features
     _, safe = flags_of(region, features)
     bound = features.anchor_error + increments_of(model, features)
-    ratio = error_ratios(calibration.error, bound)
+    ratio = without(exact, error_ratios(calibration.error, bound))
     return level_factors(ratio, safe, levels, model.quantile)

@@ -24,6 +24,7 @@ from geoq.geometry import (
     assembled,
     gathers,
 )
+from geoq.masks import exact_coordinates
 from geoq.metric import AnyCoordinates, FittedMetric
 from geoq.representation import Standardization
 from geoq.surrogate import ErrorFunctional, errors_of
@@ -49,6 +50,7 @@ class CalibrationPoints:
         splits: the training rows and the held-out rows of each fold.
         metric: the metric of the geometry; None for a representation of the user.
         coordinates: the standardisation of the inputs.
+        exact: the coordinates of the error in which all errors are zero; None if there are none.
     """
 
     inputs: Float[Tensor, " n_points *coordinates"]
@@ -57,6 +59,7 @@ class CalibrationPoints:
     splits: tuple[tuple[np.ndarray, np.ndarray], ...]
     metric: FittedMetric | None
     coordinates: AnyCoordinates | None = None
+    exact: Bool[Tensor, " *field"] | None = None
 
 
 @gathers("error")
@@ -250,6 +253,7 @@ def cross_fit(
     z = data.embedding.z
     # Tuples of one point share its fields.
     error: Tensor | Gathered = Gathered(data.error, z.dtype, point)
+    errors = [data.error]
     of_anchors: Tensor | Gathered = Gathered(data.error, z.dtype, None, anchors)
     prediction = Gathered(data.prediction, z.dtype, point)
     if fold_surrogates is not None:
@@ -257,6 +261,7 @@ def cross_fit(
             data, held_out, fold_surrogates, error_functional, checkpoint
         )
         error, of_anchors = tuples.error, tuples.anchor_error
+        errors.append(tuples.error)
         every = torch.arange(len(point), device=z.device)
         prediction = Gathered(tuples.prediction, z.dtype, every)
     parts = [
@@ -291,6 +296,7 @@ def cross_fit(
             splits=plan.splits,
             metric=data.metric,
             coordinates=data.coordinates,
+            exact=exact_coordinates(errors),
         ),
     )
 

@@ -17,6 +17,7 @@ from geoq.conformal import (
     POINTWISE,
     ConformalFactors,
     Guarantee,
+    exact_of,
     factors_from_pairs,
     factors_of,
     levels_of,
@@ -38,6 +39,7 @@ from geoq.increments.protocol import (
     fit_increment,
 )
 from geoq.increments.two_laws import TwoLawIncrement
+from geoq.masks import Mask, filled, hidden, masked_folds, masked_surrogate, outside
 from geoq.metric import Metric, SensitivityMetric, coordinates_of
 from geoq.parameters import get_params, represent, set_params
 from geoq.preparation import (
@@ -49,7 +51,17 @@ from geoq.preparation import (
     open_checkpoint,
 )
 from geoq.probing import unchanged
-from geoq.queries import answers, embed, explainer, flags, query_rows, views
+from geoq.queries import (
+    answers,
+    embed,
+    explainer,
+    flags,
+    increment_of,
+    query_rows,
+    restored,
+    views,
+    zero_if_exact,
+)
 from geoq.repeats import Repeats
 from geoq.representation import Representation
 from geoq.safe_region import (
@@ -148,7 +160,9 @@ class GeoQ:
         Args:
             x: inputs, one per row: an array of any shape, or a data frame of pandas or polars. The surrogate and the recipe
                 receive data frames as they are. Columns can hold numbers, dates, booleans, strings or categories.
-            y: reference outputs, one per row: an array of any shape, a Series or a data frame.
+            y: reference outputs, one per row: an array of any shape, a Series or a data frame. A masked array must have the same
+                mask in all rows, such as land. The recipe then receives 0 in the masked cells, the surrogate may return anything
+                there, and all answers are masked arrays.
             groups: a label per row; rows with the same label are held out together.
             checkpoint: a folder, or a ``Checkpoint``, that keeps each finished fold. A run that was interrupted continues from
                 there when it is started again, with the same result.
@@ -177,6 +191,8 @@ class GeoQ:
     ) -> None:
         """Algorithm 1. Lines 2, 3 and 5 precede line 1, so that unusable data are refused before any training."""
         check_progress(show)
+        self.mask_ = Mask.of(y)
+        y = filled(self.mask_, y)
         inputs, plan = self._plan(x, y, groups)
         finished = open_checkpoint(self, checkpoint, x, y, plan)
         # One step per training, one for the increment model and one for the safe region.
@@ -184,7 +200,8 @@ class GeoQ:
         n_trainings = count_trainings(given, self.train_surrogate, n_folds)
         with shown(show, n_trainings, n_folds + 2 + (given is None)):
             # Line 1: the deployed surrogate, given or trained on all data.
-            self.surrogate_ = deployed(self.surrogate, self.train_surrogate, x, y)
+            trained = deployed(self.surrogate, self.train_surrogate, x, y)
+            self.surrogate_ = masked_surrogate(trained, self.mask_)
             # Line 4, second half: the observed errors E.
             prediction, error = observe(self.surrogate_, self.error_functional, x, y)
             probes = check_deployed(self, x, y, prediction)
@@ -193,7 +210,7 @@ class GeoQ:
                 self.increment_model.check_errors(
                     prediction.to(self.error_), self.error_
                 )
-            self.error_size_ = mean_over_field(self.error_)
+            self.error_size_ = mean_over_field(outside(self.mask_, self.error_))
             # Line 3: phi, or the metric, which needs the deployed surrogate.
             self.metric_ = fit_metric(self, inputs, x, y, finished)
             embedding = embed(self, x, self.coordinates_(inputs))
@@ -218,11 +235,14 @@ class GeoQ:
             self.calibration_ = cross_fit(
                 data,
                 plan,
-                fold_surrogates=sources_of(self.train_surrogate, self.surrogate_),
+                fold_surrogates=sources_of(
+                    masked_folds(self.train_surrogate, self.mask_), trained
+                ),
                 error_functional=self.error_functional,
                 geometry=self.geometry_,
                 checkpoint=finished,
             )
+            self.exact_ = exact_of(self.calibration_, self.increment_model)
             n_numbers = len(self.calibration_) * (inputs[0].numel() + error[0].numel())
             # Line 12: the increment model g.
             with stage("increment model"), few_threads(n_numbers):
@@ -269,9 +289,11 @@ class GeoQ:
             6
         """
         rows, outputs = input_rows(x), output_rows(y)
+        mask = Mask.of(outputs)
+        outputs = filled(mask, outputs)
         _, plan = copy.copy(self)._plan(rows, outputs, groups)
         n = count_trainings(self.surrogate, self.train_surrogate, len(plan.splits))
-        source = sources_of(self.train_surrogate, self.surrogate)
+        source = sources_of(masked_folds(self.train_surrogate, mask), self.surrogate)
         return measure(source, rows, outputs, plan.splits, n)
 
     def assess(self, x: Inputs) -> Assessment:
@@ -296,6 +318,8 @@ class GeoQ:
                 joined["prediction"],
             )
         arrays = {name: restore(tensor, queries) for name, tensor in joined.items()}
+        for name in ("prediction", "error_hat", "anchor_error", "increment"):
+            arrays[name] = hidden(self.mask_, arrays[name])
         features = QueryFeatures(
             arrays.pop("displacement"), arrays.pop("support_distance")
         )
@@ -318,9 +342,7 @@ class GeoQ:
     def bound(self, x: Inputs) -> Array:
         """The error bound of each query, ``assess(x).error_hat``, without the other parts in memory."""
         queries = query_rows(self, x)
-        return restore(
-            torch.cat([part["error_hat"] for part in answers(self, queries)]), queries
-        )
+        return restored(self, [a["error_hat"] for a in answers(self, queries)], queries)
 
     def bounds(self, x: Inputs, levels: Sequence[float] | Array) -> dict[float, Array]:
         """Error bounds by quantile level; bounds of different levels do not cross.
@@ -340,13 +362,15 @@ class GeoQ:
             factors = [ConformalFactors()] * len(levels)
         else:
             models = [model] * len(levels)
-            factors = factors_of(self.calibration_, self.safe_region_, model, levels)
+            factors = factors_of(
+                self.calibration_, self.safe_region_, model, levels, self.exact_
+            )
         parts = [
             [
                 blank(
                     factor(
                         view.features.anchor_error
-                        + self.conformal_factors_.increment(m, view.features, safe),
+                        + increment_of(self, m, view.features, safe),
                         safe,
                     ),
                     view.lost,
@@ -355,8 +379,8 @@ class GeoQ:
             ]
             for view, _, safe in flags(self, queries)
         ]
-        joined = (torch.cat(part) for part in zip(*parts, strict=True))
-        return {k: restore(v, queries) for k, v in zip(levels, joined, strict=True)}
+        by_level = zip(levels, zip(*parts, strict=True), strict=True)
+        return {level: restored(self, part, queries) for level, part in by_level}
 
     def expected_error(self, x: Inputs) -> Array:
         """The expected error at each query: not a bound, but a sharper map of where a field is wrong.
@@ -371,10 +395,10 @@ class GeoQ:
                 f"{type(model).__name__} estimates an upper quantile of the error and not its mean; look at bounds(x, (0.5,))."
             )
         parts = [
-            blank(model.expected_error(view.features), view.lost)
+            blank(zero_if_exact(self, model.expected_error(view.features)), view.lost)
             for view in views(self, queries)
         ]
-        return restore(torch.cat(parts), queries)
+        return restored(self, parts, queries)
 
     def conformalize(
         self,
@@ -397,7 +421,7 @@ class GeoQ:
             ValueError: the pairs are unusable, some of them are pairs of ``fit``, or too few of them are safe.
             TypeError: the increment model cannot be scaled, or ``guarantee`` is not a guarantee.
         """
-        queries, outputs = query_rows(self, x), output_rows(y)
+        queries, outputs = query_rows(self, x), filled(self.mask_, output_rows(y))
         check_same_order(queries, outputs)
         self.conformal_factors_ = factors_from_pairs(self, queries, outputs, guarantee)
         return self

@@ -30,6 +30,7 @@ from geoq.increments.indicator import IndicatorIncrement
 from geoq.increments.paper import FieldIncrement, NormScaledIncrement
 from geoq.increments.protocol import IncrementModel, Storable
 from geoq.increments.two_laws import TwoLawIncrement
+from geoq.masks import Mask, masked_surrogate, outside
 from geoq.metric import FittedMetric, Metric, SensitivityMetric, coordinates_from
 from geoq.preparation import check_fitted_callables
 from geoq.probing import N_PROBES
@@ -161,6 +162,10 @@ def _query_state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
         arrays |= with_prefix("metric.", geoq.metric_.state())
     elif not points.shared:
         arrays["points.normalized"] = points.normalized
+    if geoq.mask_ is not None:
+        arrays["mask"] = torch.as_tensor(geoq.mask_.cells)
+    if geoq.exact_ is not None:
+        arrays["exact"] = geoq.exact_
     if geoq.repeats_ is not None:
         arrays |= with_prefix("repeats.", vars(geoq.repeats_))
     if geoq.schema_ is not None:
@@ -325,6 +330,12 @@ def _check(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> None:
     for name in _OF_POINTS:
         tuple_files.check_length(arrays, f"increment.points.{name}", n_points)
     tuple_files.check(arrays, n_points)
+    for name in ("mask", "exact"):
+        is_bool = name not in arrays or arrays[name].dtype == torch.bool
+        archive.check_value(f"array {name!r}", is_bool, "not true or false")
+    if "exact" in arrays:
+        same = arrays["exact"].shape == arrays["error"].shape[1:]
+        archive.check_value("array 'exact'", same, "not of the shape of the errors")
 
 
 def _restore_geometry(
@@ -332,12 +343,14 @@ def _restore_geometry(
 ) -> None:
     """Restore everything but the increment model and the safe region."""
     assert geoq.surrogate is not None  # for mypy
-    geoq.surrogate_ = geoq.surrogate
+    geoq.mask_ = Mask(arrays["mask"].cpu().numpy()) if "mask" in arrays else None
+    geoq.surrogate_ = masked_surrogate(geoq.surrogate, geoq.mask_)
+    geoq.exact_ = arrays.get("exact")
     geoq.coordinates_ = coordinates_from(without_prefix("coordinates.", arrays))
     metric = without_prefix("metric.", arrays)
     geoq.metric_ = FittedMetric.from_state(metric) if metric else None
     geoq.error_ = arrays["error"]
-    geoq.error_size_ = mean_over_field(geoq.error_)
+    geoq.error_size_ = mean_over_field(outside(geoq.mask_, geoq.error_))
     z = arrays["points.z"]
     geoq.n_support_ = numbers["n_support"]
     geoq.geometry_ = Geometry(

@@ -1,16 +1,18 @@
 """Answers to queries: their coordinates, anchors and features (lines 3, 4 and 14), flags and bounds (lines 15 and 16)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from geoq.arrays import Rows, chunks, to_tensor
+from geoq.arrays import Array, Rows, chunks, restore, to_tensor
 from geoq.checks import check_fitted, check_rows
 from geoq.columns import ColumnCoordinates
 from geoq.geometry import Embedding, GeometricFeatures, Relation, anchor_error
+from geoq.increments.protocol import IncrementModel
+from geoq.masks import hidden
 from geoq.preparation import check_fitted_callables
 from geoq.safe_region import Explains, flags_of
 from geoq.surrogate import answers_of
@@ -130,9 +132,7 @@ def answers(geoq: "GeoQ", x: Rows) -> Iterator[dict[str, Tensor]]:
     for view, score, safe in flags(geoq, x):
         relation, features, prediction, lost = view
         # Line 16: the bound.
-        increment = geoq.conformal_factors_.increment(
-            geoq.increment_model_, features, safe
-        )
+        increment = increment_of(geoq, geoq.increment_model_, features, safe)
         parts = {
             "error_hat": features.anchor_error + increment,
             "safe": safe,
@@ -152,6 +152,24 @@ def answers(geoq: "GeoQ", x: Rows) -> Iterator[dict[str, Tensor]]:
             "prediction": prediction,
             "lost": none if lost is None else lost,
         }
+
+
+def increment_of(
+    geoq: "GeoQ", model: IncrementModel, features: GeometricFeatures, safe: Tensor
+) -> Tensor:
+    """The increments with the conformal factors, and 0 in exact coordinates."""
+    increment = geoq.conformal_factors_.increment(model, features, safe)
+    return zero_if_exact(geoq, increment)
+
+
+def zero_if_exact(geoq: "GeoQ", values: Tensor) -> Tensor:
+    """The values, with 0 in the coordinates in which all errors of the data are zero."""
+    return values if geoq.exact_ is None else values.masked_fill(geoq.exact_, 0)
+
+
+def restored(geoq: "GeoQ", parts: Sequence[Tensor], like: Rows) -> Array:
+    """Chunks of fields as one array of the user's kind, with the mask of y."""
+    return hidden(geoq.mask_, restore(torch.cat([*parts]), like))
 
 
 def explainer(geoq: "GeoQ") -> Explains | None:

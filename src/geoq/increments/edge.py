@@ -3,7 +3,7 @@
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from geoq.arrays import chunks
@@ -52,13 +52,23 @@ def steepest_slope(
     return slope
 
 
-def random_coordinates(n_coordinates: int, n_wanted: int) -> Tensor | slice:
-    """All coordinates, or a sorted random sample of ``n_wanted`` coordinates, at least 100."""
-    n_wanted = max(100, n_wanted)
-    if n_coordinates <= n_wanted:
-        return slice(None)
-    order = torch.randperm(n_coordinates, generator=torch.Generator().manual_seed(0))
-    return order[:n_wanted].sort().values
+def counted_coordinates(calibration: CalibrationSet) -> Int[Tensor, " n_counted"]:
+    """The coordinates of the flattened error that count in quantiles over coordinates: all but the exact ones."""
+    exact = None if calibration.data is None else calibration.data.exact
+    if exact is None:
+        return torch.arange(math.prod(calibration.field_shape))
+    return (~exact).flatten().nonzero()[:, 0].cpu()
+
+
+def random_coordinates(
+    calibration: CalibrationSet, n_wanted: int
+) -> Int[Tensor, " n_chosen"]:
+    """All coordinates that are not exact, or a sorted random sample of ``n_wanted`` of them, at least 100."""
+    n_wanted, counted = max(100, n_wanted), counted_coordinates(calibration)
+    if len(counted) <= n_wanted:
+        return counted
+    order = torch.randperm(len(counted), generator=torch.Generator().manual_seed(0))
+    return counted[order[:n_wanted].sort().values]
 
 
 def required_lift(
@@ -77,7 +87,7 @@ def required_lift(
         quantile: quantile level of the bound.
     """
     tuples, held_out = learned.validation_set, learned.out_of_group_factor
-    columns = random_coordinates(held_out.shape[1], MAX_RATIOS // len(tuples))
+    columns = random_coordinates(tuples, MAX_RATIOS // len(tuples))
     parts = []
     for rows in chunks(len(tuples), 8 * held_out.shape[1]):
         bound = bound_of(tuples.features[rows]).cpu()[:, columns]

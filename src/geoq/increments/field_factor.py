@@ -365,7 +365,9 @@ class _Validation:
         losses = torch.zeros(len(EXPONENTS), len(fitted.exponent), dtype=torch.float64)
         ranges = []
         for rows, bound, log in self._answers(fitted):
-            ends = torch.stack([log.amin(dim=(0, 2)), log.amax(dim=(0, 2))])
+            # The network is free where the bound is 0; there its output has no part in the limits.
+            used = torch.where(bound.view_as(log) > 0, log, 0)
+            ends = torch.stack([used.amin(dim=(0, 2)), used.amax(dim=(0, 2))])
             ranges.append(ends.cpu())
             own, error = (
                 part.reshape(log.shape).float()

@@ -3,7 +3,8 @@ r"""The default increment for fields: a scale for each cell, and a learned facto
 .. math:: b_{cj}(x) = k \, s_{cj} \, r_{cj}(\widehat F(x)), \qquad
     \widehat E_{cj}(x) = \lambda f_{cj}(x) \, b_{cj}(x) + 2 L_{cj} (\Delta d(x) - d_r)_+
 
-The scale s and the reference r give the size of the error in each cell, and k is one number. The factor f sees the fields of the
+The scale s and the reference r give the size of the error in each cell, and k is one number. The scale is 0 in cells whose errors
+are all zero, such as land, and these cells are left out of k and lambda. The factor f sees the fields of the
 query and the support distance; it is used only if it lowers the loss on held-out tuples. The lift lambda makes the bound hold
 inside the data in every family of folds. Outside, beyond the distance d_r, the bound grows with the steepest slope L.
 
@@ -111,6 +112,8 @@ class FieldScaleIncrement:
         )
         scale = scale.reshape(-1).double().cpu()
         scale = scale / scale.mean() if scale.any() else torch.ones_like(scale)
+        if calibration.data is not None and calibration.data.exact is not None:
+            scale[calibration.data.exact.flatten().cpu()] = 0
         coefficient = _coefficient(calibration, self.reference_, scale, self.quantile)
         self.scale_, self.coefficient_ = scale.to(device), coefficient
         learned: Any = self._factor.fit(calibration, self._bound, self.quantile)
@@ -210,7 +213,7 @@ def _coefficient(
 ) -> float:
     """The coefficient k with the smallest pinball loss: the quantile of e / (s r), weighted by s r."""
     calibration = calibration.subsample(max(1000, MAX_VALUES // len(scale)))
-    columns = random_coordinates(len(scale), MAX_VALUES // len(calibration))
+    columns = random_coordinates(calibration, MAX_VALUES // len(calibration))
     naturals, errors = [], []
     for rows in chunks(len(calibration), 8 * len(scale)):
         natural = natural_scale(calibration.features[rows], reference)

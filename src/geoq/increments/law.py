@@ -165,6 +165,7 @@ class Law:
         levels: tuple[float, ...],
         ridge: float,
         blend: "Blend | None" = None,
+        counted: Int[Tensor, " n_counted"] | None = None,
     ) -> "Law":
         """Fit the law to calibration tuples.
 
@@ -177,9 +178,10 @@ class Law:
             blend: the other law of the blend. The intercepts are then set for the blended bound, from residuals that are held
                 out: the slopes for the residuals of one part of the tuples are fitted to the other parts. None takes the
                 intercept of the regression.
+            counted: the outputs that the law is fitted to; None means all outputs.
         """
         scale = _scale(error, weight)
-        outputs = _random_outputs(*error.shape)
+        outputs = _random_outputs(len(error), error.shape[1], counted)
         own, chosen = scale, error
         if outputs is not None:
             outputs = outputs.to(error.device)
@@ -365,11 +367,16 @@ def _weighted_intercepts(
     return residual[order[places]]
 
 
-def _random_outputs(n_rows: int, n_outputs: int) -> Int[Tensor, " n n_chosen"] | None:
-    """A subset of the outputs for each tuple if all of them would be too many values; None means all."""
-    if n_rows * n_outputs <= MAX_VALUES:
-        return None
+def _random_outputs(
+    n_rows: int, n_outputs: int, counted: Int[Tensor, " n_counted"] | None
+) -> Int[Tensor, " n n_chosen"] | None:
+    """The counted outputs for each tuple, or a subset of them if they would be too many values; None means all outputs."""
+    counted = torch.arange(n_outputs) if counted is None else counted
+    n_counted = len(counted)
+    if n_rows * n_counted <= MAX_VALUES:
+        return None if n_counted == n_outputs else counted.expand(n_rows, -1)
     n_chosen = max(1, MAX_VALUES // n_rows)
     generator = torch.Generator().manual_seed(0)
-    start = torch.randint(n_outputs, (n_rows, 1), generator=generator)
-    return (start + torch.arange(n_chosen) * n_outputs // n_chosen) % n_outputs
+    start = torch.randint(n_counted, (n_rows, 1), generator=generator)
+    chosen = (start + torch.arange(n_chosen) * n_counted // n_chosen) % n_counted
+    return counted[chosen]

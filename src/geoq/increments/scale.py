@@ -89,10 +89,19 @@ class LowRankScale:
             part = error_of(rows).reshape(-1, *fields.shape)
             mean = mean + torch.tensordot(fraction[rows], part, 1)
             parts.append(part[:, :, some])
-        maps, sampled = self.maps(mean), torch.cat(parts)
+        # A cell without errors, such as land, is left out: it gets the mean of its channel for the approximation.
+        counts = (mean > 0) | (mean == 0).all(dim=1, keepdim=True)
+        typical = mean.sum(dim=1, keepdim=True) / counts.sum(dim=1, keepdim=True)
+        maps, sampled = self.maps(torch.where(counts, mean, typical)), torch.cat(parts)
+        maps = torch.where(counts, maps, MIN_FRACTION * maps)
         coefficient = torch.stack(
             [
-                _coefficient(sampled[:, channel], maps[channel, some], weight, quantile)
+                _coefficient(
+                    sampled[:, channel],
+                    maps[channel, some],
+                    weight[:, None] * counts[channel, some],
+                    quantile,
+                )
                 for channel in range(len(maps))
             ]
         )
@@ -118,11 +127,11 @@ class LowRankScale:
 def _coefficient(
     error: Float[Tensor, " n n_cells"],
     shape: Float[Tensor, " n_cells"],
-    weight: Float[Tensor, " n"],
+    weight: Float[Tensor, " n n_cells"],
     quantile: float,
 ) -> Float[Tensor, ""]:
     """The multiple of the shape with the smallest pinball loss: the quantile of e / shape, weighted by the shape."""
-    weights = weight.double()[:, None] * shape
+    weights = weight.double() * shape
     multiple = weighted_quantile(
         (error / shape).reshape(-1), weights.reshape(-1), quantile
     )

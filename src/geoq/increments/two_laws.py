@@ -38,6 +38,7 @@ from geoq.increments.climatology import (
     reference_from_state,
     reference_state,
 )
+from geoq.increments.edge import counted_coordinates
 from geoq.increments.law import (
     LEVEL,
     LEVELS,
@@ -109,12 +110,18 @@ class TwoLawIncrement:
         error = calibration.error.reshape(len(calibration), -1).double()
         weight, inner = calibration.weight.double(), calibration.interpolating
         features, error = _over(features, natural), error / natural
+        counted = counted_coordinates(calibration)
         parts = _parts(calibration.group[inner])
         blend, self.resemblance_ = Blend.alone(parts, error.shape[1]), None
         if not inner.all():
             self.resemblance_ = Resemblance.fit(calibration.features, inner, weight)
             self.outside_ = Law.fit(
-                features, error, weight, levels=(LEVEL,), ridge=RIDGE_OUTSIDE
+                features,
+                error,
+                weight,
+                levels=(LEVEL,),
+                ridge=RIDGE_OUTSIDE,
+                counted=counted,
             )
             blend = Blend(
                 self._resemblance(calibration.features)[inner],
@@ -129,6 +136,7 @@ class TwoLawIncrement:
             levels=LEVELS,
             ridge=RIDGE_INSIDE / len(parts),
             blend=blend,
+            counted=counted,
         )
         if inner.all():
             self.outside_ = self.inside_
