@@ -258,7 +258,7 @@ class GeometricFeatures:
         shape = self[:1].displacement.shape[1:]
         for rows in chunks(len(self), math.prod(shape)):
             part = self[rows].displacement
-            length[rows] = torch.linalg.vector_norm(part.flatten(1), dim=1)
+            length[rows] = torch.linalg.vector_norm(part.reshape(len(part), -1), dim=1)
         return length
 
 
