@@ -139,13 +139,27 @@ def row(
 def write(
     problem: str, rows: list[dict[str, Any]], path: Path | None = None, **extra: Any
 ) -> Path:
-    """Write the rows, the machine, the device, the commit, the versions and the seeds; return the path."""
+    """Write the rows, the machine, the device, the commit, the versions and the seeds; return the path.
+
+    All rows have one commit: the commit that a row names, or the commit of this run. Parts of a file that are measured
+    apart from the rows (``extra``) name their own commit, see ``part``.
+
+    Raises:
+        ValueError: The rows were measured at different commits.
+    """
     target = path or RESULTS / f"{problem}.json"
+    commits = sorted({r.get("commit", COMMIT) for r in rows}) or [COMMIT]
+    if len(commits) > 1:
+        raise ValueError(
+            f"{target.name} would mix rows of the commits {', '.join(c[:10] for c in commits)}; measure all rows at one "
+            "commit, or write the rows of each commit to a file of their own."
+        )
+    rows = [{key: r[key] for key in r if key != "commit"} for r in rows]
     record = {
         "problem": problem,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "commit": COMMIT,
+        "commit": commits[0],
         "python": platform.python_version(),
         "versions": {name: installed(name) for name in PACKAGES},
         "seeds": sorted({r["seed"] for r in rows}),
@@ -156,6 +170,11 @@ def write(
     return target
 
 
+def part(**content: Any) -> dict[str, Any]:
+    """A part of a results file that is measured apart from the rows of the file, with its own commit."""
+    return {"commit": COMMIT, **content}
+
+
 def as_text(record: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """JSON with one line per row. JSON has no nan: the correlation with a constant bound becomes null."""
     head = json.dumps(_without_nan(record), indent=1, allow_nan=False)
@@ -164,7 +183,11 @@ def as_text(record: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 
 
 def measured(path: Path, **conditions: Any) -> list[dict[str, Any]]:
-    """Rows of an earlier run under the same conditions; no rows if there is none."""
+    """Rows of an earlier run under the same conditions; no rows if there is none.
+
+    A condition ``source`` (the fingerprint of the code) ensures that the same code measured the rows. The rows then count
+    as rows of this run, even if a commit without effect on that code lies between.
+    """
     if not path.is_file():
         return []
     earlier = json.loads(path.read_text())

@@ -23,9 +23,9 @@ from benchmarks.weather import tables as weather_tables
 
 # Notes below the tables.
 NOTES = {
-    "richtmyer_meshkov": "The paper's simulations are not public: its numbers are for other data and for an error that it "
-    'does not define, and its pinball losses are not multiplied by 1000. "(background penalty)" uses the paper\'s loss and is no bound of level 0.95; "expected error" '
-    "is a map and no bound. Neither is ranked by its pinball loss."
+    "richtmyer_meshkov": "The paper's simulations are not public; its numbers belong to other data and to an error that it "
+    'does not define, and its pinball loss is not multiplied by 1000. "(background penalty)" uses the paper\'s loss and is '
+    'not a bound of level 0.95; "expected error" is a map and not a bound. Neither is ranked by its pinball loss.'
 }
 
 # The module of benchmarks that writes each results file.

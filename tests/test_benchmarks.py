@@ -382,3 +382,36 @@ def test_the_cost_of_calibration_and_assessment_is_measured(tmp_path):
     assert result["growth"]["slopes"].keys() == {"fit_seconds", "assess_1000_seconds"}
     assert "| forrester | paper | 10 | 1 |" in cost_tables.cost(result)
     assert "| shared trainings |" in cost_tables.quality(result)
+
+
+# Results files.
+
+# Files whose rows name several commits; their tables mark such rows.
+MIXED = {"few_fields", "richtmyer_meshkov", "weather_era5"}
+
+
+@pytest.mark.parametrize(
+    "file", sorted(record.RESULTS.glob("*.json")), ids=lambda file: file.stem
+)
+def test_rows_of_a_results_file_have_one_commit(file):
+    result = json.loads(file.read_text())
+    named = {r["commit"] for r in result.get("rows", []) if "commit" in r}
+    assert bool(named - {result["commit"]}) == (file.stem in MIXED)
+
+
+def test_a_file_that_would_mix_commits_is_refused(tmp_path):
+    file = tmp_path / "mixed.json"
+    with pytest.raises(ValueError, match=r"mixed.json would mix rows of the commits"):
+        record.write("mixed", [{"seed": 0, "commit": "earlier"}, {"seed": 1}], file)
+    assert not file.exists()
+
+
+def test_a_file_has_the_commit_of_its_rows_and_a_part_has_its_own(tmp_path):
+    rows = [{"seed": 0, "commit": "earlier"}, {"seed": 1, "commit": "earlier"}]
+    file = record.write(
+        "one", rows, tmp_path / "one.json", quality=record.part(rows=[])
+    )
+    result = json.loads(file.read_text())
+    assert result["commit"] == "earlier"
+    assert result["quality"] == {"commit": record.COMMIT, "rows": []}
+    assert result["rows"] == [{"seed": 0}, {"seed": 1}]

@@ -39,6 +39,7 @@ from geoq import (
     TrainNetwork,
 )
 from geoq.nets.mlp import MLP
+from geoq.queries import coordinates_of, embed
 from geoq.rollout.trajectories import Trajectories
 from geoq.safe_region import FittedSafeRegion
 
@@ -259,7 +260,9 @@ def assessed(geoq, x):
 
 def search(geoq, queries):
     """The neighbour searches of an assessment: anchors, support distance, and safe region if it has one."""
-    relation = geoq.geometry_.relate(geoq._embed(queries))
+    relation = geoq.geometry_.relate(
+        embed(geoq, queries, coordinates_of(geoq, queries))
+    )
     if isinstance(geoq.safe_region_, FittedSafeRegion):
         geoq.safe_region_.support_score(
             replace(
@@ -344,18 +347,19 @@ def main():
     )
     # Results of the part that is not run are kept.
     known = json.loads(path.read_text()) if path.is_file() else {}
-    rows, extra = known.get("rows", []), {}
+    rows = [r | {"commit": known["commit"]} for r in known.get("rows", [])]
+    extra = {}
     for part in ("growth", "quality"):
         extra[part] = known.get(part)
     if arguments.quality or small:
-        extra["quality"] = quality(small=small)
+        extra["quality"] = record.part(rows=quality(small=small))
     if not arguments.quality or small:
         rows = []
         for case in cases(small=small):
             rows += measure(case, arguments.device, small=small)
             record.write("cost", rows, path, threads=torch.get_num_threads(), **extra)
         rows += measure_rollouts(arguments.device, small=small)
-        extra["growth"] = growth(arguments.device, small=small)
+        extra["growth"] = record.part(**growth(arguments.device, small=small))
         if arguments.picture:
             draw(extra["growth"], arguments.picture)
     print(record.write("cost", rows, path, threads=torch.get_num_threads(), **extra))

@@ -90,7 +90,7 @@ def cost(record):
 
 def quality(record):
     """Table of calibrations with fewer trainings: cost, pinball loss and coverage, means over the seeds."""
-    rows = record["quality"]
+    rows = record["quality"]["rows"]
     problems = list(dict.fromkeys(r["problem"] for r in rows))
     lines = [
         "| way | " + " | ".join(problems) + " |",
@@ -113,7 +113,8 @@ def quality(record):
         lines.append(f"| {way} | " + " | ".join(cells) + " |")
     seeds = len({r["seed"] for r in rows})
     note = (
-        "Each cell: CPU seconds of the calibration relative to the training: pinball / coverage / coverage inside the "
-        f"safe region; means over {seeds} seeds. `python -m benchmarks.costs.cost --quality`."
+        "Each cell: CPU seconds of the calibration divided by the CPU seconds of the training: pinball / coverage / coverage "
+        f"inside the safe region; means over {seeds} seeds. `python -m benchmarks.costs.cost --quality`, commit "
+        f"{record['quality']['commit'][:10]}."
     )
     return "\n".join([*lines, "", note])

@@ -129,7 +129,7 @@ def measure(study, method, setting, part):
     ]
     fields = fields_of(setting, study, method, answer)
     write_whole(part.with_suffix(".npz"), lambda file: save_arrays(file, fields))
-    as_json(part, rows)
+    as_json(part, [row | {"commit": record.COMMIT} for row in rows])
     for row in rows:
         print(
             f"seed {study.seed} {setting.name:11s} {row['method']:50s} pinball {1000 * row['pinball']:7.3f}e-3  "

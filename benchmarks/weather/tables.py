@@ -226,8 +226,9 @@ def summary(record, reference=REFERENCE, chosen=()):
     tasks = {(row["form"], row["origin"], row["seed"]) for row in rows}
     origins = {row["origin"] for row in rows}
     parts.append(
-        f"Mean ± standard deviation over {len(tasks)} tasks ({len(origins)} origins and seeds); test windows overlap, so it "
-        "is no standard error. Ratios are geometric means over tasks, with the least and the most."
+        f"Mean ± standard deviation over {len(tasks)} tasks ({len(origins)} origins and seeds); test windows overlap, so "
+        "this deviation is not a standard error. Ratios are geometric means over tasks, with the smallest and the largest "
+        "ratio in parentheses."
     )
     return "\n\n".join(parts)
 

@@ -268,6 +268,7 @@ class Plan:
 
     def write(self, task, head, rows):
         self.parts.mkdir(parents=True, exist_ok=True)
+        rows = [{"commit": record.COMMIT} | row for row in rows]
         text = record.as_text({**self.conditions, **head}, rows)
         # An interrupted run leaves no incomplete file.
         whole = self.part(task).with_suffix(".tmp")

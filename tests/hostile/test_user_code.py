@@ -195,6 +195,12 @@ def test_changed_data_are_refused(kind, which):
         fit(lambda x: x[:, 0], train, **data)
 
 
+def test_data_with_a_stride_of_zero_are_accepted():
+    column = torch.tensor(X[:, 0]).as_strided((len(X), 1), (1, 0))
+    geoq = fit(None, lambda x, y: lambda x: 0.9 * x, column, column)
+    assert geoq.assess(column).error_hat.isfinite().all()
+
+
 # One model object for all folds.
 
 
