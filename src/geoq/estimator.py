@@ -198,7 +198,9 @@ class GeoQ:
         # One step per training, one for the increment model and one for the safe region.
         n_folds, given = len(plan.splits), self.surrogate
         n_trainings = count_trainings(given, self.train_surrogate, n_folds)
-        with shown(show, n_trainings, n_folds + 2 + (given is None)):
+        # Without a recipe the deployed surrogate serves all folds.
+        n_steps = n_folds * (self.train_surrogate is not None) + (given is None) + 2
+        with shown(show, n_trainings, n_steps):
             # Line 1: the deployed surrogate, given or trained on all data.
             trained = deployed(self.surrogate, self.train_surrogate, x, y)
             self.surrogate_ = masked_surrogate(trained, self.mask_)
