@@ -1,6 +1,7 @@
 """How an answer is read: the reason, the line per query, the table in a notebook and the data frame."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+import torch
 
 from geoq import DistanceRegion, GeoQ, RandomFolds
 
@@ -181,3 +183,17 @@ def test_a_reason_gives_the_prediction_the_level_and_the_range_of_each_input() -
         assert re.search(rf"input {name} (is|\(){value},? ?", why.replace("is ", "is"))
         low, high = ARRAY[:, column].min(), ARRAY[:, column].max()
         assert f"{low:.4g} to {high:.4g}" in why
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_masked_cells_of_a_field_do_not_count_in_its_mean(kind: Any) -> None:
+    answer = calibrated(ARRAY, field).assess(ARRAY[:3])
+    cells = np.zeros((3, 4, 5), dtype=bool)
+    cells[:, 0] = True
+    if kind is np.asarray:
+        masked: Any = np.ma.array(answer.error_hat, mask=cells)
+    else:
+        masked = torch.from_numpy(np.where(cells, np.nan, answer.error_hat))
+    frame = replace(answer, error_hat=masked).to_frame()
+    expected = answer.error_hat[:, 1:].reshape(3, -1).mean(axis=1)
+    np.testing.assert_allclose(frame["error_hat mean"], expected)

@@ -38,7 +38,9 @@ def outputs_named(
     if n == 1:
         return [("", values[:, 0])]
     if n > N_OUTPUTS_SHOWN or len(part.shape) > 2:
-        return [("mean", values.mean(axis=1))]
+        # A tensor has nan in the masked cells.
+        mean = np.ma.masked_invalid(values).mean(axis=1)
+        return [("mean", np.ma.filled(mean, np.nan))]
     known = assessment.output_names if names is None else names
     if known is None or len(known) != n:
         known = [f"output {i}" for i in range(n)]

@@ -19,7 +19,6 @@ from geoq.conformal import (
     Guarantee,
     exact_of,
     factors_from_pairs,
-    factors_of,
     levels_of,
 )
 from geoq.crossfit import Observations, cross_fit
@@ -34,7 +33,6 @@ from geoq.geometry import (
 from geoq.increments.protocol import (
     ChecksErrors,
     HasExpectedError,
-    HasLevels,
     IncrementModel,
     fit_increment,
 )
@@ -54,9 +52,8 @@ from geoq.probing import unchanged
 from geoq.queries import (
     answers,
     embed,
-    explainer,
-    flags,
-    increment_of,
+    explained,
+    level_bounds,
     query_rows,
     restored,
     views,
@@ -65,7 +62,6 @@ from geoq.queries import (
 from geoq.repeats import Repeats
 from geoq.representation import Representation
 from geoq.safe_region import (
-    Explanations,
     Region,
     fit_region,
 )
@@ -195,10 +191,9 @@ class GeoQ:
         y = filled(self.mask_, y)
         inputs, plan = self._plan(x, y, groups)
         finished = open_checkpoint(self, checkpoint, x, y, plan)
-        # One step per training, one for the increment model and one for the safe region.
+        # One step per fold with a surrogate of its own, one for the increment model and one for the safe region.
         n_folds, given = len(plan.splits), self.surrogate
         n_trainings = count_trainings(given, self.train_surrogate, n_folds)
-        # Without a recipe the deployed surrogate serves all folds.
         n_steps = n_folds * (self.train_surrogate is not None) + (given is None) + 2
         with shown(show, n_trainings, n_steps):
             # Line 1: the deployed surrogate, given or trained on all data.
@@ -310,15 +305,7 @@ class GeoQ:
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         lost = joined.pop("lost")
         gaps = Gaps.of(lost, queries, self.coordinates_) if lost.any() else None
-        explanations = None
-        if (explains := explainer(self)) is not None:
-            explanations = Explanations(
-                explains,
-                self.coordinates_,
-                joined.pop("inputs"),
-                queries,
-                joined["prediction"],
-            )
+        explanations = explained(self, queries, joined)
         arrays = {name: restore(tensor, queries) for name, tensor in joined.items()}
         for name in ("prediction", "error_hat", "anchor_error", "increment"):
             arrays[name] = hidden(self.mask_, arrays[name])
@@ -356,33 +343,8 @@ class GeoQ:
             levels: quantile levels, for example ``(0.5, 0.9)``.
         """
         queries = query_rows(self, x)
-        levels = levels_of(levels)
-        model = self.increment_model_
-        # One search and one prediction serve all levels.
-        if isinstance(model, HasLevels):
-            models = [model.at_level(level) for level in levels]
-            factors = [ConformalFactors()] * len(levels)
-        else:
-            models = [model] * len(levels)
-            factors = factors_of(
-                self.calibration_, self.safe_region_, model, levels, self.exact_
-            )
-        parts = [
-            [
-                blank(
-                    factor(
-                        view.features.anchor_error
-                        + increment_of(self, m, view.features, safe),
-                        safe,
-                    ),
-                    view.lost,
-                )
-                for m, factor in zip(models, factors, strict=True)
-            ]
-            for view, _, safe in flags(self, queries)
-        ]
-        by_level = zip(levels, zip(*parts, strict=True), strict=True)
-        return {level: restored(self, part, queries) for level, part in by_level}
+        parts = level_bounds(self, queries, levels_of(levels))
+        return {level: restored(self, part, queries) for level, part in parts.items()}
 
     def expected_error(self, x: Inputs) -> Array:
         """The expected error at each query: not a bound, but a sharper map of where a field is wrong.

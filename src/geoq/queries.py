@@ -10,11 +10,12 @@ from torch import Tensor
 from geoq.arrays import Array, Rows, chunks, restore, to_tensor
 from geoq.checks import check_fitted, check_rows
 from geoq.columns import ColumnCoordinates
+from geoq.conformal import ConformalFactors, factors_of
 from geoq.geometry import Embedding, GeometricFeatures, Relation, anchor_error
-from geoq.increments.protocol import IncrementModel
+from geoq.increments.protocol import HasLevels, IncrementModel
 from geoq.masks import hidden
 from geoq.preparation import check_fitted_callables
-from geoq.safe_region import Explains, flags_of
+from geoq.safe_region import Explains, Explanations, flags_of
 from geoq.surrogate import answers_of
 from geoq.table import input_rows, is_frame
 from geoq.unanswered import (
@@ -177,3 +178,35 @@ def explainer(geoq: "GeoQ") -> Explains | None:
     if isinstance(geoq.safe_region_, Explains):
         return geoq.safe_region_
     return geoq.coordinates_ if geoq.coordinates_.constant.any() else None
+
+
+def explained(geoq: "GeoQ", x: Rows, answers: dict[str, Tensor]) -> Explanations | None:
+    """What explains the flags of these queries; takes their coordinates out of the answers."""
+    explains = explainer(geoq)
+    if explains is None:
+        return None
+    inputs, prediction = answers.pop("inputs"), answers["prediction"]
+    return Explanations(explains, geoq.coordinates_, inputs, x, prediction)
+
+
+def level_bounds(
+    geoq: "GeoQ", x: Rows, levels: Sequence[float]
+) -> dict[float, list[Tensor]]:
+    """The bounds of chunks of queries by quantile level."""
+    model = geoq.increment_model_
+    # One search and one prediction serve all levels.
+    if isinstance(model, HasLevels):
+        models: list[IncrementModel] = [model.at_level(level) for level in levels]
+        factors = [ConformalFactors()] * len(levels)
+    else:
+        models = [model] * len(levels)
+        factors = factors_of(
+            geoq.calibration_, geoq.safe_region_, model, levels, geoq.exact_
+        )
+    parts: dict[float, list[Tensor]] = {level: [] for level in levels}
+    for view, _, safe in flags(geoq, x):
+        for level, m, factor in zip(levels, models, factors, strict=True):
+            increment = increment_of(geoq, m, view.features, safe)
+            bound = factor(view.features.anchor_error + increment, safe)
+            parts[level].append(blank(bound, view.lost))
+    return parts

@@ -13,6 +13,7 @@ from geoq.answer_table import N_OUTPUTS_SHOWN
 from geoq.checks import check_fitted
 from geoq.estimator import GeoQ
 from geoq.folds import CombinedFolds
+from geoq.masks import outside
 from geoq.plots.checks import check_figure, numbers_of, row_index
 from geoq.plots.style import (
     ESTIMATE,
@@ -94,7 +95,8 @@ class _Tuples:
         features = found.features
         bounds = features.anchor_error + geoq.increment_model_(features)
         error, bound = (
-            numbers_of(part).reshape(len(found), -1) for part in (found.error, bounds)
+            numbers_of(outside(geoq.mask_, part)).reshape(len(found), -1)
+            for part in (found.error, bounds)
         )
         n_values = error.shape[1]
         is_list = found.error.ndim == 2 and n_values <= N_OUTPUTS_SHOWN
