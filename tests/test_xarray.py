@@ -307,7 +307,14 @@ DAY = np.timedelta64(1, "D")
         (lambda y: y.assign_coords(time=y.time + DAY), "60 labels from 2020-01-01"),
         (lambda y: y[::-1], r"y.sel\(time=x.time\)"),
         (lambda y: y.drop_vars("time"), "60 positions from 0 to 59"),
-        (lambda y: y.where(y.time != y.time[3]), r"y\[3, 0, 0, 0\] is nan"),
+        (
+            lambda y: y.where(y.time != y.time[3]),
+            r"y is nan at time 2020-01-04 00:00:00, lead 24, lat -67.5, lon 0.0 \(1 of 60 samples.*y.dropna\('time'\)",
+        ),
+        (
+            lambda y: y.where(y.lon > 0).where((y.lon < 90) | (y.time != y.time[5])),
+            r"y is nan at time 2020-01-06 00:00:00, lead 24, lat -67.5, lon 90.0 ",
+        ),
         (lambda y: y.values, "got ndarray; for plain arrays use GeoQ"),
     ],
 )
@@ -316,6 +323,37 @@ def test_unusable_pairs_are_refused(x, y, change, message):
     with pytest.raises((ValueError, TypeError), match=message):
         estimator.fit(x, change(y))
     assert not hasattr(estimator, "geoq_")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_land_is_nan_in_the_data_and_in_the_answers(x, y, queries, lazy, tmp_path):
+    """The model also returns nan on land; all other cells have the answers of a model without land."""
+    land = ((y.lon < 90) & (y.lat > 0)).broadcast_like(y[0]).transpose(*y.dims[1:])
+    ocean = LeastSquares(x.values, y.values)
+    geoq = GeoQ(lambda x: np.where(land, np.nan, ocean(x)), None, folds=RandomFolds(5))
+    estimator = XarrayGeoQ(geoq, "time").fit(x, y.where(~land))
+    asked = queries.chunk(time=5) if lazy else queries
+    levels = estimator.bounds(asked, (0.5, 0.9), dim="quantile")
+    answer = estimator.assess(asked).compute()
+    for part in (*(answer[name] for name in FIELDS), levels.isel(quantile=0)):
+        is_nan = part.isnull().transpose(*y.dims)
+        assert_array_equal(is_nan, np.broadcast_to(land, is_nan.shape))
+    estimator.save(tmp_path / "a.geoq")
+    loaded = XarrayGeoQ.load(tmp_path / "a.geoq", surrogate=geoq.surrogate)
+    xr.testing.assert_identical(loaded.assess(queries), estimator.assess(queries))
+
+
+def test_pairs_of_conformalize_may_be_nan_on_land_and_nowhere_else(x, y, queries):
+    land = y.lon < 90
+    estimator = XarrayGeoQ(
+        GeoQ(LeastSquares(x.values, y.values), None, folds=RandomFolds(5)), "time"
+    ).fit(x, y.where(~land))
+    pairs = x + 0.01
+    assert estimator.conformalize(pairs, y.where(~land)).geoq_.conformal_factors_
+    with pytest.raises(ValueError, match=r"y is nan at time 2020-01-03.* lon 90.0"):
+        estimator.conformalize(pairs, y.where(~land & (y.time != y.time[2])))
+    with pytest.raises(ValueError, match=r"x is nan at time 2020.*x.fillna\(0\)"):
+        unfitted(x, y).fit(x.where(x.lon > 0), y)
 
 
 def test_samples_without_labels_are_identified_by_their_position(answer, x, y, queries):

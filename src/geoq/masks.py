@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from geoq.arrays import Array, nonzero_counts
-from geoq.surrogate import Surrogate, TrainSurrogate, TrainTogether
+from geoq.surrogate import TrainSurrogate, TrainTogether
 from geoq.training.fold_surrogates import (
     FoldSurrogates,
     PredictedFolds,
@@ -113,15 +113,15 @@ def hidden(mask: Mask | None, rows: Array) -> Array:
 class MaskedSurrogate:
     """A surrogate whose predictions are 0 in the masked cells."""
 
-    surrogate: Surrogate
+    surrogate: Any
     mask: Mask
 
     def __call__(self, x: Any) -> Any:
         return self.mask.filled(self.surrogate(x))
 
 
-def masked_surrogate(surrogate: Surrogate, mask: Mask | None) -> Surrogate:
-    """The surrogate with predictions of 0 in the masked cells, if there is a mask."""
+def masked_surrogate(surrogate: Any, mask: Mask | None) -> Any:
+    """The surrogate, which is checked later, with predictions of 0 in the masked cells, if there is a mask."""
     return surrogate if mask is None else MaskedSurrogate(surrogate, mask)
 
 

@@ -20,6 +20,7 @@ from geoq.checks import (
 )
 from geoq.fold_plan import FoldPlan
 from geoq.increments.protocol import check_increment_model, check_shapes, warn_if_few
+from geoq.masks import MaskedSurrogate
 from geoq.metric import FittedMetric, Metric, predictor
 from geoq.probing import N_PROBES, Probes
 from geoq.safe_region import NeedsNeighbors, check_region
@@ -184,7 +185,10 @@ def warn_if_trained_on(
 
 def check_fitted_callables(geoq: "GeoQ") -> None:
     """Refuse a surrogate or representation that was switched to training mode since ``fit``."""
-    check_callable(geoq.surrogate_, "surrogate")
+    deployed: object = geoq.surrogate_
+    if isinstance(deployed, MaskedSurrogate):
+        deployed = deployed.surrogate
+    check_callable(deployed, "surrogate")
     if not isinstance(geoq.representation, Metric):
         check_callable(geoq.representation, "representation")
 

@@ -28,7 +28,16 @@ except ImportError as exc:
         "geoq.xarray needs xarray; install it with pip install 'geoq[xarray]'."
     ) from exc
 
-from geoq.xarray_labels import InputNames, Labels, check_same_labels, labels_of, span
+from geoq.xarray_labels import (
+    InputNames,
+    Labels,
+    check_no_gaps,
+    check_same_labels,
+    labels_of,
+    masked_outputs,
+    span,
+    with_nan,
+)
 
 Labelled: TypeAlias = xr.DataArray | xr.Dataset
 # The variables of an answer: for each its type, and its dimensions other than the samples.
@@ -98,7 +107,8 @@ class XarrayGeoQ:
 
         Args:
             x: inputs, which can have other dimensions than y.
-            y: reference outputs, for the same samples in the same order.
+            y: reference outputs, for the same samples in the same order. Cells that are nan in all samples, such as land, are
+                masked: the recipe receives 0 there, the surrogate may return anything, and the answers are nan.
             groups: a label per sample, for fold schemes that hold out whole groups.
             checkpoint: a folder, or a ``Checkpoint``, that stores each finished fold, see ``GeoQ.fit``.
             progress: how the progress is shown, see ``GeoQ.fit``.
@@ -117,7 +127,7 @@ class XarrayGeoQ:
         labels.check()
         self.geoq_ = copy.copy(self.geoq).fit(
             x.values,
-            y.values,
+            masked_outputs(y),
             groups=None if groups is None else list(np.asarray(groups)),
             checkpoint=checkpoint,
             progress=progress,
@@ -133,6 +143,8 @@ class XarrayGeoQ:
         The pairs must be in memory, and their coordinates must be the coordinates of the data of ``fit``.
         """
         x, y = self._pairs(self._queries(x), self._on_grid(y, self.y_, "y"))
+        mask = self.geoq_.mask_
+        check_no_gaps(y if mask is None else y.where(~mask.cells, 0), "y")
         self.geoq_.conformalize(x.values, y.values, guarantee=guarantee)
         return self
 
@@ -151,6 +163,7 @@ class XarrayGeoQ:
                 f"x and y differ along {dim!r}: {span(x, dim)} and {span(y, dim)}; "
                 f"select the same samples in the same order, for example with y.sel({dim}=x.{dim})."
             )
+        check_no_gaps(x, "x")
         return x, y
 
     def assess(self, x: Labelled) -> xr.Dataset:
@@ -375,15 +388,15 @@ class XarrayGeoQ:
             "support_distance": assessment.features.support_distance,
             "anchors": labels_of(self.labels_, assessment.anchors),
         }
-        return tuple(answers[name] for name in self._parts())
+        return tuple(with_nan(answers[name]) for name in self._parts())
 
     def _bounds(self, levels: list[float], x: np.ndarray) -> np.ndarray:
         """The bounds of a block of samples, with the levels along the last axis."""
         bounds = self.geoq_.bounds(x, levels)
-        return np.stack([np.asarray(bounds[level]) for level in levels], axis=-1)
+        return np.stack([with_nan(bounds[level]) for level in levels], axis=-1)
 
     def _expected(self, x: np.ndarray) -> np.ndarray:
-        return np.asarray(self.geoq_.expected_error(x))
+        return with_nan(self.geoq_.expected_error(x))
 
     def _sample_coords(self, x: xr.DataArray) -> xr.Coordinates:
         """The coordinates of the samples, such as their dates."""

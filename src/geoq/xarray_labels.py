@@ -201,3 +201,39 @@ def _nearly_equal(one: Any, other: Any) -> bool:
     if one.dtype.kind not in "fiu" or other.dtype.kind not in "fiu":
         return False
     return bool(np.allclose(one, other, rtol=1e-6, atol=1e-6 * np.ptp(other)))
+
+
+def masked_outputs(y: xr.DataArray) -> np.ndarray:
+    """The values of y; masked where they are nan in all samples, and refused if they are nan elsewhere."""
+    gaps = y.isnull().values if y.dtype.kind == "f" else np.zeros(1, dtype=bool)
+    if not gaps.any() or gaps.all():
+        return y.values
+    always = gaps.all(axis=0)
+    check_no_gaps(y.where(~always, 0), "y")
+    return np.ma.array(y.values, mask=np.broadcast_to(always, y.shape))
+
+
+def check_no_gaps(array: xr.DataArray, name: str) -> None:
+    """Refuse nan, and name the first one by its labels: the sample, the variable and the position."""
+    gaps = array.isnull().values if array.dtype.kind == "f" else np.zeros(1, dtype=bool)
+    if not gaps.any():
+        return
+    first = zip(array.dims, np.argwhere(gaps)[0], strict=True)
+    place = ", ".join(f"{dim} {array.get_index(dim)[int(at)]}" for dim, at in first)
+    dim = array.dims[0]
+    n_samples = int(gaps.reshape(len(gaps), -1).any(axis=1).sum())
+    same = len(gaps) > 1 and bool((gaps == gaps[0]).all())
+    way_out = (
+        f"the same cells are nan in all samples: fill them, {name}.fillna(0)"
+        if same
+        else f"remove these samples, for example with {name}.dropna({str(dim)!r}), or fill them"
+    )
+    raise ValueError(
+        f"{name} is nan at {place} ({n_samples} of {len(gaps)} samples have nan); {way_out}."
+    )
+
+
+def with_nan(array: Array) -> np.ndarray:
+    """A plain array, with nan under a mask."""
+    plain: np.ndarray = np.ma.filled(np.asanyarray(array), np.nan)
+    return plain
