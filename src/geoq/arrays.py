@@ -6,7 +6,7 @@ kind. Inside geoq there are only tensors.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -139,6 +139,16 @@ def restore(tensor: Tensor, like: Rows) -> Array:
     if isinstance(like, Tensor):
         return tensor.to(like.device)
     return tensor.cpu().numpy()
+
+
+def own_arrays(*tensors: Tensor) -> tuple[Any, ...]:
+    """Tensors of the CPU as NumPy arrays, which take less time for small arrays and for logarithms; others unchanged."""
+    return tuple(t.numpy() if t.device.type == "cpu" else t for t in tensors)
+
+
+def functions_of(array: Any) -> Any:
+    """NumPy or torch, whose functions (``log``, ``maximum``, ...) have the same names."""
+    return np if isinstance(array, np.ndarray) else torch
 
 
 def take(array: RowsT, rows: Int[Tensor, " n_rows"]) -> RowsT:

@@ -8,12 +8,13 @@ interpolated. How much a difference matters is not assumed, but learned from the
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.arrays import chunks
+from geoq.arrays import chunks, functions_of, own_arrays
 
 # More distinct points than this are represented by a random sample. The cost of a fit grows with the third power.
 MAX_CENTRES = 500
@@ -69,21 +70,30 @@ class SmoothingSpline:
         solution = torch.linalg.solve(matrix, right).contiguous()
         return SmoothingSpline(centres, solution[:n], solution[n:])
 
-    def on(self, device: torch.device) -> "SmoothingSpline":
-        """The same spline on a device."""
-        return SmoothingSpline(*(part.to(device) for part in vars(self).values()))
-
     def __call__(
         self, points: Float[Tensor, " n n_inputs"]
     ) -> Float[Tensor, " n n_outputs"]:
         """The values of the spline."""
-        n_tail = len(self.tail)
-        parts = [
-            _kernel(points[rows], self.centres, n_tail) @ self.coefficients
-            + _tail(points[rows], n_tail) @ self.tail
-            for rows in chunks(len(points), 8 * len(self.centres))
-        ]
-        return torch.cat(parts)
+        centres, coefficients, tail = (part.to(points) for part in vars(self).values())
+        # A GPU needs large arrays, the cache of a CPU small ones.
+        parts = chunks(len(points), (8 if points.is_cuda else 64) * len(centres))
+        if len(tail) == 1:
+            found = [_kernel(points[rows], centres, 1) @ coefficients for rows in parts]
+            return torch.cat(found) + tail
+        # Squared distances are one product; relative to the mean of the centres it loses few digits.
+        z, centres, coefficients, tail = own_arrays(points, centres, coefficients, tail)
+        xp, origin = functions_of(z), centres.mean(0)
+        one, two = _lengths(centres - origin)
+        factors = xp.concatenate([-2 * (centres - origin), two, one], axis=1).T
+        queries = xp.concatenate([z - origin, *_lengths(z - origin)], axis=1)
+        values = z @ tail[1:] + tail[0]
+        for rows in parts:
+            squared = queries[rows] @ factors
+            squared = xp.abs(squared, out=squared)  # negative only by rounding
+            cubed = xp.sqrt(squared)
+            cubed *= squared
+            values[rows] += cubed @ coefficients
+        return torch.as_tensor(values)
 
 
 def best_smoothing(
@@ -151,6 +161,11 @@ def _kernel(points: Tensor, centres: Tensor, n_tail: int) -> Tensor:
     """The cubed distance, or minus the distance if the linear part is a constant."""
     distance = torch.cdist(points, centres, compute_mode="donot_use_mm_for_euclid_dist")
     return -distance if n_tail == 1 else distance * distance * distance
+
+
+def _lengths(points: Any) -> tuple[Any, Any]:
+    """A column of ones, and the squared length of each point."""
+    return 0 * points[:, :1] + 1, (points * points).sum(1)[:, None]
 
 
 def _tail(points: Tensor, n_tail: int) -> Tensor:

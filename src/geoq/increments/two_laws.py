@@ -183,7 +183,7 @@ class TwoLawIncrement:
         return torch.cat(parts).reshape(shape).to(features.support_distance)
 
     def _increment(self, features: GeometricFeatures) -> Float[Tensor, " n n_outputs"]:
-        spline = self.spline_.on(features.anchor_error.device)
+        spline = self.spline_
         own = self._law_features(features, spline(_z(features.inputs, self.metric_)))
         natural = self._natural(features)
         if self.reference_ is None:
