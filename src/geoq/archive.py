@@ -227,6 +227,11 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     module.eval()
 
 
+def state_of(part: Any) -> dict[str, Any]:
+    """The fields of a dataclass, without what it computes from them."""
+    return {name: getattr(part, name) for name in part.__dataclass_fields__}
+
+
 def with_prefix(prefix: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The arrays with a prefix before each name."""
     return {f"{prefix}{name}": array for name, array in arrays.items()}

@@ -4,7 +4,7 @@ Users pass NumPy arrays, torch tensors or data frames. Their callables receive t
 kind. Inside geoq there are only tensors.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -149,6 +149,18 @@ def own_arrays(*tensors: Tensor) -> tuple[Any, ...]:
 def functions_of(array: Any) -> Any:
     """NumPy or torch, whose functions (``log``, ``maximum``, ...) have the same names."""
     return np if isinstance(array, np.ndarray) else torch
+
+
+def rows_of(values: Any, rows: Any) -> Any:
+    """Chosen rows of a tensor or an array."""
+    if isinstance(values, np.ndarray):
+        return values.take(rows, axis=0)
+    return values[rows]
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """The rows of all parts; a single part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat([*parts])
 
 
 def take(array: RowsT, rows: Int[Tensor, " n_rows"]) -> RowsT:

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from geoq import files
-from geoq.arrays import Array, Inputs, Rows, few_threads, restore, to_tensor
+from geoq.arrays import (
+    Array,
+    Inputs,
+    Rows,
+    few_threads,
+    joined,
+    restore,
+    to_tensor,
+)
 from geoq.assessment import Assessment, QueryFeatures
 from geoq.checks import check_finite
 from geoq.conformal import (
@@ -302,11 +310,11 @@ class GeoQ:
         """
         queries = query_rows(self, x)
         parts = list(answers(self, queries))
-        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        lost = joined.pop("lost")
+        tensors = {name: joined([part[name] for part in parts]) for name in parts[0]}
+        lost = tensors.pop("lost")
         gaps = Gaps.of(lost, queries, self.coordinates_) if lost.any() else None
-        explanations = explained(self, queries, joined)
-        arrays = {name: restore(tensor, queries) for name, tensor in joined.items()}
+        explanations = explained(self, queries, tensors)
+        arrays = {name: restore(tensor, queries) for name, tensor in tensors.items()}
         for name in ("prediction", "error_hat", "anchor_error", "increment"):
             arrays[name] = hidden(self.mask_, arrays[name])
         features = QueryFeatures(

@@ -6,15 +6,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from geoq.arrays import chunks
+from geoq.arrays import chunks, own_arrays, rows_of
 from geoq.neighbors import Neighbors
 
 # NumPy takes less time than torch for arrays of at most this many numbers.
 SMALL_NUMBERS = 2**15
+# Up to this many rows are taken at once.
+FEW_ROWS = 2**10
 
 T = TypeVar("T")
 
@@ -24,13 +27,16 @@ def anchor_mean(
     values: Float[Tensor, " n_points *shape"],
 ) -> Float[Tensor, " n_queries *shape"]:
     """Mean of the values of the anchors. It is summed one anchor at a time to avoid an array (queries, anchors, field)."""
-    columns: Any = anchors.T
-    rows: Any = values
-    if not values.is_cuda and len(anchors) * values[:1].numel() <= SMALL_NUMBERS:
-        rows, columns = values.numpy(), columns.numpy()
-    total = rows[columns[0]]
+    rows, columns = values, anchors.T
+    if len(anchors) * values[:1].numel() <= SMALL_NUMBERS:
+        rows, columns = own_arrays(values, anchors.T)
+    if isinstance(rows, np.ndarray) and anchors.numel() <= FEW_ROWS:
+        # One call, with the same sums as the loop.
+        total = np.add.accumulate(rows.take(columns, axis=0))[-1]
+        return torch.from_numpy(total / len(columns))
+    total = rows_of(rows, columns[0])
     for column in columns[1:]:
-        total += rows[column]
+        total += rows_of(rows, column)
     return torch.as_tensor(total / len(columns))
 
 

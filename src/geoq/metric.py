@@ -64,7 +64,16 @@ class FittedMetric:
         self, coordinates: Float[Tensor, " n *coordinates"]
     ) -> Float[Tensor, " n *coordinates"]:
         """Z, from coordinates T."""
-        return coordinates if self.weight is None else self.weight * coordinates
+        if self.weight is None:
+            return coordinates
+        return self.weight.to(coordinates.device) * coordinates
+
+    def outside(
+        self, coordinates: Float[Tensor, " n *coordinates"]
+    ) -> Float[Tensor, " n n_inputs"]:
+        """The distance of each coordinate to its range in the data."""
+        t = coordinates.reshape(len(coordinates), -1)
+        return torch.maximum(t - self.high, self.low - t).clamp_(min=0)
 
     def overhang(
         self, coordinates: Float[Tensor, " n *coordinates"]
@@ -74,9 +83,7 @@ class FittedMetric:
         .. math:: O_k(x) = \sqrt{\textstyle\sum_j (g_{jk} o_j)^2}, \quad o_j \text{ the distance of } T_j \text{ to its range}
         """
         assert self.sensitivity is not None
-        t = coordinates.reshape(len(coordinates), -1)
-        outside = torch.maximum(t - self.high, self.low - t).clamp(min=0)
-        return (outside**2 @ self.sensitivity**2).sqrt()
+        return (self.outside(coordinates) ** 2 @ self.sensitivity**2).sqrt()
 
     def describe(self, names: list[str] | None = None) -> str:
         """Which inputs the prediction depends on, the most influential first."""

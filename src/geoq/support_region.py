@@ -175,8 +175,9 @@ class FittedSupportRegion:
 
     def support_score(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
         """The largest ratio of a score to its threshold; infinite if a constant input has changed."""
-        score = torch.from_numpy(self.ratios(features.inputs).max(axis=1))
-        score = score.to(features.support_distance)
+        points = _varying(features.inputs, self.metric.coordinates)
+        ratio = self.cloud.largest_ratio(points, self.thresholds)
+        score = torch.from_numpy(ratio).to(features.support_distance)
         changed = self.metric.coordinates.changed_rows(features.inputs)
         return score if changed is None else score.masked_fill(changed, math.inf)
 

@@ -163,6 +163,27 @@ class Cloud:
                     self.by_axis(part).max(axis=1),
                 ]
             )
-            for part in np.array_split(t, max(1, math.ceil(len(t) / CHUNK_ROWS)))
+            for part in _parts(t)
         ]
         return np.concatenate(parts)
+
+    def largest_ratio(self, t: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+        """The largest ratio of a score to its threshold, ``(scores(t) / thresholds).max(axis=1)``.
+
+        Distances in planes, which take most of the time, are computed only if they can be the largest score.
+        """
+        ratios = []
+        for part in _parts(t):
+            ratio = self.by_distance(part) / thresholds[0]
+            np.maximum(ratio, self.by_input(part).max(axis=1) / thresholds[1], ratio)
+            np.maximum(ratio, self.by_axis(part).max(axis=1) / thresholds[3], ratio)
+            others = ratio * thresholds[2]
+            pair = self.planes.largest(part, others)
+            ratios.append(np.where(pair > others, pair / thresholds[2], ratio))
+        return np.concatenate(ratios)
+
+
+def _parts(t: np.ndarray) -> list[np.ndarray]:
+    if len(t) <= CHUNK_ROWS:
+        return [t]
+    return np.array_split(t, math.ceil(len(t) / CHUNK_ROWS))

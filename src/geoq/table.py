@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+from torch import Tensor
 
 # The number of a level that does not occur in the data of ``fit``.
 UNSEEN = -1.0
@@ -259,6 +260,8 @@ class Table:
 
 def is_frame(x: object) -> bool:
     """Whether x is a data frame."""
+    if isinstance(x, np.ndarray | Tensor):
+        return False  # a check of a protocol takes longer
     return _collector(x) is None and isinstance(x, Frame)
 
 

@@ -10,13 +10,17 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from geoq.archive import state_of
+from geoq.arrays import functions_of, own_arrays
 from geoq.increments.quantile_regression import fit_line
-from geoq.increments.resemblance import MIN_DISTANCE, MIN_NEAREST
+from geoq.increments.resemblance import logarithms
 from geoq.quantiles import weighted_quantile
 
 # Scales, slopes beyond the edge and the bound of a law are fitted at this level; other levels are shifts of it.
@@ -87,6 +91,10 @@ class LawFeatures:
     def __getitem__(self, rows: Tensor | slice) -> "LawFeatures":
         return LawFeatures(*(part[rows] for part in vars(self).values()))
 
+    def arrays(self) -> Any:
+        """The same features as NumPy arrays if they are tensors of the CPU."""
+        return LawFeatures(*own_arrays(*vars(self).values()))
+
     def column(
         self, name: str, scale: Tensor | None = None, outputs: Tensor | None = None
     ) -> Tensor:
@@ -97,10 +105,9 @@ class LawFeatures:
             scale: the scale of the errors, for features in units of the error.
             outputs: a subset of the outputs of each row; None means all outputs.
         """
-        if name == "distance":
-            return (self.distance + MIN_DISTANCE).log()
-        if name == "nearest":
-            return (self.nearest + MIN_NEAREST).log()
+        if name in ("distance", "nearest"):
+            own: Tensor = logarithms(self.distance, self.nearest)[NAMES.index(name)]
+            return own
         values: Tensor = vars(self)[name]
         if name == "side":
             return values
@@ -215,11 +222,50 @@ class Law:
         high[0] += REACH / deviation[0]
         return Law(scale, mean, deviation, low, high, line.slopes, table)
 
-    @property
-    def constants(self) -> Float[Tensor, " 5 8"]:
-        """Mean, deviation, smallest and largest value, and slope of each feature."""
-        parts = (self.mean, self.deviation, self.low, self.high, self.slopes)
-        return torch.stack(parts)
+    @cached_property
+    def _numbers(self) -> tuple[Any, Any, Any, Any, float]:
+        """Scale, slopes and limits of the features before they are standardised, and the constant at the level 0.95."""
+        scale, mean, deviation, low, high, slopes, _ = own_arrays(
+            *state_of(self).values()
+        )
+        slope, low, high = (
+            part.reshape(-1, 1, 1)
+            for part in (
+                slopes / deviation,
+                low * deviation + mean,
+                high * deviation + mean,
+            )
+        )
+        constant = self.intercept(LEVEL) - float((slopes / deviation * mean).sum())
+        return scale, slope, low, high, constant
+
+    def __call__(self, features: LawFeatures, natural: Any = 1.0) -> Any:
+        """Log b of each output at the level 0.95; ``natural`` multiplies the scale.
+
+        The features are arrays that ``LawFeatures.arrays`` returns, and so is the answer.
+        """
+        scale, slope, low, high, constant = self._numbers
+        xp, scale = functions_of(scale), scale * natural
+
+        def term(place: int, column: Any) -> Any:
+            xp.maximum(column, low[place], out=column)
+            xp.minimum(column, high[place], out=column)
+            column *= slope[place]
+            return column
+
+        shared = [*logarithms(features.distance, features.nearest), 1 * features.side]
+        total = xp.log(scale) + constant
+        for place, column in enumerate(shared):
+            total = total + term(place, column[:, None])
+        for place, name in enumerate(PER_OUTPUT, start=len(PER_QUERY)):
+            values: Any = vars(features)[name]
+            if name == "variability":
+                column = values + _MIN_VARIABILITY
+            else:
+                column = values / scale
+                column += _ADDED[name]
+            total += term(place, xp.log(column, out=column))
+        return total
 
     def intercept(self, level: float) -> float:
         """The intercept at any level: linear in the logit between the levels of ``TABLE``, and constant beyond them."""
@@ -242,59 +288,6 @@ class Law:
         order = sorted(range(len(NAMES)), key=lambda i: -abs(math.log(factors[i])))
         parts = [f"{WORDS[NAMES[i]]} (x {factors[i]:.2g})" for i in order[:3]]
         return ", ".join(parts)
-
-
-class LawPair:
-    """Two laws, evaluated together: few operations on stacked arrays take less time than many on small ones.
-
-    Args:
-        inside: the first law.
-        outside: the second law.
-    """
-
-    def __init__(self, inside: Law, outside: Law) -> None:
-        self.scale = torch.stack([inside.scale, outside.scale])[:, None]
-        self.constants = torch.stack([inside.constants, outside.constants], dim=1)
-        intercepts = [inside.intercept(LEVEL), outside.intercept(LEVEL)]
-        self.intercept = self.scale.new_tensor(intercepts)[:, None]
-
-    def __call__(
-        self, features: LawFeatures, natural: Tensor | float = 1.0
-    ) -> Float[Tensor, " 2 n n_outputs"]:
-        """Log b of each output at the level 0.95, for each law; ``natural`` multiplies the scale."""
-        return (
-            self._per_output(features, natural) + self._per_query(features)[..., None]
-        )
-
-    def _per_query(self, features: LawFeatures) -> Float[Tensor, " 2 n"]:
-        """The part of log b that all outputs of a query have in common."""
-        logarithms = [features.distance + MIN_DISTANCE, features.nearest + MIN_NEAREST]
-        columns = torch.cat([torch.stack(logarithms).log_(), features.side[None]])
-        terms = self._terms([0, 1, 2], columns)
-        total: Tensor = self.intercept + terms.sum(dim=1)
-        return total
-
-    def _per_output(
-        self, features: LawFeatures, natural: Tensor | float
-    ) -> Float[Tensor, " 2 n n_outputs"]:
-        """The part of log b that differs between outputs."""
-        scale = self.scale * natural
-        total = scale.log()
-        for place, name in enumerate(PER_OUTPUT, start=len(PER_QUERY)):
-            values: Tensor = vars(features)[name]
-            if name == "variability":
-                column = (values + _MIN_VARIABILITY).log_()
-            else:
-                column = (values / scale).add_(_ADDED[name]).log_()
-            total = total + self._terms(place, column)
-        return total
-
-    def _terms(self, place: int | list[int], values: Tensor) -> Tensor:
-        """The terms of features, for each law."""
-        constants = (part[:, place].reshape(2, -1, 1) for part in self.constants)
-        mean, deviation, low, high, slope = constants
-        standardised: Tensor = (values - mean) / deviation
-        return standardised.clamp_(low, high).mul_(slope)
 
 
 def _scale(

@@ -174,8 +174,7 @@ def increments_of(model: IncrementModel, features: GeometricFeatures) -> Tensor:
             f"{name} returned increments of shape {tuple(increment.shape)} for anchor errors of shape {tuple(anchor.shape)}; "
             "return one increment per anchor error."
         )
-    signed = isinstance(model, MayBeNegative) and model.may_be_negative
-    if not signed and (increment < 0).any():
+    if (increment < 0).any() and not getattr(model, "may_be_negative", False):
         raise ValueError(
             f"{name} returned the increment {float(increment.min()):g}, but increments are nonnegative; clamp them at 0, or set "
             "may_be_negative = True in the class."

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from geoq.arrays import functions_of, own_arrays
 from geoq.geometry import GeometricFeatures
 
 # Added to the distance to the nearest point before the logarithm.
@@ -21,19 +22,21 @@ MIN_DISTANCE = 1e-9
 MAX_STEPS, SETTLED = 50, 1e-10
 
 
-def columns_of(features: GeometricFeatures) -> Float[Tensor, " n 3"]:
-    """Logarithms of the support distance and of the distance to the nearest point, and the one-sidedness."""
+def logarithms(distance: Any, nearest: Any) -> tuple[Any, Any]:
+    """Logarithms of the support distance and of the distance to the nearest point, of tensors or NumPy arrays."""
+    xp = functions_of(distance)
+    return xp.log(distance + MIN_DISTANCE), xp.log(nearest + MIN_NEAREST)
+
+
+def columns_of(features: GeometricFeatures) -> Any:
+    """Logarithms of the two distances, and the one-sidedness: a tensor, or a NumPy array on the CPU."""
     assert features.neighborhood is not None
-    distance = features.support_distance.double()
-    nearest = features.neighborhood.nearest.double()
-    return torch.stack(
-        [
-            (distance + MIN_DISTANCE).log(),
-            (nearest + MIN_NEAREST).log(),
-            features.neighborhood.side.double(),
-        ],
-        dim=1,
+    distance, nearest, side = own_arrays(
+        features.support_distance.double(),
+        features.neighborhood.nearest.double(),
+        features.neighborhood.side.double(),
     )
+    return functions_of(side).stack([*logarithms(distance, nearest), side], 1)
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Resemblance:
         weight: Float[Tensor, " n"],
     ) -> "Resemblance":
         """Fit to calibration tuples, of which some come from the interpolating folds."""
-        columns, weight = columns_of(features), weight.double()
+        columns, weight = torch.as_tensor(columns_of(features)), weight.double()
         mean = columns.mean(dim=0)
         deviation = columns.std(dim=0, correction=0) + 1e-9
         x = torch.cat(
@@ -84,17 +87,9 @@ class Resemblance:
                 break
         return Resemblance(mean, deviation, theta)
 
-    def __call__(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
-        """The probability pi of each query."""
-        x = (columns_of(features) - self.mean) / self.deviation
-        return torch.sigmoid(x @ self.coefficients[:3] + self.coefficients[3])
-
-    def state(self) -> dict[str, Tensor]:
-        """The arrays, for a file."""
-        return dict(vars(self))
-
-    @staticmethod
-    def from_state(arrays: dict[str, Any]) -> "Resemblance":
-        """The resemblance that ``state`` described."""
-        names = ("mean", "deviation", "coefficients")
-        return Resemblance(*(arrays[name] for name in names))
+    def __call__(self, features: GeometricFeatures) -> Any:
+        """The probability pi of each query: a tensor, or a NumPy array on the CPU."""
+        mean, deviation, coefficients = own_arrays(*vars(self).values())
+        x = (columns_of(features) - mean) / deviation
+        logit = x @ coefficients[:3] + coefficients[3]
+        return 0.5 + 0.5 * functions_of(logit).tanh(logit / 2)

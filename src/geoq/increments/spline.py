@@ -8,12 +8,14 @@ interpolated. How much a difference matters is not assumed, but learned from the
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from geoq.archive import state_of
 from geoq.arrays import chunks, functions_of, own_arrays
 
 # More distinct points than this are represented by a random sample. The cost of a fit grows with the third power.
@@ -74,26 +76,37 @@ class SmoothingSpline:
         self, points: Float[Tensor, " n n_inputs"]
     ) -> Float[Tensor, " n n_outputs"]:
         """The values of the spline."""
-        centres, coefficients, tail = (part.to(points) for part in vars(self).values())
+        n_centres, n_tail = len(self.centres), len(self.tail)
         # A GPU needs large arrays, the cache of a CPU small ones.
-        parts = chunks(len(points), (8 if points.is_cuda else 64) * len(centres))
-        if len(tail) == 1:
-            found = [_kernel(points[rows], centres, 1) @ coefficients for rows in parts]
-            return torch.cat(found) + tail
-        # Squared distances are one product; relative to the mean of the centres it loses few digits.
-        z, centres, coefficients, tail = own_arrays(points, centres, coefficients, tail)
-        xp, origin = functions_of(z), centres.mean(0)
-        one, two = _lengths(centres - origin)
-        factors = xp.concatenate([-2 * (centres - origin), two, one], axis=1).T
-        queries = xp.concatenate([z - origin, *_lengths(z - origin)], axis=1)
-        values = z @ tail[1:] + tail[0]
+        parts = chunks(len(points), (8 if points.is_cuda else 64) * n_centres)
+        if n_tail == 1:
+            found = [_kernel(points[rows], self.centres, 1) for rows in parts]
+            values: Tensor = torch.cat(found) @ self.coefficients + self.tail
+            return values
+        origin, factors, coefficients, tail = self._factors
+        (z,) = own_arrays(points)
+        xp, centred = functions_of(z), z - origin
+        queries = xp.concatenate([centred, *_lengths(centred)], 1)
+        total = z @ tail[1:] + tail[0]
         for rows in parts:
             squared = queries[rows] @ factors
-            squared = xp.abs(squared, out=squared)  # negative only by rounding
+            xp.abs(squared, out=squared)  # negative only by rounding
             cubed = xp.sqrt(squared)
             cubed *= squared
-            values[rows] += cubed @ coefficients
-        return torch.as_tensor(values)
+            total[rows] += cubed @ coefficients
+        return torch.as_tensor(total)
+
+    @cached_property
+    def _factors(self) -> tuple[Any, ...]:
+        """The mean of the centres, factors of a product that gives squared distances, coefficients and tail.
+
+        Relative to the mean of the centres the product loses few digits.
+        """
+        centres, *others = own_arrays(*state_of(self).values())
+        origin = centres.mean(0)
+        ones, squares = _lengths(centres - origin)
+        columns = [-2 * (centres - origin), squares, ones]
+        return origin, functions_of(origin).concatenate(columns, 1).T, *others
 
 
 def best_smoothing(

@@ -23,8 +23,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from geoq.archive import with_prefix, without_prefix
-from geoq.arrays import chunks
+from geoq.archive import state_of, with_prefix, without_prefix
+from geoq.arrays import chunks, functions_of, joined, own_arrays, rows_of
 from geoq.checks import warn
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures, anchor_mean
@@ -46,7 +46,6 @@ from geoq.increments.law import (
     Blend,
     Law,
     LawFeatures,
-    LawPair,
 )
 from geoq.increments.resemblance import Resemblance
 from geoq.increments.shapes import MIN_GRID_SIZE, Shapes
@@ -124,8 +123,8 @@ class TwoLawIncrement:
                 counted=counted,
             )
             blend = Blend(
-                self._resemblance(calibration.features)[inner],
-                LawPair(self.outside_, self.outside_)(features[inner])[0],
+                torch.as_tensor(self.resemblance_(calibration.features))[inner],
+                torch.as_tensor(self.outside_(features[inner].arrays())),
                 [self.outside_.shift(level) for level in TABLE],
                 parts,
             )
@@ -148,67 +147,71 @@ class TwoLawIncrement:
         """The features of the laws, in double precision; ``spline`` has the values of the spline at the queries."""
         neighborhood = features.neighborhood
         assert neighborhood is not None
-        points, rows = self.points_.on(features.anchor_error.device), neighborhood.rows
-        anchor = features.anchor_error.reshape(len(features), -1).double()
-        prediction = features.prediction.reshape(len(features), -1).double()
+        rows, n = neighborhood.rows, len(features)
+        points = self.points_
+        anchor = features.anchor_error.reshape(n, -1).double()
+        prediction = features.prediction.reshape(n, -1).double()
         n_outputs = anchor.shape[1]
-        departure, variability = points.spread(rows.long(), prediction, n_outputs)
+        departure, variability = points.spread(rows, prediction, n_outputs)
         return LawFeatures(
             distance=features.support_distance.double(),
             nearest=neighborhood.nearest.double(),
             side=neighborhood.side.double(),
             anchor=anchor,
-            held_out=anchor_mean(rows.long(), points.held_out_error),
+            held_out=anchor_mean(rows, points.held_out_error),
             departure=departure,
             variability=variability,
-            disagreement=_per_output((prediction - spline).abs(), n_outputs),
+            disagreement=_per_output((prediction - spline).abs_(), n_outputs),
         )
 
     def _natural(self, features: GeometricFeatures) -> Float[Tensor, " n n_outputs"]:
         return natural_scale(features, self.reference_)
 
-    def _resemblance(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
-        if self.resemblance_ is None:
-            return torch.zeros_like(features.support_distance.double())
-        return self.resemblance_(features)
-
     def __call__(self, features: GeometricFeatures) -> Tensor:
         shape = features.anchor_error.shape
         # A GPU needs large arrays, the cache of a CPU small ones.
-        n_arrays = 8 if features.anchor_error.is_cuda else 128
+        n_arrays = 8 if features.anchor_error.is_cuda else 256
         parts = [
             self._increment(features[rows])
             for rows in chunks(len(features), n_arrays * math.prod(shape[1:]))
         ]
-        return torch.cat(parts).reshape(shape).to(features.support_distance)
+        return joined(parts).reshape(shape).to(features.support_distance)
 
     def _increment(self, features: GeometricFeatures) -> Float[Tensor, " n n_outputs"]:
-        spline = self.spline_
-        own = self._law_features(features, spline(_z(features.inputs, self.metric_)))
-        natural = self._natural(features)
-        if self.reference_ is None:
-            natural = natural[:1]  # all rows are 1
-        pi = self._resemblance(features)
-        inside, outside = LawPair(self.inside_, self.outside_)(own, natural)
-        bound = (inside + pi[:, None] * (outside - inside)).exp()
-        overhang = self._overhang(features, bound.shape[1])
-        if overhang is not None:
-            bound = bound + torch.minimum(
-                OVERHANG_FRACTION * overhang, MAX_OVERHANG * bound
-            )
-        shift = (1 - pi) * self.inside_.shift(self.quantile)
-        shift = shift + pi * self.outside_.shift(self.quantile)
-        bound = bound * shift.exp()[:, None]
-        increment: Tensor = bound - own.anchor
-        return increment
+        spline = self.spline_(_z(features.inputs, self.metric_))
+        own = self._law_features(features, spline).arrays()
+        xp = functions_of(own.anchor)
+        natural: Any = 1.0
+        if self.reference_ is not None:
+            (natural,) = own_arrays(self._natural(features))
+        bound, pi = self.inside_(own, natural), 0.0
+        if self.resemblance_ is not None:
+            pi = self.resemblance_(features)[:, None]
+            step = self.outside_(own, natural)
+            step -= bound
+            step *= pi
+            bound += step
+        bound = xp.exp(bound, out=bound)
+        self._add_overhang(bound, features)
+        shifts = [law.shift(self.quantile) for law in (self.inside_, self.outside_)]
+        if any(shifts):
+            bound = bound * xp.exp((1 - pi) * shifts[0] + pi * shifts[1])
+        bound -= own.anchor
+        return torch.as_tensor(bound)
 
-    def _overhang(
-        self, features: GeometricFeatures, n_outputs: int
-    ) -> Float[Tensor, " n n_outputs"] | None:
-        if self.metric_ is None or self.metric_.sensitivity is None:
-            return None
-        overhang = self.metric_.overhang(features.inputs.to(self.metric_.low)).double()
-        return _per_output(overhang, n_outputs)
+    def _add_overhang(self, bound: Any, features: GeometricFeatures) -> None:
+        """Add a part of the overhang to the bounds of queries outside the ranges of the inputs."""
+        metric = self.metric_
+        if metric is None or metric.sensitivity is None:
+            return
+        inputs = features.inputs.to(metric.low)
+        rows = metric.outside(inputs).any(dim=1).nonzero()[:, 0]
+        if not len(rows):
+            return
+        overhang = _per_output(metric.overhang(inputs[rows]).double(), bound.shape[1])
+        overhang, rows = own_arrays(OVERHANG_FRACTION * overhang, rows)
+        own = bound[rows]
+        bound[rows] = own + functions_of(own).minimum(overhang, MAX_OVERHANG * own)
 
     def at_level(self, quantile: float) -> "TwoLawIncrement":
         """The same laws at another quantile level; a higher level never has a smaller bound."""
@@ -228,14 +231,14 @@ class TwoLawIncrement:
         """Settings and fitted numbers, for a file."""
         settings = {"quantile": self.quantile}
         arrays = {
-            **with_prefix("spline.", vars(self.spline_)),
-            **with_prefix("inside.", vars(self.inside_)),
-            **with_prefix("outside.", vars(self.outside_)),
-            **with_prefix("points.", vars(self.points_)),
+            **with_prefix("spline.", state_of(self.spline_)),
+            **with_prefix("inside.", state_of(self.inside_)),
+            **with_prefix("outside.", state_of(self.outside_)),
+            **with_prefix("points.", state_of(self.points_)),
             **reference_state(self.reference_),
         }
         if self.resemblance_ is not None:
-            arrays |= with_prefix("resemblance.", self.resemblance_.state())
+            arrays |= with_prefix("resemblance.", state_of(self.resemblance_))
         if self.metric_ is not None:
             arrays |= with_prefix("metric.", self.metric_.state())
         return settings, arrays
@@ -255,9 +258,7 @@ class TwoLawIncrement:
         model.outside_ = Law(**without_prefix("outside.", arrays))
         model.points_ = _Points(**without_prefix("points.", arrays))
         resemblance = without_prefix("resemblance.", arrays)
-        model.resemblance_ = (
-            Resemblance.from_state(resemblance) if resemblance else None
-        )
+        model.resemblance_ = Resemblance(**resemblance) if resemblance else None
         metric = without_prefix("metric.", arrays)
         model.metric_ = FittedMetric.from_state(metric) if metric else None
         return model
@@ -295,9 +296,6 @@ class _Points:
         deviation = outputs.std(dim=0, correction=0)
         return _Points(outputs, torch.where(deviation > 0, deviation, 1.0), held_out)
 
-    def on(self, device: torch.device) -> "_Points":
-        return _Points(*(part.to(device) for part in vars(self).values()))
-
     def spread(
         self,
         rows: Int[Tensor, " n k"],
@@ -305,9 +303,9 @@ class _Points:
         n_outputs: int,
     ) -> tuple[Tensor, Tensor]:
         """Departure and variability."""
-        mean, squares = _moments(self.outputs, rows)
-        departure = _per_output((prediction - mean).abs(), n_outputs)
-        variability = (squares / rows.shape[1]).sqrt() / self.deviation
+        mean, variance = _moments(self.outputs, rows)
+        departure = _per_output((prediction - mean).abs_(), n_outputs)
+        variability = variance.sqrt_().div_(self.deviation)
         if variability.shape[1] != n_outputs:
             variability = variability.square().mean(dim=1, keepdim=True).sqrt()
         return departure, variability.expand(-1, n_outputs)
@@ -325,7 +323,7 @@ def _per_output(
 
 def _z(inputs: Tensor, metric: FittedMetric | None) -> Float[Tensor, " n n_inputs"]:
     """Inputs in the coordinates of the metric, in double precision."""
-    z = inputs if metric is None else metric.to(inputs)(inputs)
+    z = inputs if metric is None else metric(inputs)
     return z.reshape(len(z), -1).double()
 
 
@@ -333,8 +331,8 @@ def _splines(calibration: CalibrationSet) -> tuple[SmoothingSpline, Tensor]:
     """The spline through all points, and for each tuple the value of the spline through the points that its fold left in."""
     data = calibration.data
     assert data is not None
-    outputs = data.outputs.reshape(len(data.outputs), -1).double()
     points = _z(data.inputs, data.metric)
+    outputs = data.outputs.reshape(len(data.outputs), -1).to(points)
     smoothing = best_smoothing(points, outputs)
     held_out = outputs.new_empty(len(calibration), outputs.shape[1])
     queries = _z(calibration.features.inputs, data.metric)
@@ -349,20 +347,20 @@ def _splines(calibration: CalibrationSet) -> tuple[SmoothingSpline, Tensor]:
 def _moments(
     outputs: Float[Tensor, " n_points n_values"], rows: Int[Tensor, " n k"]
 ) -> tuple[Float[Tensor, " n n_values"], Float[Tensor, " n n_values"]]:
-    """Mean and sum of squared deviations; one neighbour at a time, so that no array (queries, k, outputs) is needed."""
-    values: Any = outputs
-    columns: Any = rows.T
-    if not outputs.is_cuda:  # NumPy takes less time for small arrays.
-        values, columns = outputs.numpy(), columns.numpy()
-    mean = values[columns[0]]
-    squares = 0 * mean
-    for count, column in enumerate(columns[1:], start=2):
-        value = values[column]
-        gap = value - mean
-        mean += gap / count
-        gap *= value - mean
+    """Mean and variance; one neighbour at a time, so that no array (queries, k, outputs) is needed."""
+    values, columns = own_arrays(outputs, rows.T)
+    # Differences from the nearest neighbour, which is one of the k, keep the digits of a small variance.
+    first = rows_of(values, columns[0])
+    total, squares, k = 0 * first, 0 * first, len(columns)
+    for column in columns[1:]:
+        gap = rows_of(values, column)
+        gap -= first
+        total += gap
+        gap *= gap
         squares += gap
-    return torch.as_tensor(mean), torch.as_tensor(squares)
+    total /= k
+    squares /= k
+    return torch.as_tensor(first + total), torch.as_tensor(squares - total * total)
 
 
 def _parts(group: Int[Tensor, " n"]) -> Int[Tensor, " n"]:

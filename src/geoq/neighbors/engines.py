@@ -65,7 +65,8 @@ class Tree:
         """Propose the nearest points; the last one is the bound, because the tree returns ties in any order."""
         n_candidates = min(n_proposed + block.n_excluded, self.tree.n)
         query = block.queries[block.rows].numpy()
-        distance, candidates = self.tree.query(query, n_candidates, workers=-1)
+        workers = -1 if len(query) >= 1024 else 1  # threads take time to start
+        distance, candidates = self.tree.query(query, n_candidates, workers=workers)
         bound = torch.from_numpy(distance[:, -1] ** 2 * (1 - ROUNDING))
         if n_candidates == self.tree.n:
             bound.fill_(math.inf)

@@ -12,25 +12,22 @@ from scipy.spatial import cKDTree
 
 # A grid has about four cells per point, and at least and at most this many cells on each side.
 MIN_CELLS, MAX_CELLS = 32, 256
-# Bounds are compared with this margin for rounding.
+# Upper bounds are raised by this fraction for rounding.
 MARGIN = 1e-9
 
 
 class _Grids(NamedTuple):
     """A grid of cells for each plane, to bound distances without a search.
 
-    Each cell has a point of the nearest occupied cell. The distance of a query to this point is an upper bound. The distance
-    between the centres of the two cells, less one diagonal of a cell, is a lower bound.
+    Each cell has a point of the nearest occupied cell. The distance of a query to this point is an upper bound.
 
     Attributes:
         side: length of a cell along each input.
         nearest: a point for each plane and cell.
-        lower: a lower bound of the distances from each cell of a plane to the points.
     """
 
     side: Float[np.ndarray, " n_inputs"]
     nearest: Int[np.ndarray, " n_pairs n_cells"]
-    lower: Float[np.ndarray, " n_pairs n_cells"]
 
 
 class Planes:
@@ -45,6 +42,8 @@ class Planes:
         >>> queries = np.array([[0.0, 1.0, 3.0]])
         >>> planes.distances(queries), planes.largest(queries)
         (array([[1., 0.]]), array([1.]))
+        >>> planes.largest(queries, at_least=np.array([2.0]))
+        array([2.])
     """
 
     def __init__(
@@ -74,30 +73,29 @@ class Planes:
         return np.stack(found, axis=1) if found else np.zeros((len(queries), 1))
 
     def largest(
-        self, queries: Float[np.ndarray, " n n_inputs"]
+        self,
+        queries: Float[np.ndarray, " n n_inputs"],
+        at_least: Float[np.ndarray, " n"] | float = 0.0,
     ) -> Float[np.ndarray, " n"]:
-        """The largest of the distances, the same number as ``distances(queries).max(axis=1)``.
+        """The largest of the distances and of ``at_least``.
 
-        A distance is computed only if its bounds permit it to be the largest. Making the grids takes as long as the distances
-        of as many queries as there are points, so the first call of fewer queries computes all distances.
+        A distance is computed only if its upper bound permits it to be the largest. Making the grids takes as long as the
+        distances of as many queries as there are points, so the first call of fewer queries computes all distances.
         """
         bounded = self.pairs and (self._was_asked or len(queries) > len(self.points))
         self._was_asked = True
         if not bounded:
-            found: np.ndarray = self.distances(queries).max(axis=1)
+            found: np.ndarray = self.distances(queries).max(axis=1).clip(at_least)
             return found
         clipped = queries.clip(self._low, self._high)
-        lower, upper = self._bounds(clipped)
-        largest: np.ndarray = lower.max(axis=1) * (1 - MARGIN)
-        possible = upper * (1 + MARGIN) >= largest[:, None]
-        largest[:] = 0
+        upper = self._upper(clipped)
+        largest = np.zeros(len(queries)) + at_least
         # The likely place of the maximum first, so that fewer other distances can exceed it.
-        likely = upper.argmax(axis=1)
-        first = np.zeros_like(possible)
-        first[np.arange(len(first)), likely] = True
+        likely = np.arange(len(queries)), upper.argmax(axis=1)
+        first = np.zeros_like(upper, dtype=bool)
+        first[likely] = upper[likely] > largest
         self._raise(largest, clipped, first)
-        possible &= ~first & (upper * (1 + MARGIN) > largest[:, None])
-        self._raise(largest, clipped, possible)
+        self._raise(largest, clipped, (upper > largest[:, None]) & ~first)
         return largest
 
     def _raise(
@@ -115,19 +113,17 @@ class Planes:
         side = (self._high - self._low) / self._n_cells
         side = np.where(side > 0, side, 1.0)
         places, n_cells = self._places(self.points, side), self._n_cells
-        shape = len(self.pairs), n_cells**2
-        grids = _Grids(side, np.empty(shape, np.int32), np.empty(shape))
+        grids = _Grids(side, np.empty((len(self.pairs), n_cells**2), np.int32))
         for number, (j, k) in enumerate(self.pairs):
             point = np.full(n_cells**2, -1)
             point[places[:, j] * n_cells + places[:, k]] = np.arange(len(self.points))
-            distance, (row, column) = distance_transform_edt(
+            row, column = distance_transform_edt(
                 point.reshape(n_cells, n_cells) < 0,
                 sampling=(side[j], side[k]),
+                return_distances=False,
                 return_indices=True,
             )
             grids.nearest[number] = point[(row * n_cells + column).reshape(-1)]
-            diagonal = math.hypot(side[j], side[k])
-            grids.lower[number] = distance.reshape(-1) - diagonal
         return grids
 
     def _places(self, points: np.ndarray, side: np.ndarray) -> np.ndarray:
@@ -135,16 +131,15 @@ class Planes:
         inside: np.ndarray = places.clip(0, self._n_cells - 1)
         return inside
 
-    def _bounds(
+    def _upper(
         self, clipped: Float[np.ndarray, " n n_inputs"]
-    ) -> tuple[Float[np.ndarray, " n n_pairs"], Float[np.ndarray, " n n_pairs"]]:
-        """Lower and upper bounds of the distances."""
-        grids, pairs = self._grids, np.array(self.pairs)
-        places = self._places(clipped, grids.side)[:, pairs]
-        cells = places[..., 0] * self._n_cells + places[..., 1]
-        plane = np.arange(len(pairs))
-        nearest = grids.nearest[plane, cells]
-        one, two = (
-            clipped[:, column] - self.points[nearest, column] for column in pairs.T
-        )
-        return grids.lower[plane, cells], np.hypot(one, two)
+    ) -> Float[np.ndarray, " n n_pairs"]:
+        """Upper bounds of the distances."""
+        grids, (one, two) = self._grids, np.array(self.pairs).T
+        places = self._places(clipped, grids.side)
+        cells = places[:, one] * self._n_cells + places[:, two]
+        nearest = grids.nearest[np.arange(len(one)), cells]
+        squared = (clipped[:, one] - self.points[nearest, one]) ** 2
+        squared += (clipped[:, two] - self.points[nearest, two]) ** 2
+        upper: np.ndarray = np.sqrt(squared) * (1 + MARGIN)
+        return upper

@@ -192,6 +192,8 @@ class Neighbors:
             self._answer_among(kept, block, answer)
             return
         engine = self._precise if isinstance(engine, Products) else engine
+        if not block.size:
+            return
         block = self._answer_proposed(block, answer, engine, 16 * k + 64)
         for part in block.split(work_size(self.points) // len(self.points)):
             self._answer_exhaustively(part, answer)
