@@ -174,12 +174,15 @@ class Cloud:
         """
         ratios = []
         for part in _parts(t):
-            ratio = self.by_distance(part) / thresholds[0]
-            np.maximum(ratio, self.by_input(part).max(axis=1) / thresholds[1], ratio)
-            np.maximum(ratio, self.by_axis(part).max(axis=1) / thresholds[3], ratio)
-            others = ratio * thresholds[2]
-            pair = self.planes.largest(part, others)
-            ratios.append(np.where(pair > others, pair / thresholds[2], ratio))
+            others = [
+                self.by_distance(part) / thresholds[0],
+                self.by_input(part).max(axis=1) / thresholds[1],
+                self.by_axis(part).max(axis=1) / thresholds[3],
+            ]
+            ratio = np.max(others, axis=0)
+            enough = ratio * thresholds[2]
+            pair = self.planes.largest(part, enough)
+            ratios.append(np.where(pair > enough, pair / thresholds[2], ratio))
         return np.concatenate(ratios)
 
 

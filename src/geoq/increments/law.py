@@ -91,9 +91,10 @@ class LawFeatures:
     def __getitem__(self, rows: Tensor | slice) -> "LawFeatures":
         return LawFeatures(*(part[rows] for part in vars(self).values()))
 
-    def arrays(self) -> Any:
-        """The same features as NumPy arrays if they are tensors of the CPU."""
-        return LawFeatures(*own_arrays(*vars(self).values()))
+    def arrays(self) -> dict[str, Any]:
+        """The features by name, as NumPy arrays if they are tensors of the CPU."""
+        own = vars(self)
+        return dict(zip(own, own_arrays(*own.values()), strict=True))
 
     def column(
         self, name: str, scale: Tensor | None = None, outputs: Tensor | None = None
@@ -239,10 +240,10 @@ class Law:
         constant = self.intercept(LEVEL) - float((slopes / deviation * mean).sum())
         return scale, slope, low, high, constant
 
-    def __call__(self, features: LawFeatures, natural: Any = 1.0) -> Any:
+    def __call__(self, features: dict[str, Any], natural: Any = 1.0) -> Any:
         """Log b of each output at the level 0.95; ``natural`` multiplies the scale.
 
-        The features are arrays that ``LawFeatures.arrays`` returns, and so is the answer.
+        The features are those of ``LawFeatures.arrays``; the answer is an array of the same kind.
         """
         scale, slope, low, high, constant = self._numbers
         xp, scale = functions_of(scale), scale * natural
@@ -253,12 +254,13 @@ class Law:
             column *= slope[place]
             return column
 
-        shared = [*logarithms(features.distance, features.nearest), 1 * features.side]
+        logs = logarithms(features["distance"], features["nearest"])
+        shared = [*logs, 1 * features["side"]]
         total = xp.log(scale) + constant
         for place, column in enumerate(shared):
             total = total + term(place, column[:, None])
         for place, name in enumerate(PER_OUTPUT, start=len(PER_QUERY)):
-            values: Any = vars(features)[name]
+            values = features[name]
             if name == "variability":
                 column = values + _MIN_VARIABILITY
             else:

@@ -180,7 +180,7 @@ class TwoLawIncrement:
     def _increment(self, features: GeometricFeatures) -> Float[Tensor, " n n_outputs"]:
         spline = self.spline_(_z(features.inputs, self.metric_))
         own = self._law_features(features, spline).arrays()
-        xp = functions_of(own.anchor)
+        xp = functions_of(own["anchor"])
         natural: Any = 1.0
         if self.reference_ is not None:
             (natural,) = own_arrays(self._natural(features))
@@ -196,7 +196,7 @@ class TwoLawIncrement:
         shifts = [law.shift(self.quantile) for law in (self.inside_, self.outside_)]
         if any(shifts):
             bound = bound * xp.exp((1 - pi) * shifts[0] + pi * shifts[1])
-        bound -= own.anchor
+        bound -= own["anchor"]
         return torch.as_tensor(bound)
 
     def _add_overhang(self, bound: Any, features: GeometricFeatures) -> None:
