@@ -10,15 +10,7 @@ import torch
 from torch import Tensor
 
 from geoq import files
-from geoq.arrays import (
-    Array,
-    Inputs,
-    Rows,
-    few_threads,
-    joined,
-    restore,
-    to_tensor,
-)
+from geoq.arrays import Array, Inputs, Rows, few_threads, joined, restore, to_tensor
 from geoq.assessment import Assessment, QueryFeatures
 from geoq.checks import check_finite
 from geoq.conformal import (
