@@ -3,6 +3,7 @@ import os
 import pty
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,6 +104,14 @@ def test_the_bar_can_be_drawn_anywhere_and_switched_off(problem, tmp_path, caplo
     with caplog.at_level(logging.INFO, logger="geoq"):
         calibrated(problem, progress=None)
     assert sum("trainings done" in message for message in caplog.messages) == 5
+
+
+def test_a_kernel_of_jupyter_shows_the_bar(problem, monkeypatch, capsys):
+    kernel = SimpleNamespace(kernel=object())
+    ipython = SimpleNamespace(get_ipython=lambda: kernel)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    calibrated(problem)
+    assert "safe region: 100%" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("show", [True, False, "bar", 1, ProgressBar])

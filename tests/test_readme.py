@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 PICTURES = ROOT / "docs" / "pictures.md"
 # Pages whose code blocks are fragments about the reader's own data.
 FRAGMENTS = {"cost.md", "rollouts.md", "weather.md"}
@@ -66,7 +67,7 @@ def test_the_readme_is_short():
 
 
 def test_the_tree_names_every_module():
-    tree = README.read_text().split("src/geoq/\n")[1].split("```")[0]
+    tree = CONTRIBUTING.read_text().split("src/geoq/\n")[1].split("```")[0]
     package = ROOT / "src" / "geoq"
     members = [
         path for path in package.iterdir() if not path.name.startswith(("_", "py"))
@@ -80,7 +81,7 @@ def test_the_tree_names_every_module():
 
 
 def test_the_tree_names_nothing_that_is_gone():
-    tree = README.read_text().split("src/geoq/\n")[1].split("tests/  ")[0]
+    tree = CONTRIBUTING.read_text().split("src/geoq/\n")[1].split("tests/  ")[0]
     named = re.findall(r"^  (\w+(?:\.py|/))", tree, flags=re.MULTILINE)
     gone = [name for name in named if not (ROOT / "src" / "geoq" / name).exists()]
     assert not gone
