@@ -11,7 +11,7 @@ import re
 import statistics
 from pathlib import Path
 
-from benchmarks.costs.tables import cost, memory, quality, speed
+from benchmarks.costs.tables import assessment, cost, memory, quality, speed
 from benchmarks.fields import table as fields_table
 from benchmarks.hostile.table import summary as hostile_summary
 from benchmarks.paper_numbers import PAPER, PAPER_SAFE
@@ -293,8 +293,8 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
         return speed(record)
     if problem.startswith("cost"):
         return cost(record)
-    if problem == "memory":
-        return memory(record)
+    if problem in ("assessment", "memory"):
+        return {"assessment": assessment, "memory": memory}[problem](record)
     rows = record["rows"]
     if problem == "hostile":
         where = f"{record['machine']}, commit {record['commit'][:10]}"

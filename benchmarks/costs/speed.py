@@ -173,54 +173,6 @@ def whole_estimator(case):
     return rows
 
 
-def measure_assessment(n_inputs, n_outputs, n_points=2_000, n_queries=10_000):
-    """Seconds of an assessment relative to its neighbour search, and of one query above the surrogate."""
-    import numpy as np
-
-    from geoq import GeoQ
-
-    rng = np.random.default_rng(SEED)
-    x, queries = (rng.normal(size=(n, n_inputs)) for n in (n_points, n_queries))
-    weights = rng.normal(size=(n_inputs, n_outputs))
-
-    def surrogate(x):
-        return 0.9 * np.sin(x @ weights)
-
-    estimator = GeoQ(surrogate, None).fit(x, np.sin(x @ weights))
-    geometry = estimator.geometry_
-    points = torch.as_tensor(queries) * estimator.metric_.weight
-    k, one = geometry.n_support, queries[:1]
-
-    def fastest(work, repetitions):
-        seconds = []
-        for _ in range(repetitions):
-            start = time.perf_counter()
-            work()
-            seconds.append(time.perf_counter() - start)
-        return min(seconds)
-
-    estimator.assess(queries)
-    assess = fastest(lambda: estimator.assess(queries), 5)
-    search = fastest(lambda: geometry._support.nearest(points, k), 5)
-    alone = fastest(lambda: estimator.assess(one), 300)
-    predict = fastest(lambda: surrogate(one), 300)
-    return {
-        "n_inputs": n_inputs,
-        "n_outputs": n_outputs,
-        "assess_over_search": assess / search,
-        "one_query_ms": 1e3 * (alone - predict),
-    }
-
-
-def assessments():
-    """Rows of assessments of scalar and vector outputs."""
-    cases = ((4, 1), (4, 64), (16, 1), (16, 64))
-    rows = [in_own_process("assessment", case) for case in cases]
-    for row in rows:
-        print(row, flush=True)
-    return rows
-
-
 def extra_bytes(work):
     """Peak memory during a call beyond the memory that was in use before it."""
     if DEVICE == "cuda":
@@ -309,11 +261,8 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     if arguments.measure:
         what, case = arguments.measure[0], json.loads(arguments.measure[1])
-        if what == "assessment":
-            print(json.dumps(measure_assessment(*case)))
-        else:
-            work = measure if what in ENGINES else measure_estimator
-            print(json.dumps(work(what, case)))
+        work = measure if what in ENGINES else measure_estimator
+        print(json.dumps(work(what, case)))
     else:
         results = environment() | {"small": arguments.small}
         results["neighbour_search"] = neighbour_search(
@@ -322,6 +271,5 @@ if __name__ == "__main__":
         results["estimator"] = whole_estimator(
             SMALL_ESTIMATOR if arguments.small else ESTIMATORS[DEVICE]
         )
-        results["assessment"] = assessments()
         arguments.out.parent.mkdir(exist_ok=True)
         arguments.out.write_text(json.dumps(results, indent=2) + "\n")
