@@ -98,7 +98,7 @@ def test_the_first_bad_value_is_named_and_all_are_counted():
 @pytest.mark.parametrize(
     ("masked", "message"),
     [
-        (4, "same places are missing in all samples.* fill them with 0 in x and y"),
+        (4, "same places are missing in all samples.* fill them with 0 in x, and mask"),
         (3, "remove or"),
     ],
 )

@@ -19,8 +19,8 @@ from geoq.table import Table
 
 REMOVE = "remove or impute these samples first"
 MASK = (
-    "the same places are missing in all samples, as on land or in an obstacle: fill them with 0 in x and y, and let "
-    "error_functional return 0 there"
+    "the same places are missing in all samples, as on land or in an obstacle: fill them with 0 in x, and mask them in y with "
+    "numpy.ma.masked_invalid(y)"
 )
 
 
