@@ -16,6 +16,7 @@ from benchmarks.fields import table as fields_table
 from benchmarks.hostile.table import summary as hostile_summary
 from benchmarks.paper_numbers import PAPER, PAPER_SAFE
 from benchmarks.record import RESULTS
+from benchmarks.rollouts import small_states
 from benchmarks.suite import ablation, one_input
 from benchmarks.suite import table as suite_table
 from benchmarks.suite import tables as suite_tables
@@ -39,6 +40,7 @@ SCRIPTS = {
     "tables": "suite.tables",
     "kuramoto_sivashinsky": "rollouts.kuramoto_sivashinsky",
     "kuramoto_sivashinsky_ablation": "rollouts.kuramoto_sivashinsky",
+    "small_states": "rollouts.small_states",
     "weather_era5": "weather.weatherbench",
     "weather_era5_direct": "weather.weatherbench",
     "weatherbench": "weather.weatherbench",
@@ -49,8 +51,8 @@ SCRIPTS = {
     "speed": "costs.speed",
     "hostile": "hostile.run",
 }
-# The files of the suite: their tables combine the seeds.
-COMBINED = ("defaults", "ablation", "one_input", "tables")
+# Files whose tables combine the seeds.
+COMBINED = ("defaults", "ablation", "one_input", "tables", "small_states")
 # Columns of the table of GeoQ's forms: losses, and coverage with the safe region.
 FORM_LOSSES = range(9)
 FORM_COVERAGES = (0, *range(9, 18))
@@ -301,11 +303,10 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
         return f"{hostile_summary(record)}\n\n`make hostile`, {where}."
     suite = dict.fromkeys(("defaults", "fresh", "second_fresh"), comparison)
     suite |= {"ablation": ablation.summary, "one_input": one_input_tables}
-    suite |= {"tables": suite_tables.summary}
+    suite |= {"tables": suite_tables.summary, "small_states": small_states.summary}
+    suite |= {"fields": fields_table.summary}
     if problem in suite:
         parts = [suite[problem](rows)]
-    elif problem == "fields":
-        parts = [fields_table.summary(rows)]
     elif problem == "few_fields":
         parts = [few_fields(rows), *other_runs(rows)]
     elif "leaks" in record:
