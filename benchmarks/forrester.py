@@ -156,6 +156,7 @@ def run(seed, pictures, *, n_train, n_test, training):
                 watch,
                 started,
             )
+            | record.trainings(geoq)
         )
     # The safe columns of the rivals use the safe queries of the paper's form.
     safe = assessments["GeoQ (paper)"].safe
@@ -171,6 +172,7 @@ def run(seed, pictures, *, n_train, n_test, training):
         started = time.perf_counter()
         rows.append(
             scored(name, seed, y_test, rival.predict(x_test), safe, watch, started)
+            | record.trainings(rival)
         )
     if pictures and not seed:
         draw(pictures, x, y, x_test, y_test, assessments, variants)
@@ -262,7 +264,7 @@ def main():
     rows = []
     for new in runs:  # an interrupted run keeps the rows of the finished seeds
         rows += new
-        path = record.write("forrester", rows, arguments.out)
+        path = record.write("forrester", rows, arguments.out, small=arguments.small)
     print(path)
 
 

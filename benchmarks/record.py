@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,25 @@ def row(
     }
 
 
+def trainings(fitted: Any) -> dict[str, Any]:
+    """First, best and last held-out loss of the networks of a fitted method, for its row; nothing for other methods."""
+    parts = (getattr(fitted, name, None) for name in ("increment_model_", "scheme_"))
+    for part in (fitted, *parts):
+        if results := getattr(part, "trainings_", ()):
+            return {"trainings": [asdict(result) for result in results]}
+    return {}
+
+
+def _refuse_untrained(rows: list[dict[str, Any]]) -> None:
+    for line in rows:
+        results = line.get("trainings")
+        if results and not any(result["best_step"] for result in results):
+            raise ValueError(
+                f"the networks of {line['method']} ({line['setting']}, seed {line['seed']}) have their initial weights: no "
+                "step lowered the held-out loss, so the row does not describe the method; change its training."
+            )
+
+
 def write(
     problem: str, rows: list[dict[str, Any]], path: Path | None = None, **extra: Any
 ) -> Path:
@@ -145,8 +164,11 @@ def write(
     apart from the rows (``extra``) name their own commit, see ``part``.
 
     Raises:
-        ValueError: The rows were measured at different commits.
+        ValueError: The rows were measured at different commits, or a method has untrained networks. Small runs, with the
+            condition ``small=True``, may have untrained networks.
     """
+    if not extra.get("small"):
+        _refuse_untrained(rows)
     target = path or RESULTS / f"{problem}.json"
     commits = sorted({r.get("commit", COMMIT) for r in rows}) or [COMMIT]
     if len(commits) > 1:

@@ -284,6 +284,27 @@ def test_every_results_file_with_tables_is_shown_on_a_page():
     assert shown >= {"kuramoto_sivashinsky", "weather_era5", "richtmyer_meshkov"}
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_tests_named_by_a_page_exist(page):
+    named = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()))
+    texts = {file: (ROOT / file).read_text() for file, _ in named}
+    assert [(f, n) for f, n in named if f"def {n}(" not in texts[f]] == []
+
+
+def test_each_statement_about_guarantees_has_a_test():
+    """The bold terms of the lists, which are the statements, all have a row in the table of tests."""
+    page = (ROOT / "docs" / "guarantees.md").read_text()
+    listed = "".join(
+        re.findall(
+            r"## (?:By construction|Checked|Measured).*?(?=\n## )", page, re.DOTALL
+        )
+    )
+    statements = re.findall(r"^- \*\*(.*?)\.?\*\*", listed, re.MULTILINE)
+    table = page.split("## Tests of these statements")[1].split("\n## ")[0]
+    assert len(statements) > 10
+    assert [s for s in statements if f"| {s.lower()} |" not in table] == []
+
+
 def test_the_table_by_kind_of_query_is_made_from_the_results_file():
     script = runpy.run_path(str(ROOT / "docs" / "draw_results.py"))
     ratios = script["relative_losses"](tables.load("defaults")["rows"])

@@ -65,6 +65,12 @@ def bound_of(model, features):
     return features.anchor_error + model(features)
 
 
+def test_a_network_ends_below_the_loss_of_the_prior(fitted):
+    (result,) = fitted.trainings_
+    assert result.best_step > 0
+    assert result.best_loss < 0.9 * result.first_loss
+
+
 def test_the_bound_is_1_where_errors_are_more_likely_than_1_minus_the_level(fitted):
     features = tuples(100, seed=100).features
     clear = features.inputs.abs() > 0.3

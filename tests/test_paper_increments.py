@@ -272,3 +272,32 @@ def test_a_lead_time_of_weight_0_is_not_trained():
 
 def test_equal_weights_have_no_effect():
     assert torch.equal(last_layer((1.0, 1.0), 5), last_layer((), 5))
+
+
+def test_a_trained_increment_ends_below_its_start():
+    """The errors depend on the direction of the displacement, which the start does not use."""
+    displacement = noise(1000, 2)
+    error = displacement[:, :1].exp() * displacement.norm(dim=1, keepdim=True)
+    model = NormScaledIncrement(training=QUICK).fit(calibration(error, displacement))
+    (result,) = model.trainings_
+    assert result.best_step > 0
+    assert result.best_loss < 0.7 * result.first_loss
+    assert result.best_loss <= result.last_loss
+
+
+def test_a_trained_field_increment_ends_below_its_start():
+    displacement = noise(60, 1, 8)
+    error = displacement.exp() * displacement.flatten(1).norm(dim=1)[:, None, None]
+    training = Training(n_steps=80, batch_size=16, check_every=20, learning_rate=3e-3)
+    model = FieldIncrement(n_spatial=1, widths=(4, 8), training=training)
+    (result,) = model.fit(calibration(error, displacement)).trainings_
+    assert result.best_loss < 0.9 * result.first_loss
+
+
+def test_an_increment_that_keeps_its_initial_weights_is_reported():
+    model = NormScaledIncrement(training=replace(QUICK, n_steps=1, learning_rate=1e-30))
+    with pytest.warns(
+        UserWarning, match="has its initial weights.*Lower learning_rate"
+    ):
+        model.fit(scalar_set(100))
+    assert model.trainings_[0].best_step == 0

@@ -9,7 +9,9 @@ from henon import QUERIES, STATES, TRAINING, analogue, fitted, henon, small
 from torch.testing import assert_close
 
 from geoq import Training
+from geoq.metrics import pinball
 from geoq.rollout import AdditiveRecursion, SaturatingGrowth, signed_displacement
+from geoq.rollout.additive import _turns
 from geoq.rollout.levels import step_factors
 
 QUICK = Training(n_steps=30, check_every=10)
@@ -39,6 +41,39 @@ def test_the_sum_of_the_paper_is_trained_only_on_rollouts_that_do_not_diverge():
     none = replace(some, features=replace(features, alive=torch.zeros_like(alive)))
     with pytest.raises(ValueError, match="n_calibration=40, but all 100 calibration"):
         AdditiveRecursion(training=QUICK).fit(none)
+
+
+def test_the_sum_of_the_paper_ends_below_its_start():
+    calibration = fitted().calibration_
+    training = Training(n_steps=200, batch_size=16, check_every=20)
+    scheme = AdditiveRecursion(training=training).fit(calibration)
+    assert len(scheme.trainings_) == 5
+    best = [result.best_step for result in scheme.trainings_]
+    assert scheme.n_steps_ == round(sum(best) / 5) > 0
+    assert all(r.best_loss <= min(r.first_loss, r.last_loss) for r in scheme.trainings_)
+    start = AdditiveRecursion(training=Training(n_steps=1, learning_rate=1e-30))
+    with pytest.warns(UserWarning, match="has its initial weights"):
+        start.fit(calibration)
+    assert start.n_steps_ == 0
+    trained, untrained = (
+        pinball(calibration.error.numpy(), s(calibration.features).numpy(), 0.95)
+        for s in (scheme, start)
+    )
+    assert trained < 0.9 * untrained
+
+
+@pytest.mark.parametrize(
+    ("n_folds", "sizes"), [(1, [12]), (3, [4] * 3), (12, [3, 3, 2, 2, 2])]
+)
+def test_every_fold_stops_one_training_of_the_sum(n_folds, sizes):
+    fold = torch.arange(12) % n_folds
+    turns = list(_turns(fold))
+    assert [len(held_out) for _, held_out in turns] == sizes
+    assert sorted(torch.cat([held_out for _, held_out in turns]).tolist()) == list(
+        range(12)
+    )
+    for rows, held_out in turns[1:]:
+        assert not set(fold[rows].tolist()) & set(fold[held_out].tolist())
 
 
 def test_the_features_of_the_paper_are_displacement_and_support_distance():

@@ -1,3 +1,4 @@
+import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from torch.testing import assert_close
 
 from geoq import Training, TrainNetwork
 from geoq.nets.mlp import MLP
-from geoq.training.loop import train, train_on
+from geoq.training.loop import EarlyStopping, train, train_on
 from geoq.training.recorded import recorded
 
 QUICK = Training(n_steps=300, batch_size=16, learning_rate=1e-2, check_every=20)
@@ -114,6 +115,12 @@ def test_a_training_loss_that_is_not_finite_raises_an_error():
         FloatingPointError, match=r"the validation loss became (nan|inf) by step \d+"
     ):
         recipe(Training(n_steps=100, learning_rate=1e30, check_every=10))(x, y)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_an_initial_loss_that_is_not_finite_is_refused(loss):
+    with pytest.raises(FloatingPointError, match=f"initial weights is {loss}"):
+        EarlyStopping(QUICK, loss)
 
 
 def test_rows_of_one_group_are_not_separated():

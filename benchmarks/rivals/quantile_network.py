@@ -120,7 +120,7 @@ class QuantileNetwork:
             self.module_ = _Quantile(network, _start(error, self.quantile)).to(
                 error.device
             )
-            train(
+            result = train(
                 self.module_,
                 lambda net, rows: (
                     pinball_loss(
@@ -131,6 +131,7 @@ class QuantileNetwork:
                 self.training,
                 groups=calibration.group,
             )
+        self.trainings_ = (result,)
         return self
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from threadpoolctl import threadpool_limits
 
-from benchmarks.record import QUANTILE
+from benchmarks.record import QUANTILE, trainings
 from benchmarks.rollouts.data import load, recipe_of
 from benchmarks.rollouts.methods import Remembered, RolledOut, capped
 from benchmarks.rollouts.scores import Clock
@@ -88,5 +88,6 @@ def ablate(dt, seed, settings, part):
                 (f"capped sum, dt={dt}", capped(a, variant)),
             ):
                 line = clock.row(name, bound, a.safe, seconds, asking)
-                rows.append(line | {"setting": setting, "part": part})
+                line |= {"setting": setting, "part": part} | trainings(variant)
+                rows.append(line)
         return rows

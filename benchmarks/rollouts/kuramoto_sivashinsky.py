@@ -92,10 +92,12 @@ def _run(dt, seed, settings, device, pictures):
         assessments[name] = fitted.assess(data.x0, settings.n_test, TOLERANCE)
         asking = time.perf_counter() - started
         safe = assessments[name].safe
-        rows.append(clock.row(name, assessments[name], safe, seconds, asking))
+        line = clock.row(name, assessments[name], safe, seconds, asking)
+        rows.append(line | record.trainings(fitted))
         if name == "GeoQ (paper)":
             cut = capped(assessments[name], fitted)
-            rows.append(clock.row("GeoQ (paper, capped)", cut, safe, seconds, asking))
+            line = clock.row("GeoQ (paper, capped)", cut, safe, seconds, asking)
+            rows.append(line | record.trainings(fitted))
 
     rivals = {
         "One number per horizon": OneNumberPerHorizon(),

@@ -38,7 +38,7 @@ from geoq.increments.field_network import (
 from geoq.increments.shapes import Shapes, check_spatial
 from geoq.quantiles import n_required, pinball_loss
 from geoq.settings import check_object, check_widths, is_integer, is_number
-from geoq.training.loop import RowLoss, Training, seeded, train_on
+from geoq.training.loop import RowLoss, Training, TrainingResult, seeded, train_on
 
 # The exponent a_c of a channel is one of these.
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -114,8 +114,10 @@ class FieldFactor:
         with seeded(self.training.random_state):
             fitted = FittedField.fresh(self, calibration, bound_of, len(splits))
             loss = self._loss(calibration, fitted, bound_of, quantile)
-            for network, rows in zip(fitted.networks, splits, strict=True):
+            fitted.trainings = tuple(
                 train_on(network, loss, self.training, *rows)
+                for network, rows in zip(fitted.networks, splits, strict=True)
+            )
         validation = _Validation(
             calibration, [held_out for _, held_out in splits], bound_of
         )
@@ -204,6 +206,7 @@ class FittedField:
         exponent: a_c of each channel.
         lower: the lower limit of the logarithm in each channel.
         upper: the upper limit of the logarithm in each channel.
+        trainings: the first, best and last held-out loss of each network; empty if the factor was read from a file.
     """
 
     networks: list[FieldNetwork]
@@ -212,6 +215,7 @@ class FittedField:
     exponent: Float[Tensor, " n_channels"]
     lower: Float[Tensor, " n_channels"]
     upper: Float[Tensor, " n_channels"]
+    trainings: tuple[TrainingResult, ...] = ()
 
     @staticmethod
     def fresh(

@@ -122,6 +122,8 @@ class IndicatorIncrement:
         prior: how the logits that the networks correct are found, ``PredictionPrior()`` or ``CellPrior()`` (from
             ``geoq.increments.prior``). None means a ``PredictionPrior`` if the networks see the prediction and there is one
             prediction for each error, and a ``CellPrior`` otherwise.
+        trainings_: after ``fit``, the first, best and last held-out loss of each network. The first is the loss of the prior;
+            a network with the best step 0 leaves the prior as it is.
 
     Example:
         >>> from geoq.increments import probability_error_values
@@ -222,9 +224,16 @@ class IndicatorIncrement:
                 logit, target[rows].float(), weight
             )
 
-        for number, network in enumerate(self.networks_):
-            training = self.training.with_seed_offset(number)
-            train(network, loss, training, calibration.group, repeatable=True)
+        self.trainings_ = tuple(
+            train(
+                network,
+                loss,
+                self.training.with_seed_offset(number),
+                calibration.group,
+                repeatable=True,
+            )
+            for number, network in enumerate(self.networks_)
+        )
         return self
 
     def _prior(self, target: Tensor, calibration: CalibrationSet) -> Prior:

@@ -25,7 +25,13 @@ from geoq.nets.unet import UNet
 from geoq.quantiles import check_quantile, inverse_cdf_quantile, pinball_loss
 from geoq.representation import Standardization
 from geoq.settings import check_numbers, check_object, check_widths
-from geoq.training.loop import Training, seeded, train
+from geoq.training.loop import (
+    Training,
+    TrainingResult,
+    seeded,
+    train,
+    warn_if_untrained,
+)
 
 # A cell without any error starts at this fraction of the mean rate of its channel.
 INITIAL_FRACTION = 0.01
@@ -107,8 +113,8 @@ def _fit_rate(
     quantile: float,
     training: Training,
     weights: tuple[float, ...] = (),
-) -> None:
-    """Train the rate with the pinball loss, each channel divided by its mean increment."""
+) -> tuple[TrainingResult, ...]:
+    """Train the rate with the pinball loss, each channel divided by its mean increment; return the course of the training."""
     increment = calibration.increment.float()
     # The best bound of a coordinate does not depend on its weight in the loss, but a shared network that is trained for a
     # finite time fits the coordinates with large weights first. Therefore outputs in different units get equal weights.
@@ -126,8 +132,11 @@ def _fit_rate(
     module.to(increment.device)
     module.fit_normalization(calibration, quantile)
     # Dependent tuples, such as tuples of one point, stay on the same side of the split for early stopping.
-    train(module, loss, training, calibration.group, repeatable=True)
+    result = train(module, loss, training, calibration.group, repeatable=True)
     _check_not_zero(module, calibration, quantile)
+    if module.typical_rate.any():
+        warn_if_untrained([result], "the increment model")
+    return (result,)
 
 
 def _check_not_zero(
@@ -174,6 +183,7 @@ class NormScaledIncrement:
         quantile: tau, the quantile level of the bound.
         hidden: widths of the hidden layers of h.
         training: how h is trained.
+        trainings_: after ``fit``, the first, best and last held-out loss of the training of h.
 
     Example:
         >>> from geoq import GeoQ, NormScaledIncrement, Training
@@ -196,7 +206,9 @@ class NormScaledIncrement:
         """Train h on the calibration tuples."""
         n_features = calibration.features.flat.shape[1]
         self._build(n_features, tuple(calibration.error.shape[1:]))
-        _fit_rate(self.module_, calibration, self.quantile, self.training)
+        self.trainings_ = _fit_rate(
+            self.module_, calibration, self.quantile, self.training
+        )
         return self
 
     def __call__(self, features: GeometricFeatures) -> Tensor:
@@ -268,6 +280,7 @@ class FieldIncrement:
         training: how h is trained.
         weights: weights in the loss along the first dimension of the error, for example weights that grow with the lead
             time as in the paper. An empty tuple means equal weights.
+        trainings_: after ``fit``, the first, best and last held-out loss of the training of h.
 
     Example:
         >>> from geoq import FieldIncrement
@@ -310,7 +323,9 @@ class FieldIncrement:
         shapes = Shapes.of(calibration)
         self.check_shapes(shapes)
         self._build(shapes.z, shapes.error)
-        _fit_rate(self.module_, calibration, self.quantile, self.training, self.weights)
+        self.trainings_ = _fit_rate(
+            self.module_, calibration, self.quantile, self.training, self.weights
+        )
         return self
 
     def __call__(self, features: GeometricFeatures) -> Tensor:

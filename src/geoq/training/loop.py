@@ -3,7 +3,7 @@
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -13,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from geoq.arrays import few_threads
+from geoq.checks import warn
 from geoq.settings import is_integer, is_number
 from geoq.training import progress
 from geoq.training.recorded import recorded
@@ -136,12 +137,14 @@ class TrainingResult:
     Attributes:
         first_loss: Validation loss of the initial weights.
         best_loss: Lowest validation loss; the trained network has the weights of this loss.
-        best_step: Number of steps after which this loss was found; 0 means that no step has improved the network.
+        last_loss: Validation loss after the last step.
+        best_step: Number of steps after which the lowest loss was found; 0 means that no step has improved the network.
         last_step: Number of steps in total.
     """
 
     first_loss: float
     best_loss: float
+    last_loss: float
     best_step: int
     last_step: int
 
@@ -150,8 +153,13 @@ class EarlyStopping:
     """The lowest validation loss of one training, and whether its patience has run out."""
 
     def __init__(self, training: Training, first_loss: float) -> None:
+        if not math.isfinite(first_loss):
+            raise FloatingPointError(
+                f"the validation loss of the initial weights is {first_loss}, so no training can be compared with it; check "
+                "the loss and the initial weights of the network, or scale the data."
+            )
         self.training = training
-        self.result = TrainingResult(first_loss, first_loss, 0, 0)
+        self.result = TrainingResult(first_loss, first_loss, first_loss, 0, 0)
 
     def improves(self, step: int, loss: float) -> bool:
         """Record the validation loss after a step; return whether it is the lowest.
@@ -166,7 +174,7 @@ class EarlyStopping:
                 f"{training.n_steps}; lower learning_rate or scale the data."
             )
         is_best = loss < self.result.best_loss
-        self.result = replace(self.result, last_step=step)
+        self.result = replace(self.result, last_loss=loss, last_step=step)
         if is_best:
             self.result = replace(self.result, best_loss=loss, best_step=step)
         return is_best
@@ -215,6 +223,18 @@ def train_on(
     network.eval()
     log(network, result)
     return result
+
+
+def warn_if_untrained(results: Sequence[TrainingResult], what: str) -> None:
+    """Warn if none of the trainings of a model found weights with a lower validation loss than its initial weights."""
+    if any(result.best_step for result in results):
+        return
+    first = results[0]
+    warn(
+        f"{what} has its initial weights: no step of its training lowered the held-out loss ({first.first_loss:.4g} at the "
+        f"start, {first.last_loss:.4g} after {first.last_step} steps). Lower learning_rate or check_every of its training, "
+        "or calibrate on more points or folds."
+    )
 
 
 def log(network: nn.Module, result: TrainingResult) -> None:
