@@ -137,3 +137,10 @@ def test_training_states_fill_the_unit_interval_and_tests_come_after():
     after = (whole[n_train:] - low) / (high - low)
     np.testing.assert_allclose(data.x0, after[list(first)])
     np.testing.assert_allclose(data.truth[0, :2], after[1:3])
+
+
+def test_each_choice_of_the_ablation_changes_the_bound():
+    rows = ablation.ablate(0.25, 0, SMALL, "K_f = 5")
+    sums = {r["method"]: r["pinball"] for r in rows if r["setting"].startswith("sum")}
+    assert len(sums) == 8
+    assert len({float(f"{loss:.6g}") for loss in sums.values()}) == 8

@@ -97,7 +97,7 @@ def test_coordinates_of_different_kinds_have_different_scales():
     ours = small(None, analogue).fit(TRAINING * kinds)
     bound = ours.bound(QUERIES * kinds, 30).mean(axis=(0, 1))
     first, second = bound / (STATES * kinds).std(axis=0)
-    assert 0.2 < first / second < 5
+    assert 0.55 < first / second < 1.8
 
 
 def test_the_distance_to_the_data_matters_before_saturation_and_not_after_it():
