@@ -740,11 +740,15 @@ def test_a_number_of_folds_is_not_a_fold_scheme(problem):
         GeoQ(None, problem.train, folds=5).fit(problem.x, problem.y)
 
 
-def test_lists_are_refused_with_the_way_out(problem):
-    with pytest.raises(
-        TypeError, match=r"x must be a NumPy array or a torch tensor, got list"
-    ):
-        GeoQ(None, problem.train).fit([[1.0, 2.0]], [[1.0]])
+def test_lists_are_converted(problem):
+    x, y = problem.x.numpy(), problem.y.numpy()
+
+    def train(x, y):
+        weights = np.linalg.lstsq(x, y, rcond=None)[0]
+        return lambda x: x @ weights
+
+    of_lists = GeoQ(None, train).fit(x.tolist(), y.tolist())
+    assert (of_lists.bound(x.tolist()) == GeoQ(None, train).fit(x, y).bound(x)).all()
 
 
 def test_an_unfitted_estimator_says_so(problem, tmp_path):

@@ -139,9 +139,8 @@ def test_anchors_and_support_distances_use_the_same_metric(problem):
 
 
 def test_a_function_keeps_the_papers_two_spaces(problem):
-    geoq = GeoQ(problem.truth, None, folds=RandomFolds(3), representation=identity).fit(
-        problem.x, problem.y
-    )
+    geoq = GeoQ(None, problem.train, folds=RandomFolds(3), representation=identity)
+    geoq.fit(problem.x, problem.y)
     assert geoq.metric_ is None
     assert not geoq.geometry_.points.shared
 

@@ -160,10 +160,10 @@ def test_a_smaller_weight_accepts_inputs_without_influence():
     assert "out of its range, which is less than its influence" in loose.reason(safe)
 
 
-def test_fields_keep_the_distance_region():
-    x = RNG.normal(size=(60, 9, 9))
-    geoq = GeoQ(lambda x: 0.9 * x.mean(axis=(1, 2)), None, folds=RandomFolds(4))
-    geoq.fit(x, x.mean(axis=(1, 2)))
+def test_many_inputs_without_a_grid_have_the_distance_region():
+    x = RNG.normal(size=(60, 81))
+    geoq = GeoQ(lambda x: 0.9 * x.mean(axis=1), None, folds=RandomFolds(4))
+    geoq.fit(x, x.mean(axis=1))
     assert isinstance(geoq.safe_region_, FittedDistanceRegion)
 
 

@@ -14,6 +14,7 @@ from geoq import archive, files
 from geoq.checks import check_fitted
 from geoq.conformal import POINTWISE, Guarantee
 from geoq.estimator import GeoQ
+from geoq.field_region import FittedFieldRegion
 from geoq.increments.protocol import IncrementModel
 from geoq.parameters import get_params, set_params
 from geoq.representation import Representation
@@ -260,9 +261,17 @@ class XarrayGeoQ:
             0,
             name=f"{self.sample_dim} {label}",
             labels=labels,
-            names=InputNames(self.x_),
+            names=self._input_names(),
             outputs=InputNames(self.y_),
         )
+
+    def _input_names(self) -> InputNames | None:
+        """A name for each input, or for each channel if the safe region is a region of fields."""
+        region, template = self.geoq_.safe_region_, self.x_
+        if isinstance(region, FittedFieldRegion):
+            grid = template.dims[template.ndim - region.layout.n_spatial :]
+            template = template.isel(dict.fromkeys(grid, 0))
+        return InputNames(template) if template.ndim > 1 else None
 
     def save(self, path: str | Path) -> None:
         """Write the calibration and the coordinates to one file, see ``GeoQ.save``; ``GeoQ.load`` reads it as well."""
