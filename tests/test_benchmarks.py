@@ -85,8 +85,8 @@ def test_every_method_is_measured_on_every_shift(results):
     names = {r["problem"] for r in rows}
     methods = {r["method"] for r in rows}
     assert len(names) == 2
-    assert len(methods) == 23
-    assert sum(m.endswith(" / random folds") for m in methods) == 8
+    assert len(methods) == 25
+    assert sum(m.endswith(" / random folds") for m in methods) == 9
     assert measured == {(p, s, m) for p in names for s in SHIFTS for m in methods}
     assert not any(row["held_back"] for row in rows)
 

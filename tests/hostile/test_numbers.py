@@ -59,7 +59,8 @@ def test_an_unusable_query_has_no_bound_and_the_others_have_theirs(bad, reason):
     assert whole.anchors[3] == -1
     for part in ("error_hat", "safe", "support_score", "prediction", "anchors"):
         others = np.delete(getattr(whole, part), 3, axis=0)
-        np.testing.assert_array_equal(others, getattr(without, part))
+        # Matrix products round differently in batches of different sizes.
+        np.testing.assert_allclose(others, getattr(without, part), rtol=1e-9)
     explained = whole.reason(3, names=["u", "v"])
     assert explained.startswith("query 3: no error bound, NOT safe, ")
     assert re.search(reason, explained)

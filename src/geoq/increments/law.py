@@ -243,7 +243,7 @@ class Law:
     def __call__(self, features: dict[str, Any], natural: Any = 1.0) -> Any:
         """Log b of each output at the level 0.95; ``natural`` multiplies the scale.
 
-        The features are those of ``LawFeatures.arrays``; the answer is an array of the same kind.
+        The features are the result of ``LawFeatures.arrays``; the answer is an array of the same kind.
         """
         scale, slope, low, high, constant = self._numbers
         xp, scale = functions_of(scale), scale * natural
