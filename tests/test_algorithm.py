@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 from geoq import GeoQ, SafeRegion, identity
-from geoq.safe_region import leave_one_out_scores
+from geoq.regions.safe_region import leave_one_out_scores
 
 X = torch.tensor([[0.0], [1.0], [3.0], [7.0]], dtype=torch.float64)
 Y = torch.tensor([[0.0], [2.0], [6.0], [20.0]], dtype=torch.float64)

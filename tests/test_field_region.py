@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from geoq import DistanceRegion, FieldRegion, GeoQ, RandomFolds
-from geoq.field_region import FittedFieldRegion, joint_thresholds
-from geoq.field_scores import (
+from geoq.regions.field_region import FittedFieldRegion, joint_thresholds
+from geoq.regions.field_scores import (
     Layout,
     Values,
     Windows,
@@ -17,7 +17,7 @@ from geoq.field_scores import (
     place_of,
     windows_of,
 )
-from geoq.safe_region import FittedDistanceRegion
+from geoq.regions.safe_region import FittedDistanceRegion
 
 GRIDS = {1: (48,), 2: (16, 16), 3: (8, 8, 8)}
 

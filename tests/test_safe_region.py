@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
-from geoq.safe_region import DistanceRegion, SafeRegion, leave_one_out_scores
+from geoq.regions.safe_region import DistanceRegion, SafeRegion, leave_one_out_scores
 
 
 def calibration(displacement, position=None, reach=0):

@@ -7,7 +7,7 @@ import pytest
 
 from geoq import GeoQ, RandomFolds, SupportRegion
 from geoq.neighbors.planes import Planes
-from geoq.safe_region import FittedDistanceRegion
+from geoq.regions.safe_region import FittedDistanceRegion
 
 RNG = np.random.default_rng(0)
 

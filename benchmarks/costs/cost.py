@@ -40,8 +40,8 @@ from geoq import (
 )
 from geoq.nets.mlp import MLP
 from geoq.queries import coordinates_of, embed
+from geoq.regions.safe_region import FittedSafeRegion
 from geoq.rollout.trajectories import Trajectories
-from geoq.safe_region import FittedSafeRegion
 
 BATCHES = (1, 100, 10_000)
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)

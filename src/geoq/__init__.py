@@ -3,7 +3,6 @@
 from geoq.assessment import Assessment
 from geoq.conformal import WholeField
 from geoq.estimator import GeoQ
-from geoq.field_region import FieldRegion
 from geoq.folds import (
     ClusterFolds,
     CombinedFolds,
@@ -22,10 +21,11 @@ from geoq.increments import (
 )
 from geoq.metric import SensitivityMetric, StandardizedMetric
 from geoq.nets.mlp import MLP
+from geoq.regions.field_region import FieldRegion
+from geoq.regions.safe_region import DistanceRegion, SafeRegion
+from geoq.regions.support_region import SupportRegion
 from geoq.representation import identity
 from geoq.rollout import RolloutGeoQ
-from geoq.safe_region import DistanceRegion, SafeRegion
-from geoq.support_region import SupportRegion
 from geoq.surrogate import absolute_error, norm_error, relative_norm_error
 from geoq.training import PredictedFolds, TrainedFolds, Training, TrainNetwork
 

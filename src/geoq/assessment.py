@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from geoq.answer_table import N_OUTPUTS_SHOWN, frame_of, html_of, text_of
 from geoq.arrays import Array
 from geoq.checks import check_index
+from geoq.regions.safe_region import Explanations
 from geoq.repeats import Repeats
-from geoq.safe_region import Explanations
 from geoq.table import Names
 from geoq.unanswered import Gaps
 

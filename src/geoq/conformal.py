@@ -33,7 +33,7 @@ from geoq.quantiles import (
     inverse_cdf_quantile,
     n_required,
 )
-from geoq.safe_region import FittedRegion, flags_of
+from geoq.regions.safe_region import FittedRegion, flags_of
 from geoq.surrogate import observe
 
 if TYPE_CHECKING:

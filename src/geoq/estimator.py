@@ -59,13 +59,13 @@ from geoq.queries import (
     views,
     zero_if_exact,
 )
-from geoq.repeats import Repeats
-from geoq.representation import Representation
-from geoq.safe_region import (
+from geoq.regions.safe_region import (
     Region,
     fit_region,
 )
-from geoq.support_region import SupportRegion
+from geoq.regions.support_region import SupportRegion
+from geoq.repeats import Repeats
+from geoq.representation import Representation
 from geoq.surrogate import (
     ErrorFunctional,
     Surrogate,

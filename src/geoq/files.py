@@ -17,7 +17,6 @@ from geoq.archive import with_prefix, without_prefix
 from geoq.arrays import Array, Rows
 from geoq.checks import check_callable, check_count, check_fitted, warn
 from geoq.conformal import ConformalFactors
-from geoq.field_region import FieldRegion, FittedFieldRegion
 from geoq.folds import UnavailableFolds
 from geoq.frames import frame_state, rebuilt
 from geoq.geometry import (
@@ -34,9 +33,8 @@ from geoq.masks import Mask, masked_surrogate, outside
 from geoq.metric import FittedMetric, Metric, SensitivityMetric, coordinates_from
 from geoq.preparation import check_fitted_callables
 from geoq.probing import N_PROBES
-from geoq.repeats import Repeats
-from geoq.representation import Representation
-from geoq.safe_region import (
+from geoq.regions.field_region import FieldRegion, FittedFieldRegion
+from geoq.regions.safe_region import (
     DistanceRegion,
     FittedDistanceRegion,
     FittedRegion,
@@ -44,7 +42,9 @@ from geoq.safe_region import (
     Region,
     SafeRegion,
 )
-from geoq.support_region import FittedSupportRegion, SupportRegion
+from geoq.regions.support_region import FittedSupportRegion, SupportRegion
+from geoq.repeats import Repeats
+from geoq.representation import Representation
 from geoq.surrogate import (
     ErrorFunctional,
     Surrogate,

@@ -23,7 +23,7 @@ from geoq.increments.protocol import check_increment_model, check_shapes, warn_i
 from geoq.masks import MaskedSurrogate
 from geoq.metric import FittedMetric, Metric, predictor
 from geoq.probing import N_PROBES, Probes
-from geoq.safe_region import NeedsNeighbors, check_region
+from geoq.regions.safe_region import NeedsNeighbors, check_region
 from geoq.surrogate import evaluate, relative_norm_error
 from geoq.table import Table, check_same_order, listed, values
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, folds_id

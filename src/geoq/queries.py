@@ -15,7 +15,7 @@ from geoq.geometry import Embedding, GeometricFeatures, Relation, anchor_error
 from geoq.increments.protocol import HasLevels, IncrementModel
 from geoq.masks import hidden
 from geoq.preparation import check_fitted_callables
-from geoq.safe_region import Explains, Explanations, flags_of
+from geoq.regions.safe_region import Explains, Explanations, flags_of
 from geoq.surrogate import answers_of
 from geoq.table import input_rows, is_frame
 from geoq.unanswered import (

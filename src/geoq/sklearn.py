@@ -19,8 +19,8 @@ from geoq.conformal import POINTWISE, Guarantee
 from geoq.estimator import GeoQ
 from geoq.folds import Folds
 from geoq.increments.protocol import IncrementModel
+from geoq.regions.safe_region import Region
 from geoq.representation import Representation
-from geoq.safe_region import Region
 from geoq.surrogate import ErrorFunctional, absolute_error
 from geoq.table import is_frame
 from geoq.training.checkpoint import Checkpoint

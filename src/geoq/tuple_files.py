@@ -10,7 +10,7 @@ from geoq import archive
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import Gathered, GeometricFeatures, assembled
 from geoq.increments.protocol import Storable
-from geoq.safe_region import FittedSafeRegion
+from geoq.regions.safe_region import FittedSafeRegion
 
 if TYPE_CHECKING:
     from geoq.estimator import GeoQ

@@ -14,9 +14,9 @@ from geoq import archive, files
 from geoq.checks import check_fitted
 from geoq.conformal import POINTWISE, Guarantee
 from geoq.estimator import GeoQ
-from geoq.field_region import FittedFieldRegion
 from geoq.increments.protocol import IncrementModel
 from geoq.parameters import get_params, set_params
+from geoq.regions.field_region import FittedFieldRegion
 from geoq.representation import Representation
 from geoq.surrogate import ErrorFunctional, Surrogate, absolute_error, norm_error
 from geoq.training.checkpoint import Checkpoint

@@ -17,10 +17,10 @@ from geoq.checks import (
 from geoq.fold_plan import FoldPlan
 from geoq.probing import Ask
 from geoq.quantiles import n_required
+from geoq.regions.safe_region import NeedsNeighbors
 from geoq.representation import Representation
 from geoq.rollout.recipe import TrainRollout
 from geoq.rollout.trajectories import TrainStepper, Trajectories, roll_out
-from geoq.safe_region import NeedsNeighbors
 from geoq.surrogate import Surrogate
 from geoq.training.fold_surrogates import (
     TrainedFolds,

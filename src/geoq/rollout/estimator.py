@@ -20,6 +20,7 @@ from geoq.fold_plan import FoldPlan
 from geoq.folds import Folds, TemporalFolds
 from geoq.parameters import get_params, represent, set_params
 from geoq.probing import N_PROBES, Probes
+from geoq.regions.safe_region import Region, check_region, fit_region
 from geoq.representation import Representation, Standardization
 from geoq.rollout import files
 from geoq.rollout.assessment import RolloutAssessment
@@ -43,7 +44,6 @@ from geoq.rollout.runaways import DataRange, warn_of_runaways
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.scheme import RolloutScheme, bound_of, check_scheme, fit_scheme
 from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll_out
-from geoq.safe_region import Region, check_region, fit_region
 from geoq.surrogate import Surrogate
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, folds_id
 from geoq.training.fold_surrogates import (

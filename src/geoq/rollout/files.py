@@ -15,6 +15,7 @@ from geoq.checks import check_count, check_fitted
 from geoq.folds import UnavailableFolds
 from geoq.geometry import Embedding, Geometry
 from geoq.increments.climatology import FittedClimatology
+from geoq.regions.safe_region import DistanceRegion, FittedDistanceRegion, FittedRegion
 from geoq.representation import Representation, Standardization
 from geoq.rollout.additive import AdditiveRecursion
 from geoq.rollout.features import ReferenceStates
@@ -24,7 +25,6 @@ from geoq.rollout.region import RolloutRegion
 from geoq.rollout.runaways import DataRange
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.trajectories import DIVERGED, roll_out
-from geoq.safe_region import DistanceRegion, FittedDistanceRegion, FittedRegion
 from geoq.surrogate import Surrogate, evaluate
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from geoq.crossfit import CalibrationSet
 from geoq.quantiles import check_quantile, inverse_cdf_quantile
-from geoq.safe_region import FittedDistanceRegion
+from geoq.regions.safe_region import FittedDistanceRegion
 
 MEANING = (
     "at most as far from the data as held-out rollouts were",

@@ -29,13 +29,13 @@ from torch import Tensor
 
 from geoq.columns import ColumnCoordinates
 from geoq.crossfit import CalibrationPoints, CalibrationSet
-from geoq.field_region import FieldRegion
-from geoq.field_scores import has_grid
 from geoq.geometry import GeometricFeatures
 from geoq.metric import AnyCoordinates, FittedMetric
 from geoq.quantiles import check_fraction, check_quantile, rank
-from geoq.safe_region import DistanceRegion, FittedRegion
-from geoq.support_scores import N_NEAREST, SCORES, Cloud
+from geoq.regions.field_region import FieldRegion
+from geoq.regions.field_scores import has_grid
+from geoq.regions.safe_region import DistanceRegion, FittedRegion
+from geoq.regions.support_scores import N_NEAREST, SCORES, Cloud
 from geoq.table import Names, Schema
 
 # Thresholds are never smaller than these, so that many points do not turn the region into a bounding box.

@@ -36,7 +36,9 @@ from geoq.archive import with_prefix, without_prefix
 from geoq.arrays import chunks
 from geoq.coordinates import Coordinates
 from geoq.crossfit import CalibrationPoints, CalibrationSet
-from geoq.field_scores import (
+from geoq.geometry import GeometricFeatures
+from geoq.quantiles import check_quantile, rank
+from geoq.regions.field_scores import (
     MIN_MOMENT_DEVIATION,
     N_WINDOWS,
     TINY,
@@ -50,8 +52,6 @@ from geoq.field_scores import (
     place_of,
     windows_of,
 )
-from geoq.geometry import GeometricFeatures
-from geoq.quantiles import check_quantile, rank
 
 SCORES = ("windows", "moments", "patterns", "answers")
 # At most this many held-out fields set the thresholds.

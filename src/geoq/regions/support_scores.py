@@ -1,4 +1,4 @@
-"""Scores of queries against a cloud of points, from different sides; ``support_region.py`` defines them and sets thresholds."""
+"""Scores of queries against a cloud of points, from different sides; ``regions.support_region.py`` defines them and sets thresholds."""
 
 import math
 from dataclasses import dataclass
