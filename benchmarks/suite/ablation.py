@@ -77,8 +77,8 @@ class OutsideLawAlone(TwoLawIncrement):
 class NoOverhang(TwoLawIncrement):
     """Without the overhang."""
 
-    def _overhang(self, features, n_outputs):
-        del features, n_outputs
+    def _add_overhang(self, bound, features):
+        del bound, features
 
 
 @dataclass

@@ -259,6 +259,7 @@ def test_rollouts_refuse_a_network_that_returned_to_training_mode():
     with torch.random.fork_rng():
         network = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval()
     nn.init.constant_(network[0].weight, 0.25)
+    nn.init.constant_(network[0].bias, 0.25)
     geoq = RolloutGeoQ(network, None, n_calibration=10, n_starts=10, n_support=5)
     geoq.fit(states)
     network.train()
