@@ -146,6 +146,19 @@ def test_the_spline_makes_the_bound_follow_the_error(geoq):
     assert np.corrcoef(error[:, 0], geoq.bound(x)[:, 0])[0, 1] > 0.95
 
 
+def test_at_tuples_the_spline_does_not_contain_the_held_out_points():
+    x, _ = data()
+    y = np.sin(12 * x[:, :1]) * np.cos(8 * x[:, 1:])
+    geoq = GeoQ(train(x, y), train, folds=RandomFolds(5)).fit(x, y)
+    tuples, model = geoq.calibration_, geoq.increment_model_
+    error, anchor = tuples.error, tuples.features.anchor_error
+    own, with_all = anchor + model.at_tuples(tuples), anchor + model(tuples.features)
+    assert 0.93 < (error <= own).double().mean() < 0.98
+    # The spline of queries contains these points, so the bounds would follow the errors too well.
+    fits = [np.corrcoef(error[:, 0], bound[:, 0])[0, 1] for bound in (own, with_all)]
+    assert fits[1] > fits[0] + 0.05
+
+
 def test_blocks_of_time_serve_as_interpolating_folds():
     x, y = data()
     folds = CombinedFolds(TemporalFolds(5, gap=3), ClusterFolds(3))

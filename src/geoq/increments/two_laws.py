@@ -167,18 +167,28 @@ class TwoLawIncrement:
     def _natural(self, features: GeometricFeatures) -> Float[Tensor, " n n_outputs"]:
         return natural_scale(features, self.reference_)
 
+    def at_tuples(self, calibration: CalibrationSet) -> Tensor:
+        """The increments at calibration tuples. The spline of a tuple does not contain the points that its fold held out."""
+        features = calibration.features
+        increments = self._increment(features, _splines(calibration)[1])
+        return increments.reshape(calibration.error.shape).to(features.support_distance)
+
     def __call__(self, features: GeometricFeatures) -> Tensor:
         shape = features.anchor_error.shape
         # A GPU needs large arrays, the cache of a CPU small ones.
         n_arrays = 8 if features.anchor_error.is_cuda else 256
         parts = [
-            self._increment(features[rows])
-            for rows in chunks(len(features), n_arrays * math.prod(shape[1:]))
+            self._increment(part, self.spline_(_z(part.inputs, self.metric_)))
+            for part in (
+                features[rows]
+                for rows in chunks(len(features), n_arrays * math.prod(shape[1:]))
+            )
         ]
         return joined(parts).reshape(shape).to(features.support_distance)
 
-    def _increment(self, features: GeometricFeatures) -> Float[Tensor, " n n_outputs"]:
-        spline = self.spline_(_z(features.inputs, self.metric_))
+    def _increment(
+        self, features: GeometricFeatures, spline: Float[Tensor, " n n_values"]
+    ) -> Float[Tensor, " n n_outputs"]:
         own = self._law_features(features, spline).arrays()
         xp = functions_of(own["anchor"])
         natural: Any = 1.0

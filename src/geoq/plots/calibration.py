@@ -1,16 +1,18 @@
 """A picture of a calibration: held-out errors and bounds over distance, coverage, and the folds."""
 
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from torch import Tensor
 
 from geoq.answer_table import N_OUTPUTS_SHOWN
 from geoq.checks import check_fitted
+from geoq.crossfit import CalibrationSet
 from geoq.estimator import GeoQ
 from geoq.folds import CombinedFolds
 from geoq.masks import outside
@@ -74,6 +76,25 @@ def calibration(figure: Figure, geoq: GeoQ, *, output: SupportsIndex = 0) -> lis
     return [first, second, third, fourth]
 
 
+@runtime_checkable
+class AtTuples(Protocol):
+    """An increment model that uses other data of a calibration tuple than of a query."""
+
+    def at_tuples(self, calibration: CalibrationSet, /) -> Tensor: ...
+
+
+def _increments(geoq: GeoQ, tuples: CalibrationSet) -> Tensor:
+    """The increments at calibration tuples."""
+    model = geoq.increment_model_
+    if not isinstance(model, AtTuples):
+        return model(tuples.features)
+    if tuples.data is None:
+        raise ValueError(
+            "plots.calibration needs the folds of the calibration, which a file does not contain; draw it before save."
+        )
+    return model.at_tuples(tuples)
+
+
 @dataclass(frozen=True)
 class _Tuples:
     """The calibration tuples as numbers."""
@@ -93,7 +114,7 @@ class _Tuples:
     def of(geoq: GeoQ, output: SupportsIndex) -> "_Tuples":
         found = geoq.calibration_.subsample(MOST_TUPLES)
         features = found.features
-        bounds = features.anchor_error + geoq.increment_model_(features)
+        bounds = features.anchor_error + _increments(geoq, found)
         error, bound = (
             numbers_of(outside(geoq.mask_, part)).reshape(len(found), -1)
             for part in (found.error, bounds)
@@ -205,6 +226,7 @@ def _coverage_of_families(axes: Axes, tuples: _Tuples) -> None:
         color, marker = _style(place)
         axes.plot([place], [value], marker, color=color, ms=9, mew=2)
         text: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 9}
+        text["bbox"] = {"color": "white", "pad": 1}
         n = int(tuples.of_family(place).sum())
         note = f"{value:.1%} of {n}"
         below: dict[str, Any] = {"xytext": (0, -9), "textcoords": "offset points"}
