@@ -150,7 +150,7 @@ def test_the_calibration_shows_each_error_and_the_coverage_of_each_family(
     tuples = geoq.calibration_
     random, cluster = errors.collections[:2]
     assert len(random.get_offsets()) == len(cluster.get_offsets()) == 80
-    bound = tuples.features.anchor_error + geoq.increment_model_(tuples.features)
+    bound = tuples.features.anchor_error + geoq.increment_model_.at_tuples(tuples)
     covered = (tuples.error <= bound).double()
     for number, line in enumerate(by_family.lines[:2]):
         expected = covered[tuples.family == number].mean()
@@ -164,6 +164,14 @@ def test_the_calibration_shows_each_error_and_the_coverage_of_each_family(
     drawn_folds = [n for line in folds.lines for n in line.get_xdata().tolist()]
     assert drawn_folds == [1, 2, 3, 4, 5, 6, 7]
     assert "160 held-out errors from 7 folds" in figure.get_suptitle()
+
+
+def test_a_loaded_calibration_is_refused_because_it_has_no_folds(tmp_path: Any) -> None:
+    geoq = array(first)
+    geoq.save(tmp_path / "a.geoq")
+    loaded = type(geoq).load(tmp_path / "a.geoq", surrogate=geoq.surrogate_)
+    with pytest.raises(ValueError, match="draw it before save"):
+        plots.calibration(Figure(), loaded)
 
 
 def test_the_calibration_of_several_outputs_and_of_fields() -> None:
