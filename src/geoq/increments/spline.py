@@ -80,9 +80,8 @@ class SmoothingSpline:
         # A GPU needs large arrays, the cache of a CPU small ones.
         parts = chunks(len(points), (8 if points.is_cuda else 64) * n_centres)
         if n_tail == 1:
-            found = [_kernel(points[rows], self.centres, 1) for rows in parts]
-            values: Tensor = torch.cat(found) @ self.coefficients + self.tail
-            return values
+            kernels = (_kernel(points[rows], self.centres, 1) for rows in parts)
+            return torch.cat([k @ self.coefficients + self.tail for k in kernels])
         origin, factors, coefficients, tail = self._factors
         (z,) = own_arrays(points)
         xp, centred = functions_of(z), z - origin

@@ -102,7 +102,10 @@ class TwoLawIncrement:
         self.reference_ = fit_reference(self.reference, calibration, self.quantile)
         self.metric_ = calibration.data.metric
         self.points_ = _Points.of(calibration)
-        self.spline_, held_out = _splines(calibration)
+        points, outputs = _pairs(calibration)
+        smoothing = best_smoothing(points, outputs)
+        self.spline_ = SmoothingSpline.fit(points, outputs, smoothing)
+        held_out = _held_out_spline(calibration, smoothing)
         # Errors in units of the natural scale; the bound is multiplied by it at the end.
         features = self._law_features(calibration.features, held_out)
         natural = self._natural(calibration.features)
@@ -170,7 +173,8 @@ class TwoLawIncrement:
     def at_tuples(self, calibration: CalibrationSet) -> Tensor:
         """The increments at calibration tuples. The spline of a tuple does not contain the points that its fold held out."""
         features = calibration.features
-        increments = self._increment(features, _splines(calibration)[1])
+        spline = _held_out_spline(calibration, best_smoothing(*_pairs(calibration)))
+        increments = self._increment(features, spline)
         return increments.reshape(calibration.error.shape).to(features.support_distance)
 
     def __call__(self, features: GeometricFeatures) -> Tensor:
@@ -337,21 +341,29 @@ def _z(inputs: Tensor, metric: FittedMetric | None) -> Float[Tensor, " n n_input
     return z.reshape(len(z), -1).double()
 
 
-def _splines(calibration: CalibrationSet) -> tuple[SmoothingSpline, Tensor]:
-    """The spline through all points, and for each tuple the value of the spline through the points that its fold left in."""
+def _pairs(calibration: CalibrationSet) -> tuple[Tensor, Tensor]:
+    """The points of the data in the coordinates of the metric, and their outputs, one row each."""
     data = calibration.data
     assert data is not None
     points = _z(data.inputs, data.metric)
-    outputs = data.outputs.reshape(len(data.outputs), -1).to(points)
-    smoothing = best_smoothing(points, outputs)
-    held_out = outputs.new_empty(len(calibration), outputs.shape[1])
+    return points, data.outputs.reshape(len(data.outputs), -1).to(points)
+
+
+def _held_out_spline(
+    calibration: CalibrationSet, smoothing: float
+) -> Float[Tensor, " n n_values"]:
+    """For each tuple, the value of the spline through the points that its fold left in."""
+    data = calibration.data
+    assert data is not None
+    points, outputs = _pairs(calibration)
     queries = _z(calibration.features.inputs, data.metric)
+    values = outputs.new_empty(len(calibration), outputs.shape[1])
     for fold in calibration.fold.unique().tolist():
         train = torch.from_numpy(data.splits[fold][0]).to(outputs.device)
         own = calibration.fold == fold
         spline = SmoothingSpline.fit(points[train], outputs[train], smoothing)
-        held_out[own] = spline(queries[own])
-    return SmoothingSpline.fit(points, outputs, smoothing), held_out
+        values[own] = spline(queries[own])
+    return values
 
 
 def _moments(

@@ -52,6 +52,7 @@ from geoq.regions.field_scores import (
     place_of,
     windows_of,
 )
+from geoq.regions.safe_region import SAFE
 
 SCORES = ("windows", "moments", "patterns", "answers")
 # At most this many held-out fields set the thresholds.
@@ -62,7 +63,6 @@ N_COMPARED = 100
 N_PATTERNS, FIELDS_PER_PATTERN = 64, 4
 # With this confidence the region contains the fraction ``quantile`` - 0.02 of the fields that resemble the calibration fields.
 CONFIDENCE, SLACK = 0.9, 0.02
-SAFE = 1 + 1e-9
 
 
 @dataclass(frozen=True)

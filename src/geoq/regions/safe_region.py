@@ -26,6 +26,8 @@ from geoq.table import Names, schema_of
 
 # The paper's K_safe, used where the folds leave enough points.
 USUAL_NEIGHBORS = 20
+# The largest ratio of a score to its threshold in the safe region; it is larger than 1 because of rounding.
+SAFE = 1 + 1e-9
 
 
 @runtime_checkable

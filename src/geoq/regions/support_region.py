@@ -34,13 +34,12 @@ from geoq.metric import AnyCoordinates, FittedMetric
 from geoq.quantiles import check_fraction, check_quantile, rank
 from geoq.regions.field_region import FieldRegion
 from geoq.regions.field_scores import has_grid
-from geoq.regions.safe_region import DistanceRegion, FittedRegion
+from geoq.regions.safe_region import SAFE, DistanceRegion, FittedRegion
 from geoq.regions.support_scores import N_NEAREST, SCORES, Cloud
 from geoq.table import Names, Schema
 
 # Thresholds are never smaller than these, so that many points do not turn the region into a bounding box.
 MIN_THRESHOLD = (0.0, 0.05, 0.1, 0.1)
-SAFE = 1 + 1e-9
 
 
 @dataclass(frozen=True)
