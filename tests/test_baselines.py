@@ -195,11 +195,11 @@ def test_a_network_without_dropout_is_refused(problem):
 # Deep ensemble
 
 
-def test_spread_is_the_mean_and_population_deviation():
+def test_spread_is_the_mean_and_the_unbiased_deviation():
     members = torch.randn(7, 5, 2, generator=torch.Generator().manual_seed(0)).double()
     mean, deviation = spread(iter(members))
     assert_close(mean, members.mean(dim=0))
-    assert_close(deviation, members.std(dim=0, correction=0))
+    assert_close(deviation, members.std(dim=0, correction=1))
 
 
 def test_identical_members_have_no_spread(problem):

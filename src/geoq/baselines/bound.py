@@ -27,19 +27,20 @@ class Bound(NamedTuple):
 def spread(
     predictions: Iterable[Float[Tensor, " n *output"]],
 ) -> tuple[Float[Tensor, " n *output"], Float[Tensor, " n *output"]]:
-    r"""Mean and population standard deviation of several predictions.
+    r"""Mean and standard deviation of several predictions, with the unbiased divisor M - 1.
 
-    .. math:: \overline y = \frac1M \sum_m \widehat y_m, \quad \sigma^2 = \frac1M \sum_m (\widehat y_m - \overline y)^2
+    .. math:: \overline y = \frac1M \sum_m \widehat y_m, \quad
+        \sigma^2 = \frac1{M - 1} \sum_m (\widehat y_m - \overline y)^2
 
     Args:
-        predictions: The predictions; only one of them is in memory at a time.
+        predictions: At least two predictions; only one of them is in memory at a time.
 
     Returns:
         The mean and the standard deviation.
 
     Example:
         >>> import torch
-        >>> mean, deviation = spread([torch.tensor([1.0]), torch.tensor([5.0])])
+        >>> mean, deviation = spread([torch.tensor([1.0]), torch.tensor([3.0]), torch.tensor([5.0])])
         >>> mean.tolist(), deviation.tolist()
         ([3.0], [2.0])
     """
@@ -52,4 +53,4 @@ def spread(
         deviation = prediction - mean
         mean += deviation / count
         sum_of_squares += deviation * (prediction - mean)
-    return mean, (sum_of_squares / count).sqrt()
+    return mean, (sum_of_squares / (count - 1)).sqrt()
