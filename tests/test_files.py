@@ -1,11 +1,13 @@
 import json
 import pickle
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from conftest import fresh
 from safetensors.torch import save_file
+from sklearn.linear_model import Ridge
 from torch import nn
 
 from geoq import (
@@ -20,10 +22,12 @@ from geoq import (
     SupportRegion,
     TemporalFolds,
     Training,
+    TwoLawIncrement,
     WholeField,
     archive,
 )
 from geoq.increments import FieldFactor, inputs, log_bound
+from geoq.surrogate import absolute_error, relative_norm_error
 
 QUICK = NormScaledIncrement(training=Training(n_steps=40, check_every=20))
 NETWORK = fresh(nn.Linear, 2, 1).double()
@@ -199,6 +203,80 @@ def test_another_surrogate_is_refused_with_the_largest_difference(saved):
         ValueError, match=r"surrogate is not the one .* differ by up to 0\.5"
     ):
         GeoQ.load(saved[1], surrogate=lambda x: surrogate(x) + 0.5)
+
+
+# An accurate surrogate: its errors are 3e-4 of its answers.
+ACCURATE_X = np.random.default_rng(0).normal(size=(200, 3))
+ACCURATE_Y = ACCURATE_X @ [1.0, 2.0, 3.0] + 1e-3 * np.sin(3 * ACCURATE_X[:, 0])
+
+
+def ridge(x, y):
+    return Ridge(1e-6).fit(x, y).predict
+
+
+ACCURATE = ridge(ACCURATE_X, ACCURATE_Y)
+
+
+def rowwise(model):
+    """The same model, called on one row at a time."""
+    join = torch.cat if isinstance(model, nn.Module) else np.concatenate
+    return lambda x: join([model(x[i : i + 1]) for i in range(len(x))])
+
+
+def squared(y, y_hat):
+    return (y - y_hat) ** 2
+
+
+@pytest.mark.parametrize("error", [absolute_error, relative_norm_error, squared])
+@pytest.mark.parametrize("calibration", [True, False])
+def test_another_surrogate_is_refused_if_it_differs_by_a_part_of_the_error(
+    tmp_path, error, calibration
+):
+    path = tmp_path / "a.geoq"
+    geoq = GeoQ(ACCURATE, ridge, folds=RandomFolds(5), error_functional=error)
+    geoq.fit(ACCURATE_X, ACCURATE_Y).save(path, calibration=calibration)
+    own = {"error_functional": squared} if error is squared else {}
+    for same in (
+        ACCURATE,
+        rowwise(ACCURATE),
+        lambda x: ACCURATE(x).astype(np.float32),
+        lambda x: ACCURATE(x) * (1 + 1e-7),
+    ):
+        GeoQ.load(path, surrogate=same, **own)
+    half = ridge(ACCURATE_X[:100], ACCURATE_Y[:100])
+    for other in (half, lambda x: ACCURATE(x) * (1 + 1e-4)):
+        with pytest.raises(
+            ValueError, match=r"differ by up to \S+, which is \S+ % of the typical"
+        ):
+            GeoQ.load(path, surrogate=other, **own)
+
+
+@pytest.mark.filterwarnings("ignore:the errors of the surrogate are")
+def test_a_surrogate_without_errors_may_differ_only_by_rounding(tmp_path):
+    geoq = GeoQ(ACCURATE, None, folds=RandomFolds(5))
+    geoq.fit(ACCURATE_X, ACCURATE(ACCURATE_X)).save(tmp_path / "a.geoq")
+    GeoQ.load(tmp_path / "a.geoq", surrogate=lambda x: ACCURATE(x) * (1 + 1e-12))
+    with pytest.raises(ValueError, match=r"inf % of the typical error 0"):
+        GeoQ.load(tmp_path / "a.geoq", surrogate=lambda x: ACCURATE(x) * (1 + 1e-6))
+
+
+def test_a_network_in_single_precision_is_the_same_one_in_any_batch(tmp_path):
+    """The errors are about as small as the rounding of single precision."""
+    model = fresh(nn.Conv2d, 1, 2, 3, padding=1)
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 1, 8, 8, generator=random)
+    with torch.no_grad():
+        y = model(x) * (1 + 1e-5 * torch.randn(60, 1, 1, 1, generator=random))
+    geoq = GeoQ(model, None, folds=RandomFolds(3), increment_model=TwoLawIncrement())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        geoq.fit(x, y).save(tmp_path / "a.geoq")
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    GeoQ.load(tmp_path / "a.geoq", surrogate=rowwise(model))
+    torch.set_num_threads(n_threads)
+    with pytest.raises(ValueError, match="surrogate is not the one"):
+        GeoQ.load(tmp_path / "a.geoq", surrogate=lambda x: 1.001 * model(x))
 
 
 def test_a_surrogate_of_another_shape_is_refused(saved):

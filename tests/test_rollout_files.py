@@ -92,3 +92,31 @@ def test_objects_that_a_file_cannot_contain_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"psi=.* is a function of the user"):
         geoq.save(tmp_path / "scheme.geoq")
     assert not [*tmp_path.iterdir()]
+
+
+def ridge_step(states):
+    """A step that is linear in the monomials of the state, with an error of about 1e-3."""
+
+    def monomials(x):
+        return np.stack([np.ones(len(x)), x[:, 0], x[:, 1], x[:, 0] ** 2], axis=1)
+
+    noisy = states[1:] + 1e-3 * np.random.default_rng(0).normal(
+        size=(len(states) - 1, 2)
+    )
+    weights = np.linalg.lstsq(monomials(states[:-1]), noisy)[0]
+    return lambda x: monomials(x) @ weights
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_another_step_is_refused_if_it_differs_by_a_part_of_its_error(
+    tmp_path, monkeypatch, large
+):
+    if large:
+        monkeypatch.setattr("geoq.rollout.horizon.MOST_STORED", 100)
+    step, path = ridge_step(STATES[:300]), tmp_path / "rollout.geoq"
+    small(step, None).fit(STATES[300:800]).save(path)
+    for same in (step, lambda x: step(x) * (1 + 1e-12)):
+        RolloutGeoQ.load(path, surrogate=same)
+    for other in (ridge_step(STATES[:200]), lambda x: step(x) * (1 + 1e-4)):
+        with pytest.raises(ValueError, match=r"which is \S+ % of the typical error"):
+            RolloutGeoQ.load(path, surrogate=other)

@@ -13,13 +13,14 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 try:
@@ -28,8 +29,12 @@ except ImportError:  # Windows: without locks, the files of killed processes sta
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = "geoq 3"
-# Answers of one model on two machines may differ by this fraction of the largest answer.
+# A representation or an increment model is another one if its answers differ by more than this fraction of the largest one.
 SAME = 1e-4
+# A surrogate is another one if its answers differ by more than this fraction of the typical error, and by more than rounding:
+# on two machines, or in batches of different sizes, the answers of one model differ by about this fraction of the largest one.
+ERROR_FRACTION = 0.01
+ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-10}
 # The largest header that the format allows, in bytes.
 LARGEST_HEADER = 100_000_000
 # A file this large whose blocks on the disk hold less than a thousandth of it was not written by geoq.
@@ -204,18 +209,66 @@ def check_same(name: str, answer: Tensor | None, expected: Tensor | None) -> Non
                 f"the file was saved with {had} {name}, but this call differs; {way_out}."
             )
         return
+    _check_shape(name, answer, expected)
+    difference = float((answer - expected.to(answer)).abs().max())
+    # Also refused if the difference is nan.
+    if not difference <= SAME * float(expected.abs().max()):
+        raise ValueError(
+            f"{_another(name, difference)}; pass the original {name}, or calibrate again."
+        )
+
+
+def check_surrogate(
+    answer: Tensor,
+    expected: Tensor,
+    typical: Float[Tensor, " n_channels"],
+    distance: Callable[[Tensor, Tensor], Float[Tensor, " n_probes n_channels"]],
+) -> None:
+    """Refuse a surrogate whose answers on the stored inputs differ by more than rounding and by more than 1 % of its errors.
+
+    Args:
+        answer: the answers of the surrogate.
+        expected: the answers in the file.
+        typical: the typical held-out error of each channel.
+        distance: the error functional between the answers in the file and these answers, averaged over each channel.
+    """
+    _check_shape("surrogate", answer, expected)
+    gap, expected = (answer - expected.to(answer)).abs(), expected.to(answer)
+    if bool((gap <= rounding(expected)).all()):
+        return
+    ratio = (distance(expected, answer) / typical.to(answer)).nan_to_num(torch.inf)
+    # Where the typical error is 0, only rounding is allowed.
+    if bool((ratio <= ERROR_FRACTION).all()):
+        return
+    worst = int(ratio.amax(dim=0).argmax())
+    raise ValueError(
+        f"{_another('surrogate', float(gap.max()))}, which is {100 * float(ratio.max()):.3g} % of the typical error "
+        f"{float(typical[worst]):.3g} that is bounded, and at most {100 * ERROR_FRACTION:g} % is allowed; pass the original "
+        "surrogate, or calibrate again."
+    )
+
+
+def rounding(answers: Float[Tensor, " n *output"]) -> Float[Tensor, " *channels"]:
+    """The largest difference that rounding causes between machines and batches, for each channel of a field or each output."""
+    size = answers.abs()
+    channel = size.amax(dim=(0, *range(2, answers.ndim)), keepdim=True)
+    own = ROUNDING[answers.dtype] * channel
+    return own + torch.finfo(answers.dtype).eps * size.max()
+
+
+def _check_shape(name: str, answer: Tensor, expected: Tensor) -> None:
     if answer.shape != expected.shape:
         raise ValueError(
             f"{name} returns shape {tuple(answer.shape)} on the stored inputs, but the {name} of the file returned "
             f"{tuple(expected.shape)}; pass the {name} that the file was calibrated with."
         )
-    difference = float((answer - expected.to(answer)).abs().max())
-    # Also refused if the difference is nan.
-    if not difference <= SAME * float(expected.abs().max()):
-        raise ValueError(
-            f"{name} is not the one that the file was calibrated with: on the stored inputs its answers differ "
-            f"by up to {difference:.3g}; pass the original {name}, or calibrate again."
-        )
+
+
+def _another(name: str, difference: float) -> str:
+    return (
+        f"{name} is not the one that the file was calibrated with: on the stored inputs its answers differ by up to "
+        f"{difference:.3g}"
+    )
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:

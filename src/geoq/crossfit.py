@@ -23,6 +23,7 @@ from geoq.geometry import (
     anchor_error,
     assembled,
     gathers,
+    mean_over_channels,
 )
 from geoq.masks import exact_coordinates
 from geoq.metric import AnyCoordinates, FittedMetric
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 # training points and on its held-out points. Extrapolation raises only the errors on held-out points.
 FAILED_FOLD_RATIO = 5.0
 N_IN_SAMPLE = 256
+# The typical error is computed from at most this many tuples.
+N_TYPICAL = 128
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,12 @@ class CalibrationSet:
     def typical_support_distance(self) -> float:
         """Median support distance."""
         return float(self.features.support_distance.median())
+
+    @cached_property
+    def typical_error(self) -> Float[Tensor, " n_channels"]:
+        """Median held-out error of each output, or of each channel of a field, in the family that interpolates."""
+        tuples = self[self.interpolating].subsample(N_TYPICAL)
+        return mean_over_channels(tuples.error).median(dim=0).values
 
     @cached_property
     def standardization(self) -> Standardization:

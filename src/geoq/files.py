@@ -5,6 +5,7 @@ that a different callable is refused. ``rollout/files.py`` does the same for ``R
 """
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from geoq import archive, tuple_files
 from geoq.archive import with_prefix, without_prefix
-from geoq.arrays import Array, Rows
+from geoq.arrays import Array, Rows, restore, to_tensor
 from geoq.checks import check_callable, check_count, check_fitted, warn
 from geoq.conformal import ConformalFactors
 from geoq.folds import UnavailableFolds
@@ -22,6 +23,7 @@ from geoq.frames import frame_state, rebuilt
 from geoq.geometry import (
     Embedding,
     Geometry,
+    mean_over_channels,
     mean_over_field,
 )
 from geoq.increments.field_scale import FieldScaleIncrement
@@ -82,7 +84,12 @@ _OF_POINTS = ("outputs", "held_out_error")
 _FINITE = ("coordinates.", "points.", "metric.", "increment.", "region.", "probe.")
 # The limits of a learned factor can be infinite.
 _DEFINED = ("increment.learned.lower", "increment.learned.upper")
-_NOT_NEGATIVE = ("error", "features.error", "features.support_distance")
+_NOT_NEGATIVE = (
+    "error",
+    "typical_error",
+    "features.error",
+    "features.support_distance",
+)
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ def state(
     if not calibration:
         tuples = geoq.calibration_
         numbers["typical"] = [tuples.typical_distance, tuples.typical_support_distance]
-        return numbers, arrays
+        return numbers, arrays | {"typical_error": tuples.typical_error}
     tuple_numbers, tuple_arrays = tuple_files.state(geoq)
     return numbers | tuple_numbers, arrays | tuple_arrays
 
@@ -285,14 +292,35 @@ def restored(
             f"{path} was calibrated on a table that cannot be rebuilt here, so it was not checked whether surrogate is the model "
             "that the file was calibrated with."
         )
-        del arrays["probe.surrogate"]
-    for name in ("surrogate", "representation", "increment_model"):
+    else:
+        with archive.restoring(path):
+            expected, typical = arrays["probe.surrogate"], _typical_error(geoq)
+        archive.check_surrogate(
+            present["surrogate"], expected, typical, partial(_distance, geoq)
+        )
+    for name in ("representation", "increment_model"):
         archive.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
     with archive.restoring(path):
         # The callables have answered at these inputs, so that an error here lies in the file.
         if not cannot_ask:
             geoq.assess(geoq.probes_)
     return geoq
+
+
+def _typical_error(geoq: "GeoQ") -> Tensor:
+    typical: Tensor = geoq.calibration_.typical_error
+    same = typical.shape == mean_over_channels(geoq.error_[:1])[0].shape
+    archive.check_value("array 'typical_error'", same, "not of the shape of an error")
+    return typical
+
+
+def _distance(geoq: "GeoQ", one: Tensor, other: Tensor) -> Tensor:
+    """The distance between two answers to the stored inputs, measured with the error functional, if it is available."""
+    if geoq.error_functional is _missing_error_functional:
+        return torch.full((1, 1), torch.inf)
+    both = (restore(part, values(geoq.probes_)) for part in (one, other))
+    error = to_tensor(geoq.error_functional(*both), "the error")
+    return mean_over_channels(error).to(one)
 
 
 def _restored_probes(

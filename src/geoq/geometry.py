@@ -56,6 +56,14 @@ def mean_over_field(error: Float[Tensor, " n *field"]) -> Float[Tensor, " n"]:
     return error.reshape(len(error), -1).mean(dim=1)
 
 
+def mean_over_channels(
+    error: Float[Tensor, " n *field"],
+) -> Float[Tensor, " n n_channels"]:
+    """The error of each point, averaged over each channel of a field; the errors of a vector are not averaged."""
+    channels = error.flatten(2).mean(dim=2) if error.ndim > 2 else error
+    return channels.reshape(len(error), -1)
+
+
 def displacement(
     z: Float[Tensor, " n_queries *z"],
     anchors: Int[Tensor, " n_queries n_anchors"],

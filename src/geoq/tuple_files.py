@@ -34,6 +34,7 @@ class DroppedCalibration:
 
     typical_distance: float
     typical_support_distance: float
+    typical_error: Tensor
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -110,7 +111,8 @@ def restored(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> Any:
     if "typical" in numbers:
         for number in numbers["typical"]:
             archive.check_number("typical", number, above=-1e-9)
-        return DroppedCalibration(*numbers["typical"])
+        distance, support_distance = numbers["typical"]
+        return DroppedCalibration(distance, support_distance, arrays["typical_error"])
     point, anchors = (arrays.get(f"calibration.{n}") for n in ("point", "anchors"))
     dtype = arrays["points.z"].dtype
 

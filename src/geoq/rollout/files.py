@@ -127,12 +127,43 @@ def load(
         )
         _restore(geoq, numbers, arrays)
     present = _answers(geoq)
-    for name in ("surrogate", "representation"):
-        archive.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
+    with archive.restoring(path):
+        expected, typical = arrays["probe.surrogate"], _typical_error(geoq)
+    _check_surrogate(geoq, present["surrogate"], expected, typical)
+    name = "representation"
+    archive.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
     with archive.restoring(path):
         # The callables have answered at these states, so that an error here lies in the file.
         geoq.assess(geoq.probes_, 1)
     return geoq
+
+
+def _typical_error(geoq: "RolloutGeoQ") -> Tensor:
+    """The median held-out error of one step. Of large states, a file contains only the largest error of each step."""
+    typical = geoq.held_out_.error[:, 0].median(dim=0).values
+    possible = len(typical) in (1, len(geoq.reference_states_.output.places))
+    archive.check_value("array 'held_out.error'", possible, "not of the output's shape")
+    return typical
+
+
+def _check_surrogate(
+    geoq: "RolloutGeoQ", answer: Tensor, expected: Tensor, typical: Tensor
+) -> None:
+    """Refuse another surrogate: its distance from the original one is compared with the held-out errors of one step."""
+    output = geoq.reference_states_.output
+
+    def distance(one: Tensor, other: Tensor) -> Tensor:
+        gap = (output(one[:, None]) - output(other[:, None])).abs().flatten(1)
+        return gap if gap.shape[1] == len(typical) else gap.amax(dim=1, keepdim=True)
+
+    if answer.shape == expected.shape:
+        # First the coordinates that are not bounded.
+        others = torch.ones(expected[0].numel(), dtype=torch.bool)
+        others[output.places.cpu()] = False
+        unbounded = (part.flatten(1)[:, others] for part in (answer, expected))
+        if others.any():
+            archive.check_same("surrogate", *unbounded)
+    archive.check_surrogate(answer, expected, typical, distance)
 
 
 def _check(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> None:
