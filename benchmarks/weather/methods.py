@@ -18,7 +18,6 @@ from benchmarks.weather.activity import Activity
 from benchmarks.weather.bounds import Natural
 from benchmarks.weather.case import NO_FOLDS
 from geoq import (
-    DistanceRegion,
     FieldIncrement,
     FieldScaleIncrement,
     SafeRegion,
@@ -253,7 +252,7 @@ def of_default(case, *, reference=None, **factor):
 
 
 def default_parts(case, *, increment_model):
-    return {"increment_model": increment_model(case), "safe_region": DistanceRegion()}
+    return {"increment_model": increment_model(case)}
 
 
 def without_factor(case):
