@@ -336,6 +336,7 @@ def main():
         action="store_true",
         help="quality of calibrations with fewer trainings",
     )
+    parser.add_argument("--jobs", type=int, default=1, help="processes for --quality")
     parser.add_argument("--out", type=Path, help="where to write the results")
     parser.add_argument(
         "--picture", type=Path, help="file for the picture of the growth"
@@ -352,7 +353,7 @@ def main():
     for part in ("growth", "quality"):
         extra[part] = known.get(part)
     if arguments.quality or small:
-        extra["quality"] = record.part(rows=quality(small=small))
+        extra["quality"] = record.part(rows=quality(arguments.jobs, small=small))
     if not arguments.quality or small:
         rows = []
         for case in cases(small=small):

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from joblib import Parallel, delayed
 
 from benchmarks.forrester import load as load_forrester
 from benchmarks.record import QUANTILE
@@ -73,19 +74,19 @@ def quality_problems(seed, *, small):
         yield name, x, y, x_test, y_test, recipe, folds
 
 
-def quality(*, small):
+def quality(n_jobs, *, small):
     """Rows of all problems, seeds and ways to calibrate: relative CPU time, pinball loss and coverage."""
-    torch.set_num_threads(1)
-    rows = []
-    for seed in range(1) if small else SEEDS:
-        for name, x, y, x_test, y_test, recipe, settings in quality_problems(
-            seed, small=small
-        ):
-            rows += ways(seed, name, x, y, x_test, y_test, recipe, settings)
-    return rows
+    seeds = range(1) if small else SEEDS
+    parts = Parallel(n_jobs)(
+        delayed(ways)(seed, *problem)
+        for seed in seeds
+        for problem in quality_problems(seed, small=small)
+    )
+    return [row for rows in parts for row in rows]
 
 
 def ways(seed, name, x, y, x_test, y_test, recipe, settings):
+    torch.set_num_threads(1)
     recipe(x[:50], y[:50])  # imports the modules of the training
     started = time.process_time()
     surrogate = recipe(x, y)
