@@ -21,7 +21,7 @@ def untouched(segments):
     ("trajectories", "message"),
     [
         (STATES[:30], r"n_calibration=40, but the longest trajectory has 30 states"),
-        ([STATES, STATES[:, :1]], r"trajectories\[1\] has states of shape \(1,\)"),
+        ([STATES, STATES[:, :1]], r"trajectories\[1\] has rows of shape \(1,\)"),
         ([STATES, torch.from_numpy(STATES)], r"trajectories\[1\] is a Tensor"),
         ([], "empty list"),
         (STATES[:, 0], r"shape \(900,\).*with shape \(n_times, 1\)"),

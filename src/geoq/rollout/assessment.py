@@ -1,5 +1,6 @@
 """The answer of RolloutGeoQ: a bound at every step, the trusted horizon, and the reason."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -40,7 +41,8 @@ class RolloutAssessment:
             it is less than ``trust.limit`` and at most 1.
         gaps: the rollouts without an answer, for example because a coordinate of the initial state is nan. They are not safe,
             their numbers are nan and their horizons 0. None if all rollouts have an answer.
-        changed: the rollouts whose initial state changes a coordinate that is constant in the data, and the reason.
+        changed: the rollouts whose initial state changes a coordinate that is constant in the data, or whose forcing is outside
+            its range in the data, and the reason.
     """
 
     prediction: Float[Array, " n n_steps *state"]
@@ -116,7 +118,7 @@ class RolloutAssessment:
         score = float(self.support_score[rollout, index])
         if int(self.diverged_at[rollout]) == index + 1:
             return "the surrogate diverged: it left the range of the data by more than its width, so the bound is infinite from this step"
-        if rollout in self.changed:
+        if rollout in self.changed and math.isinf(score):
             return f"NOT safe, {self.changed[rollout]}"
         if not bool(self.safe[rollout, index]):
             return f"NOT safe, {self.meaning[1]} (score {score:.3g}, threshold {self.threshold:.3g})"

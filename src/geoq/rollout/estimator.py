@@ -26,6 +26,7 @@ from geoq.rollout import files
 from geoq.rollout.assessment import RolloutAssessment
 from geoq.rollout.checks import (
     check_all_stored,
+    check_arguments,
     check_initial_states,
     check_lengths,
     check_models,
@@ -35,26 +36,27 @@ from geoq.rollout.checks import (
 )
 from geoq.rollout.crossfit import RolloutProblem, cross_fit_rollouts
 from geoq.rollout.features import RolloutFeatures, embed
-from geoq.rollout.fold_rollouts import FreshRollouts, TrainedRollouts, trained
+from geoq.rollout.fold_rollouts import (
+    deployed_surrogate,
+    open_checkpoint,
+    source_of_rollouts,
+)
+from geoq.rollout.forcing import Forcing
 from geoq.rollout.horizon import HeldOutRollouts, Trust, n_leading, over_tolerance
 from geoq.rollout.memory import REMEDY
 from geoq.rollout.output import Output
 from geoq.rollout.region import RolloutRegion
-from geoq.rollout.runaways import DataRange, warn_of_runaways
+from geoq.rollout.runaways import warn_of_runaways
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.scheme import RolloutScheme, bound_of, check_scheme, fit_scheme
-from geoq.rollout.trajectories import DIVERGED, TrainStepper, Trajectories, roll_out
+from geoq.rollout.trajectories import TrainStepper, roll_out
 from geoq.surrogate import Surrogate
-from geoq.training.checkpoint import Checkpoint, FinishedFolds, folds_id
+from geoq.training.checkpoint import Checkpoint, FinishedFolds
 from geoq.training.fold_surrogates import (
     TrainedFolds,
     count_trainings,
-    is_pretrained,
 )
 from geoq.training.progress import BAR, ShowProgress, check_progress, shown, stage
-from geoq.training.progress import trained as report_training
-from geoq.training.recipe_id import array_id
-from geoq.training.threads import n_weights
 from geoq.unanswered import Gaps, blank, unusable_rows, with_stand_in
 
 
@@ -63,6 +65,9 @@ class RolloutGeoQ:
     r"""Error bounds, safe flags and a trusted horizon for the rollouts of a fixed surrogate of one time step.
 
     .. math:: \widehat u_{n+1} = \widehat F(\widehat u_n), \quad E_n = |u_n - \widehat u_n|, \quad E_0 = 0
+
+    A forced surrogate also receives inputs that are given at every step,
+    :math:`\widehat u_{n+1} = \widehat F(\widehat u_n, f_n)`; see the argument ``forcing`` of ``fit``.
 
     ``RolloutGeoQ`` has these methods of ``GeoQ``: ``fit`` with a checkpoint, ``assess``, ``bound``, ``save`` and ``load``,
     ``get_params`` and ``set_params``, and the same repr. It does not have these:
@@ -73,13 +78,14 @@ class RolloutGeoQ:
     - ``expected_error``: the schemes estimate an upper quantile of the error and not its mean.
 
     Attributes:
-        surrogate: the trained model, a function from a batch of states to the next states. None trains it on all
-            trajectories first.
+        surrogate: the trained model, a function from a batch of states to the next states, or ``step(states, forcing)``.
+            None trains it on all trajectories first.
         train_surrogate: a function ``train_surrogate(segments)`` that returns a new surrogate. It is called once per fold
-            with a list of contiguous pieces of trajectories, which contain no held-out state. ``TrainRollout`` is such a
-            recipe. ``TrainedFolds`` uses surrogates that were trained elsewhere. None means that no retraining is possible:
+            with a list of contiguous pieces of trajectories, which contain no held-out state; with forcing, each piece is a
+            pair (states, forcing) of arrays of equal length. ``TrainRollout`` is such a recipe. ``TrainedFolds`` uses surrogates that were trained elsewhere. None means that no retraining is possible:
             the surrogate has never seen the trajectories given to ``fit``.
-        representation: phi, fixed and shared by all folds. None means the standardised state.
+        representation: phi, fixed and shared by all folds. None means the standardised state, and with forcing the
+            standardised state and forcing; a function receives both.
         folds: which states are held out together; the group of a state is the number of its trajectory. The default holds
             out blocks of time, because a forecast starts after the data and not between them. The paper's folds are
             ``ClusterFolds(5)``.
@@ -130,6 +136,7 @@ class RolloutGeoQ:
         self,
         trajectories: Array | Sequence[Array],
         *,
+        forcing: Array | Sequence[Array] | None = None,
         checkpoint: str | Path | Checkpoint | None = None,
         progress: ShowProgress = BAR,
     ) -> "RolloutGeoQ":
@@ -137,6 +144,8 @@ class RolloutGeoQ:
 
         Args:
             trajectories: one trajectory, an array of shape (n_times, *state), or a list of such arrays.
+            forcing: the inputs of each step, for each trajectory an array of shape (n_times, *forcing): ``forcing[t]`` drives
+                the step from state t to state t + 1. A parameter of a trajectory is a forcing that is constant in time.
             checkpoint: a folder, or a ``Checkpoint``, that keeps the rollouts of each finished fold. A run that was interrupted
                 continues from there when it is started again, with the same result.
             progress: how the progress is shown, see ``GeoQ.fit``.
@@ -148,29 +157,29 @@ class RolloutGeoQ:
         # On a copy, so that an interrupted or refused fit leaves the estimator unchanged.
         fitted = copy.copy(self)
         with torch.enable_grad():
-            fitted._fit(trajectories, checkpoint, progress)
+            fitted._fit(trajectories, forcing, checkpoint, progress)
         vars(self).update(vars(fitted))
         return self
 
     def _fit(
         self,
         trajectories: Array | Sequence[Array],
+        forcing: Array | Sequence[Array] | None,
         checkpoint: str | Path | Checkpoint | None,
         show: ShowProgress,
     ) -> None:
         self._check_arguments()
         check_progress(show)
-        gathered = Trajectories.gather(trajectories)
+        gathered, self.forcing_ = Forcing.gather(trajectories, forcing)
+        check_arguments(self.surrogate, forced=forcing is not None)
         check_lengths(gathered, self.n_calibration)
         states = to_tensor(gathered.states, "trajectories")
         self.normalization_ = Standardization.fit(states)
         self.probes_ = gathered.states[:N_PROBES]
-        mean, scale = self.normalization_.mean, self.normalization_.scale
-        self.limit_ = mean.abs() + DIVERGED * scale
-        embedding = embed(
-            states, self.normalization_, self.representation, self.probes_
+        embedding = embed(states, self.normalization_, self._phi, self.probes_)
+        self.limit_, self.data_range_ = self.forcing_.limits(
+            embedding.normalized, self.normalization_
         )
-        self.data_range_ = DataRange.of(embedding.normalized, self.normalization_)
         points = embedding.normalized.flatten(start_dim=1).cpu().numpy()
         plan = FoldPlan.draw(self.folds, points, gathered.number)
         starts = plan_starts(self, gathered, plan)
@@ -178,14 +187,14 @@ class RolloutGeoQ:
             gathered,
             embedding,
             self.normalization_,
-            self.representation,
+            self._phi,
             self.data_range_,
             self.scheme.quantile,
             self.n_anchors,
             self.n_support,
-            Output.of(self.output, tuple(states.shape[1:])),
+            Output.of(self.output, self.forcing_.state),
         )
-        finished = self._open(checkpoint, gathered, plan, starts)
+        finished = open_checkpoint(self, checkpoint, gathered, plan, starts)
         # One step of the progress bar per training, one for the scheme and one for the safe region. A fold from which no
         # rollout starts is not trained.
         n_trained = sum(len(first) > 0 for first in starts)
@@ -202,22 +211,21 @@ class RolloutGeoQ:
         checkpoint: FinishedFolds | None,
     ) -> None:
         """Train the surrogate, cross-fit the rollouts, fit the scheme and the safe region, and bound the held-out rollouts."""
-        all_rows = torch.arange(len(problem.trajectories))
-        self.surrogate_ = self._deployed(problem.trajectories, all_rows)
-        ask = one_step(self.surrogate_)
+        self.surrogate_ = deployed_surrogate(self, problem.trajectories)
+        ask = one_step(self._step)
         probes = Probes.of(ask, self.probes_, ask(self.probes_), remedy=REMEDY)
         self.reference_states_ = problem.all_states(plan, self.folds)
         self.calibration_ = cross_fit_rollouts(
             problem,
             plan,
             starts,
-            fold_rollouts=self._fold_rollouts(len(plan.splits)),
+            fold_rollouts=source_of_rollouts(self, len(plan.splits)),
             checkpoint=checkpoint,
         )
         self.n_calibrated_ = self.calibration_.n_steps
         # Without a recipe the deployed surrogate has made the calibration rollouts.
-        deployed = None if self.train_surrogate is None else self.surrogate_
-        data = (problem.trajectories, self.data_range_)
+        deployed = None if self.train_surrogate is None else self._step
+        data = (problem.trajectories, self.data_range_, self.forcing_.n_forcing)
         warn_of_runaways(self.calibration_, deployed, *data)
         with stage("scheme"):
             self.scheme_ = fit_scheme(self.scheme, self.calibration_)
@@ -239,6 +247,8 @@ class RolloutGeoQ:
         x0: Array,
         n_steps: int,
         tolerance: float | Array | None = None,
+        *,
+        forcing: Array | None = None,
     ) -> RolloutAssessment:
         """Roll out from each initial state and bound the error of every step.
 
@@ -247,13 +257,17 @@ class RolloutGeoQ:
             n_steps: the number of steps to forecast. It can exceed the calibration horizon; the trusted horizon cannot.
             tolerance: the largest acceptable error, one number or one per coordinate of the output. Without a tolerance there
                 is a supported horizon and no trusted horizon.
+            forcing: the inputs of each step if ``fit`` received a forcing: an array of shape (n, n_steps, *forcing), or
+                (n_steps, *forcing) for all rollouts. From the first step whose forcing is outside its
+                range in the data, no step is safe.
         """
         check_fitted(self, "held_out_")
         check_callable(self.surrogate_, "surrogate")
         if self.representation is not None:
             check_callable(self.representation, "representation")
         output = self.reference_states_.output
-        check_initial_states(x0, n_steps, tuple(self.limit_.shape))
+        check_initial_states(x0, n_steps, self.forcing_.state)
+        along = self.forcing_.along(forcing, x0, n_steps)
         largest = check_tolerance(tolerance, output.shape)
         trust = None
         if largest is not None:
@@ -261,9 +275,12 @@ class RolloutGeoQ:
             check_all_stored(largest, n_stored, len(output.places))
             trust = self.held_out_.trust(largest)
         arrays: dict[str, Tensor] = {}
-        changed = self.reference_states_.changes(x0, self.normalization_)
+        x0 = self.forcing_.join(x0, None if along is None else along[:, 0])
+        unsafe = self._unsafe(x0, along)
         # The arrays are filled chunk by chunk; joining a list of chunks would need twice the memory.
-        for rows, answers in self._answers(x0, n_steps, largest, trust, changed):
+        for rows, answers in self._answers(
+            x0, n_steps, along, unsafe[0], largest, trust
+        ):
             for name, part in answers.items():
                 if name not in arrays:
                     arrays[name] = part.new_empty((len(x0), *part.shape[1:]))
@@ -279,20 +296,21 @@ class RolloutGeoQ:
             gaps=Gaps.of(lost, x0, self.normalization_, "coordinate")
             if lost.any()
             else None,
-            changed=changed,
+            changed=unsafe[1],
         )
 
-    def bound(self, x0: Array, n_steps: int) -> Array:
+    def bound(self, x0: Array, n_steps: int, *, forcing: Array | None = None) -> Array:
         """The error bound of every step of the rollouts from these initial states, ``assess(x0, n_steps).error_hat``."""
-        return self.assess(x0, n_steps).error_hat
+        return self.assess(x0, n_steps, forcing=forcing).error_hat
 
     def _answers(
         self,
         x0: Array,
         n_steps: int,
+        along: Tensor | None,
+        unsafe: Tensor,
         largest: Tensor | None,
         trust: Trust | None,
-        changed: dict[int, str],
     ) -> Iterator[tuple[slice, dict[str, Tensor]]]:
         """Answers to chunks of initial states, as tensors by the names of ``RolloutAssessment``."""
         dtype = to_tensor(x0[:1], "x0").dtype
@@ -300,18 +318,16 @@ class RolloutGeoQ:
             start = to_tensor(x0[rows], "x0")
             lost = unusable_rows(self.normalization_(start.to(self.limit_)), start)
             usable = with_stand_in(x0[rows], lost, self.probes_[:1])
-            states = roll_out(self.surrogate_, usable, n_steps, self.limit_)
+            forcing = None if along is None else along[rows, [*range(n_steps), -1]]
+            states = roll_out(self._step, usable, n_steps, self.limit_, forcing)
             inside = self.data_range_.cut(states)
             features = self.reference_states_.features(
-                inside, self.normalization_, self.representation, x0
+                inside, self.normalization_, self._phi, x0
             )
             diverged = ~features.alive
             score = blank(self._score(features), lost)
             bound = blank(self._bound(features), lost)
-            here = [
-                row - rows.start for row in changed if rows.start <= row < rows.stop
-            ]
-            score[here] = torch.inf
+            score = score.masked_fill(unsafe[rows].to(score.device), torch.inf)
             safe = self.safe_region_.contains(score.flatten()).reshape(diverged.shape)
             answers = {
                 "prediction": blank(self.reference_states_.output(states[:, 1:]), lost),
@@ -331,6 +347,29 @@ class RolloutGeoQ:
                 answers["trusted_horizon"] = n_leading(trusted)
                 answers["bound_over_tolerance"] = ratio.to(dtype)
             yield rows, answers
+
+    def _unsafe(self, x0: Array, along: Tensor | None) -> tuple[Tensor, dict[int, str]]:
+        """The steps that are not safe whatever their distance is, and the reason for each such rollout."""
+        reference, nu = self.reference_states_, self.normalization_
+        texts = reference.changes(x0, nu, self.forcing_.n_values)
+        unsafe = torch.zeros(len(x0), 1, dtype=torch.bool)
+        unsafe[[*texts]] = True
+        if along is None:
+            return unsafe, texts
+        points = reference.geometry.points.normalized
+        outside, reasons = self.forcing_.outside(along, points, nu)
+        return unsafe.to(outside.device) | outside, reasons | texts
+
+    @property
+    def _step(self) -> Surrogate:
+        """The deployed surrogate as a step of states that contain the forcing."""
+        return self.forcing_.step(self.surrogate_)
+
+    @property
+    def _phi(self) -> Representation | None:
+        """The representation of states that contain the forcing."""
+        phi: Representation | None = self.forcing_.representation(self.representation)
+        return phi
 
     def _score(self, features: RolloutFeatures) -> Tensor:
         """Support score of each step; infinite from the step at which a rollout diverges."""
@@ -391,46 +430,6 @@ class RolloutGeoQ:
         """Change constructor arguments."""
         set_params(self, params)
         return self
-
-    def _deployed(self, trajectories: Trajectories, rows: Tensor) -> Surrogate:
-        if self.surrogate is not None:
-            return self.surrogate
-        assert callable(self.train_surrogate)
-        what = "the deployed surrogate on all trajectories"
-        with stage("deployed surrogate"):
-            found = trained(self.train_surrogate, trajectories, [rows], what)[0]
-        report_training("deployed surrogate")
-        return found
-
-    def _fold_rollouts(self, n_folds: int) -> FreshRollouts | TrainedRollouts:
-        n_steps, limit, recipe = self.n_calibration, self.limit_, self.train_surrogate
-        if recipe is None:
-            # The deployed surrogate has seen none of these data, so it serves as the surrogate of every fold.
-            recipe = TrainedFolds([self.surrogate_] * n_folds)
-        if isinstance(recipe, TrainedFolds):
-            return TrainedRollouts(recipe, n_steps, limit)
-        return FreshRollouts(recipe, n_steps, limit, n_weights(self.surrogate_))
-
-    def _open(
-        self,
-        place: str | Path | Checkpoint | None,
-        trajectories: Trajectories,
-        plan: FoldPlan,
-        starts: list[np.ndarray],
-    ) -> FinishedFolds | None:
-        """The checkpoint in the folder; refused if it belongs to other trajectories, folds or settings."""
-        # There is nothing to keep if nothing is trained.
-        if place is None or is_pretrained(self.train_surrogate):
-            return None
-        facts = {
-            "trajectories": array_id(trajectories.states),
-            "lengths": str(np.bincount(trajectories.number).tolist()),
-            "folds": folds_id(plan),
-            "starts": array_id(np.concatenate(starts)),
-            "n_calibration": str(self.n_calibration),
-        }
-        callables = {"train_surrogate": self.train_surrogate}
-        return Checkpoint.of(place).open(facts, callables)
 
     def _check_arguments(self) -> None:
         for name in ("n_calibration", "n_starts", "n_anchors", "n_support"):

@@ -90,14 +90,17 @@ class ReferenceStates:
         points = self.geometry.points.normalized
         return points.amin(dim=0) == points.amax(dim=0)
 
-    def changes(self, x0: Array, normalization: Standardization) -> dict[int, str]:
-        """The initial states that change a constant coordinate, by their rows, and which coordinate they change."""
+    def changes(
+        self, x0: Array, normalization: Standardization, n_values: int
+    ) -> dict[int, str]:
+        """The initial states that change a constant one of their first ``n_values`` coordinates, and which, by their rows."""
         if not self.constant.any():
             return {}
         mean, states = normalization.mean, to_tensor(x0, "x0").to(normalization.mean)
         apart = (normalization(states) - self.geometry.points.normalized[0]).abs()
         allowed = torch.where(mean == 0, 0.0, CHANGED)
         changed = (self.constant & (apart > allowed)).flatten(start_dim=1)
+        changed = changed[:, :n_values]
         texts = {}
         for row in changed.any(dim=1).nonzero()[:, 0].tolist():
             place = changed[row].long().argmax()

@@ -19,12 +19,12 @@ from geoq.regions.safe_region import DistanceRegion, FittedDistanceRegion, Fitte
 from geoq.representation import Representation, Standardization
 from geoq.rollout.additive import AdditiveRecursion
 from geoq.rollout.features import ReferenceStates
+from geoq.rollout.forcing import Forcing
 from geoq.rollout.horizon import HeldOutRollouts
 from geoq.rollout.output import Output
 from geoq.rollout.region import RolloutRegion
-from geoq.rollout.runaways import DataRange
 from geoq.rollout.saturating import SaturatingGrowth
-from geoq.rollout.trajectories import DIVERGED, roll_out
+from geoq.rollout.trajectories import roll_out
 from geoq.surrogate import Surrogate, evaluate
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def save(geoq: "RolloutGeoQ", path: str | Path) -> None:
         "n_support": geoq.n_support,
         "n_support_of_queries": geometry.n_support,
         "output_shape": output.shape,
+        "state_shape": geoq.forcing_.state,
+        "forcing_shape": geoq.forcing_.shape,
         "n_calibrated": geoq.n_calibrated_,
         "n_starts": geoq.n_starts,
         "folds": repr(geoq.folds),
@@ -134,7 +136,8 @@ def load(
     archive.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
     with archive.restoring(path):
         # The callables have answered at these states, so that an error here lies in the file.
-        geoq.assess(geoq.probes_, 1)
+        states, *forcing = geoq.forcing_.split(geoq.probes_)
+        geoq.assess(states, 1, forcing=forcing[0][:, None] if forcing else None)
     return geoq
 
 
@@ -196,19 +199,25 @@ def _restore(
     assert geoq.surrogate is not None
     geoq.surrogate_, geoq.n_calibrated_ = geoq.surrogate, geoq.n_calibration
     geoq.normalization_ = Standardization(arrays["mean"], arrays["scale"])
-    geoq.limit_ = arrays["mean"].abs() + DIVERGED * arrays["scale"]
+    shape = numbers.get("forcing_shape")
+    geoq.forcing_ = Forcing(
+        tuple(numbers.get("state_shape", arrays["mean"].shape)),
+        shape if shape is None else tuple(shape),
+    )
     z = arrays["points.z"]
     geometry = Geometry(
         Embedding(z, arrays.get("points.normalized", z)),
         n_anchors=geoq.n_anchors,
         n_support=numbers["n_support_of_queries"],
     )
-    geoq.data_range_ = DataRange.of(geometry.points.normalized, geoq.normalization_)
+    geoq.limit_, geoq.data_range_ = geoq.forcing_.limits(
+        geometry.points.normalized, geoq.normalization_
+    )
     climatology = FittedClimatology(
         *(arrays[f"climatology.{part}"] for part in _CLIMATOLOGY)
     )
     output = Output(arrays["output"], tuple(numbers["output_shape"]))
-    geoq.output = output.index(tuple(geoq.limit_.shape))
+    geoq.output = output.index(geoq.forcing_.state)
     geoq.reference_states_ = ReferenceStates(geometry, climatology, output)
     scheme = _SCHEMES[numbers["scheme"]].from_state(
         numbers["scheme_settings"], without_prefix("scheme.", arrays)
@@ -230,10 +239,10 @@ def _restore(
 def _answers(geoq: "RolloutGeoQ") -> dict[str, Tensor]:
     """The stored states, and the answers of the callables at them."""
     unlimited = torch.full_like(geoq.limit_, torch.inf)
-    after = roll_out(geoq.surrogate_, geoq.probes_, 1, unlimited)[:, 1]
+    step, phi = geoq.forcing_.step(geoq.surrogate_), geoq.representation
+    after = roll_out(step, geoq.probes_, 1, unlimited)[:, 1]
     answers = {"x": to_tensor(geoq.probes_, "x"), "surrogate": after}
-    if geoq.representation is not None:
-        answers["representation"] = evaluate(
-            geoq.representation, geoq.probes_, "representation"
-        )
+    if phi is not None:
+        phi = geoq.forcing_.representation(phi)
+        answers["representation"] = evaluate(phi, geoq.probes_, "representation")
     return answers

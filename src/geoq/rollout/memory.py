@@ -28,7 +28,8 @@ class WithMemory:
     state instead.
 
     Attributes:
-        step: a function ``step(values, memory)`` of two batches, which returns the next values and the next memory.
+        step: a function ``step(values, memory)`` of two batches, which returns the next values and the next memory. With
+            forcing it is ``step(values, memory, forcing)``.
         n_values: the number of values.
         n_memory: the number of numbers in the memory.
 
@@ -45,7 +46,7 @@ class WithMemory:
         (2, 20, 1)
     """
 
-    step: Callable[[Any, Any], tuple[Any, Any]]
+    step: Callable[..., tuple[Any, Any]]
     n_values: int
     n_memory: int
 
@@ -60,9 +61,10 @@ class WithMemory:
         return slice(0, self.n_values)
 
     @torch.no_grad()
-    def __call__(self, states: Array) -> Array:
+    def __call__(self, states: Array, *forcing: Array) -> Array:
         """The next states."""
-        answer: Any = self.step(states[:, : self.n_values], states[:, self.n_values :])
+        values, memory = states[:, : self.n_values], states[:, self.n_values :]
+        answer: Any = self.step(values, memory, *forcing)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise TypeError(
                 f"step returned {type(answer).__name__}, but WithMemory needs two arrays; return (values, memory)."
@@ -78,13 +80,14 @@ class WithMemory:
         joined: Array = _joined(list(answer), axis=1)
         return joined
 
-    def states(self, values: Array) -> Array:
+    def states(self, values: Array, *forcing: Array) -> Array:
         """The states along a true trajectory: the memory after the model has received the values one by one.
 
         The memory starts at zero; leave out the first states, until it no longer depends on this start.
 
         Args:
             values: a trajectory, an array of shape (n_times, n_values).
+            forcing: its forcing, an array of shape (n_times, *forcing), if the step has one.
         """
         if values.ndim != 2 or values.shape[1] != self.n_values:
             raise ValueError(
@@ -95,7 +98,8 @@ class WithMemory:
         rows = []
         for n in range(len(values)):
             rows.append(_joined([values[n : n + 1], memory], axis=1))
-            memory = self(rows[-1])[:, self.n_values :]
+            given = [part[n : n + 1] for part in forcing]
+            memory = self(rows[-1], *given)[:, self.n_values :]
         joined: Array = _joined(rows, axis=0)
         return joined
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from geoq.arrays import Array, to_tensor
+from geoq.arrays import Array, restore, to_tensor
 from geoq.settings import check_integer, check_object
 from geoq.training.loop import Training, seeded, train_on
 from geoq.training.recipe import (
@@ -32,7 +32,8 @@ class TrainRollout:
     .. math:: \frac1H \sum_{h=1}^H \ell(u_{t+h}, \widehat F^h(u_t))
 
     Attributes:
-        make_network: a function that returns a network with new weights, from states to next states.
+        make_network: a function that returns a network with new weights, from states to next states. With forcing, the
+            network receives the state and the forcing joined along the first axis of the state.
         loss: the mean loss as a function of the true and the predicted states.
         training: the training on one-step pairs.
         n_rollout: H, the number of steps of the fine-tuning rollouts. Each rollout is compared with the states of one segment.
@@ -67,13 +68,19 @@ class TrainRollout:
         check_integer(self.n_rollout, "n_rollout", 1)
         check_object(self.fine_tuning, Training, "fine_tuning", "Training(n_steps=500)")
 
-    def __call__(self, segments: list[Array]) -> TrainedNetwork:
+    def __call__(
+        self, segments: Sequence[Array | tuple[Array, Array]]
+    ) -> "TrainedNetwork | ForcedNetwork":
         if not segments:
             raise ValueError("segments is an empty list; pass at least one segment.")
-        tensors = [to_tensor(segment, "segments") for segment in segments]
+        pairs = [s if isinstance(s, tuple) else (s,) for s in segments]
+        tensors = [with_forcing(*pair) for pair in pairs]
         places = np.arange(sum(map(len, tensors)))
         ends = np.cumsum([len(tensor) for tensor in tensors])
-        return self.train_many(torch.cat(tensors), [np.split(places, ends[:-1])])[0]
+        runs = [np.split(places, ends[:-1])]
+        n_forcing = tensors[0].shape[1] - pairs[0][0].shape[1]
+        network = self._networks(torch.cat(tensors), runs, n_forcing)[0]
+        return ForcedNetwork(network) if n_forcing else network
 
     def n_together(self, states: Array) -> int:
         """How many networks to train together, so that the memory of a training step stays small in both trainings."""
@@ -97,27 +104,34 @@ class TrainRollout:
         Returns:
             The networks; up to rounding, each equals ``self([states[run] for run in runs[i]])``.
         """
-        inputs = to_tensor(states, "states").float()
+        return self._networks(to_tensor(states, "states"), runs, 0)
+
+    def _networks(
+        self, states: Tensor, runs: Sequence[Sequence[np.ndarray]], n_forcing: int
+    ) -> list[TrainedNetwork]:
+        inputs = states.float()
         for own in runs:
             self.check_lengths([len(run) for run in own])
-        networks = self._trained(inputs, runs, 1, [self._fresh(inputs)] * len(runs))
+        task = Windows(inputs, torch.arange(0), 1, self.loss, n_forcing)
+        networks = self._trained(task, runs, [self._fresh(task)] * len(runs))
         same = [partial(_identity, network) for network in networks]
-        networks = self._trained(inputs, runs, self.n_rollout, same)
+        task = replace(task, n_rollout=self.n_rollout)
+        networks = self._trained(task, runs, same)
         return [TrainedNetwork(network) for network in networks]
 
     def _trained(
         self,
-        states: Tensor,
+        task: "Windows",
         runs: Sequence[Sequence[np.ndarray]],
-        n_steps: int,
         makers: Sequence[Callable[[], nn.Module]],
     ) -> list[nn.Module]:
-        """Make the networks and train them on rollouts of ``n_steps`` steps: pairs if it is 1, otherwise fine-tuning."""
+        """Make the networks and train them on rollouts: pairs if these have one step, otherwise fine-tuning."""
+        states, n_steps = task.inputs, task.n_rollout
         seed = self.training.random_state
         training = self.training if n_steps == 1 else self.fine_tuning
         training = replace(training, random_state=seed)
         starts = [torch.cat([_starts(run, n_steps) for run in own]) for own in runs]
-        task = Windows(states, torch.cat(starts).to(states.device), n_steps, self.loss)
+        task = replace(task, start=torch.cat(starts).to(states.device))
         places = torch.arange(len(task.start), device=states.device)
         rows = [
             [own[part] for part in training.hold_out(torch.arange(len(own)).to(own))]
@@ -144,10 +158,12 @@ class TrainRollout:
                 train_on(networks[-1], loss, training, learned, held_out)
         return networks
 
-    def _fresh(self, states: Tensor) -> Callable[[], nn.Module]:
+    def _fresh(self, task: "Windows") -> Callable[[], nn.Module]:
+        rows = task.inputs[:1]
+
         def make() -> nn.Module:
-            network = made_by(self.make_network).to(states.device)
-            check_network(network, self.make_network, states[:1], states[:1])
+            network = made_by(self.make_network).to(rows.device)
+            check_network(network, self.make_network, rows, task.split(rows)[0])
             return network
 
         return make
@@ -170,24 +186,56 @@ class Windows:
     """The training task of rollouts: the mean loss over the steps of a rollout.
 
     Attributes:
-        inputs: the states, common to all networks.
+        inputs: the states, followed by their forcing along the first axis of a state, common to all networks.
         start: the rows of the states that rollouts start from.
         n_rollout: the number of steps of a rollout.
         loss: the mean loss as a function of the true and the predicted states.
+        n_forcing: the length of the forcing along the first axis of a state.
     """
 
     inputs: Float[Tensor, " n *state"]
     start: Int[Tensor, " n_windows"]
     n_rollout: int
     loss: Loss
+    n_forcing: int = 0
+
+    def split(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The states and their forcing; several networks add dimensions before the samples."""
+        sizes = [self.inputs.shape[1] - self.n_forcing, self.n_forcing]
+        states, forcing = inputs.split(sizes, dim=1 - self.inputs.ndim)
+        return states, forcing
 
     def mean_loss(self, call: Call, loss: Loss, rows: Int[Tensor, " *n"]) -> Tensor:
         start = self.start[rows]
         state, total = self.inputs[start], torch.zeros((), device=start.device)
         for step in range(1, self.n_rollout + 1):
+            truth, forcing = self.split(self.inputs[start + step])
             state = call(state)
-            total = total + loss(self.inputs[start + step], state)
+            total = total + loss(truth, state)
+            if self.n_forcing:
+                state = torch.cat([state, forcing], dim=1 - self.inputs.ndim)
         return total / self.n_rollout
+
+
+@dataclass(frozen=True)
+class ForcedNetwork:
+    """A trained network as a step(states, forcing)."""
+
+    network: TrainedNetwork
+
+    def __call__(self, states: Array, forcing: Array) -> Array:
+        return self.network(restore(with_forcing(states, forcing), states))
+
+
+def with_forcing(states: Array, *forcing: Array) -> Tensor:
+    """States and their forcing joined along the first axis of the state."""
+    parts = [to_tensor(part, "segments") for part in (states, *forcing)]
+    if parts[-1].shape[2:] != parts[0].shape[2:]:
+        raise ValueError(
+            f"the forcing has shape {tuple(parts[-1].shape[1:])} per state, but states have shape {tuple(parts[0].shape[1:])}; "
+            "TrainRollout joins them along the first axis, so the other axes must be equal."
+        )
+    return torch.cat(parts, dim=1)
 
 
 def _starts(run: Int[np.ndarray, " n_rows"], n_steps: int) -> Int[Tensor, " _"]:

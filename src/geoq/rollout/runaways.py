@@ -10,7 +10,7 @@ from geoq.arrays import take
 from geoq.checks import warn
 from geoq.representation import Standardization
 from geoq.rollout.features import RolloutCalibration
-from geoq.rollout.trajectories import Trajectories, roll_out
+from geoq.rollout.trajectories import Trajectories, forcing_from, roll_out
 from geoq.surrogate import Surrogate
 
 # The values of a coordinate differ only by rounding if their range is at most this many times the precision of the largest.
@@ -70,6 +70,7 @@ def warn_of_runaways(
     deployed: Surrogate | None,
     trajectories: Trajectories,
     data_range: DataRange,
+    n_forcing: int,
 ) -> None:
     """Warn if calibration rollouts diverge, with their fraction for the fold surrogates and the deployed surrogate.
 
@@ -79,6 +80,7 @@ def warn_of_runaways(
             of every fold.
         trajectories: the states of all trajectories.
         data_range: the range of the data.
+        n_forcing: the number of values at the end of a state that are given at every step.
     """
     diverged = ~calibration.features.alive[:, -1]
     if not diverged.any():
@@ -92,9 +94,14 @@ def warn_of_runaways(
         f"n_calibration={calibration.n_steps} steps (up to {100 * worst:.3g} % in a fold)"
     )
     if deployed is not None:
-        x0 = take(trajectories.states, calibration.start)
+        data, rows, n_steps = (
+            trajectories.states,
+            calibration.start,
+            calibration.n_steps,
+        )
+        forcing = forcing_from(data, rows, n_steps, n_forcing)
         limit = torch.maximum(data_range.low.abs(), data_range.high.abs())
-        rolled = roll_out(deployed, x0, calibration.n_steps, limit)
+        rolled = roll_out(deployed, take(data, rows), n_steps, limit, forcing)
         last = data_range.cut(rolled)[:, -1].flatten(start_dim=1)
         text += f", and {_fraction(last.isnan().any(dim=1))} rollouts of the deployed surrogate from the same states"
     warn(

@@ -58,11 +58,14 @@ class Trajectories:
         return len(self.number)
 
     @staticmethod
-    def gather(trajectories: Array | Sequence[Array]) -> "Trajectories":
+    def gather(
+        trajectories: Array | Sequence[Array], argument: str = "trajectories"
+    ) -> "Trajectories":
         """Join trajectories; refuse unusable ones.
 
         Args:
             trajectories: one trajectory, an array with time as the first axis, or a list of such arrays.
+            argument: the name of the user's argument in messages.
 
         Raises:
             ValueError: a trajectory has an unusable shape, another shape of states than the first one, or missing values.
@@ -71,29 +74,29 @@ class Trajectories:
         several = isinstance(trajectories, Sequence | Iterator)
         if not several or isinstance(trajectories, str):
             # Anything else is refused by its own kind: a data frame, a dictionary, a file name.
-            to_tensor(trajectories, "trajectories")  # type: ignore[arg-type]
+            to_tensor(trajectories, argument)  # type: ignore[arg-type]
         listed: list[Array] = list(trajectories) if several else [trajectories]  # type: ignore[list-item]
         if not listed:
             raise ValueError(
-                "trajectories is an empty list; pass at least one trajectory."
+                f"{argument} is an empty list; pass at least one trajectory."
             )
         for place, trajectory in enumerate(listed):
-            name = f"trajectories[{place}]" if several else "trajectories"
+            name = f"{argument}[{place}]" if several else argument
             tensor = to_tensor(trajectory, name)
             if tensor.ndim < 2 or len(tensor) < 2 or not tensor.numel():
                 raise ValueError(
                     f"{name} has shape {tuple(tensor.shape)}, but a trajectory has shape (n_times, *state) with at least "
-                    "two times and at least one axis of the state; pass scalar states with shape (n_times, 1)."
+                    "two times and at least one axis of the state; pass scalars with shape (n_times, 1)."
                 )
             first = listed[0]
-            if tensor.shape[1:] != to_tensor(first, "trajectories[0]").shape[1:]:
+            if tensor.shape[1:] != to_tensor(first, argument).shape[1:]:
                 raise ValueError(
-                    f"{name} has states of shape {tuple(tensor.shape[1:])}, but trajectories[0] has states of shape "
+                    f"{name} has rows of shape {tuple(tensor.shape[1:])}, but {argument}[0] has rows of shape "
                     f"{tuple(first.shape[1:])}; pass trajectories that differ only in their lengths."
                 )
             if isinstance(trajectory, np.ndarray) != isinstance(first, np.ndarray):
                 raise TypeError(
-                    f"{name} is a {type(trajectory).__name__}, but trajectories[0] is a {type(first).__name__}; "
+                    f"{name} is a {type(trajectory).__name__}, but {argument}[0] is a {type(first).__name__}; "
                     "pass all of them as NumPy arrays or all as tensors."
                 )
             check_finite(tensor, name, "cut the trajectory there")
@@ -161,7 +164,7 @@ def roll_out(
     x0: Array,
     n_steps: int,
     limit: Float[Tensor, " *state"],
-    name: str = "surrogate",
+    forcing: Float[Tensor, " n n_times n_forcing"] | None = None,
 ) -> Float[Tensor, " n n_times *state"]:
     r"""Apply the surrogate to its own output, ``n_steps`` times.
 
@@ -175,15 +178,12 @@ def roll_out(
         x0: initial states, one per row.
         n_steps: the number of steps.
         limit: the largest absolute value of each coordinate.
-        name: the name of the surrogate in messages.
+        forcing: the last values of the states at each time, which replace those that the surrogate returns.
 
     Returns:
         The states of the rollouts, the initial state first.
     """
-    if isinstance(surrogate, nn.Module) and isinstance(x0, np.ndarray):
-        raise TypeError(
-            f"{name} is a torch module, but the states are NumPy arrays; pass them as tensors, torch.from_numpy(states)."
-        )
+    check_kind(surrogate, x0)
     start = to_tensor(x0, "x0")
     states = start.new_full((len(start), n_steps + 1, *start.shape[1:]), torch.nan)
     states[:, 0] = start
@@ -192,10 +192,10 @@ def roll_out(
         if not len(alive):
             break
         before = states[alive, step - 1]
-        after = to_tensor(surrogate(restore(before, x0)), f"the output of {name}")
+        after = to_tensor(surrogate(restore(before, x0)), "the output of surrogate")
         if after.shape != before.shape:
             raise ValueError(
-                f"{name} returned shape {tuple(after.shape)} for states of shape {tuple(before.shape)}; it must "
+                f"surrogate returned shape {tuple(after.shape)} for states of shape {tuple(before.shape)}; it must "
                 "return the next state of each of them."
             )
         after = after.to(states)
@@ -203,4 +203,25 @@ def roll_out(
         kept = (after.abs() <= limit.to(after)).flatten(start_dim=1).all(dim=1)
         alive = alive[kept]
         states[alive, step] = after[kept]
+        if forcing is not None:
+            states[alive, step, -forcing.shape[2] :] = forcing[alive, step].to(states)
     return states
+
+
+def forcing_from(
+    states: Array, rows: Tensor, n_steps: int, n_forcing: int
+) -> Float[Tensor, " n n_times n_forcing"] | None:
+    """The forcing in the data along the rollouts that start from these rows; None without forcing."""
+    if not n_forcing:
+        return None
+    steps = rows[:, None] + torch.arange(n_steps + 1, device=rows.device)
+    along = to_tensor(take(states, steps.flatten()), "states")[:, -n_forcing:]
+    return along.reshape(*steps.shape, n_forcing)
+
+
+def check_kind(surrogate: object, states: Array) -> None:
+    """Refuse NumPy arrays for a torch module."""
+    if isinstance(surrogate, nn.Module) and isinstance(states, np.ndarray):
+        raise TypeError(
+            "surrogate is a torch module, but the states are NumPy arrays; pass them as tensors, torch.from_numpy(states)."
+        )
