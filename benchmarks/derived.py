@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable
 
-from benchmarks.tables import load
+from benchmarks.record import load
 
 
 def h200_seconds() -> float:

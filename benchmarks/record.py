@@ -204,6 +204,31 @@ def as_text(record: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     return f'{head[:-2]},\n "rows": [\n{lines}\n]}}\n'
 
 
+def load(problem: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """Content of a results file, with the rows that only other runs have: NAME@COMMIT.json, one file per commit."""
+    path = folder / f"{problem}.json"
+    if not path.is_file():
+        known = sorted(file.stem for file in folder.glob("*.json"))
+        raise SystemExit(
+            f"{path} does not exist; choose one of {', '.join(known)}, or run its benchmark first."
+        )
+    record = json.loads(path.read_text())
+    for part in sorted(folder.glob(f"{problem}@*.json")):
+        other = json.loads(part.read_text())
+        known = {identity(row) for row in record["rows"]}
+        record["rows"] += [
+            row | {"commit": other["commit"]}
+            for row in other["rows"]
+            if identity(row) not in known
+        ]
+    return record
+
+
+def identity(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a row measures."""
+    return tuple(row.get(key) for key in ("method", "setting", "origin", "seed"))
+
+
 def measured(path: Path, **conditions: Any) -> list[dict[str, Any]]:
     """Rows of an earlier run under the same conditions; no rows if there is none.
 

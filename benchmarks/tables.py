@@ -5,7 +5,6 @@ python -m benchmarks.tables forrester --into README.md      # write them between
 """
 
 import argparse
-import json
 import math
 import re
 import statistics
@@ -15,7 +14,7 @@ from benchmarks.costs.tables import assessment, cost, memory, quality, speed
 from benchmarks.fields import table as fields_table
 from benchmarks.hostile.table import summary as hostile_summary
 from benchmarks.paper_numbers import PAPER, PAPER_SAFE
-from benchmarks.record import RESULTS
+from benchmarks.record import RESULTS, load
 from benchmarks.rollouts import small_states
 from benchmarks.suite import ablation, one_input
 from benchmarks.suite import table as suite_table
@@ -102,17 +101,6 @@ def command(problem):
     return f"python -m benchmarks.{SCRIPTS[problem.split('-')[0]]}"
 
 
-def load(problem, folder=RESULTS):
-    """Content of a results file."""
-    path = folder / f"{problem}.json"
-    if not path.is_file():
-        known = sorted(file.stem for file in folder.glob("*.json"))
-        raise SystemExit(
-            f"{path} does not exist; choose one of {', '.join(known)}, or run its benchmark first."
-        )
-    return json.loads(path.read_text())
-
-
 def values(rows, method, setting, metric):
     picked = [
         r[metric] for r in rows if (r["method"], r["setting"]) == (method, setting)
@@ -172,6 +160,15 @@ def other_runs(rows):
     """Explanation of the signs, if there are any."""
     signs = [f"{sign} commit {commit}." for commit, sign in marks(rows).items()]
     return [" ".join(signs)] if signs else []
+
+
+def with_signs(text, rows):
+    """Tables with the signs of other runs after the names of the methods."""
+    for sign in marks(rows).values():
+        for method in dict.fromkeys(r["method"] for r in rows if "commit" in r):
+            start = re.escape(f"| {method} |")
+            text = re.sub(f"^{start}", f"| {method} {sign} |", text, flags=re.MULTILINE)
+    return text
 
 
 def is_bound(method):
@@ -310,7 +307,8 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
     elif problem == "few_fields":
         parts = [few_fields(rows), *other_runs(rows)]
     elif "leaks" in record:
-        parts = [weather_tables.summary(record, reference, chosen)]
+        parts = [with_signs(weather_tables.summary(record, reference, chosen), rows)]
+        parts += [f"In some of the tasks: {note}" for note in other_runs(rows)]
     else:
         parts = []
         for setting in dict.fromkeys(r["setting"] for r in rows):

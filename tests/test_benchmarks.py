@@ -386,17 +386,30 @@ def test_the_cost_of_calibration_and_assessment_is_measured(tmp_path):
 
 # Results files.
 
-# Files whose rows name several commits; their tables mark such rows.
-MIXED = {"few_fields", "richtmyer_meshkov", "weather_era5"}
-
 
 @pytest.mark.parametrize(
     "file", sorted(record.RESULTS.glob("*.json")), ids=lambda file: file.stem
 )
 def test_rows_of_a_results_file_have_one_commit(file):
     result = json.loads(file.read_text())
-    named = {r["commit"] for r in result.get("rows", []) if "commit" in r}
-    assert bool(named - {result["commit"]}) == (file.stem in MIXED)
+    assert not any("commit" in row for row in result.get("rows", []))
+    assert " " not in result["commit"]
+    # A file of rows that another run adds names its commit.
+    _, _, other = file.stem.partition("@")
+    assert result["commit"].startswith(other)
+
+
+def test_rows_of_another_commit_are_added_where_the_newest_run_has_none(tmp_path):
+    for name, commit, loss in (("toy", "new", 1.0), ("toy@old", "old", 2.0)):
+        seeds = (0,) if commit == "new" else (0, 1)
+        rows = [{"method": "a", "setting": "", "seed": s, "loss": loss} for s in seeds]
+        text = record.as_text({"commit": commit}, rows)
+        (tmp_path / f"{name}.json").write_text(text)
+    rows = tables.load("toy", tmp_path)["rows"]
+    assert [(r["seed"], r["loss"], r.get("commit")) for r in rows] == [
+        (0, 1.0, None),
+        (1, 2.0, "old"),
+    ]
 
 
 def test_a_file_that_would_mix_commits_is_refused(tmp_path):
