@@ -19,6 +19,7 @@ from benchmarks.rollouts import small_states
 from benchmarks.suite import ablation, one_input
 from benchmarks.suite import table as suite_table
 from benchmarks.suite import tables as suite_tables
+from benchmarks.third_party import table as third_party
 from benchmarks.weather import tables as weather_tables
 
 # Notes below the tables.
@@ -46,12 +47,14 @@ SCRIPTS = {
     "richtmyer_meshkov": "richtmyer_meshkov.run",
     "few_fields": "richtmyer_meshkov.few_fields",
     "fields": "fields.run",
+    "third_party": "third_party.run",
     "cost": "costs.cost",
     "speed": "costs.speed",
     "hostile": "hostile.run",
 }
 # Files whose tables combine the seeds.
 COMBINED = ("defaults", "ablation", "one_input", "tables", "small_states")
+COMBINED += ("third_party",)
 # Columns of the table of GeoQ's forms: losses, and coverage with the safe region.
 FORM_LOSSES = range(9)
 FORM_COVERAGES = (0, *range(9, 18))
@@ -301,7 +304,7 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
     suite = dict.fromkeys(("defaults", "fresh", "second_fresh"), comparison)
     suite |= {"ablation": ablation.summary, "one_input": one_input_tables}
     suite |= {"tables": suite_tables.summary, "small_states": small_states.summary}
-    suite |= {"fields": fields_table.summary}
+    suite |= {"fields": fields_table.summary, "third_party": third_party.summary}
     if problem in suite:
         parts = [suite[problem](rows)]
     elif problem == "few_fields":

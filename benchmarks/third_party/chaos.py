@@ -1,0 +1,245 @@
+"""Rows of the rollouts on three systems of dysts, forecast by an echo state network and by a GRU.
+
+``make_trajectory(resample=True)`` of dysts chooses a time step that depends on the number of points, so that two trajectories
+of different lengths are two different maps. Here the equations of dysts are integrated with one fixed time step.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.record import QUANTILE
+from benchmarks.solvers import runge_kutta
+from benchmarks.third_party.recurrent import EchoState, train_gru
+from benchmarks.third_party.rivals import StepRules, conformal_quantile, until
+from geoq import RolloutGeoQ
+from geoq.metrics import pinball
+
+FULL = {"train": 3000, "fresh": 300, "steps": 100, "gru_steps": 600, "starts": 100}
+SMALL = {"train": 700, "fresh": 20, "steps": 20, "gru_steps": 3, "starts": 10}
+N_WARM, POINTS_PER_PERIOD = 100, 40
+# Tolerances in standard deviations of each coordinate.
+TOLERANCES = (0.2, 1.0)
+OURS, PER_STEP, EXCEEDANCE = "GeoQ", "per-step quantiles", "exceedance quantile"
+RULES = {"per_step": PER_STEP, "exceedance": EXCEEDANCE}
+
+
+@dataclass(frozen=True)
+class ChaosCase:
+    """A system of ``dysts.flows``, the model that forecasts it, and a parameter to change."""
+
+    system: str
+    model: str
+    parameter: str
+
+    @property
+    def name(self):
+        return f"{self.system}, {self.model}"
+
+
+CHAOS_CASES = tuple(
+    ChaosCase(system, model, parameter)
+    for system, parameter in (("Lorenz", "rho"), ("Rossler", "c"), ("Halvorsen", "a"))
+    for model in ("ESN", "GRU")
+)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Equations of dysts with a fixed time step, in standard deviations of the attractor."""
+
+    slope: object
+    dt: float
+    mean: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def of(cls, name):
+        model = equations(name)
+        slope, dt = slope_of(model), model.period / POINTS_PER_PERIOD
+        states = integrate(slope, np.asarray(model.ic)[None], dt, 5000)[0, 500:]
+        return cls(slope, dt, states.mean(axis=0), states.std(axis=0))
+
+    def trajectories(self, start, n_times, slope=None):
+        """Standardised trajectories from standardised states."""
+        first = self.mean + self.scale * start
+        states = integrate(slope or self.slope, first, self.dt, n_times)
+        return (states - self.mean) / self.scale
+
+    def on_attractor(self, rng, n, n_times, slope=None):
+        start = 0.3 * rng.standard_normal((n, len(self.mean)))
+        return self.trajectories(start, 500 + n_times, slope)[:, 500:]
+
+
+def equations(name, **parameters):
+    """A system of dysts, with changed parameters if some are given."""
+    import dysts.flows
+
+    model = getattr(dysts.flows, name)()
+    model.params.update(parameters)
+    return model
+
+
+def slope_of(model):
+    """The right-hand side for a batch of states."""
+    values = [model.params[name] for name in sorted(model.params)]
+    return lambda u: np.stack(type(model)._rhs(*u.T, 0.0, *values), axis=-1)
+
+
+def integrate(slope, start, dt, n_times):
+    states = [start]
+    for _ in range(n_times - 1):
+        states.append(runge_kutta(slope, states[-1], dt / 4, n_steps=4))
+    return np.stack(states, axis=1)
+
+
+def measure(case, seed, sizes):
+    """All rows of one case and seed."""
+    flow, rng = Flow.of(case.system), np.random.default_rng([seed, 3])
+    n_train, n_steps = sizes["train"] + N_WARM, sizes["steps"]
+    series = flow.on_attractor(rng, 2, n_train)
+    geoq, states, training, fitting = calibrated(case, seed, sizes, series)
+
+    def fresh(trajectories):
+        """States at the start of the forecasts, after the warm-up, and the truth."""
+        first = np.stack([states(part[: N_WARM + 1])[0] for part in trajectories])
+        return first, trajectories[:, N_WARM + 1 :]
+
+    n_times = N_WARM + 1 + n_steps
+    start, truth = fresh(flow.on_attractor(rng, sizes["fresh"], n_times))
+    rows = [
+        row | {"cost": fitting / training, "training_seconds": training}
+        for row in rollout_rows(geoq, start, truth, TOLERANCES)
+    ]
+    n_shifted = max(sizes["fresh"] // 3, 10)
+    for name, moved in shifts(case, flow, rng, n_shifted, n_times).items():
+        rows.append(shift_row(geoq, name, *fresh(moved)))
+    return [row | {"setting": case.name, "seed": seed} for row in rows]
+
+
+def calibrated(case, seed, sizes, series):
+    """A fitted estimator, the function from a series to states, and the seconds of one training and of the fit."""
+    started = time.process_time()
+    if case.model == "ESN":
+        # The reservoir is fixed and the readout is trained again for each fold.
+        recipe = EchoState(series.shape[2], seed=seed)
+        known = recipe.states(series[0], N_WARM)
+        model, train = recipe([known]), recipe
+
+        def states(values):
+            return recipe.states(values, N_WARM)
+
+    else:
+        # The memory of a GRU means something else after each training, so it is calibrated on another series.
+        model = train_gru(series[0], n_steps=sizes["gru_steps"], seed=seed)
+        train = None
+
+        def states(values):
+            return model.states(values)[N_WARM:]
+
+        known = states(series[1])
+    training = time.process_time() - started
+    geoq = RolloutGeoQ(
+        model,
+        train,
+        output=model.output,
+        n_calibration=sizes["steps"],
+        n_starts=sizes["starts"],
+    )
+    started = time.process_time()
+    geoq.fit(known, progress=None)
+    return geoq, states, training, time.process_time() - started
+
+
+def rollout_rows(geoq, start, truth, tolerances):
+    """Rows of the bounds and, for each tolerance, of the horizons of GeoQ and of two simple rules."""
+    n_steps = truth.shape[1]
+    answer = geoq.assess(start, n_steps)
+    error = abs(answer.prediction - truth)
+    held_out = geoq.held_out_.error.numpy()
+    held_out = held_out.reshape(len(held_out), n_steps, *truth.shape[2:])
+    per_step = np.broadcast_to(conformal_quantile(held_out), error.shape)
+    rows = [
+        {"method": OURS, **bound_scores(error, answer.error_hat, answer.safe)},
+        {"method": PER_STEP, **bound_scores(error, per_step, None)},
+    ]
+    for tolerance in tolerances:
+        kept = until((error <= tolerance).reshape(*error.shape[:2], -1).all(axis=2))
+        ratio = (held_out / tolerance).reshape(*held_out.shape[:2], -1).max(axis=2)
+        rules = StepRules.fit(ratio)
+        trusted = geoq.assess(start, n_steps, tolerance).trusted_horizon
+        horizons = {OURS: trusted} | {
+            name: np.full(len(kept), getattr(rules, rule))
+            for rule, name in RULES.items()
+        }
+        rows += [
+            {
+                "method": name,
+                "kind": "horizon",
+                "tolerance": tolerance,
+                "kept": float(kept.mean()),
+                "trusted": float(horizon.mean()),
+                "broken": float((kept < horizon).mean()),
+            }
+            for name, horizon in horizons.items()
+        ]
+    return rows
+
+
+def bound_scores(error, bound, safe):
+    """Loss and coverage. A rollout counts as safe if its first step is; safe steps have only safe steps before them."""
+    within = error <= bound
+    by_rollout = within.reshape(len(within), -1).mean(axis=1)
+    finite = np.isfinite(bound)
+    found = {
+        "kind": "rollout",
+        "pinball": pinball(error[finite], bound[finite], QUANTILE),
+        "coverage": float(within.mean()),
+        "least_coverage": float(within.mean(axis=(0, 1)).min()),
+        "least_step": float(within.mean(axis=0).min()),
+        "whole": float((by_rollout >= QUANTILE).mean()),
+        "n_fresh": len(error),
+    }
+    if safe is not None:
+        supported = np.logical_and.accumulate(safe, axis=1)
+        found["safe_fraction"] = float(safe[:, 0].mean())
+        found["safe_coverage"] = float(within[supported].mean()) if supported.any() else None  # fmt: skip
+    return found
+
+
+def shifts(case, flow, rng, n, n_times):
+    """By name, trajectories of another kind than the data, with their warm-up."""
+    usual = flow.on_attractor(rng, n, n_times)
+    model = equations(case.system)
+    changed = equations(
+        case.system, **{case.parameter: 1.05 * model.params[case.parameter]}
+    )
+    noise = 0.05 * rng.standard_normal(usual.shape)
+    noise[:, N_WARM + 1 :] = 0
+    larger = 1.3 * usual[:, : N_WARM + 1]
+    after = flow.trajectories(larger[:, -1], n_times - N_WARM)[:, 1:]
+    return {
+        "none": usual,
+        "start x 1.3": np.concatenate([larger, after], axis=1),
+        "noise of 5 % at the start": usual + noise,
+        f"{case.parameter} x 1.05 (not in x)": flow.on_attractor(
+            rng, n, n_times, slope_of(changed)
+        ),
+    }
+
+
+def shift_row(geoq, name, start, truth, tolerance=TOLERANCES[0]):
+    answer = geoq.assess(start, truth.shape[1], tolerance)
+    error = abs(answer.prediction - truth)
+    kept = until((error <= tolerance).all(axis=2))
+    scores = bound_scores(error, answer.error_hat, answer.safe)
+    return scores | {
+        "method": OURS,
+        "kind": "shift",
+        "shift": name,
+        "error": float(error[np.isfinite(error)].mean()),
+        "trusted": float(answer.trusted_horizon.mean()),
+        "kept": float(kept.mean()),
+        "broken": float((kept < answer.trusted_horizon).mean()),
+    }
