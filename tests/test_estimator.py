@@ -525,7 +525,10 @@ def test_bad_queries_are_refused(problem, spoil, message):
         ),
         ({"increment_model": 3}, "increment_model=3 has no quantile and no fit"),
         ({"safe_region": "distance"}, "safe_region='distance' has no fit"),
-        ({"safe_region": DistanceRegion}, r"pass DistanceRegion\(\)"),
+        (
+            {"safe_region": DistanceRegion},
+            "safe_region is the class DistanceRegion, but an object",
+        ),
         (
             {"representation": SensitivityMetric},
             r"the class SensitivityMetric, .* pass SensitivityMetric\(\)",
@@ -735,7 +738,7 @@ def test_the_error_functional_comes_back_with_the_file(problem, tmp_path):
 def test_a_number_of_folds_is_not_a_fold_scheme(problem):
     with pytest.raises(
         TypeError,
-        match=r"folds=5, but a fold scheme has a method split; pass for example RandomFolds",
+        match=r"folds=5 has no split, but folds must be a Folds; pass for example folds=RandomFolds",
     ):
         GeoQ(None, problem.train, folds=5).fit(problem.x, problem.y)
 

@@ -160,6 +160,7 @@ def test_a_learned_factor_and_conformal_factors_are_in_the_file(tmp_path):
     loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=torch.zeros_like)
     assert loaded.increment_model_.factor_ is not None
     assert torch.equal(loaded.bound(x), geoq.bound(x))
+    assert loaded.conformal_factors_ == geoq.conformal_factors_
     assert not torch.equal(loaded.bound(x), plain)
 
 

@@ -179,7 +179,7 @@ def test_without_equal_rows_random_folds_are_a_permutation_of_the_rows():
 def test_a_class_is_no_scheme(combine):
     with pytest.raises(
         TypeError,
-        match=r"folds is the class RandomFolds.*pass for example RandomFolds\(5\)",
+        match=r"folds is the class RandomFolds.*pass for example folds=RandomFolds\(5\)",
     ):
         FoldPlan.draw(combine(RandomFolds), np.zeros((9, 1)), None)
 

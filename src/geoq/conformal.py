@@ -118,10 +118,12 @@ class ConformalFactors:
         safe: factor for safe queries.
         unsafe: factor for other queries. If too few of them were set aside, it is the factor for safe queries, but at
             least 1.
+        n_pairs: number of the pairs that were set aside; 0 before ``conformalize``.
     """
 
     safe: float = 1.0
     unsafe: float = 1.0
+    n_pairs: int = 0
 
     @staticmethod
     def fit(
@@ -151,6 +153,7 @@ class ConformalFactors:
         return ConformalFactors(
             _positive(factor, quantile),
             _positive(unsafe, quantile) if math.isfinite(unsafe) else max(1.0, factor),
+            len(safe),
         )
 
     def __call__(
@@ -169,7 +172,7 @@ class ConformalFactors:
     ) -> Float[Tensor, " n *field"]:
         """The increments of a model, with the factors on the bound."""
         increment = increments_of(model, features)
-        if self == ConformalFactors():
+        if self.safe == self.unsafe == 1:
             return increment
         scaled = self(features.anchor_error + increment, safe)
         increment = scaled - features.anchor_error

@@ -52,4 +52,7 @@ def _region(geoq: "GeoQ") -> str:
     factors = geoq.conformal_factors_
     if factors == ConformalFactors():
         return f"{text} No coverage is guaranteed, since conformalize was not called."
-    return f"{text} The bounds are multiplied by conformal factors."
+    return (
+        f"{text} The bounds are multiplied by the conformal factors {factors.safe:.3g} (safe) and {factors.unsafe:.3g} (not safe), "
+        f"from {factors.n_pairs} pairs that were set aside."
+    )

@@ -145,6 +145,7 @@ def _query_state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
         "conformal_factors": [
             geoq.conformal_factors_.safe,
             geoq.conformal_factors_.unsafe,
+            geoq.conformal_factors_.n_pairs,
         ],
         "safe_region": region,
         "collects": geoq.geometry_.collects,

@@ -17,9 +17,9 @@ from geoq.folds import (
     NestedFolds,
     RandomFolds,
     Split,
-    check_scheme,
     count_independent,
 )
+from geoq.settings import check_object
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class FoldPlan:
                     f"folds were drawn for {folds.n_points} points, but there are {len(points)}; draw them again."
                 )
             return folds
-        check_scheme(folds)
+        check_object(folds, Folds, "folds", "RandomFolds(5)")
         schemes = folds.schemes if isinstance(folds, CombinedFolds) else (folds,)
         drawn = [
             (family, _rows_of(pair, f"fold {number} of {scheme!r}"))
@@ -168,7 +168,7 @@ def draw_folds(
     if groups is None or isinstance(folds, FoldPlan):
         return FoldPlan.draw(folds, points, None)
     labels, codes = group_codes(groups, len(points))
-    check_scheme(folds)
+    check_object(folds, Folds, "folds", "RandomFolds(5)")
     plan = FoldPlan.draw(_on_groups(folds, codes), points, codes)
     for fold, (train, held_out) in enumerate(plan.splits, start=1):
         both = np.intersect1d(codes[train], codes[held_out])

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from geoq.arrays import few_threads
-from geoq.settings import check_integer, check_seed, is_integer, is_number
+from geoq.settings import check_integer, check_object, check_seed, is_integer, is_number
 
 Split: TypeAlias = tuple[np.ndarray, np.ndarray]
 
@@ -94,18 +94,6 @@ def _check_fold_count(scheme: str, n_folds: Any, n_things: int, things: str) -> 
         )
         raise ValueError(
             f"{scheme}(n_folds={n_folds}), but there are {n_things} {things} to divide; {way_out}."
-        )
-
-
-def check_scheme(scheme: object) -> None:
-    """Refuse objects that are not a fold scheme, and classes."""
-    if isinstance(scheme, type):
-        raise TypeError(
-            f"folds is the class {scheme.__name__}, but an object is needed; pass for example {scheme.__name__}(5)."
-        )
-    if not isinstance(scheme, Folds):
-        raise TypeError(
-            f"folds={scheme!r}, but a fold scheme has a method split; pass for example RandomFolds(5)."
         )
 
 
@@ -325,7 +313,7 @@ class CombinedFolds:
                 "CombinedFolds() needs at least one scheme; pass for example RandomFolds(5)."
             )
         for scheme in schemes:
-            check_scheme(scheme)
+            check_object(scheme, Folds, "folds", "RandomFolds(5)")
         self.schemes = schemes
 
     def __repr__(self) -> str:

@@ -23,7 +23,8 @@ from geoq.increments.protocol import check_increment_model, check_shapes, warn_i
 from geoq.masks import MaskedSurrogate
 from geoq.metric import FittedMetric, Metric, predictor
 from geoq.probing import N_PROBES, Probes
-from geoq.regions.safe_region import NeedsNeighbors, check_region
+from geoq.regions.safe_region import NeedsNeighbors, Region
+from geoq.settings import check_object
 from geoq.surrogate import evaluate, relative_norm_error
 from geoq.table import Table, check_same_order, listed, values
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, folds_id
@@ -66,7 +67,9 @@ def check_arguments(geoq: "GeoQ", x: Rows, y: Rows) -> Tensor:
             f"representation is the class {name}, but an object is needed; pass {name}()."
         )
     check_increment_model(geoq.increment_model)
-    check_region(geoq.safe_region)
+    check_object(
+        geoq.safe_region, Region, "safe_region", "DistanceRegion(quantile=0.95)"
+    )
     check_models(
         geoq.surrogate,
         geoq.train_surrogate,

@@ -62,8 +62,12 @@ def check_object(value: object, kind: type, name: str, example: str) -> None:
             f"{name} is the class {value.__name__}, but an object is needed; pass for example {name}={example}."
         )
     if not isinstance(value, kind):
+        members = (*getattr(kind, "__annotations__", {}), *vars(kind))
+        missing = [m for m in members if m[0] != "_" and not hasattr(value, m)]
+        is_protocol = getattr(kind, "_is_protocol", False) and missing
+        what = f"has no {' and no '.join(missing)}" if is_protocol else "is not usable"
         raise TypeError(
-            f"{name}={value!r} is not usable as a {kind.__name__}; pass for example {name}={example}."
+            f"{name}={value!r} {what}, but {name} must be a {kind.__name__}; pass for example {name}={example}."
         )
 
 

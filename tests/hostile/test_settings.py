@@ -112,7 +112,7 @@ def test_trainings_that_are_not_a_training_are_refused(kind, training):
         (FieldIncrement, {"n_spatial": "2"}, "n_spatial='2', but fields"),
         (FieldIncrement, {"n_spatial": np.array([1])}, "choose 1 or 2"),
         (FieldScaleIncrement, {"factor": FieldFactor}, "factor is the class FieldFac"),
-        (FieldScaleIncrement, {"factor": "x"}, "factor='x' is not usable as a Factor"),
+        (FieldScaleIncrement, {"factor": "x"}, "factor='x' has no"),
         (FieldScaleIncrement, {"reference": "x"}, r"such as Climatology\(\)"),
         (FieldScaleIncrement, {"n_spatial": 3}, "choose 1 or 2"),
         (FieldFactor, {"dropout": 2}, "dropout is a fraction"),

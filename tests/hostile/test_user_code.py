@@ -485,6 +485,7 @@ def test_a_conformal_factor_is_never_zero():
     with pytest.warns(UserWarning, match="the conformal factor would be 0"):
         geoq.conformalize(QUERIES, truth(QUERIES))
     assert geoq.conformal_factors_.safe == 1
+    assert geoq.describe().endswith(f"from {len(QUERIES)} pairs that were set aside.")
 
 
 @pytest.mark.parametrize(

@@ -122,18 +122,6 @@ class NeedsNeighbors(Protocol):
     def check_neighbors(self, n_independent: int, /) -> None: ...
 
 
-def check_region(region: object) -> None:
-    """Refuse anything that is not a safe region, and a class in place of an object."""
-    if isinstance(region, type):
-        raise TypeError(
-            f"safe_region is the class {region.__name__}, but an object is needed; pass {region.__name__}()."
-        )
-    if not isinstance(region, Region):
-        raise TypeError(
-            f"safe_region={region!r} has no fit; pass an object such as safe_region=DistanceRegion(quantile=0.95)."
-        )
-
-
 def fit_region(region: Region, calibration: CalibrationSet) -> FittedRegion:
     """Fit a safe region, and check its scores at some calibration tuples.
 

@@ -20,7 +20,7 @@ from geoq.fold_plan import FoldPlan
 from geoq.folds import Folds, TemporalFolds
 from geoq.parameters import get_params, represent, set_params
 from geoq.probing import N_PROBES, Probes
-from geoq.regions.safe_region import Region, check_region, fit_region
+from geoq.regions.safe_region import Region, fit_region
 from geoq.representation import Representation, Standardization
 from geoq.rollout import files
 from geoq.rollout.assessment import RolloutAssessment
@@ -48,8 +48,9 @@ from geoq.rollout.output import Output
 from geoq.rollout.region import RolloutRegion
 from geoq.rollout.runaways import warn_of_runaways
 from geoq.rollout.saturating import SaturatingGrowth
-from geoq.rollout.scheme import RolloutScheme, bound_of, check_scheme, fit_scheme
+from geoq.rollout.scheme import RolloutScheme, bound_of, fit_scheme
 from geoq.rollout.trajectories import TrainStepper, roll_out
+from geoq.settings import check_object
 from geoq.surrogate import Surrogate
 from geoq.training.checkpoint import Checkpoint, FinishedFolds
 from geoq.training.fold_surrogates import (
@@ -434,6 +435,10 @@ class RolloutGeoQ:
     def _check_arguments(self) -> None:
         for name in ("n_calibration", "n_starts", "n_anchors", "n_support"):
             check_count(getattr(self, name), name)
-        check_scheme(self.scheme)
-        check_region(self.safe_region)
+        check_object(
+            self.scheme, RolloutScheme, "scheme", "SaturatingGrowth(quantile=0.9)"
+        )
+        check_object(
+            self.safe_region, Region, "safe_region", "DistanceRegion(quantile=0.95)"
+        )
         check_models(self.surrogate, self.train_surrogate, self.representation)

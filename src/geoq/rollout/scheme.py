@@ -22,15 +22,6 @@ class RolloutScheme(Protocol):
     def __call__(self, features: RolloutFeatures, /) -> Tensor: ...
 
 
-def check_scheme(scheme: object) -> None:
-    """Refuse anything that is not a scheme, and a class in place of an object."""
-    if isinstance(scheme, type) or not isinstance(scheme, RolloutScheme):
-        raise TypeError(
-            f"scheme={scheme!r} has no quantile, fit and __call__; pass an object such as "
-            "scheme=SaturatingGrowth(quantile=0.9)."
-        )
-
-
 def fit_scheme(scheme: RolloutScheme, calibration: RolloutCalibration) -> RolloutScheme:
     """Fit a copy of a scheme; refused if ``fit`` does not return the fitted scheme."""
     fitted: Any = copy.deepcopy(scheme).fit(calibration)
