@@ -35,6 +35,7 @@ SCRIPTS = {
     "defaults": "suite.defaults",
     "fresh": "suite.defaults --set fresh",
     "second_fresh": "suite.defaults --set second",
+    "third_fresh": "suite.defaults --set third",
     "one_input": "suite.one_input",
     "ablation": "suite.ablation",
     "tables": "suite.tables",
@@ -55,18 +56,8 @@ SCRIPTS = {
 # Files whose tables combine the seeds.
 COMBINED = ("defaults", "ablation", "one_input", "tables", "small_states")
 COMBINED += ("third_party",)
-# Columns of the table of GeoQ's forms: losses, and coverage with the safe region.
-FORM_LOSSES = range(9)
-FORM_COVERAGES = (0, *range(9, 18))
-FORM_LOSSES_TITLE = (
-    "The forms of GeoQ: pinball loss relative to the best of the ten rivals, and to the best of all eighteen (eight of the "
-    "rivals are calibrated on random folds alone as well); geometric mean over the problems, and the worst problem in brackets:"
-)
-FORM_COVERAGES_TITLE = (
-    "The forms of GeoQ: coverage inside the data, the fraction of problems where it is within "
-    f"{suite_table.TOLERANCE:g} of the level, and the safe region. The last column is the pinball loss in the safe region, "
-    "relative to the best of the ten rivals there:"
-)
+# Sets of problems on which all methods are compared.
+SUITE_SETS = ("defaults", "fresh", "second_fresh", "third_fresh")
 # The column of the table of a family that names the case with the least interior fraction.
 LEAST_ON = 3
 METRICS = ("pinball", "correlation", "coverage", "relative_l2")
@@ -250,25 +241,6 @@ def columns_of(text, wanted):
     return [lines[0], "|---" * len(wanted) + "|", *lines[1:]]
 
 
-def comparison(rows):
-    """Tables of the suite for a page: by problem, the forms of GeoQ, pairs of methods, and quantile levels."""
-    parts = suite_table.summary(rows).split("\n\n")
-    losses, by_problem, _, _, *safe, _, forms = parts[:8]
-    kept = [line for line in by_problem.splitlines() if "held back" not in line]
-    return "\n\n".join(
-        [
-            losses,
-            "\n".join(kept),
-            *safe,
-            FORM_LOSSES_TITLE,
-            "\n".join(columns_of(forms, FORM_LOSSES)),
-            FORM_COVERAGES_TITLE,
-            "\n".join(columns_of(forms, FORM_COVERAGES)),
-            *parts[8:],
-        ]
-    )
-
-
 def one_input_tables(rows):
     """Tables of one input at a time for a page: the families in one table, special queries, and distances."""
     left_out, *blocks, special, by_width = one_input.summary(rows).split("\n\n")
@@ -301,7 +273,7 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
     if problem == "hostile":
         where = f"{record['machine']}, commit {record['commit'][:10]}"
         return f"{hostile_summary(record)}\n\n`make hostile`, {where}."
-    suite = dict.fromkeys(("defaults", "fresh", "second_fresh"), comparison)
+    suite = dict.fromkeys(SUITE_SETS, suite_table.summary)
     suite |= {"ablation": ablation.summary, "one_input": one_input_tables}
     suite |= {"tables": suite_tables.summary, "small_states": small_states.summary}
     suite |= {"fields": fields_table.summary, "third_party": third_party.summary}

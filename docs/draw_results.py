@@ -1,104 +1,116 @@
-"""Draw results.png and fill the table of results.md: pinball losses of every method by kind of query.
+"""Draw results.png and fill the tables of results.md: pinball losses of every method by kind of query.
 
-python docs/draw_results.py
+python -m docs.draw_results
 """
 
 import json
-import math
 import re
-import statistics
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from benchmarks.suite.methods import is_ours, is_rival
+from benchmarks.suite.table import Comparison, mean_losses
+
 DOCS = Path(__file__).parent
-RESULTS = DOCS.parent / "benchmarks" / "results" / "defaults.json"
+RESULTS = DOCS.parent / "benchmarks" / "results"
+# The table between the markers of a page, and the results file that it is made from.
+TABLES = {"kinds": "defaults"}
 KINDS = {
     "interpolation": "inside the data",
     "mild": "mildly outside",
     "strong": "far outside",
+    "all": "all",
 }
-OURS = ("GeoQ", "GeoQ (paper)")
-# Shown, but not one of the ten: it uses the spline of GeoQ's default.
-BESIDE = ("Spline-scaled conformal",)
-# Other forms of GeoQ, and methods that are calibrated on random folds alone, are in the tables of default.md only.
-LEFT_OUT = re.compile(r"GeoQ \((?!paper\)).*|.* / random folds")
 # The label of this method is too long for a picture.
 SHORT = {"Boosted quantile (x, distance, prediction)": "Boosted quantile (x, d, F)"}
 
 
-def relative_losses(rows: list[dict]) -> dict[str, dict[str, float]]:
-    """Return the pinball loss of each method over the best competing method of each problem.
+def shown_as(method: str) -> str | None:
+    """Return the name of a method without its version; None for forms of GeoQ that only default.md shows."""
+    if is_ours(method) and method not in ("GeoQ", "GeoQ (paper)"):
+        return None
+    return method.split(" / ")[0]
 
-    The best competing method is chosen in hindsight, for each problem and each kind of query. The ratios are combined
-    by the geometric mean over the problems.
+
+def relative_losses(rows: list[dict]) -> dict[str, dict[str, Comparison]]:
+    """Return the pinball loss of each method over that of the best rival of each problem.
+
+    The best rival, and the version of each rival, are chosen in hindsight for each problem and kind of query.
     """
-    every = dict.fromkeys(row["method"] for row in rows)
-    methods = [method for method in every if not LEFT_OUT.fullmatch(method)]
-    problems = list(dict.fromkeys(row["problem"] for row in rows))
-    losses: dict[tuple[str, str, str], list[float]] = {}
-    for row in rows:
-        key = row["problem"], row["shift"], row["method"]
-        losses.setdefault(key, []).append(row["pinball"])
-    mean = {key: statistics.fmean(values) for key, values in losses.items()}
-
-    def ratio(method: str, kind: str) -> float:
-        logarithms = []
-        for problem in problems:
-            rivals = [
-                mean[problem, kind, other]
-                for other in methods
-                if other not in (*OURS, *BESIDE)
-            ]
-            logarithms.append(math.log(mean[problem, kind, method] / min(rivals)))
-        return math.exp(statistics.fmean(logarithms))
-
-    return {method: {kind: ratio(method, kind) for kind in KINDS} for method in methods}
+    ratios: dict[str, dict[str, list[float]]] = {}
+    for kind in KINDS:
+        for losses in mean_losses(rows, kind).values():
+            best = min(loss for method, loss in losses.items() if is_rival(method))
+            versions: dict[str, float] = {}
+            for method, loss in losses.items():
+                if name := shown_as(method):
+                    versions[name] = min(loss, versions.get(name, loss))
+            for name, loss in versions.items():
+                of_name = ratios.setdefault(name, {})
+                of_name.setdefault(kind, []).append(loss / best)
+    return {
+        name: {kind: Comparison.of(values) for kind, values in by_kind.items()}
+        for name, by_kind in ratios.items()
+    }
 
 
-def table(ratios: dict[str, dict[str, float]]) -> str:
+def table(ratios: dict[str, dict[str, Comparison]]) -> str:
     """Return the ratios as a Markdown table, in the order of the results file."""
-    head = "| method | " + " | ".join(KINDS.values()) + " |\n|---|---|---|---|\n"
-    lines = [
-        f"| {method} | " + " | ".join(f"{by_kind[kind]:.2f}" for kind in KINDS) + " |"
-        for method, by_kind in ratios.items()
-    ]
-    return head + "\n".join(lines)
+    lines = [f"| method | {' | '.join(KINDS.values())} |", "|---" * 5 + "|"]
+    for method, by_kind in ratios.items():
+        cells = [f"{by_kind[k].ratio:.2f} ({by_kind[k].range})" for k in KINDS]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def draw(ratios: dict[str, dict[str, float]], path: Path) -> None:
-    """Draw one panel per kind of query, the best method at the top."""
-    figure = Figure(figsize=(12, 3.4), layout="constrained")
-    largest = max(max(by_kind.values()) for by_kind in ratios.values())
-    for axes, (kind, title) in zip(figure.subplots(1, 3), KINDS.items(), strict=True):
-        order = sorted(ratios, key=lambda method: -ratios[method][kind])
+def draw(ratios: dict[str, dict[str, Comparison]], path: Path) -> None:
+    """Draw one panel per kind of query, the best method at the top, with two standard errors."""
+    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    kinds = [kind for kind in KINDS if kind != "all"]
+    largest = max(by[kind].high for by in ratios.values() for kind in kinds)
+    for axes, kind in zip(figure.subplots(1, 3), kinds, strict=True):
+        order = sorted(ratios, key=lambda method: -ratios[method][kind].ratio)
         colors = ["#c1440e" if method == "GeoQ" else "#9db4cf" for method in order]
-        values = [ratios[method][kind] for method in order]
-        axes.barh([SHORT.get(method, method) for method in order], values, color=colors)
-        for place, value in enumerate(values):
-            axes.text(
-                max(value, 1) + 0.08, place, f"{value:.2f}", va="center", fontsize=8
-            )
+        found = [ratios[method][kind] for method in order]
+        values = [one.ratio for one in found]
+        reach = [
+            [one.ratio - one.low for one in found],
+            [one.high - one.ratio for one in found],
+        ]
+        labels = [SHORT.get(method, method) for method in order]
+        axes.barh(labels, values, color=colors, xerr=reach, ecolor="#555555")
+        for place, one in enumerate(found):
+            text = f"{one.ratio:.2f}"
+            axes.text(max(one.high, 1) * 1.1, place, text, va="center", fontsize=8)
         axes.axvline(1, color="black", linewidth=0.8)
-        axes.set_xlim(0, 1.15 * largest)
+        axes.set_xscale("log")
+        axes.set_xlim(0.15, 1.8 * largest)
+        axes.set_xticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
+        axes.minorticks_off()
         axes.tick_params(axis="y", labelsize=8)
-        axes.set_title(title, fontsize=10)
+        axes.set_title(KINDS[kind], fontsize=10)
     figure.supxlabel(
-        "pinball loss over the best competing method of each problem, chosen in hindsight",
+        "pinball loss over the best competing method of each problem, chosen in hindsight; two standard errors",
         fontsize=9,
     )
     figure.savefig(path, dpi=110)
 
 
 def main() -> None:
-    """Write the picture and the table."""
-    ratios = relative_losses(json.loads(RESULTS.read_text())["rows"])
-    draw(ratios, DOCS / "results.png")
+    """Write the picture and the tables."""
     page = DOCS / "results.md"
-    marked = re.compile(r"(<!-- kinds -->\n).*?(<!-- /kinds -->)", flags=re.DOTALL)
-    page.write_text(
-        marked.sub(lambda m: f"{m[1]}\n{table(ratios)}\n{m[2]}", page.read_text())
-    )
+    for name, file in TABLES.items():
+        ratios = relative_losses(
+            json.loads((RESULTS / f"{file}.json").read_text())["rows"]
+        )
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        text = f"\n{table(ratios)}\n"
+        page.write_text(
+            marked.sub(lambda m, new=text: m[1] + new + m[2], page.read_text())
+        )
+        if name == "kinds":
+            draw(ratios, DOCS / "results.png")
 
 
 if __name__ == "__main__":

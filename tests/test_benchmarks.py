@@ -20,6 +20,7 @@ from benchmarks.suite import (
     recipes,
     second_fresh,
     table,
+    third_fresh,
 )
 from benchmarks.suite.methods import shortened
 
@@ -85,9 +86,19 @@ def test_every_method_is_measured_on_every_shift(results):
     names = {r["problem"] for r in rows}
     methods = {r["method"] for r in rows}
     assert len(names) == 2
-    assert len(methods) == 25
-    assert sum(m.endswith(" / random folds") for m in methods) == 9
-    assert measured == {(p, s, m) for p in names for s in SHIFTS for m in methods}
+    assert sum(m.startswith("GeoQ") for m in methods) == 5
+    for ending in (" / random folds", " / family weights"):
+        assert sum(m.endswith(ending) for m in methods) == 9
+    # Two baselines need a network, and one of the two problems has none.
+    only_networks = {m for m in methods if m.startswith("MC dropout")}
+    assert len(methods - only_networks) == 5 + 3 * 9 + 5
+    assert len(only_networks) == 2
+    assert measured == {
+        (p, s, m)
+        for p in names
+        for s in SHIFTS
+        for m in methods - (only_networks if p == "burgers" else set())
+    }
     assert not any(row["held_back"] for row in rows)
 
 
@@ -173,9 +184,44 @@ def test_ratios_are_to_the_best_rival_and_ours_are_no_rivals():
         for method, values in losses.items()
         for seed, value in enumerate(values)
     ]
-    expected = {"GeoQ": 0.5, "GeoQ (paper)": 0.125, "A": 1.0, "B": 2.25}
-    expected["A / random folds"] = 0.5
+    expected = {"GeoQ": 1.0, "GeoQ (paper)": 0.25, "A": 2.0, "B": 4.5}
+    expected["A / random folds"] = 1.0
     assert table.error_ratios(rows) == {"p": expected}
+
+
+def test_ahead_means_more_than_two_standard_errors_over_the_problems():
+    for ratios, word in (
+        ((0.5, 0.8, 0.6), "ahead"),
+        ((0.5, 1.5, 0.9), "level"),
+        ((2.0, 1.3, 1.9), "behind"),
+        ((0.5,), "level"),
+    ):
+        compared = table.Comparison.of(ratios)
+        assert compared.word == word
+        logarithms = np.log(ratios)
+        np.testing.assert_allclose(compared.ratio, np.exp(logarithms.mean()))
+        if len(ratios) > 1:
+            error = logarithms.std(ddof=1) / np.sqrt(len(ratios))
+            expected = np.exp(logarithms.mean() + 2 * error)
+            np.testing.assert_allclose(compared.high, expected)
+
+
+def test_a_paired_comparison_uses_the_problems_that_have_both_methods():
+    losses = {
+        ("p", "GeoQ"): (1.0, 4.0),
+        ("p", "A"): (2.0, 2.0),
+        ("q", "GeoQ"): (3.0, 3.0),
+        ("q", "A"): (1.0, 1.0),
+        ("r", "GeoQ"): (9.0, 9.0),
+    }
+    rows = [
+        {"problem": p, "method": m, "shift": "mild", "seed": seed, "pinball": value}
+        for (p, m), values in losses.items()
+        for seed, value in enumerate(values)
+    ]
+    # The ratio of p is 1, the geometric mean of 1/2 and 2, and that of q is 3.
+    assert table.paired(rows, "A", "mild").ratio == pytest.approx(3**0.5)
+    assert table.paired(rows, "B", "mild") is None
 
 
 def test_the_levels_of_a_small_run_do_not_cross(results):
@@ -241,7 +287,8 @@ def test_the_sets_have_no_problem_in_common():
     assert len(defaults.SUITE) == 20
     assert len(fresh.FRESH) == 8
     assert len(second_fresh.SECOND_FRESH) == 8
-    assert len(defaults.EVERY) == 36
+    assert len(third_fresh.THIRD_FRESH) == 8
+    assert len(defaults.EVERY) == 44
 
 
 def test_shifted_queries_are_farther_from_the_training_data():

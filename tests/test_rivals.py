@@ -1,5 +1,6 @@
 """The rivals of the benchmarks against closed forms and other libraries."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import lightgbm
@@ -9,12 +10,16 @@ import torch
 from conftest import fresh
 from crepes import ConformalRegressor
 from crepes.extras import DifficultyEstimator
+from mapie.regression import CrossConformalRegressor
+from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import KFold, LeaveOneOut
 from torch.testing import assert_close
 
 from benchmarks.rivals import (
     BoostedQuantile,
+    CalibratedSpread,
+    CVPlus,
     KNNDistanceConformal,
     KNNResidualConformal,
     MeanErrorPredictor,
@@ -23,9 +28,18 @@ from benchmarks.rivals import (
     OnTable,
     QuantileNetwork,
     RememberedTraining,
+    SplineScaledConformal,
+    equal_families,
+    equal_tuples,
     of_x_distance_and_prediction,
 )
+from benchmarks.rivals.constant import Constant
+from benchmarks.rivals.gp_scaled import GPScaledConformal
+from benchmarks.rivals.weights import weighted_conformal_factor
+from benchmarks.suite.recipes import Increment, Network
 from geoq import (
+    ClusterFolds,
+    CombinedFolds,
     GeoQ,
     GroupFolds,
     NestedFolds,
@@ -34,6 +48,8 @@ from geoq import (
     Training,
     norm_error,
 )
+from geoq.baselines import Bound, MCDropout
+from geoq.baselines.conformal import conformal_factor
 from geoq.metrics import coverage
 
 QUICK = Training(n_steps=50, batch_size=16, check_every=25)
@@ -328,3 +344,133 @@ def test_a_refit_that_is_refused_does_not_leave_two_fits_mixed():
         bound.fit(x * np.nan, np.ones((120, 1)))
     with pytest.raises(NotFittedError, match="not fitted yet"):
         bound.predict(x)
+
+
+# Weights of the tuples
+
+WEIGHTED = [
+    partial(Constant, quantile=0.9),
+    partial(KNNDistanceConformal, quantile=0.9),
+    partial(KNNResidualConformal, quantile=0.7),
+    partial(GPScaledConformal, quantile=0.9),
+    partial(SplineScaledConformal, quantile=0.9),
+    partial(BoostedQuantile, quantile=0.9, n_trees=20),
+    partial(QuantileNetwork, quantile=0.9, training=QUICK),
+    partial(MeanErrorPredictor, quantile=0.9, n_trees=20),
+]
+
+
+def bump(n_points=90):
+    """Inputs and outputs whose errors under the surrogate 0 grow outwards."""
+    x = np.random.default_rng(0).uniform(-1, 1, (n_points, 2))
+    return x, (x**2).sum(axis=1, keepdims=True) + 0.1
+
+
+@pytest.mark.parametrize("rival", WEIGHTED, ids=lambda rival: rival.func.__name__)
+def test_family_weights_matter_only_if_families_have_different_sizes(rival):
+    x, y = bump()
+
+    def bounds(*families):
+        geoq = of_zero(folds=CombinedFolds(*families))
+        return [
+            rival(geoq, weights=weights).fit(x, y).predict(x).error_hat
+            for weights in (equal_tuples, equal_families)
+        ]
+
+    once, again = bounds(RandomFolds(3), ClusterFolds(3))
+    np.testing.assert_allclose(once, again, rtol=1e-6)
+    equal, weighted = bounds(RandomFolds(3), NestedFolds(5))
+    assert not np.allclose(equal, weighted, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(60,), (60, 3), (60, 2, 2)])
+def test_with_equal_weights_the_factor_is_the_conformal_factor(shape):
+    generator = torch.Generator().manual_seed(0)
+    error, scale = (torch.rand(shape, generator=generator) for _ in range(2))
+    factor = weighted_conformal_factor(error, scale, torch.ones(60), 0.9)
+    assert torch.equal(factor, conformal_factor(error, scale, 0.9))
+
+
+def test_the_weighted_factor_is_a_quantile_of_the_weight():
+    error = torch.arange(1.0, 41.0)
+    weight = torch.cat([torch.full((20,), 3.0), torch.full((20,), 1.0)])
+    # The level is 21 / 40 with 41 * 0.5 rounded up, and 14 weights of 3 have 42 of the total of 80.
+    factor = weighted_conformal_factor(error, torch.ones(40), weight, 0.5)
+    assert float(factor) == 14.0
+    with pytest.raises(ValueError, match="5 tuples give no finite factor"):
+        weighted_conformal_factor(error[:5], torch.ones(5), weight[:5], 0.95)
+
+
+# Calibrated ensembles and dropout
+
+
+@dataclass
+class Proportional:
+    """A baseline that predicts 0 with the spread |x|; it counts the rows of each fit."""
+
+    sizes: list
+
+    def fit(self, x, y):
+        del y
+        self.sizes.append(len(x))
+        return self
+
+    def predict(self, x):
+        return Bound(0 * x, abs(x))
+
+
+def test_a_calibrated_spread_is_the_spread_times_the_quantile_of_held_out_ratios():
+    x = np.random.default_rng(1).uniform(1, 2, (100, 1))
+    ratio = np.linspace(0.02, 2, 100)[:, None]
+    sizes = []
+    rival = CalibratedSpread(Proportional(sizes), 0.9, RandomFolds(5), beta=0.0)
+    bound = rival.fit(x, ratio * x).predict(3 * x)
+    # The 91st of 100 ratios, rounded up from 101 * 0.9.
+    np.testing.assert_allclose(bound.error_hat, ratio[90] * 3 * x)
+    assert sizes == [80] * 5 + [100]
+
+
+def test_networks_of_the_suite_have_active_dropout_for_mc_dropout():
+    x, y = bump()
+    network = Network((8,), QUICK).with_dropout(0.1)
+    for recipe, target in ((network, y), (Increment(network), np.hstack([y, y]))):
+        raw = MCDropout(recipe, n_passes=5).fit(x, target).predict(x)
+        assert (raw.error_hat > 0).any()
+        scaled = CalibratedSpread(MCDropout(recipe, n_passes=5), 0.9, RandomFolds(3))
+        bound = scaled.fit(x, target).predict(x)
+        np.testing.assert_array_equal(bound.prediction, raw.prediction)
+        assert coverage(abs(target - bound.prediction), bound.error_hat) > coverage(
+            abs(target - raw.prediction), raw.error_hat
+        )
+
+
+# CV+
+
+
+class Cubic(RegressorMixin, BaseEstimator):
+    """A cubic polynomial as a scikit-learn model."""
+
+    def fit(self, x, y):
+        self.coefficients_ = np.polyfit(x[:, 0], y, 3)
+        return self
+
+    def predict(self, x):
+        return np.polyval(self.coefficients_, x[:, 0])
+
+
+def test_cv_plus_is_that_of_mapie():
+    rng = np.random.default_rng(2)
+    x = rng.uniform(-1, 1, (117, 1))
+    y = np.sin(4 * x[:, 0]) + 0.2 * rng.standard_normal(117)
+    queries = np.linspace(-1.5, 1.5, 40)[:, None]
+    folds = KFold(5, shuffle=True, random_state=0)
+    theirs = CrossConformalRegressor(Cubic(), confidence_level=0.9, cv=folds)
+    theirs.fit_conformalize(x, y)
+    _, interval = theirs.predict_interval(queries)
+    surrogate = Cubic().fit(x, y).predict
+    recipe = RememberedTraining(lambda x, y: Cubic().fit(x, y).predict)
+    ours = CVPlus(surrogate, recipe, 0.9, folds).fit(x, y).predict(queries)
+    reach = abs(interval[:, :, 0] - surrogate(queries)[:, None]).max(axis=1)
+    np.testing.assert_allclose(ours.error_hat, reach)
+    with pytest.raises(ValueError, match="8 rows"):
+        CVPlus(surrogate, recipe, 0.9, folds).fit(x[:8], y[:8])

@@ -14,6 +14,7 @@ from benchmarks.rivals.per_coordinate import (
     TabularInputs,
     of_x,
 )
+from benchmarks.rivals.weights import TupleWeights, equal_tuples
 from geoq.arrays import Array
 from geoq.baselines.bound import Bound
 from geoq.checks import check_fitted, clear_fitted
@@ -40,6 +41,7 @@ class BoostedQuantile:
         n_leaves: number of leaves per tree.
         learning_rate: factor of each tree's prediction.
         random_state: seed of the early-stopping points.
+        weights: weights of the calibration tuples: ``equal_tuples`` or ``equal_families``.
     """
 
     geoq: GeoQ
@@ -49,6 +51,7 @@ class BoostedQuantile:
     n_leaves: int = 15
     learning_rate: float = 0.05
     random_state: int = 0
+    weights: TupleWeights = equal_tuples
 
     def fit(
         self, x: Array, y: Array, *, groups: Sequence[Any] | None = None
@@ -65,6 +68,7 @@ class BoostedQuantile:
             calibration.features.prediction,
             calibration.error,
             calibration.group,
+            self.weights(calibration),
         )
         return self
 
@@ -76,7 +80,11 @@ class BoostedQuantile:
         return self.cross_fitted_.bound(features, error_hat, x)
 
     def _regress(
-        self, table: np.ndarray, target: np.ndarray, group: np.ndarray
+        self,
+        table: np.ndarray,
+        target: np.ndarray,
+        group: np.ndarray,
+        weight: np.ndarray,
     ) -> Predict:
         lightgbm = _lightgbm()
         rows, stopping_rows = (
@@ -100,9 +108,12 @@ class BoostedQuantile:
         }
         # LightGBM computes in float32 with absolute tolerances, so the errors are divided by their mean.
         scale = float(target.mean()) or 1.0
-        data = lightgbm.Dataset(table[rows], target[rows] / scale)
+        data = lightgbm.Dataset(table[rows], target[rows] / scale, weight=weight[rows])
         stopping = lightgbm.Dataset(
-            table[stopping_rows], target[stopping_rows] / scale, reference=data
+            table[stopping_rows],
+            target[stopping_rows] / scale,
+            weight=weight[stopping_rows],
+            reference=data,
         )
         trees = lightgbm.train(
             settings,

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from benchmarks.rivals.cross_fitted import CrossFitted
+from benchmarks.rivals.weights import TupleWeights, equal_tuples
 from geoq import GeoQ
-from geoq.quantiles import inverse_cdf_quantile
+from geoq.quantiles import weighted_quantile
 
 
 @dataclass
@@ -13,11 +14,14 @@ class Constant:
 
     geoq: GeoQ
     quantile: float
+    weights: TupleWeights = equal_tuples
 
     def fit(self, x, y):
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, None)
-        error = self.cross_fitted_.calibration.error
-        self.bound_ = inverse_cdf_quantile(error, self.quantile)
+        calibration = self.cross_fitted_.calibration
+        error = calibration.error
+        weight = self.weights(calibration).reshape(-1, *(1,) * (error.ndim - 1))
+        self.bound_ = weighted_quantile(error, weight.expand_as(error), self.quantile)
         return self
 
     def predict(self, x):

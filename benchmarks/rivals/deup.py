@@ -15,9 +15,13 @@ from benchmarks.rivals.per_coordinate import (
     Predict,
     of_x_and_distance,
 )
+from benchmarks.rivals.weights import (
+    TupleWeights,
+    equal_tuples,
+    weighted_conformal_factor,
+)
 from geoq.arrays import Array
 from geoq.baselines.bound import Bound
-from geoq.baselines.conformal import conformal_factor
 from geoq.checks import check_fitted, clear_fitted
 from geoq.crossfit import CalibrationSet
 from geoq.estimator import GeoQ
@@ -45,6 +49,7 @@ class MeanErrorPredictor:
         n_leaves: leaves per tree.
         learning_rate: factor of each tree's prediction.
         random_state: seed of the parts and of the held-out tuples.
+        weights: weights of the calibration tuples: ``equal_tuples`` or ``equal_families``.
     """
 
     geoq: GeoQ
@@ -53,6 +58,7 @@ class MeanErrorPredictor:
     n_leaves: int = 15
     learning_rate: float = 0.05
     random_state: int = 0
+    weights: TupleWeights = equal_tuples
 
     def fit(
         self, x: Array, y: Array, *, groups: Sequence[Any] | None = None
@@ -67,8 +73,11 @@ class MeanErrorPredictor:
             calibration,
             torch.ones(len(table), dtype=torch.bool, device=table.device),
         )
-        self.factor_ = conformal_factor(
-            calibration.error, self._out_of_part(table, calibration), self.quantile
+        self.factor_ = weighted_conformal_factor(
+            calibration.error,
+            self._out_of_part(table, calibration),
+            self.weights(calibration),
+            self.quantile,
         )
         return self
 
@@ -106,10 +115,15 @@ class MeanErrorPredictor:
             calibration.features[rows].prediction,
             calibration.error[rows],
             calibration.group[rows],
+            self.weights(calibration)[rows],
         )
 
     def _regress(
-        self, table: np.ndarray, target: np.ndarray, group: np.ndarray
+        self,
+        table: np.ndarray,
+        target: np.ndarray,
+        group: np.ndarray,
+        weight: np.ndarray,
     ) -> Predict:
         from sklearn.ensemble import (
             HistGradientBoostingRegressor,
@@ -129,5 +143,5 @@ class MeanErrorPredictor:
             random_state=self.random_state,
         )
         # Divided by its mean, because the trees do not split on small sums of the target.
-        trees.fit(table, target / scale)
+        trees.fit(table, target / scale, sample_weight=weight)
         return lambda queries: scale * trees.predict(queries)

@@ -6,9 +6,13 @@ import numpy as np
 import torch
 
 from benchmarks.rivals.cross_fitted import CrossFitted
+from benchmarks.rivals.weights import (
+    TupleWeights,
+    equal_tuples,
+    weighted_conformal_factor,
+)
 from geoq import GeoQ
 from geoq.baselines import GaussianProcess
-from geoq.baselines.conformal import conformal_factor
 
 
 @dataclass
@@ -24,6 +28,7 @@ class GPScaledConformal:
     quantile: float
     n_most: int = 400
     random_state: int = 0
+    weights: TupleWeights = equal_tuples
 
     def fit(self, x, y):
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, None)
@@ -40,8 +45,11 @@ class GPScaledConformal:
             self._deviation(self.points_[train], self.points_[held_out])
             for train, held_out in self.geoq.folds.split(points.numpy())
         ]
-        self.factor_ = conformal_factor(
-            calibration.error, torch.cat(deviation), self.quantile
+        self.factor_ = weighted_conformal_factor(
+            calibration.error,
+            torch.cat(deviation),
+            self.weights(calibration),
+            self.quantile,
         )
         return self
 

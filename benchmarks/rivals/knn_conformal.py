@@ -8,9 +8,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from benchmarks.rivals.cross_fitted import CrossFitted
+from benchmarks.rivals.weights import (
+    TupleWeights,
+    equal_tuples,
+    weighted_conformal_factor,
+)
 from geoq.arrays import Array
 from geoq.baselines.bound import Bound
-from geoq.baselines.conformal import conformal_factor
 from geoq.checks import check_fitted, clear_fitted
 from geoq.estimator import GeoQ
 from geoq.geometry import anchor_mean
@@ -30,10 +34,12 @@ class KNNDistanceConformal:
     Attributes:
         geoq: GeoQ whose surrogate, folds and support distance are used.
         quantile: tau.
+        weights: weights of the calibration tuples: ``equal_tuples`` or ``equal_families``.
     """
 
     geoq: GeoQ
     quantile: float = 0.95
+    weights: TupleWeights = equal_tuples
 
     def fit(
         self, x: Array, y: Array, *, groups: Sequence[Any] | None = None
@@ -42,8 +48,11 @@ class KNNDistanceConformal:
         clear_fitted(self)
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, groups)
         calibration = self.cross_fitted_.calibration
-        self.factor_ = conformal_factor(
-            calibration.error, calibration.features.support_distance, self.quantile
+        self.factor_ = weighted_conformal_factor(
+            calibration.error,
+            calibration.features.support_distance,
+            self.weights(calibration),
+            self.quantile,
         )
         return self
 
@@ -72,12 +81,14 @@ class KNNResidualConformal:
         quantile: tau.
         n_neighbors: number of nearest tuples in the mean.
         beta: fraction of the overall mean error that is added, so that the scale is positive.
+        weights: weights of the calibration tuples: ``equal_tuples`` or ``equal_families``.
     """
 
     geoq: GeoQ
     quantile: float = 0.95
     n_neighbors: int = 25
     beta: float = 0.01
+    weights: TupleWeights = equal_tuples
 
     def fit(
         self, x: Array, y: Array, *, groups: Sequence[Any] | None = None
@@ -98,8 +109,11 @@ class KNNResidualConformal:
         _, nearest = self.neighbors_.nearest_other(
             self.n_neighbors, position=position, reach=calibration.reach
         )
-        self.factor_ = conformal_factor(
-            calibration.error, self._scale(nearest), self.quantile
+        self.factor_ = weighted_conformal_factor(
+            calibration.error,
+            self._scale(nearest),
+            self.weights(calibration),
+            self.quantile,
         )
         return self
 

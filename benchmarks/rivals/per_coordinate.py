@@ -18,8 +18,8 @@ MOST_MODELS = 16
 MOST_VALUES = 500_000
 
 Predict = Callable[[np.ndarray], np.ndarray]
-# regress(table, target, group): rows of one group belong together and must not be split for validation.
-Regress = Callable[[np.ndarray, np.ndarray, np.ndarray], Predict]
+# regress(table, target, group, weight): rows of one group belong together and must not be split for validation.
+Regress = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Predict]
 TabularInputs = Callable[[Tensor, GeometricFeatures], Tensor]
 
 
@@ -69,16 +69,20 @@ class CoordinateModels:
         prediction: Float[Tensor, " n *output"],
         target: Float[Tensor, " n *field"],
         group: Int[Tensor, " n"],
+        weight: Float[Tensor, " n"],
     ) -> "CoordinateModels":
         field_shape = tuple(target.shape[1:])
         n_coordinates = math.prod(field_shape)
-        columns, targets, groups = (
+        columns, targets, groups, weights = (
             part.cpu().numpy()
-            for part in (table, target.reshape(len(target), -1), group)
+            for part in (table, target.reshape(len(target), -1), group, weight)
         )
         if n_coordinates <= MOST_MODELS:
             return cls(
-                [regress(columns, targets[:, j], groups) for j in range(n_coordinates)],
+                [
+                    regress(columns, targets[:, j], groups, weights)
+                    for j in range(n_coordinates)
+                ],
                 field_shape,
             )
         if prediction.shape != target.shape:
@@ -99,7 +103,8 @@ class CoordinateModels:
             columns, prediction.reshape(len(prediction), -1).cpu().numpy(), value
         )
         return cls(
-            [regress(pooled, targets.reshape(-1)[value], groups[row])], field_shape
+            [regress(pooled, targets.reshape(-1)[value], groups[row], weights[row])],
+            field_shape,
         )
 
     def __call__(

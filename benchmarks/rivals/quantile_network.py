@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.rivals.cross_fitted import CrossFitted
+from benchmarks.rivals.weights import TupleWeights, equal_tuples
 from geoq.arrays import Array, chunks
 from geoq.baselines.bound import Bound
 from geoq.checks import check_fitted, clear_fitted
@@ -96,6 +97,7 @@ class QuantileNetwork:
         quantile: tau.
         make_network: makes w from the shapes of an input and of an error: ``OnTable()``, ``OnField()`` or your own.
         training: settings of the training of w.
+        weights: weights of the calibration tuples: ``equal_tuples`` or ``equal_families``.
     """
 
     geoq: GeoQ
@@ -104,6 +106,7 @@ class QuantileNetwork:
     training: Training = field(
         default_factory=lambda: Training(n_steps=5000, batch_size=256)
     )
+    weights: TupleWeights = equal_tuples
 
     def fit(
         self, x: Array, y: Array, *, groups: Sequence[Any] | None = None
@@ -115,6 +118,7 @@ class QuantileNetwork:
         inputs, point = self.cross_fitted_.normalized(x).float(), calibration.point
         error = calibration.error.float()
         mean = float(error.mean()) or 1.0
+        weight = self.weights(calibration).float().reshape(-1, *(1,) * (error.ndim - 1))
         with seeded(self.training.random_state):
             network = self.make_network(tuple(inputs.shape[1:]), tuple(error.shape[1:]))
             self.module_ = _Quantile(network, _start(error, self.quantile)).to(
@@ -123,8 +127,11 @@ class QuantileNetwork:
             result = train(
                 self.module_,
                 lambda net, rows: (
-                    pinball_loss(
-                        error[rows], net(inputs[point[rows]]), self.quantile
+                    (
+                        weight[rows]
+                        * pinball_loss(
+                            error[rows], net(inputs[point[rows]]), self.quantile
+                        )
                     ).mean()
                     / mean
                 ),

@@ -6,8 +6,12 @@ import numpy as np
 import torch
 
 from benchmarks.rivals.cross_fitted import CrossFitted
+from benchmarks.rivals.weights import (
+    TupleWeights,
+    equal_tuples,
+    weighted_conformal_factor,
+)
 from geoq import GeoQ
-from geoq.baselines.conformal import conformal_factor
 from geoq.increments.spline import SmoothingSpline, best_smoothing
 
 
@@ -21,6 +25,7 @@ class SplineScaledConformal:
 
     geoq: GeoQ
     quantile: float
+    weights: TupleWeights = equal_tuples
 
     def fit(self, x, y):
         self.cross_fitted_ = CrossFitted.fit(self.geoq, x, y, None)
@@ -41,7 +46,9 @@ class SplineScaledConformal:
         gap = (predicted - torch.cat(spline).reshape(predicted.shape)).abs()
         self.median_ = gap.median(dim=0).values
         error = calibration.error.double()
-        self.factor_ = conformal_factor(error, gap + self.median_, self.quantile)
+        self.factor_ = weighted_conformal_factor(
+            error, gap + self.median_, self.weights(calibration), self.quantile
+        )
         return self
 
     def predict(self, x):

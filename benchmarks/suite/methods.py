@@ -10,17 +10,21 @@ from functools import partial
 from benchmarks.record import QUANTILE
 from benchmarks.rivals import (
     BoostedQuantile,
+    CalibratedSpread,
+    CVPlus,
     KNNDistanceConformal,
     KNNResidualConformal,
     MeanErrorPredictor,
     QuantileNetwork,
     SplineScaledConformal,
+    equal_families,
+    equal_tuples,
     of_x,
     of_x_distance_and_prediction,
 )
 from benchmarks.rivals.constant import Constant
 from benchmarks.rivals.gp_scaled import GPScaledConformal
-from benchmarks.suite.recipes import Network
+from benchmarks.suite.recipes import Increment, Network
 from geoq import (
     ClusterFolds,
     CombinedFolds,
@@ -35,11 +39,21 @@ from geoq import (
     default_folds,
     identity,
 )
-from geoq.baselines import DeepEnsemble, SplitConformal
+from geoq.baselines import DeepEnsemble, MCDropout, SplitConformal
 
-OWN_SURROGATE = ("Split conformal", "Deep ensemble")
+# The paper's baselines, which train surrogates of their own.
+OWN_SURROGATE = (
+    "Split conformal",
+    "Deep ensemble",
+    "Deep ensemble (15 members)",
+    "Deep ensemble (calibrated)",
+    "MC dropout",
+    "MC dropout (calibrated)",
+)
+# Versions of a cross-fitted rival: tuples of the random folds alone, and tuples of all folds with GeoQ's weights.
 ON_RANDOM_FOLDS = " / random folds"
-# Uses the spline of GeoQ's default; it is shown, but it is not one of the ten.
+WITH_FAMILY_WEIGHTS = " / family weights"
+# Uses the spline of GeoQ's default; it is shown, but it does not count as a rival.
 SPLINE_SCALED = "Spline-scaled conformal"
 
 
@@ -49,14 +63,8 @@ def is_ours(method):
 
 
 def is_rival(method):
-    """Whether a method is one of the ten rivals, with the default folds."""
-    own = is_ours(method) or method.startswith(SPLINE_SCALED)
-    return not own and not method.endswith(ON_RANDOM_FOLDS)
-
-
-def is_rival_on_any_folds(method):
-    """Whether a method is one of the ten rivals, or one of the eight that are also calibrated on random folds alone."""
-    return is_rival(method.removesuffix(ON_RANDOM_FOLDS))
+    """Whether a method is a rival, in any version."""
+    return not is_ours(method) and not method.startswith(SPLINE_SCALED)
 
 
 def ten_trainings(interpolating):
@@ -89,22 +97,27 @@ def forms_of_geoq(surrogate, train_surrogate, interpolating):
     }
 
 
-def rivals(shared, recipe, n_train, seed):
-    """The ten rivals and the spline-scaled conformal bound; ``shared`` is the GeoQ whose surrogate and folds they use."""
-    boosted = partial(BoostedQuantile, shared, QUANTILE, random_state=seed)
+def rivals(shared, weights, seed):
+    """The rivals that are calibrated on held-out errors, and the spline-scaled conformal bound.
+
+    Args:
+        shared: the GeoQ whose surrogate and folds they use.
+        weights: the weights of the calibration tuples.
+        seed: the seed of the rivals.
+    """
+    boosted = partial(
+        BoostedQuantile, shared, QUANTILE, random_state=seed, weights=weights
+    )
     return {
-        "Constant": Constant(shared, QUANTILE),
-        "Split conformal": SplitConformal(
-            recipe,
-            QUANTILE,
-            calibration_fraction=max(0.2, 20 / n_train),
-            random_state=seed,
+        "Constant": Constant(shared, QUANTILE, weights),
+        "kNN-distance conformal": KNNDistanceConformal(shared, QUANTILE, weights),
+        "kNN-residual conformal": KNNResidualConformal(
+            shared, QUANTILE, weights=weights
         ),
-        "Deep ensemble": DeepEnsemble(recipe, random_state=1000 * (seed + 1)),
-        "kNN-distance conformal": KNNDistanceConformal(shared, QUANTILE),
-        "kNN-residual conformal": KNNResidualConformal(shared, QUANTILE),
-        "GP-scaled conformal": GPScaledConformal(shared, QUANTILE, random_state=seed),
-        SPLINE_SCALED: SplineScaledConformal(shared, QUANTILE),
+        "GP-scaled conformal": GPScaledConformal(
+            shared, QUANTILE, random_state=seed, weights=weights
+        ),
+        SPLINE_SCALED: SplineScaledConformal(shared, QUANTILE, weights),
         "Boosted quantile (x)": boosted(inputs=of_x),
         "Boosted quantile (x, distance, prediction)": boosted(
             inputs=of_x_distance_and_prediction
@@ -113,9 +126,41 @@ def rivals(shared, recipe, n_train, seed):
             shared,
             QUANTILE,
             training=Training(n_steps=5000, batch_size=256, random_state=seed),
+            weights=weights,
         ),
-        "Mean-error predictor": MeanErrorPredictor(shared, QUANTILE, random_state=seed),
+        "Mean-error predictor": MeanErrorPredictor(
+            shared, QUANTILE, random_state=seed, weights=weights
+        ),
     }
+
+
+def baselines(recipe, n_train, folds, seed):
+    """The paper's baselines, the spread of ensembles and dropout both raw and calibrated; dropout for networks only.
+
+    Args:
+        recipe: the recipe of the surrogate.
+        n_train: number of training pairs.
+        folds: the folds on whose held-out errors a spread is calibrated.
+        seed: the seed of the baselines.
+    """
+    ensemble = DeepEnsemble(recipe, random_state=1000 * (seed + 1))
+    found = {
+        "Split conformal": SplitConformal(
+            recipe,
+            QUANTILE,
+            calibration_fraction=max(0.2, 20 / n_train),
+            random_state=seed,
+        ),
+        "Deep ensemble": ensemble,
+        # As many trainings as GeoQ's default has.
+        "Deep ensemble (15 members)": replace(ensemble, n_members=15),
+        "Deep ensemble (calibrated)": CalibratedSpread(ensemble, QUANTILE, folds),
+    }
+    if isinstance(recipe, Network | Increment):
+        dropout = MCDropout(recipe.with_dropout(0.1), random_state=seed)
+        found["MC dropout"] = dropout
+        found["MC dropout (calibrated)"] = CalibratedSpread(dropout, QUANTILE, folds)
+    return found
 
 
 def methods(problem, surrogate, remembered, n_train, seed):
@@ -129,33 +174,39 @@ def methods(problem, surrogate, remembered, n_train, seed):
         seed: the seed of the rivals.
     """
     interpolating = problem.folds or RandomFolds(5)
-    make = partial(
-        GeoQ,
-        surrogate,
-        remembered,
-        representation=StandardizedMetric(),
-        safe_region=DistanceRegion(),
-    )
-    recipe = remembered.train_surrogate
-    composed, alone = (
-        rivals(make(folds=folds), recipe, n_train, seed)
-        for folds in (default_folds(interpolating), interpolating)
-    )
-    return (
-        forms_of_geoq(surrogate, remembered, interpolating)
-        | composed
-        | {
-            f"{name}{ON_RANDOM_FOLDS}": rival
-            for name, rival in alone.items()
-            if name not in OWN_SURROGATE
+    families = default_folds(interpolating)
+    versions = {
+        "": (families, equal_tuples),
+        WITH_FAMILY_WEIGHTS: (families, equal_families),
+        ON_RANDOM_FOLDS: (interpolating, equal_tuples),
+    }
+    found = forms_of_geoq(surrogate, remembered, interpolating)
+    found |= baselines(remembered.train_surrogate, n_train, interpolating, seed)
+    found["CV+"] = CVPlus(surrogate, remembered, QUANTILE, interpolating)
+    for ending, (folds, weights) in versions.items():
+        shared = GeoQ(
+            surrogate,
+            remembered,
+            representation=StandardizedMetric(),
+            safe_region=DistanceRegion(),
+            folds=folds,
+        )
+        found |= {
+            f"{name}{ending}": rival
+            for name, rival in rivals(shared, weights, seed).items()
         }
-    )
+    return found
 
 
 def shortened(trained):
     """The same recipe or rival with a short training; other methods are not changed."""
-    if isinstance(trained, Network | QuantileNetwork):
+    if isinstance(trained, Network | QuantileNetwork | NormScaledIncrement):
         return replace(trained, training=replace(trained.training, n_steps=100))
+    if isinstance(trained, Increment):
+        return replace(trained, recipe=shortened(trained.recipe))
+    if isinstance(trained, GeoQ):
+        increment_model = shortened(trained.increment_model)
+        return replace(trained, increment_model=increment_model)
     if isinstance(trained, BoostedQuantile | MeanErrorPredictor):
         return replace(trained, n_trees=50)
     return trained

@@ -21,6 +21,7 @@ from sklearn.preprocessing import StandardScaler
 
 from geoq import Training, TrainNetwork
 from geoq.nets.mlp import MLP
+from geoq.training import TrainedNetwork
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,17 @@ class Scale:
 class Standardised:
     """A network with standardised inputs and outputs."""
 
-    network: Callable[[np.ndarray], np.ndarray]
+    trained: TrainedNetwork
     of_x: Scale
     of_y: Scale
     output_shape: tuple[int, ...]
 
+    @property
+    def network(self):
+        return self.trained.network
+
     def __call__(self, x):
-        answers = self.of_y.up(self.network(self.of_x.down(x)))
+        answers = self.of_y.up(self.trained(self.of_x.down(x)))
         return answers.reshape(-1, *self.output_shape)
 
 
@@ -64,6 +69,7 @@ class Network:
     training: Training = field(
         default_factory=lambda: Training(n_steps=1500, batch_size=64, patience=5)
     )
+    dropout: float = 0.0
 
     def __call__(self, x, y):
         return self.train_many(x, y, [np.arange(len(x))])[0]
@@ -92,11 +98,16 @@ class Network:
 
     def _train(self, x, y):
         n_outputs = int(np.prod(y.shape[1:]))
-        make_network = partial(MLP, x.shape[1], n_outputs, hidden=self.hidden)
+        make_network = partial(
+            MLP, x.shape[1], n_outputs, hidden=self.hidden, dropout=self.dropout
+        )
         return TrainNetwork(make_network, training=self.training)
 
     def with_seed(self, random_state):
         return replace(self, training=replace(self.training, random_state=random_state))
+
+    def with_dropout(self, probability):
+        return replace(self, dropout=probability)
 
 
 @dataclass(frozen=True)
@@ -104,6 +115,10 @@ class Step:
     """The input plus its predicted change."""
 
     change: Callable[[np.ndarray], np.ndarray]
+
+    @property
+    def network(self):
+        return self.change.network
 
     def __call__(self, x):
         return x + self.change(x)
@@ -126,6 +141,9 @@ class Increment:
 
     def with_seed(self, random_state):
         return replace(self, recipe=self.recipe.with_seed(random_state))
+
+    def with_dropout(self, probability):
+        return replace(self, recipe=self.recipe.with_dropout(probability))
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,25 @@
-"""Tables of the comparison: pinball losses relative to the best rival, coverage, and the safe region."""
+"""Tables of the comparison: pinball losses relative to rivals with standard errors, coverage, and the safe region."""
 
 import math
 import statistics
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.record import QUANTILE
-from benchmarks.suite.methods import (
-    ON_RANDOM_FOLDS,
-    is_ours,
-    is_rival,
-    is_rival_on_any_folds,
-)
+from benchmarks.suite.methods import is_ours, is_rival
 from benchmarks.suite.problems import SHIFTS
 
 AREAS = ("exceeds", "large")
 # A coverage inside the data that differs from the level by at most this much counts as right.
 TOLERANCE = 0.02
+# Queries far outside dominate the column of all queries, so it comes last.
+COLUMNS = (*SHIFTS, "all")
 FORM_COLUMNS = (
     "method",
-    *("all", *SHIFTS),
-    *("of eighteen: all", *SHIFTS),
+    *COLUMNS,
     "coverage inside",
     "right",
     *("safe fraction inside", "mild", "strong"),
@@ -60,17 +57,24 @@ def mean(rows, metric, **wanted):
     return statistics.fmean(known) if known else math.nan
 
 
-def error_ratios(rows, shift="all", *, metric="pinball", against=is_rival):
-    """Mean pinball loss of each method relative to the best rival, by problem."""
+def mean_losses(rows, shift="all", metric="pinball"):
+    """Mean loss of each method over the seeds, by problem."""
+    values = {}
+    for r in rows:
+        if r["shift"] == shift and r[metric] is not None:
+            of_problem = values.setdefault(r["problem"], {})
+            of_problem.setdefault(r["method"], []).append(r[metric])
+    return {
+        problem: {method: statistics.fmean(found) for method, found in methods.items()}
+        for problem, methods in values.items()
+    }
+
+
+def error_ratios(rows, shift="all", *, metric="pinball"):
+    """Mean loss of each method relative to the best rival, by problem."""
     result = {}
-    for problem in dict.fromkeys(r["problem"] for r in rows):
-        found = [r for r in rows if (r["problem"], r["shift"]) == (problem, shift)]
-        methods = dict.fromkeys(r["method"] for r in found)
-        loss = {m: mean(found, metric, method=m) for m in methods}
-        best = min(
-            (loss[m] for m in methods if against(m) and not math.isnan(loss[m])),
-            default=math.nan,
-        )
+    for problem, loss in mean_losses(rows, shift, metric).items():
+        best = min((v for m, v in loss.items() if is_rival(m)), default=math.nan)
         result[problem] = {method: value / best for method, value in loss.items()}
     return result
 
@@ -79,100 +83,167 @@ def geometric_mean(values):
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Geometric mean of ratios over the problems, and its range of two standard errors of the mean logarithm."""
+
+    ratio: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, ratios):
+        """The comparison of one ratio per problem."""
+        logarithms = [math.log(ratio) for ratio in ratios]
+        mean = statistics.fmean(logarithms)
+        n = len(logarithms)
+        error = statistics.stdev(logarithms) / math.sqrt(n) if n > 1 else math.inf
+        return cls(
+            math.exp(mean),
+            math.exp(mean - 2 * error),
+            math.exp(min(mean + 2 * error, 700)),
+        )
+
+    @property
+    def word(self):
+        """Ahead or behind if the difference exceeds two standard errors, otherwise level."""
+        return "ahead" if self.high < 1 else "behind" if self.low > 1 else "level"
+
+    @property
+    def range(self):
+        return f"{self.low:.2f} to {self.high:.2f}" if self.low else "one problem"
+
+    def __str__(self):
+        return f"{self.ratio:.2f} ({self.range}) {self.word}"
+
+
 def summary(rows):
-    """Tables of pinball losses relative to the best rival, and of GeoQ's safe region and support score."""
-    by_shift = {shift: error_ratios(rows, shift) for shift in ("all", *SHIFTS)}
-    pooled = by_shift["all"]
+    """All tables of a set of problems."""
+    parts = by_problem(rows), by_method(rows), safety(rows), forms(rows), levels(rows)
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def by_problem(rows):
+    """Lines of a table of GeoQ's loss relative to the best rival of each problem and shift."""
+    ratios = {shift: error_ratios(rows, shift) for shift in COLUMNS}
+    n_rivals = len({r["method"] for r in rows if is_rival(r["method"])})
     lines = [
-        "Pinball loss of GeoQ relative to the best rival, which is chosen afterwards for each problem and shift:",
+        (
+            f"Pinball loss of GeoQ relative to the best of {n_rivals} rivals, which is chosen afterwards for each problem and shift. "
+            "The last rows have the geometric mean, its range of two standard errors over the problems, and the number of problems "
+            "on which GeoQ has the smaller loss:"
+        ),
         "",
-        "| problem | all | interpolation | mild | strong | best rival on all |",
-        "|---|---|---|---|---|---|",
+        f"| problem | {' | '.join(COLUMNS)} | best rival on all |",
+        "|---" * (len(COLUMNS) + 2) + "|",
     ]
-    for problem, of_method in pooled.items():
+    for problem, of_method in ratios["all"].items():
         best = min((r, m) for m, r in of_method.items() if is_rival(m))[1]
-        cells = [f"{by_shift[shift][problem]['GeoQ']:.2f}" for shift in by_shift]
+        cells = [f"{ratios[shift][problem]['GeoQ']:.2f}" for shift in COLUMNS]
         lines.append(f"| {problem} | {' | '.join(cells)} | {best} |")
-    held_back = {r["problem"] for r in rows if r["held_back"]}
-    for name, combine, kept in (
-        ("**worst**", max, set(pooled)),
-        ("**geometric mean**", geometric_mean, set(pooled)),
-        ("geometric mean, not held back", geometric_mean, set(pooled) - held_back),
-        ("geometric mean, held back", geometric_mean, held_back),
+    ours = [[of["GeoQ"] for of in ratios[shift].values()] for shift in COLUMNS]
+    compared = [Comparison.of(values) for values in ours]
+    better = [f"{sum(v < 1 for v in values)} of {len(values)}" for values in ours]
+    for name, cells in (
+        ("**worst**", [f"{max(values):.2f}" for values in ours]),
+        ("**geometric mean**", [f"{c.ratio:.2f}" for c in compared]),
+        ("two standard errors", [c.range for c in compared]),
+        ("GeoQ is", [c.word for c in compared]),
+        ("smaller on", better),
     ):
-        chosen = [
-            [part[p]["GeoQ"] for p in part if p in kept] for part in by_shift.values()
+        lines.append(f"| {name} | {' | '.join(cells)} | |")
+    return lines
+
+
+def paired(rows, other, shift):
+    """GeoQ's loss over that of another method on the same data, where both were measured; None if nowhere."""
+    loss = {
+        (r["problem"], r["seed"], r["method"]): r["pinball"]
+        for r in rows
+        if r["shift"] == shift and r["method"] in ("GeoQ", other)
+    }
+    of_problem = {}
+    for (problem, seed, method), value in loss.items():
+        if method == other and (problem, seed, "GeoQ") in loss:
+            ratio = loss[problem, seed, "GeoQ"] / value
+            of_problem.setdefault(problem, []).append(ratio)
+    means = [geometric_mean(ratios) for ratios in of_problem.values()]
+    return Comparison.of(means) if means else None
+
+
+def by_method(rows):
+    """Lines of a table of GeoQ's loss relative to each other method on the same data, and of all coverages."""
+    methods = list(dict.fromkeys(r["method"] for r in rows))
+    n_problems = len({r["problem"] for r in rows})
+    titles = [*COLUMNS, *(f"coverage {shift}" for shift in SHIFTS)]
+    lines = [
+        (
+            "Pinball loss of GeoQ relative to each method on the same data: geometric mean over the problems, in brackets its range of "
+            "two standard errors over the problems. GeoQ is ahead or behind where this range excludes 1. Coverage of each method:"
+        ),
+        "",
+        f"| method | {' | '.join(titles)} |",
+        "|---" * (len(titles) + 1) + "|",
+    ]
+    for method in methods:
+        n_measured = len({r["problem"] for r in rows if r["method"] == method})
+        name = (
+            method if n_measured == n_problems else f"{method}, {n_measured} problems"
+        )
+        cells = [
+            "" if method == "GeoQ" else str(paired(rows, method, shift))
+            for shift in COLUMNS
         ]
-        if kept:
-            cells = [f"{combine(values):.2f}" for values in chosen]
-            lines.append(f"| {name} | {' | '.join(cells)} | |")
-    lines += [
+        cells += [
+            f"{mean(rows, 'coverage', method=method, shift=shift):.3f}"
+            for shift in SHIFTS
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def safety(rows):
+    """Lines of a table of GeoQ's coverage, safe region and support score by problem."""
+    lines = [
+        "The relative L2 error of the surrogate inside the data; GeoQ's coverage, its safe region, and ROC areas of support score / distance to the data:",
         "",
-        "The same for every method, over the problems (all shifts together):",
-        "",
-        "| method | worst | on | geometric mean | not held back | held back | worst on one shift |",
+        "| problem | surrogate's error inside | coverage | safe fraction | safe coverage | error exceeds the bound | large error |",
         "|---|---|---|---|---|---|---|",
     ]
-    for method in next(iter(pooled.values())):
-        behind = {p: r[method] for p, r in pooled.items() if method in r}
-        worst = max(behind, key=behind.get)
-        apart = max(
-            r[method] for s in SHIFTS for r in by_shift[s].values() if method in r
-        )
-        halves = [
-            [
-                ratio
-                for problem, ratio in behind.items()
-                if (problem in held_back) == half
-            ]
-            for half in (False, True)
-        ]
-        means = " | ".join(
-            f"{geometric_mean(half):.2f}" if half else "-" for half in halves
-        )
-        lines.append(
-            f"| {method} | {behind[worst]:.2f} | {worst} | {geometric_mean(behind.values()):.2f} | {means} | {apart:.2f} |"
-        )
-    lines += [
-        "",
-        "GeoQ's coverage, its safe region, and ROC areas of support score / distance to the data:",
-        "",
-        "| problem | coverage | safe fraction | safe coverage | error exceeds the bound | large error |",
-        "|---|---|---|---|---|---|",
-    ]
-    for problem in pooled:
+    for problem in dict.fromkeys(r["problem"] for r in rows):
         of = partial(mean, rows, problem=problem, method="GeoQ", shift="all")
-        cells = [of("coverage"), of("safe_fraction"), of("safe_coverage")]
+        inside = mean(
+            rows, "relative_l2", problem=problem, method="GeoQ", shift=SHIFTS[0]
+        )
+        cells = [inside, of("coverage"), of("safe_fraction"), of("safe_coverage")]
         pairs = [
             f"{of(f'support_score_roc_{e}'):.2f} / {of(f'distance_roc_{e}'):.2f}"
             for e in AREAS
         ]
         shown = " | ".join([*(f"{c:.3f}" for c in cells), *pairs])
         lines.append(f"| {problem} | {shown} |")
-    if any(r["method"].endswith(ON_RANDOM_FOLDS) for r in rows):
-        lines += ["", *forms(rows), "", *paired(rows), "", *levels(rows)]
-    return "\n".join(lines)
+    return lines
 
 
 def forms(rows):
     """Lines of a table of GeoQ's forms: losses relative to the best rival, coverage and safe region."""
     methods = [m for m in dict.fromkeys(r["method"] for r in rows) if is_ours(m)]
     problems = list(dict.fromkeys(r["problem"] for r in rows))
-    shifts = ("all", *SHIFTS)
-    ten = {s: error_ratios(rows, s) for s in shifts}
-    every = {s: error_ratios(rows, s, against=is_rival_on_any_folds) for s in shifts}
+    by_shift = {shift: error_ratios(rows, shift) for shift in COLUMNS}
     in_safe = error_ratios(rows, metric="safe_pinball")
     lines = [
-        "The forms of GeoQ. Pinball loss relative to the best of the ten rivals, and to the best of all eighteen:",
-        "geometric mean over the problems, and the worst problem in brackets. Coverage inside the data, and the fraction of",
-        f"problems where it is right within {TOLERANCE:g}. The last column is the relative pinball loss in the safe region:",
+        (
+            "The forms of GeoQ. Pinball loss relative to the best rival, geometric mean over the problems and the worst problem in "
+            f"brackets; coverage inside the data, and the fraction of problems where it is within {TOLERANCE:g} of the level; the safe "
+            "region. The last column is the relative pinball loss in the safe region:"
+        ),
         "",
         f"| {' | '.join(FORM_COLUMNS)} |",
         "|---" * len(FORM_COLUMNS) + "|",
     ]
     for method in methods:
         cells = []
-        for ratios in (*ten.values(), *every.values()):
+        for ratios in by_shift.values():
             values = [r[method] for r in ratios.values()]
             cells.append(f"{geometric_mean(values):.2f} ({max(values):.2f})")
         of = partial(mean, rows, method=method)
@@ -188,43 +259,11 @@ def forms(rows):
             f"{known.get(least, math.nan):.3f}",
             least,
         ]
-        ratios = [r[method] for r in in_safe.values() if not math.isnan(r[method])]
+        ratios = [r[method] for r in in_safe.values() if method in r]
         # The rivals' losses are measured in the safe region of the default.
         own = method == "GeoQ" and ratios
         cells.append(f"{geometric_mean(ratios):.2f}" if own else "")
         lines.append(f"| {method} | {' | '.join(cells)} |")
-    return lines
-
-
-def paired(rows):
-    """Lines of a table of GeoQ's loss over that of each other method on the same data."""
-    loss = {
-        (r["problem"], r["seed"], r["shift"], r["method"]): r["pinball"] for r in rows
-    }
-    others = [m for m in dict.fromkeys(r["method"] for r in rows) if m != "GeoQ"]
-    shifts = ("all", *SHIFTS)
-    lines = [
-        "Pinball loss of GeoQ relative to each method on the same data: geometric mean over the problems, and two standard errors of its logarithm:",
-        "",
-        f"| method | {' | '.join(shifts)} |",
-        "|---" * (len(shifts) + 1) + "|",
-    ]
-    for other in others:
-        cells = []
-        for shift in shifts:
-            by_problem = {}
-            for (problem, seed, at, method), value in loss.items():
-                if method == "GeoQ" and at == shift:
-                    ratio = value / loss[problem, seed, shift, other]
-                    by_problem.setdefault(problem, []).append(math.log(ratio))
-            logs = [statistics.fmean(values) for values in by_problem.values()]
-            spread = (
-                2 * statistics.stdev(logs) / math.sqrt(len(logs))
-                if len(logs) > 1
-                else math.nan
-            )
-            cells.append(f"{math.exp(statistics.fmean(logs)):.2f} ± {spread:.2f}")
-        lines.append(f"| {other} | {' | '.join(cells)} |")
     return lines
 
 
@@ -233,15 +272,14 @@ def levels(rows):
     known = [r for r in rows if r.get("coverage_by_level")]
     if not known:
         return []
-    shifts = (*SHIFTS, "all")
     lines = [
         "Coverage of GeoQ's bounds at other quantile levels, mean over the problems:",
         "",
-        f"| level | {' | '.join(shifts)} |",
-        "|---" * (len(shifts) + 1) + "|",
+        f"| level | {' | '.join(COLUMNS)} |",
+        "|---" * (len(COLUMNS) + 1) + "|",
     ]
     for level in known[0]["coverage_by_level"]:
         found = [r | {"at": r["coverage_by_level"][level]} for r in known]
-        cells = [f"{mean(found, 'at', shift=shift):.3f}" for shift in shifts]
+        cells = [f"{mean(found, 'at', shift=shift):.3f}" for shift in COLUMNS]
         lines.append(f"| {level} | {' | '.join(cells)} |")
     return lines
