@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Threads that wait should sleep: on a busy machine spinning ones cost minutes.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test lint docs-check format setup bench memory hostile golden clean
+.PHONY: demo test lint docs-check format setup bench memory hostile results results-gpu results-list golden clean
 
 demo: setup  ## Calibrate GeoQ around a small neural surrogate of the Forrester function
 	$(BIN)/geoq demo
@@ -35,6 +35,16 @@ memory: setup  ## The memory and file sizes of docs/cost.md
 
 hostile: setup  ## Damaged files, killed processes and full disks: the counts of docs/reliability.md, some minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.hostile.run
+
+results: setup  ## Measure again what fits two CPU cores in an hour; finished results are skipped
+	$(BIN)/python -m benchmarks.rerun two-cores
+
+results-gpu: setup  ## The rest, on a GPU with 16 cores; ERA5 (a folder) and SIMULATIONS (a file) name the data
+	$(BIN)/python -m benchmarks.rerun gpu
+
+results-list: setup  ## The commands of both with their minutes; nothing is run
+	$(BIN)/python -m benchmarks.rerun two-cores --list
+	$(BIN)/python -m benchmarks.rerun gpu --list
 
 golden: setup  ## Store the answers that tests/test_golden.py compares with, after a change on purpose
 	$(BIN)/python tests/golden.py

@@ -28,8 +28,12 @@ QUANTILE = 0.95
 PACKAGES = ("geoq", "torch", "numpy", "scipy", "scikit-learn", "lightgbm")
 
 
+# Results and pages may change while the benchmarks run one after the other.
+SOURCES = (".", ":!benchmarks/results", ":!docs")
+
+
 def commit() -> str:
-    """The commit of the code, with a mark if tracked files differ from it."""
+    """The commit of the code, with a mark if tracked files other than results and pages differ from it."""
     if "GEOQ_COMMIT" in os.environ:  # for runs outside the repository
         return os.environ["GEOQ_COMMIT"]
     try:
@@ -41,7 +45,7 @@ def commit() -> str:
             check=True,
         )
         changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"],
+            ["git", "status", "--porcelain", "--untracked-files=no", "--", *SOURCES],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.spatial import KDTree
 
-from benchmarks import record, solvers, tables
+from benchmarks import record, rerun, solvers, tables
 from benchmarks.costs import tables as cost_tables
 from benchmarks.rivals import RememberedTraining
 from benchmarks.suite import (
@@ -444,6 +444,18 @@ def test_rows_of_a_results_file_have_one_commit(file):
     # A file of rows that another run adds names its commit.
     _, _, other = file.stem.partition("@")
     assert result["commit"].startswith(other)
+
+
+def test_every_results_file_can_be_measured_again():
+    files = {file.stem.split("@")[0] for file in record.RESULTS.glob("*.json")}
+    assert {run.file for run in rerun.RUNS} == files
+    modules = {run.command.split()[0].replace(".", "/") for run in rerun.RUNS}
+    folder = record.RESULTS.parent
+    assert [name for name in modules if not (folder / f"{name}.py").exists()] == []
+    here = [run for run in rerun.RUNS if run.machine == "two-cores"]
+    assert sum(run.minutes for run in here) <= 60
+    # The parts of a file that are measured separately have commits of their own.
+    assert all(run.commit() for run in rerun.RUNS)
 
 
 def test_rows_of_another_commit_are_added_where_the_newest_run_has_none(tmp_path):
