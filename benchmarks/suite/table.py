@@ -147,9 +147,9 @@ def by_problem(rows):
     for name, cells in (
         ("**worst**", [f"{max(values):.2f}" for values in ours]),
         ("**geometric mean**", [f"{c.ratio:.2f}" for c in compared]),
-        ("two standard errors", [c.range for c in compared]),
-        ("GeoQ is", [c.word for c in compared]),
-        ("smaller on", better),
+        ("**two standard errors**", [c.range for c in compared]),
+        ("**GeoQ is**", [c.word for c in compared]),
+        ("**smaller on**", better),
     ):
         lines.append(f"| {name} | {' | '.join(cells)} | |")
     return lines
