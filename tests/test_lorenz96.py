@@ -73,7 +73,7 @@ def test_few_trusted_horizons_are_broken_and_many_of_the_bound_alone(
     assert (held < alone).mean() > 0.3
     # One calibration of 200 rollouts and 200 fresh ones: a standard deviation of 0.02 about the guaranteed 0.05.
     assert (held < a.trusted_horizon).mean() < 0.1
-    assert a.trust.broken == pytest.approx(0.05)
+    assert a.trust.broken == pytest.approx(0.05, abs=0.001)
     assert a.trusted_horizon.mean() > 0.4 * held.mean()
 
 

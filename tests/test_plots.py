@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from geoq import plots
 from geoq.rollout import RolloutAssessment
 from geoq.rollout.horizon import Trust
+from geoq.rollout.joint_band import JointBand
 
 
 @pytest.fixture
@@ -239,7 +240,14 @@ def forecasts(tolerance):
     horizons = {}
     if tolerance is not None:
         horizons = {
-            "trust": Trust(1.0, 0.05, n_rollouts=40, n_apart=40, quantile=0.95),
+            "trust": Trust(
+                0.5,
+                (0.1, 0.4, 0.8, 1.6),
+                0.05,
+                n_rollouts=40,
+                n_apart=40,
+                quantile=0.95,
+            ),
             "trusted_horizon": np.array([6, 3, 2]),
             "bound_over_tolerance": (bound / tolerance).max(axis=2),
         }
@@ -253,6 +261,7 @@ def forecasts(tolerance):
         threshold=1.0,
         meaning=("near", "far"),
         n_calibrated=4,
+        joint=JointBand(torch.ones(9, 4), 10 * torch.arange(9)),
         tolerance=tolerance,
         **horizons,
     )
@@ -271,6 +280,9 @@ def test_rollouts_show_bound_and_trust(kind):
     np.testing.assert_array_equal(curves["bound"].get_ydata(), a.error_hat[1, :, 0])
     np.testing.assert_array_equal(curves["true error"].get_ydata(), error[1, :, 0])
     assert set(curves["tolerance"].get_ydata()) == {0.5}
+    limit = 0.5 * np.array(a.trust.largest_ratio)
+    assert (limit[:-1] == 0.5).tolist() == [True, False, False]
+    np.testing.assert_array_equal(curves["limit of trust"].get_ydata(), limit)
     assert set(curves["calibration horizon"].get_xdata()) == {4}
     (trusted,) = until.patches
     assert (trusted.get_x(), trusted.get_width()) == (0.5, 3)

@@ -5,7 +5,17 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from geoq.rollout.horizon import HeldOutRollouts, count_apart, over_tolerance
+from geoq.rollout.horizon import (
+    HeldOutRollouts,
+    count_apart,
+    over_tolerance,
+    scores,
+)
+from geoq.rollout.joint_band import JointBand, excess_of
+
+
+def held_out(bound, error, **others):
+    return HeldOutRollouts(bound, error, excess=excess_of(error, bound), **others)
 
 
 def drawn(generator, n, n_steps=30, spacing=1000):
@@ -14,7 +24,7 @@ def drawn(generator, n, n_steps=30, spacing=1000):
     noise = torch.rand(n, n_steps, 2, generator=generator)
     step = torch.arange(1, n_steps + 1)[:, None] / n_steps
     bound = step * torch.rand(n, 1, 1, generator=generator).add(1).expand_as(noise)
-    return HeldOutRollouts(
+    return held_out(
         bound=bound,
         error=size * noise * step,
         supported=torch.randint(5, n_steps + 1, (n,), generator=generator),
@@ -61,69 +71,151 @@ def test_a_larger_tolerance_never_has_a_shorter_horizon(spacing):
             before = steps
 
 
-@pytest.mark.parametrize("spacing", [1, 3, 10, 1000])
-def test_the_limit_is_the_largest_one_that_satisfies_the_inequality(spacing):
-    """G / (G + 1) a / n + 1 / (G + 1) <= 1 - tau, or no broken rollout."""
+@pytest.mark.parametrize("spacing", [1, 1000])
+def test_the_limit_is_the_largest_one_that_breaks_few_enough_rollouts(spacing):
+    """With 60 rollouts and level 0.9 these are 5, because (5 + 1) / (60 + 1) < 0.1."""
     rollouts = drawn(torch.Generator().manual_seed(3), 60, spacing=spacing)
-    counts = set()
-    for tolerance in torch.linspace(0.1, 1.5, 20):
-
-        def satisfied(trust, tolerance=tolerance):
-            n_broken = int(is_broken(rollouts, trust, tolerance).sum())
-            longest = int(trusted_steps(rollouts, trust, tolerance).max())
-            g = count_apart(rollouts.start, max(1, longest))
-            counts.add(n_broken)
-            return (
-                not n_broken or g / (g + 1) * n_broken / 60 + 1 / (g + 1) < 0.1 + 1e-9
-            )
-
+    for tolerance in torch.linspace(0.1, 0.6, 20):
         trust = rollouts.trust(tolerance)
-        assert satisfied(trust)
-        ratios = over_tolerance(rollouts.bound, tolerance).flatten()
-        larger = ratios[(ratios >= trust.limit) & (ratios <= 1)]
-        if len(larger):
-            beyond = float(larger.min()) * (1 + 1e-6)
-            assert not satisfied(replace(trust, limit=beyond))
-    assert max(counts) > 0
+        ratio = over_tolerance(rollouts.bound, tolerance)
+        uncapped = replace(rollouts, bound=rollouts.bound / 1e6)
+        wide = replace(trust, typical=tuple(m / 1e6 for m in trust.typical))
+
+        def n_broken(limit, wide=wide, uncapped=uncapped, tolerance=tolerance):
+            scaled = replace(wide, limit=limit / 1e6)
+            return int(is_broken(uncapped, scaled, tolerance).sum())
+
+        assert n_broken(trust.limit * (1 - 1e-6)) <= 5
+        assert n_broken(trust.limit * (1 + 1e-6)) > 5
+        assert int(is_broken(rollouts, trust, tolerance).sum()) <= 5
+        assert_close(
+            torch.tensor(trust.typical),
+            ratio.cummax(dim=1).values.median(dim=0).values,
+            check_dtype=False,
+        )
+
+
+def test_the_ratio_that_ends_the_trust_has_the_score_of_the_limit():
+    rollouts = drawn(torch.Generator().manual_seed(4), 60)
+    trust = rollouts.trust(torch.tensor(0.6))
+    largest = torch.tensor(trust.largest_ratio, dtype=torch.float64)
+    typical = torch.tensor(trust.typical, dtype=torch.float64)
+    below = largest < 1
+    assert below.any()
+    assert_close(
+        scores(largest[None], typical)[0, below],
+        torch.full((int(below.sum()),), trust.limit, dtype=torch.float64),
+    )
+    for factor, holds in ((1 - 1e-6, True), (1 + 1e-6, False)):
+        within = trust.within((largest * factor)[None])[0]
+        assert (within[below] == holds).all()
 
 
 def test_the_limit_of_nineteen_rollouts_is_the_second_smallest_critical_value():
     """Level 0.9 allows one broken rollout of 19."""
     critical = torch.arange(1.0, 20.0) / 20
-    rollouts = HeldOutRollouts(
+    rollouts = held_out(
         bound=torch.stack([critical / 2, critical], dim=1)[..., None],
         error=torch.tensor([0.0, 2.0]).expand(19, 2)[..., None],
         supported=torch.full((19,), 2),
         start=10 * torch.arange(19),
         quantile=0.9,
     )
-    one = torch.tensor(1.0)
+    one, typical = torch.tensor(1.0), float(critical[9])
+
+    def score(i):
+        return float(critical[i]) ** (2 / 3) * typical ** (1 / 3)
+
     trust = rollouts.trust(one)
-    assert trust.limit == pytest.approx(critical[1])
+    assert trust.typical == pytest.approx((typical / 2, typical))
+    assert trust.limit == pytest.approx(score(1))
     assert int(is_broken(rollouts, trust, one).sum()) == 1
     # Two rollouts are unsafe before their error exceeds the tolerance, so that no limit breaks them.
     some_unsafe = replace(rollouts, supported=torch.tensor([1, 1, *[2] * 17]))
-    assert some_unsafe.trust(one).limit == pytest.approx(critical[3])
+    assert some_unsafe.trust(one).limit == pytest.approx(score(3))
     assert rollouts.trust(torch.tensor(3.0)).limit == np.inf
 
 
-def test_rollouts_that_overlap_count_once():
+def test_bounds_without_information_give_the_same_horizon_as_exceedance_times():
+    """If all rollouts have the same bounds, the horizon is a quantile of the steps at which the error exceeds."""
+    n, n_steps = 99, 40
+    exceeds_at = torch.randperm(n, generator=torch.Generator().manual_seed(0)) % n_steps
+    step = torch.arange(n_steps)
+    rollouts = held_out(
+        bound=((step + 1.0) / 100).expand(n, n_steps)[..., None],
+        error=(step >= exceeds_at[:, None]).float()[..., None],
+        supported=torch.full((n,), n_steps),
+        start=1000 * torch.arange(n),
+        quantile=0.95,
+    )
+    tolerance = torch.tensor(0.5)
+    steps = trusted_steps(rollouts, rollouts.trust(tolerance), tolerance)
+    assert steps.tolist() == [int(exceeds_at.sort().values[4])] * n
+
+
+def test_rollouts_that_overlap_count_once_in_the_fraction_that_is_stated():
     assert count_apart(torch.tensor([0, 4, 5, 9, 11, 30]), 5) == 4
     assert count_apart(torch.arange(7), 1) == 7
     rollouts = drawn(torch.Generator().manual_seed(2), 60)
     overlapping = replace(rollouts, start=torch.arange(60))
-    tolerance = torch.tensor(3.0)
+    tolerance = torch.tensor(0.6)
     apart, together = (r.trust(tolerance) for r in (rollouts, overlapping))
-    assert together.limit <= apart.limit
-    assert not is_broken(overlapping, together, tolerance).any()
-    longest = int(trusted_steps(overlapping, together, tolerance).max())
-    assert together.n_apart == count_apart(overlapping.start, longest)
-    assert together.broken == pytest.approx(1 / (together.n_apart + 1))
-    assert (
-        f"9 held-out rollouts that do not overlap, but there are {together.n_apart}"
-        in (str(together))
-    )
+    assert apart.broken == pytest.approx(0.1)
     assert "overlap" not in str(apart)
+    longest = int(trusted_steps(overlapping, together, tolerance).max())
+    g = count_apart(overlapping.start, longest)
+    assert together.n_apart == g < 9
+    assert together.broken == pytest.approx((g * 5 / 60 + 1) / (g + 1))
+    assert f"but only {g} of them do not: give longer" in str(together)
+
+
+def test_the_joint_band_contains_all_errors_with_the_nominal_probability():
+    """All steps and coordinates of new rollouts that are exchangeable with the held-out rollouts."""
+    generator, contained = torch.Generator().manual_seed(5), []
+    for _ in range(300):
+        calibration, fresh = drawn(generator, 49), drawn(generator, 50)
+        band = JointBand(calibration.excess, calibration.start)
+        within = fresh.error <= band.factor(30, 0.9) * fresh.bound
+        contained.append(float(within.all(dim=2).all(dim=1).double().mean()))
+        single = (calibration.error <= calibration.bound * band.factor(1, 0.9)).double()
+        assert float(single[:, 0].mean()) >= 0.9
+    assert 0.89 < np.mean(contained) < 0.92
+
+
+def test_the_joint_band_counts_groups_of_overlapping_rollouts():
+    """Groups of five rollouts with the same errors are no more than one rollout each."""
+    generator, contained = torch.Generator().manual_seed(6), []
+    for _ in range(200):
+        few, fresh = drawn(generator, 19), drawn(generator, 50)
+        excess = few.excess.repeat_interleave(5, dim=0)
+        start = few.start.repeat_interleave(5) + torch.arange(5).repeat(19)
+        factor = JointBand(excess, start).factor(30, 0.9)
+        assert factor == JointBand(few.excess, few.start).factor(30, 0.9)
+        within = fresh.error <= factor * fresh.bound
+        contained.append(float(within.all(dim=2).all(dim=1).double().mean()))
+    assert np.mean(contained) > 0.89
+
+
+def test_a_joint_band_is_infinite_nowhere_because_of_an_infinite_bound():
+    """A diverged rollout has infinite errors and bounds; exact values have neither."""
+    error = torch.tensor([[[1.0, 0.0], [torch.inf, torch.inf]]])
+    bound = torch.tensor([[[2.0, 0.0], [torch.inf, torch.inf]]])
+    assert excess_of(error, bound).tolist() == [[0.5, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((31, 0.9), "n_steps=31, but errors were measured for 30 steps"),
+        ((0, 0.9), "n_steps=0"),
+        ((30, 1.0), "confidence=1.0, but a quantile level lies strictly between"),
+        ((30, 0.99), "confidence=0.99 needs 99 held-out rollouts.*there are 60; lower"),
+    ],
+)
+def test_joint_bands_without_enough_rollouts_are_refused(arguments, message):
+    rollouts = drawn(torch.Generator().manual_seed(0), 60)
+    with pytest.raises(ValueError, match=message):
+        JointBand(rollouts.excess, rollouts.start).factor(*arguments)
 
 
 def test_an_infinite_bound_exceeds_every_tolerance():

@@ -27,7 +27,7 @@ from geoq import (
     metrics,
     plots,
 )
-from geoq.rollout import AdditiveRecursion, RolloutRegion, SaturatingGrowth
+from geoq.rollout import AdditiveRecursion, Relative, RolloutRegion, SaturatingGrowth
 from geoq.xarray import XarrayGeoQ
 
 
@@ -209,6 +209,14 @@ SETTINGS = {
     "tolerance": (
         lambda: ROLLOUTS.assess(STATES, 3, "0.1"),
         "tolerance='0.1' is a str, but numbers are needed; pass one number",
+    ),
+    "tolerance in percent": (
+        lambda: ROLLOUTS.assess(STATES, 3, "10%"),
+        r"tolerance='10%' is a str.*geoq.rollout.Relative\(0.1\) for 10 %",
+    ),
+    "relative tolerance": (
+        lambda: Relative("10%"),
+        r"Relative\(fraction='10%'\), but a fraction.*Relative\(0.1\) for 10 %",
     ),
     "tiny tolerance": (
         lambda: ROLLOUTS.assess(STATES, 3, 1e-300),

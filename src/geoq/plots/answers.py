@@ -187,8 +187,8 @@ def rollouts(
 ) -> list[Axes]:
     """Draw the largest bound at each step of some rollouts, one panel per rollout.
 
-    The shaded steps are within the trusted horizon, and the title states why it ends. If the tolerance was given per
-    coordinate, bounds and errors are divided by it.
+    The shaded steps are within the trusted horizon, and the title states why it ends. A bound that reaches the limit of trust
+    ends the trusted horizon. If the tolerance was given per coordinate, bounds and errors are divided by it.
 
     Args:
         figure: an empty figure; 8 inches of width and 2 inches of height per rollout are suitable.
@@ -242,6 +242,10 @@ def rollouts(
         if tolerance is not None:
             height = 1.0 if divided else float(tolerance)
             axes.axhline(height, color=REFERENCE, lw=1.2, ls="-.", label="tolerance")
+            if assessment.trust is not None:
+                limit = height * np.array(assessment.trust.largest_ratio[:n_steps])
+                step = np.arange(1, len(limit) + 1)
+                axes.plot(step, limit, color=REFERENCE, lw=1.6, label="limit of trust")
         title = "; ".join(assessment.outcome(row))
         axes.set_title(wrapped(figure, title), fontsize=9)
     name = "largest error / tolerance" if divided else "largest error"

@@ -13,9 +13,11 @@ from geoq.rollout.memory import WithMemory
 from geoq.rollout.recipe import TrainRollout
 from geoq.rollout.region import RolloutRegion
 from geoq.rollout.saturating import SaturatingGrowth
+from geoq.rollout.tolerance import Relative
 
 __all__ = [
     "AdditiveRecursion",
+    "Relative",
     "RolloutAssessment",
     "RolloutGeoQ",
     "RolloutRegion",

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from geoq.arrays import Array
 from geoq.checks import check_index
 from geoq.rollout.horizon import Trust
+from geoq.rollout.joint_band import JointBand
 from geoq.unanswered import Gaps
 
 WITHOUT_TOLERANCE = "no tolerance was given, so the horizon depends on the support alone and not on the bound"
@@ -32,13 +33,14 @@ class RolloutAssessment:
         threshold: the largest support score that counts as safe.
         meaning: why a step is safe, and why it is not.
         n_calibrated: the calibration horizon. Past it, the bound uses the calibration of its last step.
-        tolerance: the tolerance that was given to ``assess``.
+        joint: the factors of ``joint_band``.
+        tolerance: the tolerance that was given to ``assess``; a ``Relative`` one as numbers, one per coordinate.
         trust: the rule that sets the trusted horizons. None if no tolerance was given, like the next two attributes.
         trusted_horizon: the last step up to which every step is safe, lies within the calibration horizon, and has small
             enough bounds for the tolerance. The fraction of the rollouts whose error exceeds the tolerance within their
             trusted horizon is expected to be at most ``trust.broken``.
         bound_over_tolerance: the largest ratio of bound and tolerance over the coordinates of a step. It is small enough if
-            it is less than ``trust.limit`` and at most 1.
+            it is less than ``trust.largest_ratio`` of the step.
         gaps: the rollouts without an answer, for example because a coordinate of the initial state is nan. They are not safe,
             their numbers are nan and their horizons 0. None if all rollouts have an answer.
         changed: the rollouts whose initial state changes a coordinate that is constant in the data, or whose forcing is outside
@@ -54,6 +56,7 @@ class RolloutAssessment:
     threshold: float
     meaning: tuple[str, str]
     n_calibrated: int
+    joint: JointBand
     tolerance: float | Array | None = None
     trust: Trust | None = None
     trusted_horizon: Int[Array, " n"] | None = None
@@ -79,6 +82,36 @@ class RolloutAssessment:
         if self.trusted_horizon is None:
             return self.supported_horizon, "supported"
         return self.trusted_horizon, "trusted"
+
+    def joint_band(
+        self, n_steps: int | None = None, *, confidence: float = 0.9
+    ) -> Float[Array, " n n_steps *state"]:
+        r"""A band around the prediction for all steps and all coordinates of a rollout at once.
+
+        .. math:: P(E_{m,j} \le K \widehat E_{m,j} \text{ for all } m \le n \text{ and all } j) \ge \text{confidence}
+
+        This holds for rollouts that are exchangeable with the held-out rollouts; see docs/guarantees.md. ``error_hat`` holds
+        for each value alone and is smaller.
+
+        Args:
+            n_steps: the number of steps that the band covers. None means all steps up to the calibration horizon.
+            confidence: the probability that the band contains the errors of a new rollout.
+
+        Returns:
+            The bounds of the first ``n_steps`` steps times one factor.
+
+        Raises:
+            ValueError: there are too few held-out rollouts that do not overlap within ``n_steps`` steps.
+        """
+        assessed = self.safe.shape[1]
+        if n_steps is None:
+            n_steps = min(assessed, self.n_calibrated)
+        factor = self.joint.factor(n_steps, confidence)
+        if n_steps > assessed:
+            raise ValueError(
+                f"n_steps={n_steps}, but the rollouts were assessed for {assessed} steps; lower n_steps, or assess more steps."
+            )
+        return self.error_hat[:, :n_steps] * factor
 
     def outcome(self, rollout: int) -> list[str]:
         """The horizon of one rollout and, if the horizon ends before the last step, why it does: one or two phrases."""
@@ -128,9 +161,10 @@ class RolloutAssessment:
         size = f"the largest bound is {ratio:.3g} times its tolerance"
         if ratio > 1:
             return size
-        if ratio >= self.trust.limit:
-            return f"{size}, but bounds are trusted only below {self.trust.limit:.3g} times the tolerance"
-        return "past the calibration horizon, where no error was measured; raise n_calibration"
+        if index >= self.n_calibrated:
+            return "past the calibration horizon, where no error was measured; raise n_calibration"
+        limit = self.trust.largest_ratio[index]
+        return f"{size}, but bounds of this step are trusted only below {limit:.3g} times the tolerance"
 
     def _step_line(self, rollout: int, step: int) -> str:
         bound = self.error_hat[rollout, step - 1]

@@ -147,8 +147,9 @@ def check_tolerance(
         largest = torch.as_tensor(tolerance)
     except (TypeError, ValueError, RuntimeError) as exc:
         raise TypeError(
-            f"tolerance={shortened(tolerance)} is a {type(tolerance).__name__}, but numbers are needed; pass one number, or an "
-            "array with one per coordinate of the output."
+            f"tolerance={shortened(tolerance)} is a {type(tolerance).__name__}, but numbers are needed; pass one number, an array "
+            "with one per coordinate of the output, or geoq.rollout.Relative(0.1) for 10 % of the standard deviation of each "
+            "coordinate."
         ) from exc
     tiny = torch.finfo(torch.float32).tiny
     if isinstance(tolerance, float) and 0 < tolerance < tiny:

@@ -35,7 +35,7 @@ from geoq.rollout.checks import (
     plan_starts,
 )
 from geoq.rollout.crossfit import RolloutProblem, cross_fit_rollouts
-from geoq.rollout.features import RolloutFeatures, embed
+from geoq.rollout.features import embed
 from geoq.rollout.fold_rollouts import (
     deployed_surrogate,
     open_checkpoint,
@@ -43,12 +43,14 @@ from geoq.rollout.fold_rollouts import (
 )
 from geoq.rollout.forcing import Forcing
 from geoq.rollout.horizon import HeldOutRollouts, Trust, n_leading, over_tolerance
+from geoq.rollout.joint_band import JointBand, excess_of
 from geoq.rollout.memory import REMEDY
 from geoq.rollout.output import Output
-from geoq.rollout.region import RolloutRegion
+from geoq.rollout.region import RolloutRegion, score_along
 from geoq.rollout.runaways import warn_of_runaways
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.scheme import RolloutScheme, bound_of, fit_scheme
+from geoq.rollout.tolerance import Relative
 from geoq.rollout.trajectories import TrainStepper, roll_out
 from geoq.settings import check_object
 from geoq.surrogate import Surrogate
@@ -233,13 +235,18 @@ class RolloutGeoQ:
         with stage("safe region"):
             self.safe_region_ = fit_region(self.safe_region, self.calibration_.tuples)
         features = self.calibration_.features
-        safe = self.safe_region_.contains(self._score(features).flatten())
+        safe = self.safe_region_.contains(
+            score_along(self.safe_region_, features).flatten()
+        )
+        bound = bound_of(self.scheme_, features).flatten(start_dim=2)
+        error = self.calibration_.error.flatten(start_dim=2)
         self.held_out_ = HeldOutRollouts(
-            bound=self._bound(features).flatten(start_dim=2),
-            error=self.calibration_.error.flatten(start_dim=2),
+            bound=bound,
+            error=error,
             supported=n_leading(safe.reshape(features.alive.shape)),
             start=self.calibration_.start,
             quantile=self.scheme_.quantile,
+            excess=excess_of(error, bound),
         )
         probes.check_unchanged()
 
@@ -247,7 +254,7 @@ class RolloutGeoQ:
         self,
         x0: Array,
         n_steps: int,
-        tolerance: float | Array | None = None,
+        tolerance: float | Array | Relative | None = None,
         *,
         forcing: Array | None = None,
     ) -> RolloutAssessment:
@@ -256,8 +263,9 @@ class RolloutGeoQ:
         Args:
             x0: initial states, one per row; their error is taken as zero.
             n_steps: the number of steps to forecast. It can exceed the calibration horizon; the trusted horizon cannot.
-            tolerance: the largest acceptable error, one number or one per coordinate of the output. Without a tolerance there
-                is a supported horizon and no trusted horizon.
+            tolerance: the largest acceptable error, one number, one per coordinate of the output, or ``Relative(0.1)`` for 10 %
+                of the standard deviation of each coordinate. Without a tolerance there is a supported horizon and no trusted
+                horizon.
             forcing: the inputs of each step if ``fit`` received a forcing: an array of shape (n, n_steps, *forcing), or
                 (n_steps, *forcing) for all rollouts. From the first step whose forcing is outside its
                 range in the data, no step is safe.
@@ -269,6 +277,9 @@ class RolloutGeoQ:
         output = self.reference_states_.output
         check_initial_states(x0, n_steps, self.forcing_.state)
         along = self.forcing_.along(forcing, x0, n_steps)
+        if isinstance(tolerance, Relative):
+            data = self.reference_states_, self.normalization_
+            tolerance = tolerance.numbers(*data, x0)
         largest = check_tolerance(tolerance, output.shape)
         trust = None
         if largest is not None:
@@ -293,6 +304,7 @@ class RolloutGeoQ:
             meaning=self.safe_region_.meaning,
             n_calibrated=self.n_calibrated_,
             tolerance=tolerance,
+            joint=JointBand(self.held_out_.excess, self.held_out_.start),
             trust=trust,
             gaps=Gaps.of(lost, x0, self.normalization_, "coordinate")
             if lost.any()
@@ -326,8 +338,8 @@ class RolloutGeoQ:
                 inside, self.normalization_, self._phi, x0
             )
             diverged = ~features.alive
-            score = blank(self._score(features), lost)
-            bound = blank(self._bound(features), lost)
+            score = blank(score_along(self.safe_region_, features), lost)
+            bound = blank(bound_of(self.scheme_, features), lost)
             score = score.masked_fill(unsafe[rows].to(score.device), torch.inf)
             safe = self.safe_region_.contains(score.flatten()).reshape(diverged.shape)
             answers = {
@@ -371,22 +383,6 @@ class RolloutGeoQ:
         """The representation of states that contain the forcing."""
         phi: Representation | None = self.forcing_.representation(self.representation)
         return phi
-
-    def _score(self, features: RolloutFeatures) -> Tensor:
-        """Support score of each step; infinite from the step at which a rollout diverges."""
-        alive = features.alive
-        score = features.support_distance.new_full(alive.shape, torch.inf)
-        if alive.any():
-            score[alive] = self.safe_region_.support_score(
-                features.along[alive.flatten()]
-            )
-        return score
-
-    def _bound(self, features: RolloutFeatures) -> Tensor:
-        """Bound of each step; infinite from the step at which a rollout diverges."""
-        bound = bound_of(self.scheme_, features)
-        bound[~features.alive] = torch.inf
-        return bound.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
     def save(self, path: str | Path) -> None:
         """Write what ``assess`` needs to one file of arrays and numbers.

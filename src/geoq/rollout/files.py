@@ -37,7 +37,7 @@ _RULES: dict[str, type[RolloutRegion | DistanceRegion]] = {
     rule.__name__: rule for rule in (RolloutRegion, DistanceRegion)
 }
 _CLIMATOLOGY = ("low", "high", "table")
-_HELD_OUT = ("bound", "error", "supported", "start")
+_HELD_OUT = ("bound", "error", "supported", "start", "excess")
 # Arrays without nan and infinity.
 _FINITE = ("mean", "scale", "points.", "climatology.", "scheme.", "probe.")
 

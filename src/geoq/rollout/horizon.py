@@ -3,35 +3,42 @@ r"""The trusted horizon: the steps of a rollout within which the error is expect
 The bound of a rollout holds for each value and each step with probability tau. It does not hold for all of them at once: with
 tau = 0.95, about one of twenty values exceeds its bound. A comparison of the bound with the tolerance is therefore not enough.
 The rule for the horizon has one parameter :math:`\lambda`, which is calibrated on the held-out rollouts. A step is trusted if
-all steps up to it are safe and their bounds are small enough compared with the tolerance :math:`\varepsilon_j`,
+all steps up to it are safe, have no bound above the tolerance :math:`\varepsilon_j`, and have a small enough score,
 
-.. math:: r_n < \lambda \text{ and } r_n \le 1, \qquad r_n = \max_j \widehat E_{n,j} / \varepsilon_j.
+.. math:: s_n = r_n^{1-a} \, m_n^a < \lambda, \qquad r_n = \max_j \widehat E_{n,j} / \varepsilon_j, \qquad
+    m_n = \operatorname{median} \max_{m \le n} r_m, \qquad a = 1/3.
+
+The median is taken over the held-out rollouts. With a = 0 only the bound of the rollout counts, and with a = 1 all rollouts are
+trusted for the same number of steps: the steps within which few enough held-out rollouts exceed the tolerance. The first rule
+is better where the bound of a rollout is informative. The second one depends less on differences between the held-out
+rollouts and the queries. The rule in between is at least nearly as good as both.
 
 A rollout is called broken if its error exceeds the tolerance at a trusted step. Let t be the first step at which the error
-exceeds the tolerance, and M the largest ratio up to this step,
+exceeds the tolerance, and M the largest score up to this step,
 
-.. math:: t = \min\{n : E_{n,j} > \varepsilon_j \text{ for some } j\}, \qquad M = \max_{m \le t} r_m.
+.. math:: t = \min\{n : E_{n,j} > \varepsilon_j \text{ for some } j\}, \qquad M = \max_{m \le t} s_m.
 
-The rollout is broken if and only if :math:`M < \lambda`, :math:`M \le 1`, and all steps up to t are safe. So M is the critical
-value of :math:`\lambda` for this rollout. The calibration chooses the largest :math:`\lambda` for which few enough held-out
-rollouts are broken; ``HeldOutRollouts.trust`` gives the number.
+A rollout whose steps up to t are all safe can be broken only if :math:`M < \lambda`. So M is the critical value of
+:math:`\lambda` for this rollout. The calibration chooses the largest :math:`\lambda` for which few enough held-out rollouts
+are broken; ``HeldOutRollouts.trust`` gives the number.
 """
 
-import bisect
 import math
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from geoq.arrays import chunks
-from geoq.quantiles import n_required
 
 # A file contains the bounds and errors of all coordinates of the held-out rollouts if these are at most this many numbers
 # each; otherwise it contains only the largest of each step.
 MOST_STORED = 2**22
+# The smallest typical ratio; it avoids a division by zero.
+TINY = 1e-30
+# The weight a of the typical ratio in the score of a step.
+WEIGHT_OF_TYPICAL = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -39,36 +46,58 @@ class Trust:
     """The rule for trusted horizons at one tolerance, and the numbers behind it.
 
     Attributes:
-        limit: lambda; a bound is trusted if its ratio to the tolerance is less than this limit and at most 1.
+        limit: lambda; a step is trusted if its score is less than this limit and no bound exceeds its tolerance.
+        typical: m, the median of the largest ratio of bound and tolerance up to each step, over the held-out rollouts.
         broken: the expected fraction of new rollouts, exchangeable with the held-out rollouts, whose error exceeds the
-            tolerance within their trusted horizon is at most this. It is 1 - quantile, or more if too few held-out rollouts
-            do not overlap.
+            tolerance within their trusted horizon is at most this. It is 1 - quantile if the held-out rollouts do not
+            overlap, and more otherwise.
         n_rollouts: the number of held-out rollouts.
         n_apart: the number of held-out rollouts that do not overlap: their trusted steps have no true state in common.
         quantile: tau, the quantile level of the scheme.
     """
 
     limit: float
+    typical: tuple[float, ...]
     broken: float
     n_rollouts: int
     n_apart: int
     quantile: float
 
     def within(self, ratio: Float[Tensor, " n n_steps"]) -> Bool[Tensor, " n n_steps"]:
-        """Whether the bounds of each step are small enough, given their largest ratio to the tolerance."""
-        return (ratio <= 1) & (ratio < self.limit)
+        """Whether the bounds of each step are small enough, given their largest ratio to the tolerance.
+
+        No step past the calibration horizon is within, because no error was measured there.
+        """
+        n_steps = min(ratio.shape[1], len(self.typical))
+        known, holds = ratio[:, :n_steps], torch.zeros_like(ratio, dtype=torch.bool)
+        typical = torch.tensor(
+            self.typical[:n_steps], dtype=torch.float64, device=ratio.device
+        )
+        score = scores(known, typical)
+        holds[:, :n_steps] = (known <= 1) & (score < self.limit)
+        return holds
+
+    @property
+    def largest_ratio(self) -> tuple[float, ...]:
+        """The ratio of bound and tolerance that ends the trust, for each step of the calibration horizon; at most 1."""
+        exponent = 1 / (1 - WEIGHT_OF_TYPICAL)
+        return tuple(
+            min(1.0, (self.limit / max(typical, TINY) ** WEIGHT_OF_TYPICAL) ** exponent)
+            if math.isfinite(typical)
+            else 0.0
+            for typical in self.typical
+        )
 
     def __str__(self) -> str:
         statement = (
             f"the trusted horizon is calibrated on {self.n_rollouts} held-out rollouts, so that at most "
             f"{100 * self.broken:.2g} % of such rollouts are expected to exceed the tolerance within it"
         )
-        required = n_required(self.quantile)
-        if self.n_apart >= required:
+        if self.broken <= 1 - self.quantile:
             return statement
         return (
-            f"{statement}; {100 * (1 - self.quantile):.2g} % would need {required} held-out rollouts that do not overlap, "
-            f"but there are {self.n_apart}: give longer or more trajectories"
+            f"{statement}; it would be {100 * (1 - self.quantile):.2g} % if these rollouts did not overlap, but only "
+            f"{self.n_apart} of them do not: give longer or more trajectories"
         )
 
 
@@ -83,6 +112,7 @@ class HeldOutRollouts:
         supported: the supported horizon of each rollout.
         start: the row of the data that each rollout starts from.
         quantile: tau, the quantile level of the scheme.
+        excess: the largest ratio of error and bound over all coordinates, for each step.
     """
 
     bound: Float[Tensor, " n n_steps n_coordinates"]
@@ -90,75 +120,50 @@ class HeldOutRollouts:
     supported: Int[Tensor, " n"]
     start: Int[Tensor, " n"]
     quantile: float
+    excess: Float[Tensor, " n n_steps"]
 
     def trust(self, tolerance: Shaped[Tensor, " *per_coordinate"]) -> Trust:
         r"""Calibrate the rule for this tolerance.
 
-        .. math:: \frac{G}{G+1} \frac{a}{n} + \frac{1}{G+1} \le 1 - \tau
+        .. math:: \frac{a + 1}{n + 1} \le 1 - \tau
 
-        Here n is the number of held-out rollouts, G the number of them whose trusted steps do not overlap, and a the number
-        of broken rollouts that is allowed. With G = n this is split conformal prediction of M. Otherwise the rollouts count
-        as G groups, and conformal risk control limits the expected fraction of broken rollouts. If G is too small, no
-        rollout may be broken, and the expected fraction is at most 1 / (G + 1).
+        Here n is the number of held-out rollouts, and a the number of broken rollouts that is allowed. If the rollouts do not
+        overlap, this is split conformal prediction of M. Otherwise let G be the number of rollouts whose trusted steps do not
+        overlap. The rollouts then count as G groups, and conformal risk control limits the expected fraction of broken
+        rollouts by
 
-        A lower limit has fewer broken rollouts, and a larger G because trusted steps are fewer. The largest limit that
-        satisfies the inequality is chosen, so a larger tolerance never gives a shorter horizon.
+        .. math:: \frac{G}{G+1} \frac{a}{n} + \frac{1}{G+1},
+
+        which ``Trust.broken`` states. A larger tolerance never gives a shorter horizon.
         """
-        running, critical = self._ratios(tolerance)
-        ordered = critical.sort().values
-        n, miss = len(ordered), 1 - self.quantile
-        # A limit without broken rollouts is always allowed. A limit with broken rollouts is allowed only if the trusted
-        # steps are few enough, so that enough rollouts do not overlap.
-        limit = float(ordered[0])
-        for broken in range(1, _n_allowed(n, n, miss) + 1):
-            reached = self._limit_for(running, self._most_steps(broken))
-            limit = max(limit, min(float(ordered[broken]), reached))
-        trust = Trust(limit, miss, n, n, self.quantile)
-        trusted = trust.within(running).sum(dim=1)
+        ratio, first = self._ratios(tolerance)
+        # Rows that have diverged are infinite from there on, so that a median is infinite once half of them have.
+        typical = ratio.cummax(dim=1).values.median(dim=0).values
+        score = scores(ratio, typical).cummax(dim=1).values
+        n, miss = len(score), 1 - self.quantile
+        reached = score.gather(1, first.clamp(max=score.shape[1] - 1)[:, None])[:, 0]
+        critical = torch.where(first < self.supported, reached, torch.inf)
+        limit = float(critical.sort().values[n_allowed(n, n, miss)])
+        trusted = n_leading((ratio <= 1) & (score < limit))
         longest = int(torch.minimum(trusted, self.supported).max())
-        apart = self._apart(max(1, longest))
-        return replace(trust, broken=max(miss, 1 / (apart + 1)), n_apart=apart)
-
-    def _most_steps(self, broken: int) -> int:
-        """The largest number of trusted steps for which this number of broken rollouts is allowed."""
-        n, miss = len(self.start), 1 - self.quantile
-        return bisect.bisect_right(
-            range(1, self.bound.shape[1] + 1),
-            0,
-            key=lambda steps: broken - _n_allowed(n, self._apart(steps), miss),
-        )
-
-    def _apart(self, n_steps: int) -> int:
-        """``count_apart`` for this number of steps, computed once because it is the same for every tolerance."""
-        if n_steps not in self._apart_counts:
-            self._apart_counts[n_steps] = count_apart(self.start, n_steps)
-        return self._apart_counts[n_steps]
-
-    @cached_property
-    def _apart_counts(self) -> dict[int, int]:
-        return {}
-
-    def _limit_for(self, running: Float[Tensor, " n n_steps"], n_steps: int) -> float:
-        """The largest limit for which no rollout has more than ``n_steps`` trusted steps."""
-        longer = self.supported > n_steps
-        return float(running[longer, n_steps].min()) if longer.any() else math.inf
+        apart = count_apart(self.start, max(1, longest))
+        n_broken = int((critical < limit).sum())
+        most = (apart * n_broken / n + 1) / (apart + 1)
+        numbers = tuple(typical.tolist())
+        return Trust(limit, numbers, max(miss, most), n, apart, self.quantile)
 
     def _ratios(
         self, tolerance: Tensor
-    ) -> tuple[Float[Tensor, " n n_steps"], Float[Tensor, " n"]]:
-        """The largest r up to each step, and M of each rollout, which is infinite if the rollout cannot be broken."""
+    ) -> tuple[Float[Tensor, " n n_steps"], Int[Tensor, " n"]]:
+        """The ratio r of each step, and the first step, from 0, at which the error exceeds the tolerance; n_steps if none."""
         n, n_steps, n_coordinates = self.bound.shape
-        running, critical = [], []
+        ratio, first = [], []
         for rows in chunks(n, n_steps * n_coordinates):
             error = self.error[rows]
             exceeds = (error > tolerance.to(error).flatten()).any(dim=2)
-            first = exceeds.long().argmax(dim=1)
-            ratio = over_tolerance(self.bound[rows], tolerance).cummax(dim=1).values
-            can_break = exceeds.any(dim=1) & (first < self.supported[rows])
-            reached = ratio.gather(1, first[:, None])[:, 0]
-            running.append(ratio)
-            critical.append(torch.where(can_break, reached, torch.inf))
-        return torch.cat(running), torch.cat(critical)
+            first.append(n_leading(~exceeds))
+            ratio.append(over_tolerance(self.bound[rows], tolerance))
+        return torch.cat(ratio).double(), torch.cat(first)
 
     @property
     def arrays(self) -> dict[str, Tensor]:
@@ -168,8 +173,9 @@ class HeldOutRollouts:
             part if all_fit else part.amax(dim=2, keepdim=True)
             for part in (self.bound, self.error)
         )
-        per_rollout = {"supported": self.supported, "start": self.start}
-        return {"bound": bound, "error": error, **per_rollout}
+        stored = ("supported", "start", "excess")
+        others = {name: getattr(self, name) for name in stored}
+        return {"bound": bound, "error": error, **others}
 
 
 def over_tolerance(
@@ -181,6 +187,15 @@ def over_tolerance(
     ratio = (flat / tolerance.to(flat).flatten()).amax(dim=2)
     # An infinite bound exceeds every tolerance, even an infinite one.
     return torch.where(flat.isinf().any(dim=2), torch.inf, ratio)
+
+
+def scores(
+    ratio: Float[Tensor, " n n_steps"], typical: Float[Tensor, " n_steps"]
+) -> Float[Tensor, " n n_steps"]:
+    """The score s of each step; infinite where half of the held-out rollouts have diverged."""
+    weight = WEIGHT_OF_TYPICAL
+    score = ratio.double() ** (1 - weight) * typical.clamp(min=TINY) ** weight
+    return score.masked_fill(typical.isinf(), torch.inf)
 
 
 def n_leading(holds: Bool[Tensor, " n n_steps"]) -> Int[Tensor, " n"]:
@@ -202,7 +217,12 @@ def count_apart(start: Int[Tensor, " n"], n_steps: int) -> int:
     return count
 
 
-def _n_allowed(n_rollouts: int, n_apart: int, miss: float) -> int:
-    """The number of held-out rollouts that may be broken, a in ``HeldOutRollouts.trust``."""
+def n_allowed(n_rollouts: int, n_apart: int, miss: float) -> int:
+    r"""The largest number of held-out rollouts that may be broken so that a new one is broken with probability ``miss``.
+
+    .. math:: \frac{G}{G+1} \frac{a}{n} + \frac{1}{G+1} \le \text{miss}
+
+    Here n is the number of rollouts, and G the number of them that do not overlap. It is at least 0.
+    """
     fraction = (miss * (n_apart + 1) - 1) / n_apart
     return max(0, math.floor(n_rollouts * fraction + 1e-9))

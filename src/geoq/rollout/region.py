@@ -2,9 +2,14 @@
 
 from dataclasses import dataclass
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from geoq.crossfit import CalibrationSet
 from geoq.quantiles import check_quantile, inverse_cdf_quantile
-from geoq.regions.safe_region import FittedDistanceRegion
+from geoq.regions.safe_region import FittedDistanceRegion, FittedRegion
+from geoq.rollout.features import RolloutFeatures
 
 MEANING = (
     "at most as far from the data as held-out rollouts were",
@@ -42,3 +47,14 @@ class RolloutRegion:
         farthest.scatter_reduce_(0, rollout, distance, "amax")
         threshold = float(inverse_cdf_quantile(farthest, self.quantile))
         return FittedDistanceRegion(threshold, MEANING, self)
+
+
+def score_along(
+    region: FittedRegion, features: RolloutFeatures
+) -> Float[Tensor, " n n_steps"]:
+    """The support score of each step; infinite from the step at which a rollout diverges."""
+    alive = features.alive
+    score = features.support_distance.new_full(alive.shape, torch.inf)
+    if alive.any():
+        score[alive] = region.support_score(features.along[alive.flatten()])
+    return score

@@ -3,6 +3,7 @@
 import copy
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from geoq.rollout.features import RolloutCalibration, RolloutFeatures
@@ -33,7 +34,11 @@ def fit_scheme(scheme: RolloutScheme, calibration: RolloutCalibration) -> Rollou
 
 
 def bound_of(scheme: RolloutScheme, features: RolloutFeatures) -> Tensor:
-    """The bounds of a scheme; refused unless there is one nonnegative number for each value of the predicted states."""
+    """The bounds of a scheme, infinite from the step at which a rollout diverges.
+
+    Raises:
+        ValueError: there is not one nonnegative number for each value of the predicted states.
+    """
     name, shape = type(scheme).__name__, tuple(features.climatology.shape)
     bound: Any = scheme(features)
     if not isinstance(bound, Tensor) or tuple(bound.shape) != shape:
@@ -45,4 +50,5 @@ def bound_of(scheme: RolloutScheme, features: RolloutFeatures) -> Tensor:
         raise ValueError(
             f"{name} returned the bound {float(bound.min()):g}, but a bound is nonnegative; clamp it at 0."
         )
-    return bound
+    bound[~features.alive] = torch.inf
+    return bound.nan_to_num(nan=torch.inf, posinf=torch.inf)
