@@ -103,7 +103,7 @@ def test_outputs_have_their_own_scale():
     x, y = data()
     y = np.concatenate([y, 1000 * y], axis=1)
     bound = GeoQ(train(x, y), train).fit(x, y).bound(queries(100))
-    np.testing.assert_allclose(bound[:, 1] / bound[:, 0], 1000, rtol=0.3)
+    np.testing.assert_allclose(bound[:, 1] / bound[:, 0], 1000, rtol=1e-6)
 
 
 def test_one_number_for_all_outputs():
