@@ -16,6 +16,7 @@ from geoq import (
     IndicatorIncrement,
     NormScaledIncrement,
     RandomFolds,
+    TemporalFolds,
     Training,
     norm_error,
     relative_norm_error,
@@ -248,8 +249,10 @@ def test_variables_of_a_dataset_are_stacked(x, y, queries):
     plain = geoq(data, y).fit(values(data), y.values)
     estimator = unfitted(data, y).fit(data, y)
     assert_array_equal(estimator.bound(asked), plain.bound(values(asked)))
-    with pytest.raises(ValueError, match="x has 2 labels from b to a along 'variable'"):
-        estimator.bound(asked[["b", "a"]])
+    more = asked[["b", "a"]].assign(c=asked.a)
+    xr.testing.assert_identical(estimator.bound(more), estimator.bound(asked))
+    with pytest.raises(ValueError, match=r"x has the variables \['b'\].*had \['a'\]"):
+        estimator.bound(asked[["b"]])
 
 
 def test_the_bounds_of_the_variables_of_y_are_selected_by_name(x, y, queries):
@@ -257,6 +260,28 @@ def test_the_bounds_of_the_variables_of_y_are_selected_by_name(x, y, queries):
     bound = unfitted(x, both).fit(x, both).bound(queries).to_dataset("variable")
     assert bound.twice.dims == ("time", "lead", "lat", "lon")
     assert bound.twice.mean() > bound.height.mean()
+
+
+def test_the_units_of_all_variables_are_kept_and_compared(x, y, queries):
+    both = xr.Dataset({"height": y, "wind": 2 * y.assign_attrs(units="m/s")})
+    both["wind"].attrs["units"] = "m/s"
+    estimator = unfitted(x, both).fit(x, both)
+    bound = estimator.bound(queries)
+    assert_array_equal(bound.units, ["m", "m/s"])
+    assert bound.sel(variable="wind").units == "m/s"
+    with pytest.raises(ValueError, match="x has the units 'degC', but 'K' in fit"):
+        estimator.bound(queries.assign_attrs(units="degC"))
+    with pytest.raises(ValueError, match=r"y\['wind'\] has the units 'knots'"):
+        estimator.conformalize(x, both.assign(wind=y.assign_attrs(units="knots")))
+
+
+def test_random_folds_of_similar_dates_are_warned_of(x, y):
+    slow = y.cumsum("time")
+    with pytest.warns(UserWarning, match=r"'time' are alike .*=TemporalFolds\(5, gap="):
+        unfitted(x, slow).fit(x, slow)
+    for folds in (TemporalFolds(3), GroupFolds()):
+        groups = x.time.dt.dayofyear % 20 if isinstance(folds, GroupFolds) else None
+        unfitted(x, slow, folds=folds).fit(x, slow, groups=groups)
 
 
 def test_chunked_queries_are_assessed_chunk_by_chunk(fitted, answer, queries):

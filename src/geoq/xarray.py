@@ -18,6 +18,7 @@ from geoq.increments.protocol import IncrementModel
 from geoq.parameters import get_params, set_params
 from geoq.regions.field_region import FittedFieldRegion
 from geoq.representation import Representation
+from geoq.rollout import RolloutGeoQ
 from geoq.surrogate import ErrorFunctional, Surrogate, absolute_error, norm_error
 from geoq.training.checkpoint import Checkpoint
 from geoq.training.progress import BAR, ShowProgress
@@ -31,16 +32,21 @@ except ImportError as exc:
 
 from geoq.xarray_labels import (
     InputNames,
+    Labelled,
     Labels,
     check_no_gaps,
-    check_same_labels,
+    check_same_grid,
     labels_of,
     masked_outputs,
     span,
+    stacked,
+    warn_of_dates,
     with_nan,
 )
+from geoq.xarray_rollouts import XarrayRolloutGeoQ
 
-Labelled: TypeAlias = xr.DataArray | xr.Dataset
+__all__ = ["XarrayGeoQ", "XarrayRolloutGeoQ"]
+
 # The variables of an answer: for each its type, and its dimensions other than the samples.
 Parts: TypeAlias = dict[str, tuple[np.dtype[Any], dict[Hashable, int]]]
 
@@ -66,7 +72,8 @@ class XarrayGeoQ:
     """GeoQ for labelled arrays: it checks the coordinates of the inputs and puts coordinates on the answers.
 
     The callables of the wrapped GeoQ receive plain NumPy arrays: samples first, then the other dimensions in the order in
-    which ``fit`` received them. The variables of a Dataset are stacked along a dimension ``variable`` after the samples.
+    which ``fit`` received them. The variables of a Dataset are stacked along a dimension ``variable`` after the samples, with
+    their units as a coordinate; the variables of queries are selected by their names.
 
     Queries that are chunked along the samples give lazy answers, which Dask computes chunk by chunk. Chunks along other
     dimensions are joined.
@@ -94,6 +101,12 @@ class XarrayGeoQ:
 
     geoq: GeoQ
     sample_dim: str
+
+    def __post_init__(self) -> None:
+        if isinstance(self.geoq, RolloutGeoQ):
+            raise TypeError(
+                "geoq is a RolloutGeoQ, but XarrayGeoQ bounds single predictions; pass it to geoq.xarray.XarrayRolloutGeoQ."
+            )
 
     def fit(
         self,
@@ -126,6 +139,8 @@ class XarrayGeoQ:
             x[self.sample_dim].values,
         )
         labels.check()
+        if groups is None:
+            warn_of_dates(y, self.geoq.folds)
         self.geoq_ = copy.copy(self.geoq).fit(
             x.values,
             masked_outputs(y),
@@ -326,13 +341,10 @@ class XarrayGeoQ:
         # Otherwise Dask would pickle the whole calibration to name its tasks.
         return uuid4().hex
 
-    def _samples_first(self, array: Labelled, name: str) -> xr.DataArray:
-        if isinstance(array, xr.Dataset):
-            array = array.to_dataarray()
-        if not isinstance(array, xr.DataArray):
-            raise TypeError(
-                f"{name} must be a DataArray or a Dataset, got {type(array).__name__}; for plain arrays use GeoQ."
-            )
+    def _samples_first(
+        self, array: Labelled, name: str, fitted: xr.DataArray | None = None
+    ) -> xr.DataArray:
+        array = stacked(array, name, fitted)
         if self.sample_dim not in array.dims:
             raise ValueError(
                 f"{name} has dimensions {array.dims}, but the dimension of the samples is {self.sample_dim!r}; "
@@ -355,14 +367,13 @@ class XarrayGeoQ:
         self, array: Labelled, fitted: xr.DataArray, name: str
     ) -> xr.DataArray:
         """The array with its dimensions in the order of ``fit``; refused unless its coordinates are the same."""
-        array = self._samples_first(array, name)
+        array = self._samples_first(array, name, fitted)
         if set(array.dims) != set(fitted.dims):
             raise ValueError(
                 f"{name} has dimensions {array.dims}, but {name} had dimensions {fitted.dims} in fit; "
                 f"pass {name} with these dimensions."
             )
-        for dim in fitted.dims[1:]:
-            check_same_labels(array, fitted, dim, name)
+        check_same_grid(array, fitted, fitted.dims[1:], name)
         return array.transpose(*fitted.dims)
 
     def _parts(self) -> Parts:

@@ -2,20 +2,24 @@
 
 import json
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import xarray as xr
 
 from geoq import archive
 from geoq.arrays import Array
-from geoq.checks import warn
+from geoq.checks import shortened, warn
 from geoq.estimator import GeoQ
+from geoq.folds import RandomFolds
 
+Labelled: TypeAlias = xr.DataArray | xr.Dataset
 # Kinds of NumPy types that a file can store: booleans, numbers, strings, times and time differences.
 _STORABLE_KINDS = "biufUmM"
+# Successive samples with at least this correlation are alike.
+ALIKE = 0.5
 # What stands for the label of a missing anchor, by the kind of NumPy type; labels of other kinds become None.
 _NO_LABEL = {"f": np.nan, "M": "NaT", "m": "NaT", "U": "", "S": b"", "i": -1, "u": 0}
 
@@ -38,29 +42,23 @@ class Labels:
 
     def check(self) -> None:
         """Refuse attributes that a file cannot store, and warn of coordinates that it cannot store."""
-        for name, array in (("x", self.x), ("y", self.y)):
-            _check_attributes(array, name)
-            for coordinate, of in array.coords.items():
-                _check_attributes(of, f"{name}[{coordinate!r}]")
-        try:
-            self.described()
-        except ValueError as exc:
-            warn(f"save will refuse this estimator: {exc}")
+        samples = xr.DataArray(self.samples, name=self.sample_dim)
+        check_storable({"x": self.x, "y": self.y}, samples)
 
     def described(self) -> dict[str, Any]:
         """The labels in the form of JSON."""
         return {
             "sample_dim": self.sample_dim,
-            "x": _described(self.x),
-            "y": _described(self.y),
-            "labels": _listed(xr.DataArray(self.samples, name=self.sample_dim)),
+            "x": described(self.x),
+            "y": described(self.y),
+            "labels": listed(xr.DataArray(self.samples, name=self.sample_dim)),
         }
 
     @staticmethod
     def restored(described: dict[str, Any], geoq: GeoQ) -> "Labels":
         """The inverse of ``described``, refused unless the sizes are the sizes of the calibration."""
-        x, y = _template(described["x"]), _template(described["y"])
-        labels = Labels(described["sample_dim"], x, y, _array(described["labels"]))
+        x, y = template(described["x"]), template(described["y"])
+        labels = Labels(described["sample_dim"], x, y, array_of(described["labels"]))
         prediction = geoq.calibration_.features[:1].prediction
         for name, stored, expected in (
             ("x", x.shape[1:], geoq.coordinates_.mean.shape),
@@ -70,6 +68,23 @@ class Labels:
             same = stored == tuple(expected)
             archive.check_value(f"the shape {stored} of {name}", same, "not possible")
         return labels
+
+
+def check_storable(
+    arrays: Mapping[str, xr.DataArray], labels: xr.DataArray | None = None
+) -> None:
+    """Refuse attributes that a file cannot store, and warn of coordinates and labels that it cannot store."""
+    for name, array in arrays.items():
+        _check_attributes(array, name)
+        for coordinate, of in array.coords.items():
+            _check_attributes(of, f"{name}[{coordinate!r}]")
+    try:
+        for array in arrays.values():
+            described(array)
+        if labels is not None:
+            listed(labels)
+    except ValueError as exc:
+        warn(f"save will refuse this estimator: {exc}")
 
 
 def _check_attributes(array: xr.DataArray, name: str) -> None:
@@ -83,15 +98,15 @@ def _check_attributes(array: xr.DataArray, name: str) -> None:
             ) from exc
 
 
-def _described(template: xr.DataArray) -> dict[str, Any]:
+def described(template: xr.DataArray) -> dict[str, Any]:
     """An array without samples in the form of JSON."""
     described = template.to_dict(data=False)
     for name, coordinate in described["coords"].items():
-        coordinate |= _listed(template[name])
+        coordinate |= listed(template[name])
     return described
 
 
-def _listed(coordinate: xr.DataArray) -> dict[str, Any]:
+def listed(coordinate: xr.DataArray) -> dict[str, Any]:
     """The values of a coordinate in the form of JSON."""
     values = coordinate.values
     strings = all(isinstance(value, str) for value in values.flat)
@@ -104,7 +119,8 @@ def _listed(coordinate: xr.DataArray) -> dict[str, Any]:
     return {"dtype": str(values.dtype), "data": whole.tolist()}
 
 
-def _array(described: dict[str, Any]) -> np.ndarray:
+def array_of(described: dict[str, Any]) -> np.ndarray:
+    """The inverse of ``listed``."""
     dtype = np.dtype(described["dtype"])
     possible = dtype.kind in _STORABLE_KINDS + "O"
     archive.check_value(f"dtype {dtype}", possible, "not a dtype of labels")
@@ -113,10 +129,10 @@ def _array(described: dict[str, Any]) -> np.ndarray:
     return np.array(described["data"], dtype=wanted)
 
 
-def _template(described: dict[str, Any]) -> xr.DataArray:
-    """The inverse of ``_described``."""
+def template(described: dict[str, Any]) -> xr.DataArray:
+    """The inverse of ``described``."""
     coordinates = {
-        name: (tuple(c["dims"]), _array(c), c["attrs"])
+        name: (tuple(c["dims"]), array_of(c), c["attrs"])
         for name, c in described["coords"].items()
     }
     shape = described["shape"]
@@ -177,6 +193,61 @@ def span(array: xr.DataArray, dim: Hashable) -> str:
     return f"{len(labels)} {'labels' if dim in array.coords else 'positions'}{ends}"
 
 
+def stacked(array: Any, name: str, fitted: xr.DataArray | None = None) -> xr.DataArray:
+    """A DataArray: the variables of a Dataset are stacked along ``variable``, with their units as a coordinate.
+
+    Args:
+        array: a DataArray or a Dataset.
+        name: its name in messages.
+        fitted: the array in ``fit``, whose variables are selected by their names; None in ``fit`` itself.
+    """
+    names: list[Any] = []
+    if fitted is not None and "variable" in fitted.coords:
+        names = list(fitted.get_index("variable"))
+    if isinstance(array, xr.Dataset):
+        missing = [variable for variable in names if variable not in array.data_vars]
+        if missing:
+            raise ValueError(
+                f"{name} has the variables {list(array.data_vars)}, but fit also had {missing}; add them."
+            )
+        array = array[names] if names else array
+        units = [str(of.attrs.get("units", "")) for of in array.data_vars.values()]
+        array = array.to_dataarray()
+        if any(units) and "units" not in array.coords:
+            array = array.assign_coords(units=("variable", units))
+    if not isinstance(array, xr.DataArray):
+        raise TypeError(
+            f"{name} must be a DataArray or a Dataset, got {type(array).__name__}; for plain arrays use GeoQ or RolloutGeoQ."
+        )
+    found: xr.DataArray = array
+    if names and "variable" in found.coords:
+        own = list(found.get_index("variable"))
+        if own != names and sorted(map(str, own)) == sorted(map(str, names)):
+            found = found.sel(variable=names)
+    return found
+
+
+def check_same_grid(
+    array: xr.DataArray, fitted: xr.DataArray, dims: Sequence[Hashable], name: str
+) -> None:
+    """Refuse other labels along these dimensions, or other units, than in ``fit``."""
+    for dim in dims:
+        check_same_labels(array, fitted, dim, name)
+    pairs = [("", array.attrs.get("units"), fitted.attrs.get("units"))]
+    if "units" in array.coords and "units" in fitted.coords:
+        names = fitted.get_index("variable") if "variable" in fitted.dims else [""]
+        both = (np.ravel(of["units"].values) for of in (array, fitted))
+        pairs += [
+            (f"[{variable!r}]", *units)
+            for variable, *units in zip(names, *both, strict=False)
+        ]
+    for place, own, theirs in pairs:
+        if own and theirs and own != theirs:
+            raise ValueError(
+                f"{name}{place} has the units '{own}', but '{theirs}' in fit; convert it, or correct its attribute 'units'."
+            )
+
+
 def check_same_labels(
     array: xr.DataArray, fitted: xr.DataArray, dim: Hashable, name: str
 ) -> None:
@@ -213,7 +284,34 @@ def masked_outputs(y: xr.DataArray) -> np.ndarray:
     return np.ma.array(y.values, mask=np.broadcast_to(always, y.shape))
 
 
-def check_no_gaps(array: xr.DataArray, name: str) -> None:
+def warn_of_dates(y: xr.DataArray, folds: object) -> None:
+    """Warn if random folds hold out samples whose neighbours in time are alike, and propose folds of blocks of time."""
+    time = y.get_index(y.dims[0])
+    schemes = getattr(folds, "schemes", (folds,))
+    is_date = time.dtype.kind == "M" or isinstance(time, xr.CFTimeIndex)
+    if not is_date or not any(isinstance(scheme, RandomFolds) for scheme in schemes):
+        return
+    values = y.values[np.argsort(time.values)].reshape(len(y), -1)
+    values = values[:, ~np.isnan(values).any(axis=0) & (np.ptp(values, axis=0) > 0)]
+    if not values.size:
+        return
+    values = (values - values.mean(axis=0)) / values.std(axis=0)
+    lags = range(1, len(y) // 10 + 2)
+    alike = [float((values[lag:] * values[:-lag]).mean()) for lag in lags]
+    if alike[0] < ALIKE:
+        return
+    gap = next((n for n, r in zip(lags, alike, strict=True) if r < ALIKE), lags[-1])
+    proposal = f"TemporalFolds(5, gap={gap})"
+    if len(schemes) > 1:
+        proposal = f"default_folds({proposal})"
+    warn(
+        f"folds={shortened(folds)} holds out random dates, but successive samples along {str(y.dims[0])!r} are alike (correlation "
+        f"{alike[0]:.2g}), so fold surrogates have nearly seen the held-out samples, and the bounds are too small for later "
+        f"dates; pass folds={proposal}, or groups."
+    )
+
+
+def check_no_gaps(array: xr.DataArray, name: str, way_out: str = "") -> None:
     """Refuse nan, and name the first one by its labels: the sample, the variable and the position."""
     gaps = array.isnull().values if array.dtype.kind == "f" else np.zeros(1, dtype=bool)
     if not gaps.any():
@@ -223,7 +321,7 @@ def check_no_gaps(array: xr.DataArray, name: str) -> None:
     dim = array.dims[0]
     n_samples = int(gaps.reshape(len(gaps), -1).any(axis=1).sum())
     same = len(gaps) > 1 and bool((gaps == gaps[0]).all())
-    way_out = (
+    way_out = way_out or (
         f"the same cells are nan in all samples: fill them, {name}.fillna(0)"
         if same
         else f"remove these samples, for example with {name}.dropna({str(dim)!r}), or fill them"

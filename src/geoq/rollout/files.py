@@ -42,8 +42,8 @@ _HELD_OUT = ("bound", "error", "supported", "start", "excess")
 _FINITE = ("mean", "scale", "points.", "climatology.", "scheme.", "probe.")
 
 
-def save(geoq: "RolloutGeoQ", path: str | Path) -> None:
-    """Write a calibrated estimator to one file."""
+def save(geoq: "RolloutGeoQ", path: str | Path, **labels: Any) -> None:
+    """Write a calibrated estimator to one file; ``labels`` are further numbers, which ``load`` ignores."""
     check_fitted(geoq, "held_out_")
     scheme = geoq.scheme_
     if not isinstance(scheme, SaturatingGrowth | AdditiveRecursion):
@@ -83,7 +83,7 @@ def save(geoq: "RolloutGeoQ", path: str | Path) -> None:
     }
     if not geometry.points.shared:
         arrays["points.normalized"] = geometry.points.normalized
-    archive.write(path, numbers, arrays)
+    archive.write(path, numbers | labels, arrays)
 
 
 def _region_state(region: FittedRegion) -> dict[str, Any]:
