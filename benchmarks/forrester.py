@@ -9,18 +9,20 @@ Outputs are divided by their range on the training data; the size of the paper's
 
 import argparse
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from joblib import Parallel, delayed
+from torch import nn
 
 from benchmarks import record
 from benchmarks.record import QUANTILE, Stopwatch
 from benchmarks.rivals import (
     BoostedQuantile,
+    CalibratedSpread,
     KNNDistanceConformal,
     KNNResidualConformal,
     MeanErrorPredictor,
@@ -42,6 +44,7 @@ from geoq import (
     identity,
 )
 from geoq.baselines import DeepEnsemble, GaussianProcess, MCDropout, SplitConformal
+from geoq.geometry import GeometricFeatures
 from geoq.nets.mlp import MLP
 
 INTERVAL = (0.25, 0.75)
@@ -64,7 +67,65 @@ def load(n_train, n_test):
     return x, (u(x) - low) / (high - low), x_test, (u(x_test) - low) / (high - low)
 
 
-def run(seed, pictures, *, n_train, n_test, training):
+class LinearLatent(MLP):
+    """The surrogate without a ReLU after its latent layer, as in a text of the paper's source that is commented out."""
+
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        linear, _, *dropout = self.encoder[-1]
+        self.encoder[-1] = nn.Sequential(linear, *dropout)
+
+
+@dataclass
+class ScaledNorm:
+    """The paper's increment of psi divided by its standard deviations: ||psi|| is the norm after the feature scaling.
+
+    The network h reads standardised features in both cases, so only the norm differs.
+    """
+
+    model: NormScaledIncrement
+
+    @property
+    def quantile(self):
+        return self.model.quantile
+
+    def fit(self, calibration):
+        self.scale_ = calibration.standardization.scale
+        scaled = replace(calibration, features=self._scaled(calibration.features))
+        self.model_ = replace(self.model).fit(scaled)
+        self.trainings_ = self.model_.trainings_
+        return self
+
+    def __call__(self, features):
+        return self.model_(self._scaled(features))
+
+    def _scaled(self, features):
+        of_displacement = self.scale_[:-1].reshape(features.displacement.shape[1:])
+        return GeometricFeatures(
+            features.displacement / of_displacement,
+            features.support_distance / self.scale_[-1],
+            features.anchor_error,
+            features.prediction,
+            features.inputs,
+        )
+
+
+def cross_fitted(shared, seed):
+    """The rivals that are calibrated on the held-out errors of a GeoQ."""
+    boosted = partial(BoostedQuantile, shared, QUANTILE, random_state=seed)
+    return {
+        "kNN-distance conformal": KNNDistanceConformal(shared, QUANTILE),
+        "kNN-residual conformal": KNNResidualConformal(shared, QUANTILE),
+        "Boosted quantile (x)": boosted(inputs=of_x),
+        "Boosted quantile (x, distance, prediction)": boosted(
+            inputs=of_x_distance_and_prediction
+        ),
+        "Quantile network": QuantileNetwork(shared, QUANTILE),
+        "Mean-error predictor": MeanErrorPredictor(shared, QUANTILE, random_state=seed),
+    }
+
+
+def run(seed, pictures, *, n_train, n_test, training, n_increment_steps):
     """Rows of all methods on one seed; the first seed also draws the pictures."""
     torch.set_num_threads(1)
     x, y, x_test, y_test = load(n_train, n_test)
@@ -85,16 +146,44 @@ def run(seed, pictures, *, n_train, n_test, training):
             [part / s for part, s in zip(parts[1], scale, strict=True)], axis=1
         )
 
-    nested = NestedFolds(N_STAGES)
-    both = CombinedFolds(RandomFolds(5, random_state=seed), nested)
+    nested, random = NestedFolds(N_STAGES), RandomFolds(5, random_state=seed)
+    both = CombinedFolds(random, nested)
+    # The paper: h has an architecture similar to the surrogate's.
     increment = NormScaledIncrement(
-        QUANTILE, training=Training(n_steps=3000, batch_size=256, random_state=seed)
+        QUANTILE,
+        hidden=HIDDEN,
+        training=Training(n_steps=n_increment_steps, batch_size=256, random_state=seed),
     )
     calibrate = partial(
         GeoQ, surrogate, remembered, increment_model=increment, safe_region=SafeRegion()
     )
+    linear = replace(
+        recipe,
+        make_network=partial(
+            LinearLatent, 1, 1, hidden=HIDDEN, n_encoder_layers=N_ENCODER_LAYERS
+        ),
+    )
+    linear_surrogate = linear(x, y)
     variants = {
         "GeoQ (paper)": calibrate(representation=surrogate.encoder, folds=nested),
+        "GeoQ (paper, h of width 64-64)": calibrate(
+            representation=surrogate.encoder,
+            folds=nested,
+            increment_model=replace(increment, hidden=(64, 64)),
+        ),
+        "GeoQ (paper, scaled norm)": calibrate(
+            representation=surrogate.encoder,
+            folds=nested,
+            increment_model=ScaledNorm(increment),
+        ),
+        "GeoQ (paper, linear latent)": GeoQ(
+            linear_surrogate,
+            linear,
+            representation=linear_surrogate.encoder,
+            folds=nested,
+            increment_model=increment,
+            safe_region=SafeRegion(),
+        ),
         "GeoQ": GeoQ(surrogate, remembered),
         "GeoQ (identity, nested)": calibrate(representation=identity, folds=nested),
         "GeoQ (encoder and input, nested)": calibrate(
@@ -116,7 +205,6 @@ def run(seed, pictures, *, n_train, n_test, training):
             representation=encoder_and_input, folds=both
         ),
     }
-    shared = GeoQ(surrogate, remembered, folds=both)
     dropout = TrainNetwork(partial(network, dropout=0.1), training=training).with_seed(
         seed
     )
@@ -124,21 +212,17 @@ def run(seed, pictures, *, n_train, n_test, training):
         "GP": GaussianProcess(),
         "GP (noise bound 1e-8)": GaussianProcess(noise_lower_bound=1e-8),
         "MC dropout": MCDropout(dropout, random_state=seed),
+        "MC dropout (calibrated)": CalibratedSpread(
+            MCDropout(dropout, random_state=seed), QUANTILE, random
+        ),
         "Deep ensemble": DeepEnsemble(
             recipe, n_members=N_STAGES, random_state=1000 * (seed + 1)
         ),
         "Split conformal": SplitConformal(recipe, QUANTILE, random_state=seed),
-        "kNN-distance conformal": KNNDistanceConformal(shared, QUANTILE),
-        "kNN-residual conformal": KNNResidualConformal(shared, QUANTILE),
-        "Boosted quantile (x)": BoostedQuantile(
-            shared, QUANTILE, inputs=of_x, random_state=seed
-        ),
-        "Boosted quantile (x, distance, prediction)": BoostedQuantile(
-            shared, QUANTILE, inputs=of_x_distance_and_prediction, random_state=seed
-        ),
-        "Quantile network": QuantileNetwork(shared, QUANTILE),
-        "Mean-error predictor": MeanErrorPredictor(shared, QUANTILE, random_state=seed),
     }
+    rivals |= cross_fitted(GeoQ(surrogate, remembered, folds=both), seed)
+    alone = cross_fitted(GeoQ(surrogate, remembered, folds=random), seed)
+    rivals |= {f"{name} / random folds": rival for name, rival in alone.items()}
     rows, assessments = [], {}
     for name, geoq in variants.items():
         watch = Stopwatch(remembered, deployed.seconds)
@@ -163,6 +247,7 @@ def run(seed, pictures, *, n_train, n_test, training):
     for name, rival in rivals.items():
         own_surrogate = name.startswith("GP") or name in (
             "MC dropout",
+            "MC dropout (calibrated)",
             "Deep ensemble",
             "Split conformal",
         )
@@ -253,10 +338,12 @@ def main():
             "n_train": 300,
             "n_test": 200,
             "training": Training(n_steps=150, check_every=50),
+            "n_increment_steps": 300,
         }
     else:
         training = Training(n_steps=8440, batch_size=32, check_every=100, patience=30)
         settings = {"n_train": 1200, "n_test": 4000, "training": training}
+        settings["n_increment_steps"] = 3000
     seeds = [0] if arguments.small else SEEDS
     runs = Parallel(n_jobs=arguments.jobs, return_as="generator")(
         delayed(run)(seed, arguments.pictures, **settings) for seed in seeds

@@ -39,6 +39,16 @@ PAPER = {
         "K_f = 20": (0.024, 0.444, 0.812),
     },
 }
+# Table 2 of the paper: training and inference, in seconds.
+PAPER_SECONDS = {
+    "forrester": {
+        "GP": (20, 0.02),
+        "MC dropout": (40, 4),
+        "Deep ensemble": (400, 4),
+        "Split conformal": (30, 0.6),
+        "GeoQ (paper)": (500, 1.2),
+    },
+}
 # Safe fraction, pinball, correlation, coverage inside the safe region.
 PAPER_SAFE = {
     "forrester": {"GeoQ (paper)": (0.582, 0.000, 0.978, 1.000)},

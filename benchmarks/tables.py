@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.costs.tables import assessment, cost, memory, quality, speed
 from benchmarks.fields import table as fields_table
 from benchmarks.hostile.table import summary as hostile_summary
-from benchmarks.paper_numbers import PAPER, PAPER_SAFE
+from benchmarks.paper_numbers import PAPER, PAPER_SAFE, PAPER_SECONDS
 from benchmarks.record import RESULTS, load
 from benchmarks.rollouts import small_states
 from benchmarks.suite import ablation, one_input
@@ -333,6 +333,7 @@ def of_setting(problem, rows, setting, reference, chosen):
         table(rows, methods, setting, metrics, paper),
         f"**Inside the safe region{title}**",
         table(rows, flagging(rows, methods), setting, safe_metrics, paper_safe),
+        *seconds(problem, rows, methods, setting),
         *near_the_interface(rows, methods, setting, title),
         *along_the_horizon(rows, methods, setting, title),
         *(
@@ -341,6 +342,22 @@ def of_setting(problem, rows, setting, reference, chosen):
             else []
         ),
     ]
+
+
+def seconds(problem, rows, methods, setting):
+    """A table of training and inference times, for problems whose times the paper gives."""
+    if problem not in PAPER_SECONDS:
+        return []
+    lines = ["| method | training, s | inference, s | the paper |", "|---|---|---|---|"]
+    for method in methods:
+        cells = [
+            f"{statistics.fmean(values(rows, method, setting, metric)):.3g}"
+            for metric in ("train_seconds", "inference_seconds")
+        ]
+        paper = PAPER_SECONDS[problem].get(method)
+        cells.append("{:g} / {:g}".format(*paper) if paper else "")
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return ["**Time**, one thread", "\n".join(lines)]
 
 
 def in_thousandths(row):
