@@ -18,25 +18,27 @@ from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.increments import (
     FieldFactor,
+    Grid,
     anchor_error,
     displacement,
     inputs,
     log_bound,
     prediction,
 )
+from geoq.increments.domain import Layout
 from geoq.increments.factor import NoFactor
 from geoq.increments.field_factor import _Validation
-from geoq.increments.field_network import channels_of, check_grid
+from geoq.increments.field_network import channels_of, check_visible
 from geoq.increments.shapes import Shapes
 from geoq.quantiles import pinball_loss
 
 GRID = (6, 8)
+PLANE = Layout(Grid(2), GRID, on_cells=True)
 QUICK = FieldFactor(
     widths=(8,),
     n_splits=3,
     training=Training(n_steps=60, batch_size=16, learning_rate=1e-2, check_every=20),
 )
-LINE = replace(QUICK, n_spatial=1)
 
 
 def normal(*shape, seed=0):
@@ -76,8 +78,7 @@ def noise(n=120, seed=0):
 
 
 def fit(data, factor=QUICK):
-    n_spatial = data.error.ndim - 2
-    return FieldScaleIncrement(n_spatial=n_spatial, factor=factor).fit(data)
+    return FieldScaleIncrement(factor=factor).fit(data)
 
 
 def loss_by_channel(model, data):
@@ -133,7 +134,7 @@ def test_bounds_change_with_the_units_of_the_errors(fitted):
 def test_a_factor_is_learned_for_fields_on_a_line():
     data, queries = driven(grid=(12,)), driven(200, seed=100, grid=(12,))
     learned, plain = (
-        loss_by_channel(fit(data, factor), queries) for factor in (LINE, NoFactor())
+        loss_by_channel(fit(data, factor), queries) for factor in (QUICK, NoFactor())
     )
     assert learned[0] < 0.7 * plain[0]
     assert learned[1] < 1.02 * plain[1]
@@ -149,7 +150,7 @@ def test_a_field_without_channels_counts_as_one_channel():
 
 def test_a_new_network_has_the_factor_1():
     features = driven().features
-    log = fresh(QUICK.network, 2, 2)(
+    log = fresh(QUICK.network, 2, 2, PLANE)(
         (features.inputs.float(), features.support_distance)
     )
     assert log.shape == (120, 96)
@@ -241,7 +242,7 @@ def test_channels_of_inputs_come_first_and_the_others_in_the_order_of_sees():
     data = driven(5)
     features = replace(data.features, anchor_error=2 * data.error)
     sees, bound = (anchor_error, log_bound, inputs), data.error.flatten(1)
-    channels = channels_of(sees, features, bound, GRID).double()
+    channels = channels_of(sees, features, bound, PLANE).double()
     expected = [features.inputs, 2 * data.error, data.error.log()]
     assert_close(channels, torch.cat(expected, dim=1), atol=1e-6, rtol=1e-6)
 
@@ -281,7 +282,7 @@ def fit_before_training(x_shape, y_shape, sees, **settings):
     geoq.fit(normal(40, *x_shape), normal(40, *y_shape, seed=1))
 
 
-@pytest.mark.parametrize("x_shape", [(3,), (2, 8, 6), (48,)])
+@pytest.mark.parametrize("x_shape", [(2, 8, 6), (48,)])
 def test_inputs_on_another_grid_are_refused_before_training(x_shape):
     with pytest.raises(
         ValueError,
@@ -304,13 +305,13 @@ def test_displacements_on_another_grid_are_refused_before_training():
 
 def test_outputs_on_another_grid_are_refused():
     shapes = Shapes(z=(2, 6, 8), error=(6, 8), inputs=(2, 6, 8), outputs=(96,))
-    check_grid((inputs,), shapes, 2)
+    check_visible((inputs,), shapes, PLANE)
     with pytest.raises(ValueError, match=r"row of the outputs has shape \(96,\)"):
-        check_grid((inputs, prediction), shapes, 2)
+        check_visible((inputs, prediction), shapes, PLANE)
 
 
 def test_errors_without_a_grid_are_refused_before_training():
-    with pytest.raises(ValueError, match=r"n_spatial=2, but an error has shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"an error has shape \(3,\) .* no grid"):
         fit_before_training((3,), (3,), (inputs,))
 
 
@@ -320,7 +321,7 @@ def test_the_networks_see_standardised_channels_and_uncorrelated_inputs():
     other = 1e5 * normal(40, 1, *GRID, seed=2) + 3e5
     channels = torch.cat([first, later, other], dim=1).float()
     with torch.random.fork_rng():
-        network = FieldFactor().network(3, 1)
+        network = FieldFactor().network(3, 1, PLANE)
     network.fit_normalization(channels, 2, torch.ones(40))
     centred = channels - network.mean.view(-1, 1, 1)
     seen = torch.einsum("cd,nchw->dnhw", network.whitening, centred).flatten(1)
@@ -346,7 +347,13 @@ def test_no_factor_is_used_with_fewer_tuples_than_the_quantile_level_requires():
     ],
 )
 @pytest.mark.parametrize(
-    "model", [FieldFactor, FieldIncrement, IndicatorIncrement], ids=lambda m: m.__name__
+    "model",
+    [
+        lambda shapes, n: FieldFactor(domain=Grid(n)).check_shapes(shapes),
+        lambda shapes, n: FieldIncrement(n_spatial=n).check_shapes(shapes),
+        lambda shapes, n: IndicatorIncrement(domain=Grid(n)).check_shapes(shapes),
+    ],
+    ids=["factor", "paper", "indicator"],
 )
 def test_shapes_that_look_like_channels_last_are_warned_of(
     model, shape, n_spatial, channels_last
@@ -354,7 +361,7 @@ def test_shapes_that_look_like_channels_last_are_warned_of(
     shapes = Shapes(shape, shape, shape, shape)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model(n_spatial=n_spatial).check_shapes(shapes)
+        model(shapes, n_spatial)
     assert len(caught) == channels_last
     if channels_last:
         order = (0, len(shape), *range(1, len(shape)))

@@ -113,7 +113,7 @@ def test_the_bound_of_a_channel_without_errors_is_0():
 
 
 def test_fields_on_a_line_have_a_bound():
-    model = replace(QUICK, n_spatial=1).fit(tuples(grid=(24,)))
+    model = QUICK.fit(tuples(grid=(24,)))
     features = tuples(100, seed=100, grid=(24,)).features
     clear = features.inputs.abs() > 0.5
     right = bound_of(model, features) == (features.inputs > 0)

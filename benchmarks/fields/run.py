@@ -6,7 +6,6 @@ python -m benchmarks.fields.run --problems Darcy        # one problem; rows of t
 
 import argparse
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,6 @@ from geoq import (
     GeoQ,
     RandomFolds,
     Training,
-    TwoLawIncrement,
 )
 from geoq.geometry import GeometricFeatures
 from geoq.increments import FieldFactor
@@ -32,14 +30,6 @@ N_TRAIN, N_INSIDE, N_SHIFTED = 300, 200, 80
 SIZES = (200, 60)
 SMALL = {"n_train": 40, "n_steps": 5, "n_inside": 20, "n_shifted": 6, "sizes": (40,)}
 REGIONS = {"DistanceRegion": DistanceRegion(), "FieldRegion": FieldRegion()}
-
-
-def increment_model(n_spatial):
-    """The model for fields on lines and planes; the default for cubes, which it does not support."""
-    if n_spatial > 2:
-        return TwoLawIncrement()
-    factor = FieldFactor(n_spatial=n_spatial, training=Training(n_steps=100))
-    return FieldScaleIncrement(n_spatial=n_spatial, factor=factor)
 
 
 def rows_of(problem, seed, settings):
@@ -68,12 +58,9 @@ def rows_of(problem, seed, settings):
 
 
 def _rows_of_size(problem, seed, surrogate, pairs, queries):
-    model = increment_model(pairs[0].ndim - 2)
+    model = FieldScaleIncrement(factor=FieldFactor(training=Training(n_steps=100)))
     geoq = GeoQ(surrogate, None, folds=RandomFolds(5), increment_model=model)
-    with warnings.catch_warnings():
-        # The default increment model warns of fields.
-        warnings.simplefilter("ignore", UserWarning)
-        geoq.fit(*pairs)
+    geoq.fit(*pairs)
     regions = {name: rule.fit(geoq.calibration_) for name, rule in REGIONS.items()}
     inside, rows = None, []
     for shift, (x, y) in queries.items():

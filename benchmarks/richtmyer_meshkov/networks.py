@@ -16,6 +16,7 @@ from benchmarks.richtmyer_meshkov.bounds import (
     two_valued_bound,
     wrong,
 )
+from geoq.increments import Grid
 from geoq.increments.field_network import FieldNetwork
 from geoq.increments.prior import PredictionPrior
 from geoq.nets.unet import UNet
@@ -80,7 +81,7 @@ def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
         network = FieldNetwork(
             some.shape[1],
             n_times,
-            n_spatial=2,
+            domain=Grid(2),
             widths=study.settings.widths,
             dropout=0.0,
         ).to(x.device)

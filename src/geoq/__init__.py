@@ -15,7 +15,9 @@ from geoq.folds import (
 from geoq.increments import (
     FieldIncrement,
     FieldScaleIncrement,
+    Grid,
     IndicatorIncrement,
+    Mesh,
     NormScaledIncrement,
     TwoLawIncrement,
 )
@@ -39,8 +41,10 @@ __all__ = [
     "FieldRegion",
     "FieldScaleIncrement",
     "GeoQ",
+    "Grid",
     "GroupFolds",
     "IndicatorIncrement",
+    "Mesh",
     "NestedFolds",
     "NormScaledIncrement",
     "PredictedFolds",

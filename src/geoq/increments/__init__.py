@@ -6,6 +6,7 @@ that take two values. The other modules contain their parts: scales, references,
 """
 
 from geoq.increments.climatology import Climatology
+from geoq.increments.domain import Grid, Mesh
 from geoq.increments.field_factor import FieldFactor
 from geoq.increments.field_network import (
     anchor_error,
@@ -31,9 +32,11 @@ __all__ = [
     "FieldFactor",
     "FieldIncrement",
     "FieldScaleIncrement",
+    "Grid",
     "IncrementModel",
     "IndicatorIncrement",
     "LowRankScale",
+    "Mesh",
     "NormScaledIncrement",
     "TwoLawIncrement",
     "anchor_error",

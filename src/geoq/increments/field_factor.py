@@ -1,4 +1,4 @@
-r"""A learned factor on the bound of a field: a small convolutional network that sees the query.
+r"""A learned factor on the bound of a field: a small network on a grid or on a mesh that sees the query.
 
 .. math:: \widehat E_{cj}(x) = b_{cj}(x) \, \exp\bigl(a_c \, h_{cj}(W u(x), \log \Delta d(x))\bigr)
 
@@ -10,7 +10,7 @@ long lead time, the exponent is 0 and the bound stays b.
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,26 +22,31 @@ from geoq.archive import load_weights, without_prefix
 from geoq.arrays import chunks
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
+from geoq.increments.domain import Domain, Grid, Layout, check_domain, layout_of
 from geoq.increments.factor import BoundOf, Learned
 from geoq.increments.field_network import (
     SEEN,
     FieldNetwork,
     Seen,
     channels_of,
-    check_grid,
     check_sees,
+    check_visible,
     inputs,
     max_rows,
     n_input_channels,
+    name_of,
     names_of,
+    prediction,
 )
-from geoq.increments.shapes import Shapes, check_spatial
+from geoq.increments.shapes import Shapes
 from geoq.quantiles import n_required, pinball_loss
 from geoq.settings import check_object, check_widths, is_integer, is_number
 from geoq.training.loop import RowLoss, Training, TrainingResult, seeded, train_on
 
 # The exponent a_c of a channel is one of these.
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+# If held-out errors choose what the networks see, this number of networks is trained for each choice.
+N_TRIALS = 1
 
 
 @dataclass(frozen=True)
@@ -49,23 +54,23 @@ class FieldFactor:
     """How the factor on the bound of a field is learned.
 
     Attributes:
-        n_spatial: 1 for fields on a line, 2 for fields in the plane.
-        sees: the fields that the networks see, some of ``inputs``, ``prediction``, ``displacement``, ``anchor_error`` and
-            ``log_bound`` (from ``geoq.increments``). The default leaves the prediction out, because the predictions of fold
-            surrogates differ systematically from the predictions of the deployed surrogate, which is trained on more data.
+        sees: what the networks see, some of ``inputs``, ``prediction``, ``displacement``, ``anchor_error`` and ``log_bound``
+            (from ``geoq.increments``). Arrays that do not lie on the cells of the error are seen as constant channels if they
+            have at most 32 numbers. None means that held-out errors choose between the inputs, and the inputs with the
+            prediction.
         widths: channels at each resolution of a network; one resolution is two convolutions.
         dropout: fraction of the activations that are dropped in training.
         n_splits: number of parts of the tuples. For each part, one network is trained on the other parts; the part stops
             its training and validates it. The bound uses the mean of all networks.
         training: how a network is trained; its ``validation_fraction`` is not used.
+        domain: where the errors lie. An increment model sets it; None means that it is found from the shapes.
 
     Example:
         >>> from geoq.increments import inputs, prediction
         >>> factor = FieldFactor(sees=(inputs, prediction), n_splits=3)
     """
 
-    n_spatial: int = 2
-    sees: tuple[Seen, ...] = (inputs,)
+    sees: tuple[Seen, ...] | None = None
     widths: tuple[int, ...] = (16,)
     dropout: float = 0.1
     n_splits: int = 5
@@ -74,10 +79,12 @@ class FieldFactor:
             n_steps=400, batch_size=8, learning_rate=2e-3, check_every=25, patience=6
         )
     )
+    domain: Domain | None = None
 
     def __post_init__(self) -> None:
-        check_spatial(self.n_spatial)
-        check_sees(self.sees)
+        check_domain(self.domain)
+        if self.sees is not None:
+            check_sees(self.sees)
         check_widths(self.widths, "widths")
         if not is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise ValueError(
@@ -90,19 +97,32 @@ class FieldFactor:
                 "the others."
             )
 
-    def network(self, n_in: int, n_out: int) -> FieldNetwork:
+    def network(self, n_in: int, n_out: int, layout: Layout) -> FieldNetwork:
         """A new network."""
         return FieldNetwork(
             n_in,
             n_out,
-            n_spatial=self.n_spatial,
+            domain=layout.domain,
             widths=self.widths,
             dropout=self.dropout,
+            pooled=not layout.on_cells,
         )
 
     def check_shapes(self, shapes: Shapes) -> None:
-        """Refuse errors without a grid, and seen fields that lie on another grid."""
-        check_grid(self.sees, shapes, self.n_spatial)
+        """Refuse errors without cells, and fields to be seen that lie on other cells."""
+        layout = layout_of(self.domain, shapes)
+        for sees in self._views(shapes, layout):
+            check_visible(sees, shapes, layout)
+
+    def _views(self, shapes: Shapes, layout: Layout) -> list[tuple[Seen, ...]]:
+        """What networks may see; held-out errors choose one of these."""
+        if self.sees is not None:
+            return [self.sees]
+        if not layout.is_visible(shapes.inputs):
+            return [(prediction,)]
+        if not layout.is_visible(shapes.outputs):
+            return [(inputs,)]
+        return [(inputs,), (inputs, prediction)]
 
     def fit(
         self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float
@@ -112,12 +132,7 @@ class FieldFactor:
         if not splits:
             return Learned.nothing(calibration)
         with seeded(self.training.random_state):
-            fitted = FittedField.fresh(self, calibration, bound_of, len(splits))
-            loss = self._loss(calibration, fitted, bound_of, quantile)
-            fitted.trainings = tuple(
-                train_on(network, loss, self.training, *rows)
-                for network, rows in zip(fitted.networks, splits, strict=True)
-            )
+            fitted = self._trained(calibration, bound_of, quantile, splits)
         validation = _Validation(
             calibration, [held_out for _, held_out in splits], bound_of
         )
@@ -126,6 +141,28 @@ class FieldFactor:
         if not fitted.exponent.any() or len(validation.tuples) < n_required(quantile):
             return Learned.nothing(calibration)
         return Learned(fitted, validation.tuples, validation.factors(fitted))
+
+    def _trained(
+        self,
+        calibration: CalibrationSet,
+        bound_of: BoundOf,
+        quantile: float,
+        splits: list[tuple[Tensor, Tensor]],
+    ) -> "FittedField":
+        """Train the first networks of each view, and all networks of the view with the smallest held-out loss."""
+        shapes = Shapes.of(calibration)
+        layout = layout_of(self.domain, shapes)
+        trials = []
+        for sees in self._views(shapes, layout):
+            fitted = FittedField.fresh(
+                replace(self, sees=sees), calibration, bound_of, layout, len(splits)
+            )
+            loss = self._loss(calibration, fitted, bound_of, quantile)
+            fitted.train(loss, splits[:N_TRIALS])
+            trials.append((sum(t.best_loss for t in fitted.trainings), fitted, loss))
+        _, fitted, loss = min(trials, key=lambda trial: trial[0])
+        fitted.train(loss, splits)
+        return fitted
 
     def _splits(self, calibration: CalibrationSet) -> list[tuple[Tensor, Tensor]]:
         """For each network: the rows to train on, and the rows that stop the training.
@@ -156,7 +193,7 @@ class FieldFactor:
         quantile: float,
     ) -> RowLoss:
         # Channels with errors of different sizes have equal weights, and families of folds have equal weights.
-        size = _channel_size(calibration, self.n_spatial).float()
+        size = _channel_size(calibration, fitted.layout.n_axes).float()
         size = torch.where(size > 0, size, 1.0)
         weight = (calibration.weight * len(calibration)).float()
 
@@ -172,20 +209,21 @@ class FieldFactor:
         return loss
 
     def settings(self) -> dict[str, Any]:
-        """Plain settings, for a file."""
-        plain = {name: value for name, value in vars(self).items() if name != "sees"}
+        """Plain settings, for a file; the increment model stores the domain."""
+        plain = {k: v for k, v in vars(self).items() if k not in ("sees", "domain")}
         return plain | {
-            "sees": names_of(self.sees),
+            "sees": None if self.sees is None else names_of(self.sees),
             "training": asdict(self.training),
         }
 
     @staticmethod
     def from_settings(settings: dict[str, Any]) -> "FieldFactor":
         """The factor that ``settings`` described."""
+        sees = settings["sees"]
         return FieldFactor(
             **{
                 **settings,
-                "sees": tuple(SEEN[name] for name in settings["sees"]),
+                "sees": None if sees is None else tuple(SEEN[name] for name in sees),
                 "widths": tuple(settings["widths"]),
                 "training": Training(**settings["training"]),
             }
@@ -201,7 +239,8 @@ class FittedField:
 
     Attributes:
         networks: the trained networks.
-        settings: how they were trained.
+        settings: how they were trained, and what they see.
+        layout: where the errors lie.
         field_shape: the shape of a row of the error.
         exponent: a_c of each channel.
         lower: the lower limit of the logarithm in each channel.
@@ -211,6 +250,7 @@ class FittedField:
 
     networks: list[FieldNetwork]
     settings: FieldFactor
+    layout: Layout
     field_shape: tuple[int, ...]
     exponent: Float[Tensor, " n_channels"]
     lower: Float[Tensor, " n_channels"]
@@ -222,45 +262,51 @@ class FittedField:
         settings: FieldFactor,
         calibration: CalibrationSet,
         bound_of: BoundOf,
+        layout: Layout,
         n_networks: int,
     ) -> "FittedField":
         """New networks, normalised with the calibration tuples."""
-        shape = calibration.field_shape
+        shape, sees = calibration.field_shape, settings.sees
+        assert sees is not None
         some = calibration.subsample(max_rows(shape))
-        grid = shape[len(shape) - settings.n_spatial :]
         channels = torch.cat(
             [
                 channels_of(
-                    settings.sees,
-                    some.features[rows],
-                    bound_of(some.features[rows]),
-                    grid,
+                    sees, some.features[rows], bound_of(some.features[rows]), layout
                 )
                 for rows in chunks(len(some), 4 * math.prod(shape))
             ]
         )
-        n_out = math.prod(shape) // math.prod(grid)
+        n_out = layout.n_outputs(shape)
         networks = [
-            settings.network(channels.shape[1], n_out).to(some.point.device)
+            settings.network(channels.shape[1], n_out, layout).to(some.point.device)
             for _ in range(n_networks)
         ]
         networks[0].fit_normalization(
             channels,
-            n_input_channels(settings.sees, some.features[:1], grid),
+            n_input_channels(sees, some.features[:1], layout),
             some.features.support_distance.float(),
         )
         for network in networks[1:]:
             network.copy_normalization(networks[0])
         free = torch.full((n_out,), math.inf)
-        return FittedField(networks, settings, shape, torch.ones(n_out), -free, free)
+        return FittedField(
+            networks, settings, layout, shape, torch.ones(n_out), -free, free
+        )
 
-    @property
-    def grid(self) -> tuple[int, ...]:
-        return self.field_shape[len(self.field_shape) - self.settings.n_spatial :]
+    def train(self, loss: RowLoss, splits: list[tuple[Tensor, Tensor]]) -> None:
+        """Train the networks of these parts that are not trained yet."""
+        n_trained = len(self.trainings)
+        remaining = zip(self.networks[n_trained:], splits[n_trained:], strict=False)
+        self.trainings += tuple(
+            train_on(network, loss, self.settings.training, *rows)
+            for network, rows in remaining
+        )
 
     def seen(self, features: GeometricFeatures, bound: Tensor) -> tuple[Tensor, Tensor]:
         """The input of the networks."""
-        channels = channels_of(self.settings.sees, features, bound, self.grid)
+        assert self.settings.sees is not None
+        channels = channels_of(self.settings.sees, features, bound, self.layout)
         return channels, features.support_distance
 
     @torch.no_grad()
@@ -289,13 +335,19 @@ class FittedField:
 
     def __str__(self) -> str:
         used = int((self.exponent > 0).sum())
-        return f"a convolutional factor on {used} of {len(self.exponent)} channels"
+        names = [name_of(seen) or "a function" for seen in self.settings.sees or ()]
+        seen = " and ".join(names).replace("_", " ")
+        return (
+            f"a factor learned from {seen} on {used} of {len(self.exponent)} channels"
+        )
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Settings and weights, for a file."""
         settings = {
             "settings": self.settings.settings(),
             "field_shape": self.field_shape,
+            "cells": self.layout.cells,
+            "on_cells": self.layout.on_cells,
             "n_networks": len(self.networks),
         }
         weights = {
@@ -308,28 +360,29 @@ class FittedField:
 
     @staticmethod
     def from_state(
-        settings: dict[str, Any], arrays: dict[str, Tensor]
+        settings: dict[str, Any], arrays: dict[str, Tensor], domain: Domain | None
     ) -> "FittedField":
-        """The factor that ``state`` described."""
+        """The factor that ``state`` described, on the domain of the increment model."""
         how = FieldFactor.from_settings(settings["settings"])
-        exponent = arrays["exponent"]
+        cells, exponent = tuple(settings["cells"]), arrays["exponent"]
+        layout = Layout(domain or Grid(len(cells)), cells, settings["on_cells"])
         networks = []
         for number in range(settings["n_networks"]):
             weights = without_prefix(f"{number}.", arrays)
             with torch.device("meta"):
-                network = how.network(len(weights["mean"]), len(exponent))
+                network = how.network(len(weights["mean"]), len(exponent), layout)
             load_weights(network, weights)
             networks.append(network)
         shape = tuple(settings["field_shape"])
         return FittedField(
-            networks, how, shape, exponent, arrays["lower"], arrays["upper"]
+            networks, how, layout, shape, exponent, arrays["lower"], arrays["upper"]
         )
 
 
-def _channel_size(calibration: CalibrationSet, n_spatial: int) -> Tensor:
-    """The mean error of each channel, with dimensions of size 1 for tuples and grid."""
+def _channel_size(calibration: CalibrationSet, n_axes: int) -> Tensor:
+    """The mean error of each channel, with dimensions of size 1 for tuples and cells."""
     shape = calibration.field_shape
-    grid = tuple(range(1 + len(shape) - n_spatial, 1 + len(shape)))
+    grid = tuple(range(1 + len(shape) - n_axes, 1 + len(shape)))
     total: Tensor | float = 0.0
     for rows in chunks(len(calibration), math.prod(shape)):
         error = calibration[rows].error

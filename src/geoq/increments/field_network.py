@@ -1,4 +1,4 @@
-"""A small convolutional network for the fields of a query, and the fields that it can see."""
+"""A small network for the fields of a query, on a grid or on a mesh, and the fields that it can see."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from geoq.geometry import GeometricFeatures
-from geoq.increments.shapes import Shapes, check_spatial, warn_of_channels_last
-from geoq.nets.unet import UNet
+from geoq.increments.domain import Domain, Layout
+from geoq.increments.shapes import Shapes
 
 # Normalisations are computed from this many rows, and factors are validated on this many rows; large fields use fewer.
 MAX_ROWS = 256
@@ -18,7 +18,7 @@ MAX_VALUES = 2**27
 # Variances of the whitened directions are at least this fraction of the largest one, so that noise is not amplified.
 MIN_VARIANCE = 1e-3
 
-# A function that returns a field that a network sees: one row per query, whose last dimensions are the grid of the error.
+# A function that returns what a network sees, one row per query: fields whose last axes are the cells, or a few numbers.
 Seen = Callable[[GeometricFeatures, Tensor | None], Tensor]
 
 
@@ -48,9 +48,9 @@ def anchor_error(features: GeometricFeatures, bound: Tensor | None) -> Tensor:
 
 def log_bound(features: GeometricFeatures, bound: Tensor | None) -> Tensor:
     """The logarithm of the bound that a factor multiplies."""
-    del features
     assert bound is not None
-    return bound.clamp(min=torch.finfo(torch.float32).tiny).log()
+    log = bound.clamp(min=torch.finfo(torch.float32).tiny).log()
+    return log.reshape(features.anchor_error.shape)
 
 
 SEEN: dict[str, Seen] = {
@@ -82,19 +82,18 @@ def channels_of(
     sees: Sequence[Seen],
     features: GeometricFeatures,
     bound: Tensor | None,
-    grid: tuple[int, ...],
-) -> Float[Tensor, " n n_channels *grid"]:
-    """All fields that a network sees, as channels on one grid; the channels of the inputs come first."""
+    layout: Layout,
+) -> Float[Tensor, " n n_channels *cells"]:
+    """All fields that a network sees, as channels on the cells; the channels of the inputs come first."""
     ordered = sorted(sees, key=lambda seen: seen is not inputs)
-    parts = [seen(features, bound) for seen in ordered]
-    return torch.cat([p.reshape(len(p), -1, *grid).float() for p in parts], dim=1)
+    return torch.cat([layout.channels(seen(features, bound)) for seen in ordered], 1)
 
 
 def n_input_channels(
-    sees: Sequence[Seen], features: GeometricFeatures, grid: tuple[int, ...]
+    sees: Sequence[Seen], features: GeometricFeatures, layout: Layout
 ) -> int:
     """How many of the channels are standardised inputs."""
-    return features.inputs[0].numel() // math.prod(grid) if inputs in sees else 0
+    return layout.channels(features.inputs[:1]).shape[1] if inputs in sees else 0
 
 
 def check_sees(sees: Any) -> None:
@@ -107,26 +106,26 @@ def check_sees(sees: Any) -> None:
         )
 
 
-def check_grid(sees: Sequence[Seen], shapes: Shapes, n_spatial: int) -> None:
-    """Refuse errors without a grid, and seen fields that lie on another grid."""
-    check_spatial(n_spatial)
-    if len(shapes.error) < n_spatial:
-        raise ValueError(
-            f"n_spatial={n_spatial}, but an error has shape {shapes.error}; put the grid last, or use an increment "
-            "model for tables."
-        )
-    warn_of_channels_last(shapes.error, n_spatial)
-    for name, what, shape in (
-        ("inputs", "inputs", shapes.inputs),
-        ("prediction", "outputs", shapes.outputs),
-        ("displacement", "representation", shapes.z),
-    ):
+def rows_seen(shapes: Shapes) -> dict[Seen, tuple[str, tuple[int, ...]]]:
+    """What each function of ``SEEN`` returns: its name in messages, and the shape of one row."""
+    return {
+        inputs: ("inputs", shapes.inputs),
+        prediction: ("outputs", shapes.outputs),
+        displacement: ("representation", shapes.z),
+        anchor_error: ("errors", shapes.error),
+        log_bound: ("errors", shapes.error),
+    }
+
+
+def check_visible(sees: Sequence[Seen], shapes: Shapes, layout: Layout) -> None:
+    """Refuse fields to be seen that lie on other cells."""
+    for seen, (what, shape) in rows_seen(shapes).items():
         # The shapes are compared, not the sizes: another grid can have equally many cells.
-        if SEEN[name] in sees and shape[-n_spatial:] != shapes.error[-n_spatial:]:
+        if seen in sees and not layout.is_visible(shape):
+            name = name_of(seen)
             raise ValueError(
-                f"sees contains {name}, but a row of the {what} has shape {shape} and an error has shape "
-                f"{shapes.error}, which do not end in the same grid; put the grid last in both, or remove "
-                f"{name} from sees."
+                f"sees contains {name}, but a row of the {what} has shape {shape} and an error has shape {shapes.error}, "
+                f"which do not end in the same cells, {layout.cells}; put the cells last in both, or remove {name} from sees."
             )
 
 
@@ -136,14 +135,15 @@ def max_rows(field_shape: tuple[int, ...]) -> int:
 
 
 class FieldNetwork(nn.Module):
-    """A U-Net and the normalisation of its inputs, in one state dict. A new network returns 0 everywhere.
+    """A network on a domain and the normalisation of its inputs, in one state dict. A new network returns 0 everywhere.
 
     Args:
         n_in: number of channels that it sees.
         n_out: number of channels that it returns.
-        n_spatial: 1 for fields on a line, 2 for fields in the plane.
+        domain: where the fields lie.
         widths: channels at each resolution.
         dropout: fraction of the activations that are dropped in training.
+        pooled: whether it returns one number per channel, the mean over the cells.
     """
 
     def __init__(
@@ -151,14 +151,14 @@ class FieldNetwork(nn.Module):
         n_in: int,
         n_out: int,
         *,
-        n_spatial: int,
+        domain: Domain,
         widths: tuple[int, ...],
         dropout: float,
+        pooled: bool = False,
     ) -> None:
         super().__init__()
-        self.unet = UNet(
-            n_in, n_out, n_spatial=n_spatial, widths=widths, dropout=dropout
-        )
+        self.unet = domain.network(n_in, n_out, widths, dropout)
+        self.pooled = pooled
         for parameter in self.unet.output.parameters():
             nn.init.zeros_(parameter)
         self.register_buffer("mean", torch.zeros(n_in))
@@ -216,4 +216,4 @@ class FieldNetwork(nn.Module):
         # The network never sees a distance outside the range of the calibration.
         log = distance.float().clamp(min=1e-30).log().clamp(low, high)
         answer: Tensor = self.unet(white, (log - centre) / spread)
-        return answer.flatten(1)
+        return answer.flatten(2).mean(dim=2) if self.pooled else answer.flatten(1)

@@ -14,7 +14,7 @@ in which a field is wrong.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -37,6 +37,13 @@ from geoq.increments.climatology import (
     reference_from_state,
     reference_state,
 )
+from geoq.increments.domain import (
+    Domain,
+    check_domain,
+    domain_from_state,
+    domain_state,
+    layout_of,
+)
 from geoq.increments.edge import (
     STEEPNESS,
     edge_distance,
@@ -47,7 +54,7 @@ from geoq.increments.edge import (
 from geoq.increments.factor import Factor, Learned
 from geoq.increments.field_factor import FieldFactor, FittedField
 from geoq.increments.scale import LowRankScale
-from geoq.increments.shapes import Shapes, check_spatial
+from geoq.increments.shapes import Shapes
 from geoq.quantiles import check_quantile, weighted_quantile
 from geoq.settings import check_object
 
@@ -57,15 +64,16 @@ MAX_VALUES = 200_000
 
 @dataclass
 class FieldScaleIncrement:
-    """The increment model for errors on a grid, such as weather fields.
+    """The increment model for fields on a grid of one to three axes or on a mesh, and for a few numbers per input field.
 
-    The bound does not depend on the anchor error and can be smaller, so increments can be negative.
+    The shapes of inputs and errors determine the grid: channels come first, and the last axes that both have in common are the
+    grid. The bound does not depend on the anchor error and can be smaller, so increments can be negative.
 
     Attributes:
         quantile: tau, the quantile level of the bound.
-        n_spatial: 1 for fields on a line, 2 for fields in the plane. The grid is the last ``n_spatial`` dimensions of the
-            error; all dimensions before it are channels.
-        factor: how the factor f is learned; None means ``FieldFactor(n_spatial)``.
+        domain: where the errors lie: ``Mesh(coordinates)``, or ``Grid(n_axes)`` if the shapes do not determine the grid or if
+            it has periodic axes. None means that the shapes determine the grid.
+        factor: how the factor f is learned; None means ``FieldFactor()``.
         reference: how the reference r, a natural scale of each output, is found, such as ``Climatology()``. None means r = 1.
 
     Example:
@@ -75,28 +83,38 @@ class FieldScaleIncrement:
     """
 
     quantile: float = 0.95
-    n_spatial: int = 2
+    domain: Domain | None = None
     factor: Factor | None = None
     reference: Reference | None = None
     may_be_negative: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
-        check_spatial(self.n_spatial)
+        check_domain(self.domain)
         if self.factor is not None:
             check_object(self.factor, Factor, "factor", "FieldFactor()")
+        own = getattr(self.factor, "domain", None)
+        if own is not None and own != self.domain:
+            raise ValueError(
+                f"factor has domain={own!r}, but FieldScaleIncrement has domain={self.domain!r}; pass the domain to "
+                "FieldScaleIncrement alone."
+            )
         check_reference(self.reference)
 
     def check_shapes(self, shapes: Shapes) -> None:
-        """Refuse errors without a grid, seen fields on another grid, and a reference for errors that are not elementwise."""
+        """Refuse errors without cells, seen fields on other cells, and a reference for errors that are not elementwise."""
         if isinstance(self._factor, FieldFactor):
             self._factor.check_shapes(shapes)
-        LowRankScale(self.n_spatial).check_shape(shapes.error)
+        else:
+            layout_of(self.domain, shapes)
         check_reference_shapes(self.reference, shapes)
 
     @property
     def _factor(self) -> Factor:
-        return self.factor or FieldFactor(n_spatial=self.n_spatial)
+        factor = self.factor or FieldFactor()
+        if isinstance(factor, FieldFactor):
+            return replace(factor, domain=self.domain)
+        return factor
 
     def fit(self, calibration: CalibrationSet) -> "FieldScaleIncrement":
         """Estimate the scale and the coefficient, learn the factor, and compute the lift."""
@@ -104,7 +122,8 @@ class FieldScaleIncrement:
         self.edge_ = edge_distance(calibration)
         device = calibration.point.device
         self.slope_ = steepest_slope(calibration, self.quantile)
-        scale = LowRankScale(self.n_spatial).fit(
+        layout = layout_of(self.domain, Shapes.of(calibration))
+        scale = LowRankScale(layout.n_axes).fit(
             lambda rows: over_reference(calibration[rows], self.reference_),
             calibration.weight,
             calibration[:1].error[0],
@@ -162,19 +181,20 @@ class FieldScaleIncrement:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Settings and fitted numbers, for a file."""
+        domain, arrays = domain_state(self.domain)
         if not isinstance(self._factor, FieldFactor):
             raise TypeError(
                 f"factor={self.factor!r} is an object of the user, which a file cannot hold; use a FieldFactor."
             )
         settings = {
             "quantile": self.quantile,
-            "n_spatial": self.n_spatial,
-            "factor": self._factor.settings(),
+            "domain": domain,
+            "factor": None if self.factor is None else self._factor.settings(),
             "coefficient": self.coefficient_,
             "edge": self.edge_,
             "lift": self.lift_,
         }
-        arrays = {"scale": self.scale_, "slope": self.slope_}
+        arrays |= {"scale": self.scale_, "slope": self.slope_}
         arrays |= reference_state(self.reference_)
         if self.factor_ is not None:
             settings["learned"], learned = self.factor_.state()
@@ -188,10 +208,12 @@ class FieldScaleIncrement:
         """The fitted model that ``state`` described."""
         arrays = {name: array.cpu() for name, array in weights.items()}
         reference = reference_from_state(arrays)
+        domain = domain_from_state(settings["domain"], arrays)
+        factor = settings["factor"]
         model = FieldScaleIncrement(
             settings["quantile"],
-            settings["n_spatial"],
-            FieldFactor.from_settings(settings["factor"]),
+            domain,
+            None if factor is None else FieldFactor.from_settings(factor),
             None if reference is None else Climatology(),
         )
         model.reference_ = reference
@@ -201,7 +223,7 @@ class FieldScaleIncrement:
         model.factor_ = None
         if "learned" in settings:
             learned = without_prefix("learned.", arrays)
-            model.factor_ = FittedField.from_state(settings["learned"], learned)
+            model.factor_ = FittedField.from_state(settings["learned"], learned, domain)
         return model
 
 

@@ -9,7 +9,6 @@ error. Training P with the cross-entropy converges quickly.
 """
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
@@ -22,13 +21,22 @@ from geoq.archive import load_weights
 from geoq.arrays import chunks, nonzero_counts
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
+from geoq.increments.domain import (
+    Domain,
+    Grid,
+    Layout,
+    check_domain,
+    domain_from_state,
+    domain_state,
+    layout_of,
+)
 from geoq.increments.field_network import (
     SEEN,
     FieldNetwork,
     Seen,
     channels_of,
-    check_grid,
     check_sees,
+    check_visible,
     inputs,
     log_bound,
     max_rows,
@@ -44,7 +52,7 @@ from geoq.increments.prior import (
     PredictionPrior,
     Prior,
 )
-from geoq.increments.shapes import Shapes, check_spatial
+from geoq.increments.shapes import Shapes
 from geoq.quantiles import check_quantile
 from geoq.settings import check_integer, check_object, check_widths
 from geoq.training.loop import Training, seeded, train
@@ -114,7 +122,7 @@ class IndicatorIncrement:
         quantile: tau, the quantile level of the bound.
         values: the two values as a function of the predictions: ``misclassification_values``,
             ``probability_error_values``, ``logit_error_values`` (from ``geoq.increments``) or a function of the user.
-        n_spatial: 1 for fields on a line, 2 for fields in the plane.
+        domain: where the errors lie, ``Mesh(coordinates)`` or ``Grid(n_axes)``; None means that the shapes determine the grid.
         sees: the fields that the networks see, in addition to the support distance.
         widths: channels at each resolution of the U-Net; each further resolution doubles the size of its receptive field.
         n_networks: number of networks. Different held-out tuples stop the training of each network; P is their mean.
@@ -132,7 +140,7 @@ class IndicatorIncrement:
 
     quantile: float = 0.95
     values: TwoValues = misclassification_values
-    n_spatial: int = 2
+    domain: Domain | None = None
     sees: tuple[Seen, ...] = (inputs, prediction)
     widths: tuple[int, ...] = (16, 32, 64)
     n_networks: int = 3
@@ -155,7 +163,7 @@ class IndicatorIncrement:
             raise ValueError(
                 "sees contains log_bound, but IndicatorIncrement learns a probability and not a factor on a bound; remove it."
             )
-        check_spatial(self.n_spatial)
+        check_domain(self.domain)
         check_widths(self.widths, "widths")
         check_integer(self.n_networks, "n_networks", 1)
         check_object(self.training, Training, "training", "Training(n_steps=1000)")
@@ -169,7 +177,7 @@ class IndicatorIncrement:
 
     def check_shapes(self, shapes: Shapes) -> None:
         """Refuse errors without a grid, and fields to be seen that lie on another grid."""
-        check_grid(self.sees, shapes, self.n_spatial)
+        check_visible(self.sees, shapes, layout_of(self.domain, shapes))
 
     def check_errors(
         self, predicted: Float[Tensor, " n *output"], error: Float[Tensor, " n *field"]
@@ -197,13 +205,14 @@ class IndicatorIncrement:
         """Estimate the prior, and train the networks on the calibration tuples."""
         is_larger = self._is_larger(calibration)
         shape = tuple(is_larger.shape[1:])
+        self.layout_ = layout_of(self.domain, Shapes.of(calibration))
         some = calibration.subsample(max_rows(shape)).features
-        channels = channels_of(self.sees, some, None, self._grid(shape))
-        n_out = math.prod(shape[: len(shape) - self.n_spatial])
+        channels = channels_of(self.sees, some, None, self.layout_)
+        n_out = self.layout_.n_outputs(shape)
         first, *others = self._build(channels.shape[1], n_out, is_larger.device)
         first.fit_normalization(
             channels,
-            n_input_channels(self.sees, some, self._grid(shape)),
+            n_input_channels(self.sees, some, self.layout_),
             some.support_distance.float(),
         )
         for other in others:
@@ -255,9 +264,6 @@ class IndicatorIncrement:
     def _two_values(self, features: GeometricFeatures) -> tuple[Tensor, Tensor]:
         return _two_values(self.values, features.prediction, features.anchor_error)
 
-    def _grid(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape[len(shape) - self.n_spatial :]
-
     def _build(self, n_in: int, n_out: int, device: torch.device) -> list[FieldNetwork]:
         networks = []
         for number in range(self.n_networks):
@@ -265,9 +271,10 @@ class IndicatorIncrement:
                 network = FieldNetwork(
                     n_in,
                     n_out,
-                    n_spatial=self.n_spatial,
+                    domain=self.layout_.domain,
                     widths=self.widths,
                     dropout=0.0,
+                    pooled=not self.layout_.on_cells,
                 )
             networks.append(network.to(device))
         self.networks_ = nn.ModuleList(networks)
@@ -275,8 +282,8 @@ class IndicatorIncrement:
 
     def _seen(self, features: GeometricFeatures) -> tuple[Tensor, Tensor]:
         """The input of the networks."""
-        grid = self._grid(tuple(features.anchor_error.shape[1:]))
-        return channels_of(self.sees, features, None, grid), features.support_distance
+        channels = channels_of(self.sees, features, None, self.layout_)
+        return channels, features.support_distance
 
     @torch.no_grad()
     def probability(self, features: GeometricFeatures) -> Tensor:
@@ -331,33 +338,41 @@ class IndicatorIncrement:
             raise ValueError(
                 f"prior={self.prior!r} is an object of the user, which a file cannot hold; use one of {', '.join(PRIORS)}."
             )
+        domain, nodes = domain_state(self.domain)
         settings = {
             "quantile": self.quantile,
             "values": values,
-            "n_spatial": self.n_spatial,
+            "domain": domain,
+            "cells": self.layout_.cells,
+            "on_cells": self.layout_.on_cells,
             "sees": names_of(self.sees),
             "widths": self.widths,
             "n_networks": self.n_networks,
             "training": asdict(self.training),
             "prior": prior,
         }
-        return settings, {**self.prior_.state_dict(), **self.networks_.state_dict()}
+        networks = self.networks_.state_dict()
+        return settings, {**nodes, **self.prior_.state_dict(), **networks}
 
     @staticmethod
     def from_state(
         settings: dict[str, Any], weights: dict[str, Tensor]
     ) -> "IndicatorIncrement":
         """The fitted model that ``state`` described."""
+        domain = domain_from_state(settings["domain"], weights)
+        weights = {k: v for k, v in weights.items() if not k.startswith("domain.")}
         model = IndicatorIncrement(
             settings["quantile"],
             TWO_VALUES[settings["values"]],
-            settings["n_spatial"],
+            domain,
             tuple(SEEN[name] for name in settings["sees"]),
             tuple(settings["widths"]),
             settings["n_networks"],
             Training(**settings["training"]),
             None if settings["prior"] is None else PRIORS[settings["prior"]],
         )
+        cells = tuple(settings["cells"])
+        model.layout_ = Layout(domain or Grid(len(cells)), cells, settings["on_cells"])
         # The names of a network's weights start with its number; the other arrays belong to the prior.
         prior = {name: weights[name] for name in weights if not name[0].isdigit()}
         has_table = "value" in prior

@@ -49,13 +49,6 @@ class LowRankScale:
         check_integer(self.n_spatial, "n_spatial", 0)
         check_integer(self.rank, "rank", 0)
 
-    def check_shape(self, field_shape: tuple[int, ...]) -> None:
-        """Refuse errors without a grid."""
-        if len(field_shape) < self.n_spatial:
-            raise ValueError(
-                f"LowRankScale(n_spatial={self.n_spatial}), but an error has shape {field_shape}; put the grid last."
-            )
-
     def __call__(
         self,
         error: Float[Tensor, " n *field"],

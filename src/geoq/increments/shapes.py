@@ -28,6 +28,7 @@ class Shapes(NamedTuple):
     @staticmethod
     def of(calibration: CalibrationSet) -> "Shapes":
         """The shapes of the calibration tuples."""
+        calibration = calibration[:1]
         features = calibration.features
         parts = (
             features.displacement,
@@ -46,11 +47,16 @@ def check_spatial(n_spatial: Any) -> None:
         )
 
 
-def warn_of_channels_last(shape: tuple[int, ...], n_spatial: int) -> None:
-    """Warn if the last dimension of an error is short and the dimensions before it are long: it probably holds channels."""
+def looks_channels_last(shape: tuple[int, ...], n_spatial: int) -> bool:
+    """Whether the last axis of an error is short and the ``n_spatial`` axes before it are long."""
     if len(shape) <= n_spatial or shape[-1] > MAX_CHANNELS_LAST:
-        return
-    if min(shape[-1 - n_spatial : -1]) < MIN_GRID_SIZE:
+        return False
+    return min(shape[-1 - n_spatial : -1]) >= MIN_GRID_SIZE
+
+
+def warn_of_channels_last(shape: tuple[int, ...], n_spatial: int) -> None:
+    """Warn if the last dimension of an error probably holds channels."""
+    if not looks_channels_last(shape, n_spatial):
         return
     order = (0, len(shape), *range(1, len(shape)))
     warn(

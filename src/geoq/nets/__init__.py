@@ -1,4 +1,4 @@
-"""Networks of the paper's model appendix: ``mlp.py`` for tables, ``unet.py`` for fields.
+"""Networks: ``mlp.py`` for tables, ``unet.py`` for fields on a grid (the paper's model appendix), ``mesh.py`` for meshes.
 
-Only ``torch.nn.Module`` classes live here. They contain no training, no normalization of data and no GeoQ.
+Only ``torch.nn.Module`` classes and their parts live here. They contain no training, no normalization of data and no GeoQ.
 """

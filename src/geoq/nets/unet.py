@@ -1,8 +1,9 @@
-"""A U-Net for fields on a line or in the plane, conditioned on one number per field by FiLM."""
+"""A U-Net for fields on grids of one, two or three axes, conditioned on one number per field by FiLM."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,6 +16,42 @@ GELU_GAIN = 1.534
 # effect during the first thousands of training steps.
 MAX_DEPTH_WITH_DEFAULT_INIT = 3
 
+# Convolutions, and averages over cells, on grids of one, two and three axes.
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+# A function from the numbers of input and output channels to a new layer that keeps the cells.
+NewLayer = Callable[[int, int], nn.Module]
+
+
+class PeriodicPadding(nn.Module):
+    """Continue a field by one cell at both ends of its periodic axes.
+
+    Args:
+        periodic: Whether each axis of the grid is periodic.
+    """
+
+    def __init__(self, periodic: Sequence[bool]) -> None:
+        super().__init__()
+        # PyTorch starts with the last axis.
+        self.padding = [int(axis) for axis in reversed(periodic) for _ in range(2)]
+
+    def forward(self, field: Tensor) -> Tensor:
+        """Return the continued field."""
+        return nn.functional.pad(field, self.padding, mode="circular")
+
+
+def convolution(
+    n_in: int, n_out: int, *, n_spatial: int, periodic: Sequence[bool]
+) -> nn.Module:
+    """A new convolution over three cells along each axis. Beyond an axis that is not periodic the field is 0."""
+    layer = CONVOLUTIONS[n_spatial - 1]
+    if not any(periodic):
+        return layer(n_in, n_out, kernel_size=3, padding=1)
+    padding: Any = tuple(int(not axis) for axis in periodic)
+    return nn.Sequential(
+        PeriodicPadding(periodic), layer(n_in, n_out, kernel_size=3, padding=padding)
+    )
+
 
 class FiLMBlock(nn.Module):
     """Two convolutions with GELU; FiLM modulates the first one by ``(1 + scale) * features + shift``.
@@ -23,7 +60,7 @@ class FiLMBlock(nn.Module):
         n_in: Number of input channels.
         n_out: Number of output channels.
         n_condition: Length of the vector that ``scale`` and ``shift`` are computed from.
-        n_spatial: Number of spatial dimensions, 1 or 2.
+        convolution: Makes a convolution with a number of input channels and a number of output channels.
         dropout: Probability of dropout after the second convolution.
         variance_preserving_init: Whether the initial weights keep the variance of the activations; otherwise they have
             PyTorch's default initialization.
@@ -35,22 +72,22 @@ class FiLMBlock(nn.Module):
         n_out: int,
         *,
         n_condition: int,
-        n_spatial: int,
+        convolution: NewLayer,
         dropout: float,
         variance_preserving_init: bool,
     ) -> None:
         super().__init__()
-        convolution = (nn.Conv1d, nn.Conv2d)[n_spatial - 1]
-        self.first = convolution(n_in, n_out, kernel_size=3, padding=1)
-        self.second = convolution(n_out, n_out, kernel_size=3, padding=1)
+        self.first = convolution(n_in, n_out)
+        self.second = convolution(n_out, n_out)
         self.modulation = nn.Linear(n_condition, 2 * n_out)
         self.activation = nn.GELU()
         self.dropout = nn.Dropout(dropout)
         if variance_preserving_init:
             for layer in (self.first, self.second):
-                n_summed = layer.weight[0].numel()
-                nn.init.normal_(layer.weight, std=GELU_GAIN / math.sqrt(n_summed))
-                nn.init.zeros_(layer.get_parameter("bias"))
+                weight, bias = layer.parameters()
+                n_summed = weight[0].numel()
+                nn.init.normal_(weight, std=GELU_GAIN / math.sqrt(n_summed))
+                nn.init.zeros_(bias)
 
     def forward(self, field: Tensor, condition: Tensor) -> Tensor:
         """Return the field after both convolutions; ``condition`` has one row per field."""
@@ -73,7 +110,8 @@ class UNet(nn.Module):
     Args:
         n_in: Number of input channels.
         n_out: Number of output channels.
-        n_spatial: Number of spatial dimensions, 1 or 2.
+        n_spatial: Number of axes of the grid, 1, 2 or 3.
+        periodic: Whether each axis of the grid is periodic; empty if none is.
         widths: Number of channels at each resolution, from the finest to the coarsest. Their number is the depth.
         n_condition: Length of the vector that the network computes from the number of each field.
         dropout: Probability of dropout at the end of each block.
@@ -94,6 +132,7 @@ class UNet(nn.Module):
         n_out: int,
         *,
         n_spatial: int,
+        periodic: Sequence[bool] = (),
         widths: Sequence[int] = (32, 64, 128, 256),
         n_condition: int = 32,
         dropout: float = 0.0,
@@ -104,7 +143,7 @@ class UNet(nn.Module):
         block = partial(
             FiLMBlock,
             n_condition=n_condition,
-            n_spatial=n_spatial,
+            convolution=partial(convolution, n_spatial=n_spatial, periodic=periodic),
             dropout=dropout,
             variance_preserving_init=len(widths) > MAX_DEPTH_WITH_DEFAULT_INIT,
         )
@@ -119,12 +158,8 @@ class UNet(nn.Module):
             block(below + skip, skip)
             for below, skip in zip(widths[:0:-1], widths[-2::-1], strict=True)
         )
-        self.pool = (nn.AvgPool1d, nn.AvgPool2d)[n_spatial - 1](
-            kernel_size=2, ceil_mode=True
-        )
-        self.output = (nn.Conv1d, nn.Conv2d)[n_spatial - 1](
-            widths[0], n_out, kernel_size=1
-        )
+        self.pool = AVERAGES[n_spatial - 1](kernel_size=2, ceil_mode=True)
+        self.output = CONVOLUTIONS[n_spatial - 1](widths[0], n_out, kernel_size=1)
 
     def forward(
         self, field: Float[Tensor, " n n_in *space"], number: Float[Tensor, " n"]

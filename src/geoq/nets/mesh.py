@@ -1,0 +1,172 @@
+"""A network for values at the nodes of a mesh or of a point cloud, made of the blocks of the U-Net."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.sparse import coo_matrix
+from scipy.spatial import KDTree
+from torch import Tensor, nn
+
+from geoq.nets.unet import FiLMBlock, NewLayer
+
+# Directions in which the neighbours of a node extend by less than this fraction have no gradient, as across a surface.
+MIN_EXTENT = 1e-2
+# The smallest positive number that is divided by.
+TINY = 1e-300
+
+
+@dataclass(frozen=True, eq=False)
+class Stencils:
+    """The sums over the nearest nodes that a convolution combines at each node.
+
+    They are the value at the node, the mean over its neighbourhood, and the gradient along each coordinate times the mean
+    distance to the neighbours. The weights of the neighbours decrease to 0 at the first node that is not a neighbour.
+    Therefore they do not depend on the numbers of the nodes, also if several nodes have the same distance.
+
+    Attributes:
+        matrix: a sparse matrix from the values at the nodes to all sums, one sum after the other.
+    """
+
+    matrix: Float[Tensor, " n_rows n_nodes"]
+
+    @property
+    def n_sums(self) -> int:
+        """The number of sums at each node."""
+        return self.matrix.shape[0] // self.matrix.shape[1]
+
+    @staticmethod
+    def of(
+        coordinates: Float[np.ndarray, " n_nodes n_dimensions"], n_neighbors: int
+    ) -> "Stencils":
+        """The stencils of nodes with these coordinates."""
+        n_nearest = min(n_neighbors + 2, len(coordinates))
+        distance, index = KDTree(coordinates).query(coordinates, k=n_nearest)
+        radius = np.maximum(distance[:, -1:], TINY)
+        distance, index = distance[:, :-1], index[:, :-1]
+        mean = np.maximum(1 - (distance / radius) ** 2, TINY)
+        mean /= mean.sum(axis=1, keepdims=True)
+        offset = coordinates[index] - coordinates[:, None]
+        spread = np.einsum("ik,ika,ikb->iab", mean, offset, offset)
+        inverse = np.linalg.pinv(spread, rcond=MIN_EXTENT**2, hermitian=True)
+        gradient = np.einsum("iab,ikb,ik->ika", inverse, offset, mean)
+        gradient *= (mean * distance).sum(axis=1)[:, None, None]
+        # The first column is the node itself, whose value is subtracted in the gradient.
+        at_nearest = np.concatenate([0 * mean[..., None], mean[..., None], gradient], 2)
+        at_node = -at_nearest.sum(axis=1, keepdims=True)
+        at_node[..., :2] = 1, 0
+        weight = np.concatenate([at_node, at_nearest], axis=1)
+        own = np.arange(len(index))[:, None]
+        column = np.concatenate([own, index], axis=1)[:, :, None]
+        row = own[:, :, None] + len(index) * np.arange(weight.shape[2])
+        place = [part.ravel() for part in np.broadcast_arrays(row, column)]
+        shape = (len(index) * weight.shape[2], len(index))
+        matrix = coo_matrix((weight.ravel(), place), shape).tocsr().tocoo()
+        return Stencils(
+            torch.sparse_coo_tensor(
+                torch.from_numpy(np.stack([matrix.row, matrix.col])),
+                torch.from_numpy(matrix.data).float(),
+                shape,
+                is_coalesced=True,
+                check_invariants=False,
+            )
+        )
+
+    def __call__(
+        self, values: Float[Tensor, " n n_channels n_nodes"]
+    ) -> Float[Tensor, " n n_all n_nodes"]:
+        """All sums of all channels."""
+        matrix = self.matrix.to(values)
+        sums = torch.sparse.mm(matrix, values.flatten(0, 1).T)
+        by_node = sums.view(self.n_sums, -1, *values.shape[:2])
+        result: Tensor = by_node.permute(2, 3, 0, 1).flatten(1, 2)
+        return result
+
+
+class MeshConvolution(nn.Module):
+    """A linear combination of the sums of all channels, the same at each node.
+
+    Args:
+        n_in: Number of input channels.
+        n_out: Number of output channels.
+        stencils: The sums. They depend on the coordinates of the nodes alone, and are no part of the state.
+    """
+
+    def __init__(self, n_in: int, n_out: int, stencils: Stencils) -> None:
+        super().__init__()
+        self.stencils = stencils
+        self.combination = nn.Conv1d(n_in * stencils.n_sums, n_out, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return the combinations at all nodes."""
+        result: Tensor = self.combination(self.stencils(values))
+        return result
+
+
+class MeshNet(nn.Module):
+    """A sequence of blocks on the nodes of a mesh, each conditioned on one number per field.
+
+    Args:
+        n_in: Number of input channels.
+        n_out: Number of output channels.
+        stencils: The stencils of each block.
+        widths: Number of channels of each block.
+        n_condition: Length of the vector that the network computes from the number of each field.
+        dropout: Probability of dropout at the end of each block.
+
+    Example:
+        >>> coordinates = np.random.default_rng(0).uniform(size=(50, 2))
+        >>> network = MeshNet(3, 2, stencils=[Stencils.of(coordinates, 8)], widths=(4,))
+        >>> network(torch.zeros(5, 3, 50), torch.ones(5)).shape
+        torch.Size([5, 2, 50])
+    """
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        *,
+        stencils: Sequence[Stencils],
+        widths: Sequence[int],
+        n_condition: int = 32,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Sequential(
+            nn.Linear(1, n_condition), nn.GELU(), nn.Linear(n_condition, n_condition)
+        )
+        self.blocks = nn.ModuleList(
+            FiLMBlock(
+                before,
+                width,
+                n_condition=n_condition,
+                convolution=_convolution_of(stencil),
+                dropout=dropout,
+                variance_preserving_init=False,
+            )
+            for before, width, stencil in zip(
+                [n_in, *widths], widths, stencils, strict=False
+            )
+        )
+        self.output = nn.Conv1d(widths[-1], n_out, kernel_size=1)
+
+    def forward(
+        self, field: Float[Tensor, " n n_in n_nodes"], number: Float[Tensor, " n"]
+    ) -> Float[Tensor, " n n_out n_nodes"]:
+        """Apply the blocks.
+
+        Args:
+            field: The values at the nodes.
+            number: The number that conditions each field.
+        """
+        condition = self.embedding(number[:, None])
+        for block in self.blocks:
+            field = block(field, condition)
+        result: Tensor = self.output(field)
+        return result
+
+
+def _convolution_of(stencils: Stencils) -> NewLayer:
+    return lambda n_in, n_out: MeshConvolution(n_in, n_out, stencils)
