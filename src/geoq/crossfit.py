@@ -133,9 +133,10 @@ class CalibrationSet:
         """The errors of some tuples in some coordinates of the flattened field."""
         stored = self.stored_error
         if not isinstance(stored, Gathered):
-            return stored.flatten(1)[:, columns][rows]
+            return stored.reshape(len(stored), -1)[:, columns][rows]
         assert stored.point is not None
-        some = stored.values.flatten(1)[:, columns]
+        values = stored.values
+        some = values.reshape(len(values), -1)[:, columns]
         return some[stored.point[rows]].to(stored.dtype)
 
     @property

@@ -203,7 +203,7 @@ class FieldFactor:
             scaled = (network(fitted.seen(features, bound)).exp() * bound).float()
             error = calibration[rows].error
             missed = pinball_loss(error.float(), scaled.view_as(error), quantile)
-            by_row = (missed / size).flatten(1).mean(dim=1)
+            by_row = (missed / size).reshape(len(missed), -1).mean(dim=1)
             return (weight[rows] * by_row).mean()
 
         return loss

@@ -69,6 +69,7 @@ class Stencils:
                 torch.from_numpy(np.stack([matrix.row, matrix.col])),
                 torch.from_numpy(matrix.data).float(),
                 shape,
+                device="cpu",
                 is_coalesced=True,
                 check_invariants=False,
             )
