@@ -149,10 +149,15 @@ def trainings(fitted: Any) -> dict[str, Any]:
     return {}
 
 
+def is_untrained(line: dict[str, Any]) -> bool:
+    """Whether the networks of a row have their initial weights."""
+    results = line.get("trainings")
+    return bool(results) and not any(result["best_step"] for result in results)
+
+
 def _refuse_untrained(rows: list[dict[str, Any]]) -> None:
     for line in rows:
-        results = line.get("trainings")
-        if results and not any(result["best_step"] for result in results):
+        if is_untrained(line):
             raise ValueError(
                 f"the networks of {line['method']} ({line['setting']}, seed {line['seed']}) have their initial weights: no "
                 "step lowered the held-out loss, so the row does not describe the method; change its training."
@@ -318,7 +323,7 @@ def installed(package: str) -> str | None:
 def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nan(part) for key, part in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_without_nan(part) for part in value]
     if isinstance(value, float):  # no result is known to more than seven digits
         return float(f"{value:.7g}") if math.isfinite(value) else None

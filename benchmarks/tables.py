@@ -65,14 +65,17 @@ SAFE_METRICS = ("safe_fraction", "safe_pinball", "safe_correlation", "safe_cover
 # Losses of sparse errors are too small for four digits.
 THOUSANDTHS = {"pinball": "pinball x 1000", "safe_pinball": "safe pinball x 1000"}
 # Metrics of rollouts: along the horizon, and costs relative to the surrogate.
-HORIZON_METRICS = ("pinball_first50", "coverage_first50")
+HORIZON_METRICS = ("pinball_calibrated", "pinball_first50", "coverage_first50")
 HORIZON_METRICS += tuple(f"coverage_q{quarter}" for quarter in range(1, 5))
 HORIZON_METRICS += ("fit_over_training", "answer_over_rollout")
+# Metrics of the ablation of the paper's sum.
+ABLATION_METRICS = (*METRICS[:-1], "pinball_calibrated", "n_steps")
 # Metrics of sparse errors: near the predicted interface, wrong cells found and area flagged.
 SPARSE_METRICS = ("band_coverage", "band_correlation", "recall", "flagged")
 SPARSE_METRICS += ("mean_bound", "case_correlation")
 TIMES_SHOWN = (1, 3, 6, 9, 12)
 SMALLER_IS_BETTER = {"pinball", "safe_pinball", "relative_l2", "pinball_first50"}
+SMALLER_IS_BETTER |= {"pinball_calibrated"}
 SMALLER_IS_BETTER |= {"pinball x 1000", "safe pinball x 1000"}
 SMALLER_IS_BETTER |= {f"t = {t}" for t in TIMES_SHOWN}
 # Parts of the names of methods that are no bounds of level 0.95.
@@ -80,6 +83,8 @@ NO_BOUNDS = ("expected error", "background penalty", "oracle")
 LARGER_IS_BETTER = {"correlation", "safe_correlation", "band_correlation"}
 HEADINGS = {"relative_l2": "relative L2", "train_seconds": "calibration over training"}
 HEADINGS |= {"pinball_first50": "pinball, first 50 steps"}
+HEADINGS |= {"pinball_calibrated": "pinball, calibration horizon"}
+HEADINGS |= {"n_steps": "training steps"}
 HEADINGS |= {"coverage_first50": "coverage, first 50 steps"}
 HEADINGS |= {f"coverage_q{q}": f"coverage, quarter {q}" for q in range(1, 5)}
 HEADINGS |= {"recall": "wrong cells found", "flagged": "area flagged"}
@@ -106,6 +111,8 @@ def spread(numbers):
     if not numbers:
         return "-"
     mean, deviation = statistics.fmean(numbers), statistics.pstdev(numbers)
+    if all(isinstance(number, int) for number in numbers):
+        return f"{mean:.0f} ± {deviation:.0f}" if len(numbers) > 1 else f"{mean:.0f}"
     digits = 3 if abs(mean) >= 0.1 else 4
     if len(numbers) == 1:
         return f"{mean:.{digits}f}"
@@ -319,8 +326,8 @@ def of_setting(problem, rows, setting, reference, chosen):
             table(rows, kept, setting, SAFE_METRICS, paper_safe),
         ]
     if problem.endswith("_ablation"):
-        in_order = [method for method in paper if method in methods]
-        cells = table(rows, in_order, setting, METRICS[:-1], paper)
+        in_order = sorted(methods, key=[*paper, *methods].index)
+        cells = table(rows, in_order, setting, present(rows, ABLATION_METRICS), paper)
         return [f"**{setting}**", cells.replace("| method |", "| choice |")]
     metrics, safe_metrics = METRICS, SAFE_METRICS
     if "band_coverage" in rows[0]:
@@ -367,11 +374,16 @@ def in_thousandths(row):
     }
 
 
+def present(rows, metrics):
+    """The metrics that a results file has."""
+    return [metric for metric in metrics if metric in rows[0]]
+
+
 def along_the_horizon(rows, methods, setting, title):
     """For rollouts: a table of the first steps, the quarters of the horizon and the costs."""
     if "coverage_q1" not in rows[0]:
         return []
-    cells = table(rows, methods, setting, HORIZON_METRICS, {})
+    cells = table(rows, methods, setting, present(rows, HORIZON_METRICS), {})
     return [f"**Along the horizon{title}**", cells.replace(" | the paper |", " | |")]
 
 

@@ -1,19 +1,23 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import paper_numbers, tables
 from benchmarks.rollouts import ablation
 from benchmarks.rollouts.data import SMALL, later, load, snapshots
+from benchmarks.rollouts.gaussian_process import StepProcess
+from benchmarks.rollouts.methods import ScaledPerStep
+from geoq.baselines.bound import Bound
 
 ROOT = Path(__file__).parents[1]
-EXTRA = {f"coverage_q{quarter}" for quarter in range(1, 5)}
-EXTRA |= {"pinball_first50", "fit_over_training", "answer_over_rollout"}
+SPREADS = ("GP", "MC dropout", "Deep ensemble")
 METHODS = {
     "GeoQ",
     "GeoQ (blocks and clusters)",
@@ -25,9 +29,8 @@ METHODS = {
     "One number per horizon (clusters)",
     "Horizon x climatology",
     "Horizon x climatology (clusters)",
-    "GP",
-    "MC dropout",
-    "Deep ensemble",
+    *SPREADS,
+    *(f"{name}, scaled per step" for name in SPREADS),
     "Conformal (per coordinate)",
     "Conformal (per step and coordinate)",
 }
@@ -57,10 +60,22 @@ def test_a_small_run_writes_a_row_per_method_and_time_step(results):
     assert len(measured) == len(set(measured))
     assert {m for _, m in measured} == METHODS
     assert {s for s, _ in measured} == {"dt=0.25", "dt=0.05"}
-    for row in rows:
-        assert row.keys() >= EXTRA
-        assert np.isfinite([row["pinball"], row["pinball_first50"]]).all()
-        assert 0 <= row["coverage_q4"] <= 1
+    by_name = {(r["setting"], r["method"]): r for r in rows}
+    for setting in ("dt=0.25", "dt=0.05"):
+        # Bounds of level 0.95 need a calibration: few and short trainings agree with each other more than with the truth.
+        for name in SPREADS:
+            raw, scaled = (
+                by_name[setting, f"{name}{end}"]["coverage"]
+                for end in ("", ", scaled per step")
+            )
+            assert raw < 0.7
+            assert scaled > 0.85
+        total, cut = (
+            by_name[setting, f"GeoQ (paper{end})"] for end in ("", ", capped")
+        )
+        assert cut["coverage"] < total["coverage"]
+        assert cut["pinball"] < total["pinball"]
+        assert len(total["trainings"]) == 5
 
 
 def test_a_rerun_measures_nothing_again(results):
@@ -95,14 +110,9 @@ def test_the_ablation_varies_one_choice_at_a_time():
     default, *others = choices.values()
     for change in others:
         assert sum(change[name] != default[name] for name in default) == 1
-    assert choices.keys() == paper_numbers.PAPER["kuramoto_sivashinsky_ablation"].keys()
-
-
-def test_the_ablation_writes_the_sum_and_the_capped_sum():
-    rows = ablation.ablate(0.25, 0, SMALL, "K_f = 2")
-    assert [row["setting"] for row in rows] == ["sum, dt=0.25", "capped sum, dt=0.25"]
-    assert {row["method"] for row in rows} == {"K_f = 2"}
-    assert rows[1]["pinball"] != rows[0]["pinball"]
+    paper = paper_numbers.PAPER["kuramoto_sivashinsky_ablation"]
+    assert list(choices)[: len(paper)] == list(paper)
+    assert {ablation.part_of(name) for name in choices} == set(ablation.PARTS)
 
 
 @pytest.mark.parametrize(("time", "tolerance"), [(20.0, 1e-6), (100.0, 1e-4)])
@@ -140,7 +150,52 @@ def test_training_states_fill_the_unit_interval_and_tests_come_after():
 
 
 def test_each_choice_of_the_ablation_changes_the_bound():
-    rows = ablation.ablate(0.25, 0, SMALL, "K_f = 5")
-    sums = {r["method"]: r["pinball"] for r in rows if r["setting"].startswith("sum")}
-    assert len(sums) == 8
-    assert len({float(f"{loss:.6g}") for loss in sums.values()}) == 8
+    parts = ("K_f = 5", "training", "K_f = 2")
+    rows = [r for part in parts for r in ablation.ablate(0.25, 0, SMALL, part)]
+    sums, cuts = (
+        {r["method"]: r["pinball"] for r in rows if r["setting"] == f"{name}, dt=0.25"}
+        for name in ("sum", "capped sum")
+    )
+    assert len(sums) == len(cuts) == 13
+    assert len({float(f"{loss:.6g}") for loss in sums.values()}) == 13
+    assert all(sums[name] != cuts[name] for name in sums)
+    n_steps = {r["method"]: r["n_steps"] for r in rows}
+    assert n_steps["initial weights"] == 0
+    assert n_steps["trained for a fixed number of steps"] == SMALL.n_fixed
+
+
+def test_the_process_interpolates_a_smooth_step_and_is_unsure_far_from_the_data():
+    random = torch.Generator().manual_seed(0)
+    x = torch.rand(200, 3, generator=random, dtype=torch.double)
+    process = StepProcess().fit(x, torch.sin(x + x.roll(1, dims=1)))
+    query = torch.rand(50, 3, generator=random, dtype=torch.double)
+    mean, deviation = process(query)
+    error = (mean - torch.sin(query + query.roll(1, dims=1))).abs()
+    assert float(error.max()) < 1e-3
+    assert float((error <= 1.96 * deviation).double().mean()) > 0.8
+    assert float(process(query + 3)[1].min()) > 100 * float(deviation.max())
+
+
+class Persistence:
+    """A baseline that predicts the initial state at every step, with the spread 1."""
+
+    def predict(self, x0):
+        prediction = np.repeat(x0[:, None], 12, axis=1)
+        return Bound(prediction, np.ones_like(prediction))
+
+
+def test_the_factor_of_each_step_is_the_quantile_of_the_held_out_errors():
+    states = np.random.default_rng(0).standard_normal((500, 3)).cumsum(axis=0)
+    settings = replace(SMALL, n_calibration=10, n_starts=40)
+    scaled = ScaledPerStep(
+        Persistence(), lambda _, runs: [Persistence()] * len(runs), settings
+    )
+    scaled.fit(states[:-1], states[1:])
+    starts = np.arange(488)
+    error = abs(states[starts[:, None] + np.arange(1, 13)] - states[starts][:, None])
+    covered = (error <= scaled.predict(states[starts]).error_hat).mean(axis=(0, 2))
+    assert (abs(covered[:10] - 0.95) < 0.03).all()
+    assert scaled.factor_[9] > 2 * scaled.factor_[0]
+    np.testing.assert_allclose(
+        scaled.predict(states[:1]).error_hat[0, 9:, 0], scaled.factor_[9]
+    )

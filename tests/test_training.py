@@ -99,6 +99,9 @@ def test_the_result_has_the_losses_of_the_initial_and_of_the_returned_network():
     assert (result.first_loss, result.best_loss) == pytest.approx((first, last))
     assert result.best_loss < result.first_loss
     assert 0 < result.best_step <= result.last_step <= QUICK.n_steps
+    assert result.checks[0] == (0, result.first_loss)
+    assert result.checks[-1] == (result.last_step, result.last_loss)
+    assert (result.best_step, result.best_loss) in result.checks
 
 
 def test_a_network_whose_output_has_another_shape_than_y_is_refused():

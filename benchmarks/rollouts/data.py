@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.solvers import etdrk4
 from geoq import Training
 from geoq.nets.mlp import MLP
-from geoq.rollout import TrainRollout
+from geoq.rollout import AdditiveRecursion, TrainRollout
 
 LENGTH, N_POINTS, INNER_STEP, TRANSIENT = 22.0, 64, 0.05, 200.0
 HIDDEN, N_ENCODER_LAYERS = (128, 128, 16, 128, 128), 3
@@ -23,7 +23,6 @@ class Settings:
     n_test: int = 600
     n_starts: int = 40
     initial_states: tuple[int, ...] = tuple(range(0, 800, 80))
-    n_gp: int = 1500
     n_gp_samples: int = 20
     n_passes: int = 20
     training: Training = field(
@@ -34,9 +33,9 @@ class Settings:
             n_steps=500, learning_rate=3e-4, check_every=50
         )
     )
-    increment_training: Training = field(
-        default_factory=lambda: Training(n_steps=1500, batch_size=16, check_every=50)
-    )
+    increment_training: Training = AdditiveRecursion().training
+    n_fixed: int = 1500
+    n_member_jobs: int = 3
 
 
 SMALL = Settings(
@@ -45,12 +44,13 @@ SMALL = Settings(
     n_test=60,
     n_starts=5,
     initial_states=(0, 10, 20),
-    n_gp=60,
     n_gp_samples=4,
     n_passes=4,
     training=Training(n_steps=60, check_every=30),
     fine_tuning=Training(n_steps=10, check_every=10),
-    increment_training=Training(n_steps=20, batch_size=16, check_every=20),
+    increment_training=Training(n_steps=20, batch_size=16, check_every=10),
+    n_fixed=30,
+    n_member_jobs=1,
 )
 
 

@@ -1,8 +1,8 @@
 """The paper's second problem: rollouts of a network that steps the Kuramoto-Sivashinsky equation.
 
-    python -m benchmarks.rollouts.kuramoto_sivashinsky --jobs 6              # both time steps, 3 seeds, all methods
-    python -m benchmarks.rollouts.kuramoto_sivashinsky --ablation --jobs 6   # the paper's ablation table, 3 seeds
-    python -m benchmarks.rollouts.kuramoto_sivashinsky --small               # short data and trainings: within a minute
+    python -m benchmarks.rollouts.kuramoto_sivashinsky --jobs 16 --device cuda  # both time steps, 3 seeds, all methods
+    python -m benchmarks.rollouts.kuramoto_sivashinsky --ablation --jobs 16     # the paper's ablation, 3 seeds
+    python -m benchmarks.rollouts.kuramoto_sivashinsky --small                  # short data and trainings: within a minute
 
 The network learns 4000 snapshots (L = 22, 64 points, scaled to [0, 1] by their range) and is rolled out for 600 steps
 from 10 initial states after them; calibration rollouts have 300 steps. The paper gives no time step, and the results
@@ -12,8 +12,10 @@ Methods that calibrate on held-out rollouts use the same fold networks. "One num
 climatology" are simple rivals; they use the calibration rollouts of the default or, in the rows marked "(clusters)", of
 the paper's cluster folds.
 
-The results file is written after each task (time step and seed); a rerun with the same code measures the missing tasks.
-The networks are trained on the CPU, one process per task; ``--device cuda`` moves the Gaussian process to the GPU.
+", scaled per step" multiplies the bound of a baseline by a factor per step, calibrated on the same held-out rollouts.
+
+The results file is written after each task (part, time step and seed); a rerun with the same code measures the missing
+tasks. The networks are trained on the CPU, one process per task; ``--device cuda`` moves the Gaussian process to the GPU.
 """
 
 import argparse
@@ -28,17 +30,21 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks import record
 from benchmarks.record import QUANTILE
-from benchmarks.rollouts.ablation import ablate
+from benchmarks.rollouts import ablation
 from benchmarks.rollouts.data import SMALL, Settings, load, recipe_of
+from benchmarks.rollouts.gaussian_process import SampledProcess
 from benchmarks.rollouts.methods import (
     HorizonTimesClimatology,
     OneNumberPerHorizon,
     Remembered,
     RolledOut,
     RolloutConformal,
-    SampledProcess,
+    ScaledPerStep,
     WholeRollout,
     capped,
+    folds_of_dropout,
+    folds_of_ensembles,
+    folds_of_pairs,
     with_scheme,
 )
 from benchmarks.rollouts.scores import Clock
@@ -48,28 +54,37 @@ from geoq.rollout import AdditiveRecursion, SaturatingGrowth
 
 TIME_STEPS = (0.25, 0.05)
 SEEDS = 3
+# The parts of the methods; the longest one runs first.
+CALIBRATED = "calibrated on rollouts"
+PARTS = ("Deep ensemble", CALIBRATED, "MC dropout", "GP")
+ORDER = (CALIBRATED, "GP", "MC dropout", "Deep ensemble")
 # Tolerance of the trusted horizon, in units of the range of the data.
 TOLERANCE = 0.5
 
 
-# One time step and one seed.
+# One part of the methods, for one time step and one seed.
 
 
-def run(dt, seed, settings, device, pictures):
-    """Rows of all methods for one time step and seed; draws pictures if a folder is given."""
+def run(dt, seed, part, settings, device, pictures):
+    """Rows of the methods of one part; draws pictures if a folder is given."""
     torch.set_num_threads(1)
     with threadpool_limits(1):
-        return _run(dt, seed, settings, device, pictures)
+        data = load(dt, seed, settings)
+        remembered = Remembered(recipe_of(settings, seed))
+        started = time.perf_counter()
+        surrogate = remembered.recipe([data.train])
+        clock = Clock(time.perf_counter() - started, data, settings, dt, seed)
+        clock.own_rollout(RolledOut(surrogate, settings.n_test))
+        if part == CALIBRATED:
+            rows = calibrated(clock, surrogate, remembered, pictures)
+        else:
+            rows = sampled(clock, part, remembered.recipe, device)
+        return [row | {"part": part} for row in rows]
 
 
-def _run(dt, seed, settings, device, pictures):
-    data = load(dt, seed, settings)
-    recipe = recipe_of(settings, seed)
-    remembered = Remembered(recipe)
-    started = time.perf_counter()
-    surrogate = recipe([data.train])
-    clock = Clock(time.perf_counter() - started, data, settings, dt, seed)
-    clock.own_rollout(RolledOut(surrogate, settings.n_test))
+def calibrated(clock, surrogate, remembered, pictures):
+    """Rows of the bounds that are calibrated on rollouts of one network."""
+    data, settings, seed = clock.data, clock.settings, clock.seed
     calibrate = partial(
         RolloutGeoQ,
         surrogate,
@@ -91,13 +106,13 @@ def _run(dt, seed, settings, device, pictures):
         started = time.perf_counter()
         assessments[name] = fitted.assess(data.x0, settings.n_test, TOLERANCE)
         asking = time.perf_counter() - started
-        safe = assessments[name].safe
+        safe, course = assessments[name].safe, record.trainings(fitted)
         line = clock.row(name, assessments[name], safe, seconds, asking)
-        rows.append(line | record.trainings(fitted))
+        rows.append(line | course)
         if name == "GeoQ (paper)":
             cut = capped(assessments[name], fitted)
             line = clock.row("GeoQ (paper, capped)", cut, safe, seconds, asking)
-            rows.append(line | record.trainings(fitted))
+            rows.append(line | course)
 
     rivals = {
         "One number per horizon": OneNumberPerHorizon(),
@@ -128,36 +143,47 @@ def _run(dt, seed, settings, device, pictures):
         answer(name, variant, seconds)
         for other, scheme in others.items():
             answer(other, with_scheme(variant, scheme), seconds)
-    # The safe columns of the baselines use the safe steps of the paper's form.
-    safe = assessments["GeoQ (paper)"].safe
-    x, y = data.train[:-1], data.train[1:]
-    whole = partial(WholeRollout, n_steps=settings.n_test)
-    baselines = {
-        "GP": SampledProcess(
-            settings.n_gp, settings.n_gp_samples, settings.n_test, device, seed
-        ),
-        "MC dropout": MCDropout(
-            whole(recipe_of(settings, seed, dropout=0.1)),
-            n_passes=settings.n_passes,
-            random_state=seed,
-        ),
-        "Deep ensemble": DeepEnsemble(whole(recipe), random_state=1000 * (seed + 1)),
-        "Conformal (per coordinate)": RolloutConformal(
-            remembered, settings, per_step=False
-        ),
-        "Conformal (per step and coordinate)": RolloutConformal(
-            remembered, settings, per_step=True
-        ),
-    }
-    for name, baseline in baselines.items():
-        seconds = clock.of(lambda b=baseline: b.fit(x, y), remembered)
-        started = time.perf_counter()
-        bound = baseline.predict(data.x0)
-        asking = time.perf_counter() - started
-        rows.append(clock.row(name, bound, safe, seconds, asking))
+    for name, per_step in (
+        ("Conformal (per coordinate)", False),
+        ("Conformal (per step and coordinate)", True),
+    ):
+        conformal = RolloutConformal(remembered, settings, per_step=per_step)
+        rows.append(scored(clock, name, conformal, remembered)[0])
     if pictures:
-        draw(pictures, dt, data, assessments["GeoQ"], assessments["GeoQ (paper)"])
+        ours, theirs = assessments["GeoQ"], assessments["GeoQ (paper)"]
+        draw(pictures, clock.dt, data, ours, theirs)
     return rows
+
+
+def sampled(clock, part, recipe, device):
+    """Rows of a baseline that predicts with the mean of several rollouts, and of the same baseline scaled per step."""
+    settings, seed, n_steps = clock.settings, clock.seed, clock.settings.n_test
+    if part == "GP":
+        baseline = SampledProcess(settings.n_gp_samples, n_steps, device, seed)
+        fit_folds = partial(folds_of_pairs, baseline)
+    elif part == "MC dropout":
+        whole = WholeRollout(recipe_of(settings, seed, dropout=0.1), n_steps)
+        passes = settings.n_passes
+        baseline = MCDropout(whole, n_passes=passes, random_state=seed)
+        fit_folds = partial(folds_of_dropout, baseline)
+    else:
+        whole = WholeRollout(recipe, n_steps)
+        baseline = DeepEnsemble(whole, random_state=1000 * (seed + 1))
+        fit_folds = partial(folds_of_ensembles, baseline, settings.n_member_jobs)
+    raw, seconds = scored(clock, part, baseline, Remembered(recipe))
+    scaled = ScaledPerStep(baseline, fit_folds, settings)
+    name = f"{part}, scaled per step"
+    return [raw, scored(clock, name, scaled, Remembered(recipe), seconds)[0]]
+
+
+def scored(clock, name, baseline, remembered, before=0.0):
+    """Fit a baseline and score it; return the row and the seconds of the fit, with the seconds before it."""
+    x, y = clock.data.train[:-1], clock.data.train[1:]
+    seconds = before + clock.of(lambda: baseline.fit(x, y), remembered)
+    started = time.perf_counter()
+    bound = baseline.predict(clock.data.x0)
+    asking = time.perf_counter() - started
+    return clock.row(name, bound, None, seconds, asking), seconds
 
 
 # Pictures.
@@ -197,6 +223,13 @@ def draw(folder, dt, data, ours, theirs):
     save(figure, "horizons")
 
 
+def place_in_file(row):
+    """Time steps in their order, then the order of the parts, then seeds."""
+    setting, part = row["setting"], row["part"]
+    place = ORDER.index(part) if part in ORDER else 0
+    return -float(setting.split("dt=")[1]), setting, place, row["seed"]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -230,29 +263,30 @@ def main():
         "small": arguments.small,
     }
     rows = [] if arguments.fresh else record.measured(path, **conditions)
+    done = {(r["part"], r["setting"].split("dt=")[1], r["seed"]) for r in rows}
     if arguments.ablation:
-        # The longest tasks run first.
-        parts = [f"K_f = {n_folds}" for n_folds in (20, 5, 10, 2)]
-        done = {(r["part"], r["seed"]) for r in rows}
         tasks = [
-            delayed(ablate)(TIME_STEPS[0], seed, settings, part)
-            for part in parts
-            for seed in seeds
-            if (part, seed) not in done
-        ]
-    else:
-        done = {(r["setting"], r["seed"]) for r in rows}
-        tasks = [
-            delayed(run)(dt, seed, settings, arguments.device, pictures_of(seed))
+            delayed(ablation.ablate)(dt, seed, settings, part)
+            for part in ablation.PARTS
             for seed in seeds
             for dt in TIME_STEPS
-            if (f"dt={dt}", seed) not in done
+            if (part, str(dt), seed) not in done
+        ]
+    else:
+        tasks = [
+            delayed(run)(dt, seed, part, settings, arguments.device, pictures_of(seed))
+            for part in PARTS
+            for seed in seeds
+            for dt in TIME_STEPS
+            if (part, str(dt), seed) not in done
         ]
     started = time.perf_counter()
     parallel = Parallel(n_jobs=arguments.jobs, return_as="generator_unordered")
     for new in parallel(tasks):
-        rows += new
-        rows.sort(key=lambda r: (-float(r["setting"].split("=")[1]), r["seed"]))
+        for row in filter(record.is_untrained, [] if arguments.small else new):
+            print(f"left out, no step lowered its held-out loss: {row}", flush=True)
+        rows += [r for r in new if arguments.small or not record.is_untrained(r)]
+        rows.sort(key=place_in_file)
         record.write(problem, rows, path, **conditions)
         print(f"{len(rows)} rows, {time.perf_counter() - started:.0f} s", flush=True)
     print(path)

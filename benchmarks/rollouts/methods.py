@@ -2,19 +2,28 @@
 
 import copy
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 import torch
+from joblib import Parallel, delayed
 
 from benchmarks.record import QUANTILE, Memo
 from benchmarks.rollouts.data import Settings
-from geoq.baselines import GaussianProcess
-from geoq.baselines.bound import GAUSSIAN_95, Bound, spread
+from geoq import TemporalFolds
+from geoq.baselines.bound import Bound
 from geoq.baselines.conformal import conformal_quantile
-from geoq.rollout import TrainRollout
+from geoq.fold_plan import FoldPlan
+from geoq.rollout import AdditiveRecursion, TrainRollout
 from geoq.rollout.levels import step_factors
+from geoq.rollout.trajectories import Trajectories
+
+# The states of a run that pairs start from and end at.
+FIRST, LAST = slice(None, -1), slice(1, None)
+# Smallest spread that is scaled: samples that are all clipped to the same value have none.
+LEAST_SPREAD = 1e-6
 
 
 @dataclass
@@ -67,43 +76,77 @@ class WholeRollout:
 
 
 @dataclass
-class SampledProcess:
-    """A Gaussian process of one step, propagated by Monte Carlo: mean and spread of the samples.
+class ScaledPerStep:
+    """A baseline whose bound is multiplied by a factor per step, calibrated on the held-out rollouts of the default.
 
-    Samples are clipped to the range of the data. Outside of it the process is so uncertain that rollouts would diverge.
+    Attributes:
+        fitted: the baseline, fitted to all states.
+        fit_folds: a function of the states and of the runs of rows that each fold leaves in; it returns the baselines that
+            are fitted to these runs.
+        settings: the sizes of the run.
     """
 
-    n_points: int
-    n_samples: int
-    n_steps: int
-    device: str
-    random_state: int
+    fitted: object
+    fit_folds: Callable
+    settings: Settings
 
     def fit(self, x, y):
-        rows = np.linspace(0, len(x) - 1, min(self.n_points, len(x))).astype(int)
-        pairs = (torch.from_numpy(part[rows]).to(self.device) for part in (x, y))
-        self.process_ = GaussianProcess().fit(*pairs)
-        self.range_ = [
-            torch.from_numpy(limit).to(self.device)
-            for limit in (x.min(axis=0), x.max(axis=0))
-        ]
+        n_steps, n_starts = self.settings.n_calibration, self.settings.n_starts
+        states = np.concatenate([x, y[-1:]])
+        whole = Trajectories(states, np.zeros(len(states), dtype=int))
+        splits = FoldPlan.draw(TemporalFolds(5), states, whole.number).splits
+        baselines = self.fit_folds(states, [whole.runs(kept) for kept, _ in splits])
+        ratios = []
+        for baseline, (_, held_out) in zip(baselines, splits, strict=True):
+            starts = whole.starts(held_out, n_steps, n_starts)
+            truth = states[starts[:, None] + np.arange(1, n_steps + 1)]
+            answer = baseline.predict(states[starts])
+            error = abs(truth - answer.prediction[:, :n_steps])
+            ratios.append(error / answer.error_hat[:, :n_steps].clip(min=LEAST_SPREAD))
+        ratio = torch.from_numpy(np.concatenate(ratios)).nan_to_num(nan=torch.inf)
+        by_step = ratio.transpose(1, 2).flatten(0, 1)
+        self.factor_ = conformal_quantile(by_step, QUANTILE).numpy()
         return self
 
     def predict(self, x0):
-        generator = torch.Generator(self.device).manual_seed(self.random_state)
-        state = torch.from_numpy(x0).to(self.device).repeat(self.n_samples, 1)
-        states = []
-        for _ in range(self.n_steps):
-            answer = self.process_.predict(state)
-            noise = torch.randn(
-                state.shape, generator=generator, dtype=state.dtype, device=self.device
-            )
-            state = answer.prediction + answer.error_hat / GAUSSIAN_95 * noise
-            state = state.clamp(*self.range_)
-            states.append(state.cpu())
-        sampled = torch.stack(states, dim=1).unflatten(0, (self.n_samples, len(x0)))
-        mean, deviation = spread(iter(sampled))
-        return Bound(mean.numpy(), GAUSSIAN_95 * deviation.numpy())
+        raw = self.fitted.predict(x0)
+        step = np.arange(raw.error_hat.shape[1]).clip(max=len(self.factor_) - 1)
+        spread = raw.error_hat.clip(min=LEAST_SPREAD)
+        return Bound(raw.prediction, spread * self.factor_[step][:, None])
+
+
+def folds_of_pairs(baseline, states, runs):
+    """Copies of a baseline of pairs, fitted to the pairs of each fold."""
+    pairs = [
+        [np.concatenate([states[run[part]] for run in own]) for part in (FIRST, LAST)]
+        for own in runs
+    ]
+    return [copy.copy(baseline).fit(*own) for own in pairs]
+
+
+def folds_of_dropout(dropout, states, runs):
+    """Copies of MC dropout with one network per fold."""
+    whole = dropout.train_surrogate
+    networks = whole.recipe.train_many(states, runs)
+    copies = [copy.copy(dropout) for _ in runs]
+    for one, network in zip(copies, networks, strict=True):
+        one.surrogate_ = RolledOut(network, whole.n_steps)
+    return copies
+
+
+def folds_of_ensembles(ensemble, n_jobs, states, runs):
+    """Copies of an ensemble with the same number of members per fold; the members are trained in ``n_jobs`` processes."""
+    whole = ensemble.train_surrogate
+    first = ensemble.random_state + 1
+    # The backend is named, because a process of joblib would use threads otherwise.
+    members = Parallel(n_jobs=n_jobs, backend="loky")(
+        delayed(whole.recipe.with_seed(seed).train_many)(states, runs)
+        for seed in range(first, first + ensemble.n_members)
+    )
+    copies = [copy.copy(ensemble) for _ in runs]
+    for one, networks in zip(copies, zip(*members, strict=True), strict=True):
+        one.members_ = [RolledOut(network, whole.n_steps) for network in networks]
+    return copies
 
 
 @dataclass
@@ -169,6 +212,28 @@ class HorizonTimesClimatology:
     def __call__(self, features):
         step = torch.arange(features.n_steps).clamp(max=len(self.quantiles_) - 1)
         return self.quantiles_[step] * features.climatology
+
+
+@dataclass
+class FixedSteps(AdditiveRecursion):
+    """The paper's sum, trained on all folds with a number of steps that is given."""
+
+    n_fixed: int = 0
+
+    def fit(self, calibration):
+        return self.train_for(self.n_fixed, calibration)
+
+
+@dataclass
+class StoppedByRollouts(AdditiveRecursion):
+    """The paper's sum, stopped by rollouts that are drawn from all folds: their surrogates are trained on as well."""
+
+    def fit(self, calibration):
+        rollouts = self._rollouts(calibration)
+        rows = self.training.hold_out(torch.arange(len(rollouts.psi)))
+        self.trainings_ = (self._train(rollouts, self.training, *rows),)
+        self.n_steps_ = self.trainings_[0].best_step
+        return self
 
 
 def with_scheme(fitted, scheme):

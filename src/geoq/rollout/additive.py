@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -24,7 +25,7 @@ from geoq.training.loop import (
     warn_if_untrained,
 )
 
-# The number of trainings that choose the number of steps.
+# The largest number of trainings that choose the number of steps.
 N_TURNS = 5
 
 
@@ -51,16 +52,16 @@ class AdditiveRecursion:
 
     The number of training steps is chosen by cross-validation over the folds. The folds are divided into at most five parts.
     Each part in turn stops a training on the other parts early. The final training uses all folds and has the mean of
-    these numbers of steps. A single held-out part is not enough: the rollouts of a fold have one surrogate and one gap in the
-    data in common, and the best number of steps differs between folds from zero to the largest number.
+    these numbers of steps. Whole folds are held out, because the rollouts of one fold have one surrogate in common: the loss
+    of other rollouts of the same surrogates decreases far longer than the loss of a new surrogate. A single held-out part is
+    not enough: the best number of steps differs between folds from zero to several hundred.
 
     Attributes:
         quantile: tau, the quantile level.
         psi: a function that returns the features of each step.
         hidden: the widths of the hidden layers of h.
         training: the training of h, in which a row is a rollout.
-        trainings_: after ``fit``, the first, best and last held-out loss of each training that was stopped by a part of the
-            folds.
+        trainings_: after ``fit``, the course of the held-out loss of each training that was stopped by a part of the folds.
         n_steps_: after ``fit``, the number of steps of the final training.
 
     Example:
@@ -79,7 +80,9 @@ class AdditiveRecursion:
     psi: Callable[[RolloutFeatures], Tensor] = signed_displacement
     hidden: tuple[int, ...] = (64, 64)
     training: Training = field(
-        default_factory=lambda: Training(n_steps=1500, batch_size=16, check_every=50)
+        default_factory=lambda: Training(
+            n_steps=1500, batch_size=16, check_every=10, patience=30
+        )
     )
 
     def __post_init__(self) -> None:
@@ -89,44 +92,57 @@ class AdditiveRecursion:
         check_object(self.training, Training, "training", "Training(n_steps=1000)")
 
     def fit(self, calibration: RolloutCalibration) -> "AdditiveRecursion":
-        """Train h on the calibration rollouts that do not diverge; no finite sum fits the others."""
+        """Choose the number of steps and train h on the calibration rollouts that do not diverge."""
+        rollouts = self._rollouts(calibration)
+        self.trainings_ = tuple(
+            self._train(rollouts, self.training, *rows)
+            for rows in _turns(rollouts.fold)
+        )
+        if rollouts.error.any():
+            warn_if_untrained(self.trainings_, "the sum of increments")
+        best = fmean(result.best_step for result in self.trainings_)
+        return self.train_for(round(best), calibration)
+
+    def train_for(
+        self, n_steps: int, calibration: RolloutCalibration
+    ) -> "AdditiveRecursion":
+        """Train h on all calibration rollouts that do not diverge, with this number of steps."""
+        rollouts = self._rollouts(calibration)
+        self.n_steps_ = n_steps
+        if n_steps:
+            rows = torch.arange(len(rollouts.psi), device=rollouts.psi.device)
+            training = replace(self.training, n_steps=n_steps)
+            self._train(rollouts, training, rows, rows)
+        else:
+            self._start(rollouts.psi, rollouts.error)
+        return self
+
+    def _rollouts(self, calibration: RolloutCalibration) -> "_Rollouts":
+        """The rollouts that do not diverge; no finite sum fits the others."""
         lasting = calibration.features.alive.all(dim=1)
         if not lasting.any():
             raise ValueError(
                 f"n_calibration={calibration.n_steps}, but all {len(calibration)} calibration rollouts diverge within this "
                 "number of steps, so no sum of increments fits them; lower n_calibration or train the surrogate longer."
             )
-        psi = self.psi(calibration.features)[lasting].float()
-        error = calibration.error[lasting].flatten(start_dim=2).float()
+        return _Rollouts(
+            psi=self.psi(calibration.features)[lasting].float(),
+            error=calibration.error[lasting].flatten(start_dim=2).float(),
+            fold=calibration.fold[lasting],
+        )
+
+    def _train(
+        self, rollouts: "_Rollouts", training: Training, rows: Tensor, held_out: Tensor
+    ) -> TrainingResult:
+        psi, error = rollouts.psi, rollouts.error
         typical = error.mean() if error.any() else error.new_ones(())
 
         def loss(net: nn.Module, rows: Tensor) -> Tensor:
-            return (
-                pinball_loss(error[rows], net(psi[rows]), self.quantile).mean()
-                / typical
-            )
+            bound = net(psi[rows])
+            return pinball_loss(error[rows], bound, self.quantile).mean() / typical
 
-        def trained(
-            training: Training, rows: Tensor, held_out: Tensor
-        ) -> TrainingResult:
-            self._start(psi[rows], error[rows])
-            return train_on(
-                self.module_, loss, training, rows, held_out, repeatable=True
-            )
-
-        self.trainings_ = tuple(
-            trained(self.training, *rows) for rows in _turns(calibration.fold[lasting])
-        )
-        if error.any():
-            warn_if_untrained(self.trainings_, "the sum of increments")
-        n_best = sum(result.best_step for result in self.trainings_)
-        self.n_steps_ = round(n_best / len(self.trainings_))
-        if self.n_steps_:
-            rows = torch.arange(len(psi), device=psi.device)
-            trained(replace(self.training, n_steps=self.n_steps_), rows, rows)
-        else:
-            self._start(psi, error)
-        return self
+        self._start(psi[rows], error[rows])
+        return train_on(self.module_, loss, training, rows, held_out, repeatable=True)
 
     @torch.no_grad()
     def __call__(self, features: RolloutFeatures) -> Float[Tensor, " n n_steps *state"]:
@@ -185,6 +201,14 @@ def _turns(fold: Int[Tensor, " n"]) -> Iterator[tuple[Tensor, Tensor]]:
         held_out = number % n_turns == turn
         kept = ~held_out if n_turns > 1 else held_out
         yield kept.nonzero()[:, 0], held_out.nonzero()[:, 0]
+
+
+class _Rollouts(NamedTuple):
+    """The rollouts that h is trained on: features, errors and fold of each."""
+
+    psi: Float[Tensor, " n n_steps n_features"]
+    error: Float[Tensor, " n n_steps n_coordinates"]
+    fold: Int[Tensor, " n"]
 
 
 class _Sum(nn.Module):

@@ -140,6 +140,7 @@ class TrainingResult:
         last_loss: Validation loss after the last step.
         best_step: Number of steps after which the lowest loss was found; 0 means that no step has improved the network.
         last_step: Number of steps in total.
+        checks: Pairs of the number of steps and the validation loss after them, the initial weights first.
     """
 
     first_loss: float
@@ -147,6 +148,7 @@ class TrainingResult:
     last_loss: float
     best_step: int
     last_step: int
+    checks: tuple[tuple[int, float], ...] = ()
 
 
 class EarlyStopping:
@@ -159,7 +161,9 @@ class EarlyStopping:
                 "the loss and the initial weights of the network, or scale the data."
             )
         self.training = training
-        self.result = TrainingResult(first_loss, first_loss, first_loss, 0, 0)
+        self.result = TrainingResult(
+            first_loss, first_loss, first_loss, 0, 0, ((0, first_loss),)
+        )
 
     def improves(self, step: int, loss: float) -> bool:
         """Record the validation loss after a step; return whether it is the lowest.
@@ -174,7 +178,10 @@ class EarlyStopping:
                 f"{training.n_steps}; lower learning_rate or scale the data."
             )
         is_best = loss < self.result.best_loss
-        self.result = replace(self.result, last_loss=loss, last_step=step)
+        checks = (*self.result.checks, (step, loss))
+        self.result = replace(
+            self.result, last_loss=loss, last_step=step, checks=checks
+        )
         if is_best:
             self.result = replace(self.result, best_loss=loss, best_step=step)
         return is_best

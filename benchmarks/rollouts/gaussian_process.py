@@ -1,0 +1,111 @@
+"""A Gaussian process of one time step, propagated by Monte Carlo."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from geoq.baselines.bound import GAUSSIAN_95, Bound, spread
+from geoq.representation import Standardization
+
+# Length scales and noise-to-signal ratios of the search, as powers of 2 and of 10: from, to, step. The smallest ratio is
+# the limit of double precision.
+LENGTHS = (0.0, 10.0, 0.25)
+RATIOS = (-14.0, 2.0, 0.25)
+# The number of pairs of the search; all pairs are used afterwards.
+N_SEARCHED = 800
+
+
+@dataclass
+class StepProcess:
+    """The paper's process, a constant times an RBF kernel plus white noise, with hyper-parameters common to all coordinates.
+
+    The equation is the same at every point of the periodic domain, so the coordinates have one distribution. Inputs and
+    outputs are standardised. The snapshots have no noise; the likelihood is largest at the lower bound of the noise.
+    """
+
+    noise_lower_bound: float = 1e-10
+
+    def fit(self, x, y):
+        self.inputs_, self.outputs_ = Standardization.fit(x), Standardization.fit(y)
+        points, targets = self.inputs_(x), self.outputs_(y)
+        rows = torch.linspace(0, len(x) - 1, min(N_SEARCHED, len(x))).long()
+        self._search(points[rows], targets[rows])
+        matrix = self._correlation(points, points)
+        matrix.diagonal().add_(self.ratio_)
+        self.points_, self.factor_ = points, torch.linalg.cholesky(matrix)
+        self.weights_ = torch.cholesky_solve(targets, self.factor_)
+        return self
+
+    def __call__(self, states):
+        """Mean and standard deviation of the next states."""
+        correlation = self._correlation(self.inputs_(states), self.points_)
+        half = torch.linalg.solve_triangular(self.factor_, correlation.T, upper=False)
+        unexplained = (1 - (half**2).sum(dim=0)).clamp(min=0)
+        deviation = (self.signal_ * (unexplained + self.ratio_)).sqrt()
+        scale = self.outputs_.scale
+        mean = self.outputs_.mean + scale * (correlation @ self.weights_)
+        return mean, scale * deviation[:, None]
+
+    def _correlation(self, queries, points):
+        apart = torch.cdist(
+            queries, points, compute_mode="donot_use_mm_for_euclid_dist"
+        )
+        return torch.exp(-(apart**2) / (2 * self.length_**2))
+
+    def _search(self, points, targets):
+        """The largest likelihood on a grid; the signal has a closed form for each length scale and ratio."""
+        n_outputs = targets.shape[1]
+        ratios = 10 ** torch.arange(*RATIOS, dtype=points.dtype, device=points.device)
+        lowest = math.inf
+        for exponent in np.arange(*LENGTHS):
+            self.length_ = float(2**exponent)
+            values, vectors = torch.linalg.eigh(self._correlation(points, points))
+            shifted = values.clamp(min=0) + ratios[:, None]
+            squares = ((vectors.T @ targets) ** 2).sum(dim=1)
+            energy = (squares / shifted).sum(dim=1)
+            signal = torch.maximum(
+                energy / targets.numel(), self.noise_lower_bound / ratios
+            )
+            deviance = targets.numel() * signal.log() + energy / signal
+            deviance += n_outputs * shifted.log().sum(dim=1)
+            best = int(deviance.argmin())
+            if float(deviance[best]) < lowest:
+                lowest = float(deviance[best])
+                found = self.length_, float(ratios[best]), float(signal[best])
+        self.length_, self.ratio_, self.signal_ = found
+
+
+@dataclass
+class SampledProcess:
+    """Rollouts of a Gaussian process of one step: mean and 1.96 times the standard deviation of Monte Carlo samples.
+
+    Samples are clipped to the range of all values of the data. Outside of it the process is so uncertain that rollouts would diverge.
+    """
+
+    n_samples: int
+    n_steps: int
+    device: str
+    random_state: int
+
+    def fit(self, x, y):
+        pairs = (torch.from_numpy(part).to(self.device) for part in (x, y))
+        self.process_ = StepProcess().fit(*pairs)
+        self.range_ = float(x.min()), float(x.max())
+        return self
+
+    def predict(self, x0):
+        generator = torch.Generator(self.device).manual_seed(self.random_state)
+        state = torch.from_numpy(x0).to(self.device).repeat(self.n_samples, 1)
+        states = []
+        for _ in range(self.n_steps):
+            mean, deviation = self.process_(state)
+            noise = torch.randn(
+                state.shape, generator=generator, dtype=state.dtype, device=self.device
+            )
+            state = (mean + deviation * noise).clamp(*self.range_)
+            states.append(state.cpu())
+        sampled = torch.stack(states, dim=1).unflatten(0, (self.n_samples, len(x0)))
+        mean, deviation = spread(iter(sampled))
+        return Bound(mean.numpy(), GAUSSIAN_95 * deviation.numpy())
