@@ -5,6 +5,7 @@ python -m benchmarks.fields.bounds --small --problems Burgers     # seconds
 """
 
 import argparse
+import tempfile
 import time
 from functools import partial
 from multiprocessing import get_context
@@ -35,6 +36,19 @@ PERIODIC = {
 }
 
 
+def moments(features, bound):
+    """Means and logarithms of the deviations of the channels of inputs and prediction, as constant channels."""
+    del bound
+    found = []
+    for part in (features.inputs, features.prediction):
+        flat = part.reshape(*part.shape[: min(2, part.ndim - 1)], -1)
+        if flat.ndim == 2:
+            flat = flat[:, None]
+        deviation = flat.std(dim=2, correction=0).clamp(min=1e-12)
+        found += [flat.mean(dim=2), deviation.log()]
+    return torch.cat(found, dim=1)
+
+
 def domain_of(problem):
     return Mesh(NODES) if problem.name == "Poisson on a mesh" else None
 
@@ -46,6 +60,9 @@ def methods_of(problem, x):
         "GeoQ": increment(),
         "GeoQ (x)": increment(factor=FieldFactor(sees=(inputs,))),
         "GeoQ (x, p)": increment(factor=FieldFactor(sees=(inputs, prediction))),
+        "GeoQ (x, p, moments)": increment(
+            factor=FieldFactor(sees=(inputs, prediction, moments))
+        ),
     }
     if problem.name in PERIODIC:
         n_axes = x.ndim - 2
@@ -139,10 +156,12 @@ def rows_of(problem, seed, settings):
     deployed = recipe(*pairs)
     truth = abs(deployed(x_new) - y_new)
     about |= {"n": n_folded, "form": "folds"}
-    for name, model in methods_of(problem, x).items():
-        model = _shortened(model, settings)
-        geoq = GeoQ(deployed, recipe, folds=RandomFolds(5), increment_model=model)
-        rows.append(_fitted(about, name, geoq, pairs, x_new, truth))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, model in methods_of(problem, x).items():
+            model = _shortened(model, settings)
+            geoq = GeoQ(deployed, recipe, folds=RandomFolds(5), increment_model=model)
+            # All methods have the same fold surrogates.
+            rows.append(_fitted(about, name, geoq, pairs, x_new, truth, folder))
     return rows
 
 
@@ -158,9 +177,9 @@ def _shortened(model, settings):
     return model
 
 
-def _fitted(about, name, geoq, pairs, x_new, truth):
+def _fitted(about, name, geoq, pairs, x_new, truth, checkpoint=None):
     started = time.perf_counter()
-    geoq.fit(*pairs)
+    geoq.fit(*pairs, checkpoint=checkpoint)
     seconds = time.perf_counter() - started
     factor = geoq.increment_model_.factor_
     sees = [] if factor is None else [f.__name__ for f in factor.settings.sees]
