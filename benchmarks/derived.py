@@ -2,8 +2,10 @@
 
 import statistics
 from collections.abc import Callable
+from typing import Any
 
 from benchmarks.record import load
+from benchmarks.weather.tables import error_ratios
 
 
 def h200_seconds() -> float:
@@ -33,10 +35,42 @@ def mean_broken() -> list[float]:
     return [statistics.fmean(by_seed) for by_seed in broken_rollouts().values()]
 
 
+BLEND = "Cell quantile blended with deviation"
+ACTIVITY = f"{BLEND} x activity"
+DEFAULT = "GeoQ (default)"
+
+
+def weather(method: str, folds: str = "blocks") -> list[dict[str, Any]]:
+    """Rows of a method of the weather benchmark."""
+    rows = load("weather_era5")["rows"]
+    return [r for r in rows if (r["method"], r["folds"]) == (method, folds)]
+
+
+def distance_from_default(method: str, folds: str, origin: int = 0) -> float:
+    """Percentage by which the loss of a bound differs from the loss of the default with block folds."""
+    others = [r for r in weather(method, folds) if origin in (0, r["origin"])]
+    ratios = error_ratios(others, weather(DEFAULT))
+    return abs(100 * (statistics.geometric_mean(ratios) - 1))
+
+
+def effect_of_factor() -> list[float]:
+    """Percentages by which the learned factor reduces the loss in the first quarter of the leads, for each task."""
+    plain = weather("GeoQ (default, no factor)")
+    ratios = error_ratios(weather(DEFAULT), plain, "pinball_q1")
+    return [100 * (1 - ratio) for ratio in ratios]
+
+
 NUMBERS: dict[str, Callable[[], float]] = {
     "speed.h200_seconds": h200_seconds,
     "speed.h200_search": h200_search,
     "horizon.least_broken": lambda: min(mean_broken()),
     "horizon.most_broken": lambda: max(mean_broken()),
+    "weather.static_blocks": lambda: distance_from_default(BLEND, "blocks"),
+    "weather.static_clusters": lambda: distance_from_default(BLEND, "clusters"),
+    "weather.activity_blocks": lambda: distance_from_default(ACTIVITY, "blocks"),
+    "weather.activity_clusters": lambda: distance_from_default(ACTIVITY, "clusters"),
+    "weather.activity_55": lambda: distance_from_default(ACTIVITY, "blocks", 220),
+    "weather.factor_least": lambda: min(effect_of_factor()),
+    "weather.factor_most": lambda: max(effect_of_factor()),
     "horizon.worst_run": lambda: max(map(max, broken_rollouts().values())),
 }

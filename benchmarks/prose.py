@@ -32,15 +32,17 @@ SIGNED = rf"(?<![\w.])-?{DIGITS}"
 # All other integers are sizes and settings.
 MEASURED = re.compile(
     rf"(?<![\w.,-])(?:\d+(?:,\d{{3}})*\.\d+(?:e[-+]?\d+)?|{DIGITS}(?=(?:\s| to {DIGITS}| and {DIGITS})*"
-    r"\s(?:%|of\s(?:the\s)?\d|m?s\b|minutes?\b|hours?\b|[MG]iB\b|times\s(?:as|faster|slower|less|more))))(?!\w)"
+    r"\s(?:%|of\s(?:the\s)?\d|m?s\b|minutes?\b|[MG]iB\b|times\s(?:as|faster|slower|less|more))))(?!\w)"
 )
 ANCHORED = re.compile(rf"(-?{DIGITS})( %)?<!--([^>]+?)-->")
 LEVEL = r"(?:0\.\d+|95 %|90 %)"
 CONSTANTS = (
-    rf"(?:levels?|nominal|probability|quantile level,)\s(?:of\s)?(?:at\sleast\s)?{LEVEL}(?:\sand\s{LEVEL})?",
+    rf"(?:levels?|nominal|probability|quantile level,)\s(?:is\s)?(?:of\s)?(?:at\sleast\s)?{LEVEL}(?:\sand\s{LEVEL})?",
     rf"{LEVEL}\s(?:quantile|\(quantile)",
     r"\[\S+, \S+\]",
     r"1 - 0\.95",
+    r"at\sleast\s95 %",
+    r"\b1\.96\b",
     r"dt (?:= )?0\.\d+",
 )
 PHRASES = Path(__file__).with_name("constants.txt")
