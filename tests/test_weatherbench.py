@@ -17,6 +17,7 @@ from benchmarks.weather import (
     bounds,
     forecast,
     information,
+    layout,
     scores,
     tables,
     weatherbench,
@@ -109,6 +110,33 @@ def test_weatherbench_folders_give_every_sixth_hour_of_all_years(tmp_path):
     assert weather.values.shape == (12, 3, N_LAT, N_LON)
     for channel, folder in enumerate(short):
         np.testing.assert_array_equal(weather.values[:, channel], whole[folder][::6])
+
+
+def test_files_in_the_layout_of_the_archive_are_read(tmp_path):
+    """Yearly files with the archive's names, grid, level coordinates and units; 36 hours across the end of a year."""
+    rng = np.random.default_rng(0)
+    time = np.datetime64("1979-12-31T06", "ns") + np.timedelta64(1, "h") * np.arange(36)
+    fields = rng.standard_normal((3, 36, 32, 64)).astype(np.float32)
+    for variable, values in zip(layout.ARCHIVE, fields, strict=True):
+        layout.write_variable(tmp_path, variable, time, values)
+    written = sorted(f.relative_to(tmp_path).as_posix() for f in tmp_path.glob("*/*"))
+    assert "geopotential_500/geopotential_500hPa_1979_5.625deg.nc" in written
+    assert "2m_temperature/2m_temperature_1980_5.625deg.nc" in written
+    weather = weather_data.load(tmp_path)
+    assert weather.names == weather_data.WEATHERBENCH
+    np.testing.assert_array_equal(weather.values, fields[:, ::6].transpose(1, 0, 2, 3))
+    np.testing.assert_array_equal(weather.time, time[::6])
+    assert weather.lat[0] == -87.1875
+    assert weather.lon[-1] == 354.375
+
+
+def test_hourly_fields_keep_the_six_hourly_ones():
+    time = np.datetime64("2020-01-01", "ns") + np.timedelta64(6, "h") * np.arange(3)
+    values = np.random.default_rng(0).standard_normal((3, 2, 2))
+    hours, fields = layout.hourly(time, values)
+    assert len(hours) == len(fields) == 13
+    np.testing.assert_array_equal(fields[::6], values)
+    np.testing.assert_allclose(fields[3], values[:2].mean(axis=0))
 
 
 def test_a_period_and_variables_can_be_chosen(tmp_path):
