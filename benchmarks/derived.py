@@ -1,5 +1,6 @@
 """Numbers of the pages that are computed from the results files and stand in no table, by the name in their anchor."""
 
+import math
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,7 @@ def mean_broken() -> list[float]:
 BLEND = "Cell quantile blended with deviation"
 ACTIVITY = f"{BLEND} x activity"
 DEFAULT = "GeoQ (default)"
+CLASSIFIERS = "Classifier of wrong cells (x, p), 3 networks"
 
 
 def weather(method: str, folds: str = "blocks") -> list[dict[str, Any]]:
@@ -60,6 +62,42 @@ def effect_of_factor() -> list[float]:
     return [100 * (1 - ratio) for ratio in ratios]
 
 
+def richtmyer_meshkov(method: str, setting: str, seed: int) -> dict[str, Any]:
+    rows = load("richtmyer_meshkov")["rows"]
+    key = method, setting, seed
+    (row,) = [r for r in rows if (r["method"], r["setting"], r["seed"]) == key]
+    return row
+
+
+def by_case(setting: str, seed: int = 1) -> list[float]:
+    """Loss of the default minus the loss of three classifiers, for each test case."""
+    default, others = (
+        richtmyer_meshkov(method, setting, seed)["pinball_by_case"]
+        for method in (DEFAULT, CLASSIFIERS)
+    )
+    return [mine - theirs for mine, theirs in zip(default, others, strict=True)]
+
+
+def standard_errors(differences: list[float]) -> float:
+    """Mean of the differences in standard errors."""
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    return statistics.fmean(differences) / error
+
+
+def wrong_cells(part: str) -> float:
+    """Percentage of wrong cells of the first seed."""
+    return 100 * load("richtmyer_meshkov")["surrogates"][0][f"wrong_cells {part}"]
+
+
+def classifiers_ahead(setting: str) -> float:
+    """Percentage by which the mean loss of three classifiers is smaller than the mean loss of the default."""
+    mine, theirs = (
+        sum(richtmyer_meshkov(method, setting, seed)["pinball"] for seed in (0, 1))
+        for method in (DEFAULT, CLASSIFIERS)
+    )
+    return 100 * (1 - theirs / mine)
+
+
 NUMBERS: dict[str, Callable[[], float]] = {
     "speed.h200_seconds": h200_seconds,
     "speed.h200_search": h200_search,
@@ -72,5 +110,12 @@ NUMBERS: dict[str, Callable[[], float]] = {
     "weather.activity_55": lambda: distance_from_default(ACTIVITY, "blocks", 220),
     "weather.factor_least": lambda: min(effect_of_factor()),
     "weather.factor_most": lambda: max(effect_of_factor()),
+    "rmi.wrong_held_out": lambda: wrong_cells("cross_fit"),
+    "rmi.wrong_test": lambda: wrong_cells("test"),
+    "rmi.classifier_binary": lambda: classifiers_ahead("binary"),
+    "rmi.cases_binary": lambda: sum(d > 0 for d in by_case("binary")),
+    "rmi.cases_probability": lambda: sum(d > 0 for d in by_case("probability")),
+    "rmi.errors_binary": lambda: standard_errors(by_case("binary")),
+    "rmi.errors_probability": lambda: standard_errors(by_case("probability")),
     "horizon.worst_run": lambda: max(map(max, broken_rollouts().values())),
 }
