@@ -23,8 +23,10 @@ class Settings:
     n_test: int = 600
     n_starts: int = 40
     initial_states: tuple[int, ...] = tuple(range(0, 800, 80))
+    n_gp_searched: int = 800
     n_gp_samples: int = 20
     n_passes: int = 20
+    n_members: int = 5
     training: Training = field(
         default_factory=lambda: Training(n_steps=5000, patience=30)
     )
@@ -44,9 +46,11 @@ SMALL = Settings(
     n_test=60,
     n_starts=5,
     initial_states=(0, 10, 20),
+    n_gp_searched=60,
     n_gp_samples=4,
     n_passes=4,
-    training=Training(n_steps=60, check_every=30),
+    n_members=2,
+    training=Training(n_steps=40, check_every=20),
     fine_tuning=Training(n_steps=10, check_every=10),
     increment_training=Training(n_steps=20, batch_size=16, check_every=10),
     n_fixed=30,

@@ -13,8 +13,6 @@ from geoq.representation import Standardization
 # the limit of double precision.
 LENGTHS = (0.0, 10.0, 0.25)
 RATIOS = (-14.0, 2.0, 0.25)
-# The number of pairs of the search; all pairs are used afterwards.
-N_SEARCHED = 800
 
 
 @dataclass
@@ -23,14 +21,19 @@ class StepProcess:
 
     The equation is the same at every point of the periodic domain, so the coordinates have one distribution. Inputs and
     outputs are standardised. The snapshots have no noise; the likelihood is largest at the lower bound of the noise.
+
+    Attributes:
+        n_searched: the number of pairs that determine the hyper-parameters; all pairs are used afterwards.
+        noise_lower_bound: the smallest noise variance, relative to the variance of the outputs.
     """
 
+    n_searched: int = 800
     noise_lower_bound: float = 1e-10
 
     def fit(self, x, y):
         self.inputs_, self.outputs_ = Standardization.fit(x), Standardization.fit(y)
         points, targets = self.inputs_(x), self.outputs_(y)
-        rows = torch.linspace(0, len(x) - 1, min(N_SEARCHED, len(x))).long()
+        rows = torch.linspace(0, len(x) - 1, min(self.n_searched, len(x))).long()
         self._search(points[rows], targets[rows])
         matrix = self._correlation(points, points)
         matrix.diagonal().add_(self.ratio_)
@@ -84,6 +87,7 @@ class SampledProcess:
     Samples are clipped to the range of all values of the data. Outside of it the process is so uncertain that rollouts would diverge.
     """
 
+    n_searched: int
     n_samples: int
     n_steps: int
     device: str
@@ -91,7 +95,7 @@ class SampledProcess:
 
     def fit(self, x, y):
         pairs = (torch.from_numpy(part).to(self.device) for part in (x, y))
-        self.process_ = StepProcess().fit(*pairs)
+        self.process_ = StepProcess(self.n_searched).fit(*pairs)
         self.range_ = float(x.min()), float(x.max())
         return self
 

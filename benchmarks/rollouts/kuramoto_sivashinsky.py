@@ -159,7 +159,8 @@ def sampled(clock, part, recipe, device):
     """Rows of a baseline that predicts with the mean of several rollouts, and of the same baseline scaled per step."""
     settings, seed, n_steps = clock.settings, clock.seed, clock.settings.n_test
     if part == "GP":
-        baseline = SampledProcess(settings.n_gp_samples, n_steps, device, seed)
+        sizes = settings.n_gp_searched, settings.n_gp_samples, n_steps
+        baseline = SampledProcess(*sizes, device, seed)
         fit_folds = partial(folds_of_pairs, baseline)
     elif part == "MC dropout":
         whole = WholeRollout(recipe_of(settings, seed, dropout=0.1), n_steps)
@@ -168,7 +169,8 @@ def sampled(clock, part, recipe, device):
         fit_folds = partial(folds_of_dropout, baseline)
     else:
         whole = WholeRollout(recipe, n_steps)
-        baseline = DeepEnsemble(whole, random_state=1000 * (seed + 1))
+        members = settings.n_members
+        baseline = DeepEnsemble(whole, members, random_state=1000 * (seed + 1))
         fit_folds = partial(folds_of_ensembles, baseline, settings.n_member_jobs)
     raw, seconds = scored(clock, part, baseline, Remembered(recipe))
     scaled = ScaledPerStep(baseline, fit_folds, settings)
