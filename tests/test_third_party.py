@@ -65,6 +65,15 @@ def test_a_gru_is_a_step_with_memory_that_can_be_calibrated():
     assert geoq.bound(model.states(series[:20])[-2:], n_steps=5).shape == (2, 5, 2)
 
 
+def test_the_echo_state_network_takes_the_steps_of_reservoirpy():
+    nodes = pytest.importorskip("reservoirpy.nodes")
+    recipe = recurrent.EchoState(2, n_units=20)
+    series = np.random.default_rng(0).normal(size=(30, 2))
+    states = recipe.states(series, n_warm=0)
+    memory = nodes.Reservoir(20, **recipe.weights(), seed=0).run(series)
+    np.testing.assert_allclose(states[1:, 2:], memory[:-1])
+
+
 ROWS = [
     {"kind": "field", "setting": "A", "seed": 0, "method": method, "pinball": loss,
      "coverage": 0.9, "least_coverage": 0.8, "whole": 0.7, "cost": 2.0}

@@ -25,24 +25,26 @@ class EchoState:
     ridge: float = 1e-6
     seed: int = 0
 
+    def weights(self):
+        """Settings of the reservoir."""
+        from reservoirpy.mat_gen import uniform
+
+        bias = uniform(low=-0.5, high=0.5, sparsity_type="dense")
+        size = {"lr": 0.7, "sr": 0.6, "input_scaling": 0.1}
+        return {**size, "input_connectivity": 1.0, "bias": bias}
+
     def drive(self):
         """The update of the memory: a function of batches of values and of the memory."""
         from reservoirpy.nodes import Reservoir
 
-        reservoir = Reservoir(
-            self.n_units,
-            lr=0.7,
-            sr=0.6,
-            input_scaling=0.3,
-            input_connectivity=1.0,
-            seed=self.seed,
-        )
+        reservoir = Reservoir(self.n_units, **self.weights(), seed=self.seed)
         reservoir.initialize(np.zeros((1, self.n_values)))
 
         def next_memory(values, memory):
             # reservoirpy steps one state at a time; the same formula for a batch.
-            inside = reservoir.W @ memory.T + reservoir.Win @ values.T
-            return (1 - reservoir.lr) * memory + reservoir.lr * np.tanh(inside.T)
+            inside = (reservoir.W @ memory.T + reservoir.Win @ values.T).T
+            active = np.tanh(inside + reservoir.bias)
+            return (1 - reservoir.lr) * memory + reservoir.lr * active
 
         return next_memory
 
