@@ -50,6 +50,15 @@ def test_the_code_blocks_of_a_page_run_one_after_the_other(page, monkeypatch, tm
     run(page)
 
 
+def test_each_form_of_data_has_a_row_and_one_example():
+    page = (ROOT / "docs" / "which-form.md").read_text()
+    linked = re.findall(r"\]\(#([\w-]+)\)", page)
+    forms = re.split(r"^## (.*)\n", page, flags=re.MULTILINE)[1:]
+    titles = [title.lower().replace(" ", "-") for title in forms[::2]]
+    assert sorted(linked) == sorted(titles)
+    assert all(text.count("```python") == 1 for text in forms[1::2])
+
+
 @pytest.mark.slow
 def test_the_page_of_pictures_draws_what_it_shows(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
