@@ -56,7 +56,7 @@ class EverySecond:
             "safe_region is the class RolloutRegion, but an object",
         ),
         ({"safe_region": SafeRegion(701)}, "n_neighbors=701"),
-        ({"scheme": SaturatingGrowth}, "pass an object such as scheme="),
+        ({"scheme": SaturatingGrowth}, "pass for example scheme="),
         ({"scheme": "additive"}, "scheme='additive' has no quantile and no fit"),
         ({"folds": 5}, "folds=5 has no split"),
         ({"folds": EverySecond()}, "no pair of consecutive states"),

@@ -51,6 +51,13 @@ def test_a_loaded_estimator_has_the_settings_of_the_saved_one(tmp_path):
     assert loaded.safe_region_ == geoq.safe_region_
 
 
+def test_an_output_of_one_number_can_be_saved(tmp_path):
+    geoq = small(SURROGATE, None, output=0).fit(STATES[300:800].astype(np.float32))
+    geoq.save(tmp_path / "rollout.geoq")
+    loaded = RolloutGeoQ.load(tmp_path / "rollout.geoq", surrogate=SURROGATE)
+    same_answers(geoq, loaded)
+
+
 def test_other_callables_and_other_classes_are_refused(tmp_path):
     path = tmp_path / "rollout.geoq"
     small(SURROGATE, None, representation=np.tanh).fit(STATES[300:800]).save(path)

@@ -224,6 +224,20 @@ def test_unusable_trajectories_are_refused_before_any_training(change, message):
         XarrayRolloutGeoQ(small(STEP, never)).fit(change(FIT))
 
 
+def test_the_forcing_of_a_trajectory_is_selected_from_a_longer_series():
+    states, inputs = forced_data()
+    runs = [states.isel(run=0, time=slice(60)), states.isel(run=0, time=slice(40, 100))]
+    series = inputs.isel(run=0)
+    one, other = (
+        XarrayRolloutGeoQ(small(None, train, n_calibration=10)).fit(runs, forcing=given)
+        for given in (series, [series.sel(time=run.time) for run in runs])
+    )
+    a, b = (g.bound(runs[0].isel(time=3), 10, forcing=series) for g in (one, other))
+    xr.testing.assert_identical(a, b)
+    with pytest.raises(ValueError, match="forcing and trajectories differ along"):
+        one.fit(runs, forcing=series.isel(time=slice(90)))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -435,7 +435,8 @@ def _bytes(array: Tensor) -> memoryview:
     """The memory of an array."""
     if not array.numel():
         return memoryview(b"")
-    flat: memoryview = array.reshape(-1).view(torch.uint8).numpy().data
+    # A view of NumPy, because torch refuses a single number with stride 0.
+    flat: memoryview = array.numpy().reshape(-1).view("uint8").data
     return flat
 
 

@@ -444,5 +444,6 @@ class XarrayGeoQ:
                 not_safe=region.meaning[1],
                 typical_distance=calibration.typical_distance,
                 typical_support_distance=calibration.typical_support_distance,
+                quantile=self.geoq_.increment_model_.quantile,
             )
         )

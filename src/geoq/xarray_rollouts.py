@@ -100,8 +100,9 @@ class XarrayRolloutGeoQ:
         Args:
             trajectories: one trajectory, a list of them, or an array with the dimension ``trajectory_dim``. Their times must
                 be in order and without gaps.
-            forcing: the inputs of each step, for the same trajectories and times: the forcing at a time drives the step from
-                this time to the next one. A forcing without the dimension of time is constant along a trajectory.
+            forcing: the inputs of each step, one part per trajectory or one for all of them. It contains the times of the
+                trajectories: the forcing at a time drives the step from this time to the next one. A forcing without the
+                dimension of time is constant along a trajectory.
             checkpoint: a folder, or a ``Checkpoint``, see ``RolloutGeoQ.fit``.
             progress: how the progress is shown, see ``GeoQ.fit``.
 
@@ -409,6 +410,13 @@ class XarrayRolloutGeoQ:
                 else {"valid_time": times + lead}
             )
             answer = answer.assign_coords({"lead_time": lead, **valid})
+        rule = {} if probe.trust is None else vars(probe.trust)
+        answer = answer.assign_attrs({f"trust_{name}": of for name, of in rule.items()})
+        largest = np.asarray(probe.tolerance, dtype=float)
+        if largest.ndim:
+            answer = answer.assign(tolerance=(self._output().dims, largest))
+        elif probe.tolerance is not None:
+            answer = answer.assign_attrs(tolerance=float(largest))
         return answer.assign_attrs(
             threshold=probe.threshold,
             safe=probe.meaning[0],

@@ -60,7 +60,7 @@ def gathered(parts: Sequence[Any], name: str, time: str) -> list[xr.DataArray]:
 def driven(
     parts: Sequence[Any], trajectories: list[xr.DataArray], time: str
 ) -> list[xr.DataArray]:
-    """The forcing of each trajectory at its times; a constant forcing is repeated."""
+    """The forcing of each trajectory at its times, selected from a longer series; a constant forcing is repeated."""
     given = [*parts] * (len(trajectories) if len(parts) == 1 else 1)
     if len(given) != len(trajectories):
         raise ValueError(
@@ -71,6 +71,8 @@ def driven(
             times = states[time] if time in states.coords else len(states)
             bare = given[place].drop_vars(time, errors="ignore")
             given[place] = bare.expand_dims({time: times})
+        elif states.get_index(time).isin(given[place].get_index(time)).all():
+            given[place] = given[place].sel({time: states.get_index(time)})
     arrays = gathered(given, "forcing", time)
     for array, states in zip(arrays, trajectories, strict=True):
         if not array.get_index(time).equals(states.get_index(time)):

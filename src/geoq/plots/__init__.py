@@ -12,14 +12,9 @@ except ImportError as exc:
         'geoq.plots draws with Matplotlib; install it by pip install ".[plots]".'
     ) from exc
 
-from geoq.plots.answers import (
-    error_over_input,
-    estimate_against_error,
-    fields,
-    rollouts,
-    summary,
-)
+from geoq.plots.answers import fields, rollouts, summary
 from geoq.plots.calibration import calibration
+from geoq.plots.errors import error_over_input, estimate_against_error
 from geoq.plots.inputs import inputs
 
 __all__ = [

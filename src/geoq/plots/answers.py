@@ -10,16 +10,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from geoq.answer_table import N_OUTPUTS_SHOWN, outputs_named
-from geoq.arrays import Array
-from geoq.assessment import Assessment
 from geoq.increments.shapes import check_spatial
 from geoq.plots.checks import (
     channels_of,
-    check_axes,
     check_figure,
     numbers_of,
     row_index,
     true_errors,
+)
+from geoq.plots.errors import estimate_against_error
+from geoq.plots.labelled import (
+    label_grid,
+    plain_answer,
+    plain_values,
+    row_name,
 )
 from geoq.plots.style import (
     ESTIMATE,
@@ -48,9 +52,9 @@ MOST_POINTS = 20_000
 
 def summary(
     figure: Figure,
-    assessment: Assessment,
+    assessment: Any,
     *,
-    error: Array | None = None,
+    error: Any = None,
     output: SupportsIndex = 0,
 ) -> list[Axes]:
     """Draw all queries: bounds over support scores and, if true errors are given, bounds against true errors.
@@ -60,7 +64,7 @@ def summary(
 
     Args:
         figure: an empty figure; 10 x 4.5 inches are suitable.
-        assessment: the answer of ``GeoQ.assess``.
+        assessment: the answer of ``GeoQ.assess`` or ``XarrayGeoQ.assess``.
         error: true errors in the shape of the bounds: ``abs(y - assessment.prediction)``.
         output: the number of the output, if there are up to ten; outputs can have different units.
 
@@ -75,6 +79,7 @@ def summary(
         'error bound'
     """
     check_figure(figure)
+    error, assessment = plain_values(error, assessment), plain_answer(assessment)
     bound, safe = numbers_of(assessment.error_hat), numbers_of(assessment.safe) > 0
     true = None if error is None else true_errors(error, "error", assessment.error_hat)
     name = ""
@@ -115,13 +120,13 @@ def summary(
 
 def fields(
     figure: Figure,
-    assessment: Assessment,
+    assessment: Any,
     row: SupportsIndex,
     *,
     channel: SupportsIndex = 0,
     n_spatial: int = 2,
-    expected: Array | None = None,
-    error: Array | None = None,
+    expected: Any = None,
+    error: Any = None,
 ) -> list[Axes]:
     """Draw the prediction of one query and the bound of its error; the title states whether the query is safe.
 
@@ -129,7 +134,7 @@ def fields(
 
     Args:
         figure: an empty figure; 13 x 3.6 inches are suitable for four maps, 8 x 5 inches for lines.
-        assessment: the answer of ``GeoQ.assess``.
+        assessment: the answer of ``GeoQ.assess`` or ``XarrayGeoQ.assess``.
         row: the number of the query.
         channel: the number of the field if there are several. The grid is last, and all dimensions before it are channels.
         n_spatial: 1 for fields on a line, 2 for fields in the plane.
@@ -148,6 +153,8 @@ def fields(
     """
     check_figure(figure)
     check_spatial(n_spatial)
+    asked, assessment = assessment, plain_answer(assessment)
+    expected, error = plain_values(expected, asked), plain_values(error, asked)
     row = row_index(row, len(assessment), "row", "the queries of the assessment")
     if assessment.gaps is not None and row in assessment.gaps:
         raise ValueError(
@@ -169,9 +176,10 @@ def fields(
         # An error with a single channel belongs to all channels of the prediction.
         errors[name] = channels[channel if len(channels) > 1 else 0]
     axes = (_maps if n_spatial == 2 else _lines)(figure, prediction[channel], errors)
+    label_grid(axes, asked, n_spatial)
     several = assessment.prediction[row].ndim > n_spatial
     title = (
-        f"query {row}{f', channel {channel}' if several else ''}: {assessment.safety(row)} "
+        f"{row_name(asked, row, 'query')}{f', channel {channel}' if several else ''}: {assessment.safety(row)} "
         f"(support score {float(assessment.support_score[row]):.3g}, threshold {assessment.threshold:.3g})"
     )
     figure.suptitle(wrapped(figure, title), fontsize=10)
@@ -180,10 +188,10 @@ def fields(
 
 def rollouts(
     figure: Figure,
-    assessment: RolloutAssessment,
+    assessment: Any,
     rows: Iterable[SupportsIndex],
     *,
-    error: Array | None = None,
+    error: Any = None,
 ) -> list[Axes]:
     """Draw the largest bound at each step of some rollouts, one panel per rollout.
 
@@ -192,7 +200,7 @@ def rollouts(
 
     Args:
         figure: an empty figure; 8 inches of width and 2 inches of height per rollout are suitable.
-        assessment: the answer of ``RolloutGeoQ.assess``.
+        assessment: the answer of ``RolloutGeoQ.assess`` or ``XarrayRolloutGeoQ.assess``.
         rows: the numbers of the rollouts.
         error: true errors of all rollouts: ``abs(truth - assessment.prediction)``.
 
@@ -209,6 +217,8 @@ def rollouts(
         >>> upper, lower = plots.rollouts(Figure(figsize=(8, 4)), answer, [0, 1])
     """
     check_figure(figure)
+    asked, assessment = assessment, plain_answer(assessment)
+    error = plain_values(error, asked)
     n, n_steps = assessment.safe.shape
     whole = "the rollouts of the assessment"
     if not isinstance(rows, Iterable):
@@ -246,90 +256,14 @@ def rollouts(
                 limit = height * np.array(assessment.trust.largest_ratio[:n_steps])
                 step = np.arange(1, len(limit) + 1)
                 axes.plot(step, limit, color=REFERENCE, lw=1.6, label="limit of trust")
-        title = "; ".join(assessment.outcome(row))
+        name = row_name(asked, row, "rollout")
+        title = "; ".join(assessment.outcome(row)).replace(f"rollout {row}", name, 1)
         axes.set_title(wrapped(figure, title), fontsize=9)
     name = "largest error / tolerance" if divided else "largest error"
     figure.supylabel(name, fontsize=10)
     panels[-1].set(xlabel="step", xlim=(0.5, n_steps + 0.5), ylim=(0, None))
     legend_below(figure, panels)
     return panels
-
-
-def error_over_input(
-    axes: Axes,
-    x: Float[np.ndarray, " n"],
-    error: Float[np.ndarray, " n"],
-    error_hat: Float[np.ndarray, " n"],
-    safe: Bool[np.ndarray, " n"],
-    training_interval: tuple[float, float],
-) -> Axes:
-    """Draw true and estimated errors over a scalar input, with the safe region shaded.
-
-    Args:
-        axes: the axes to draw into.
-        x: the inputs, in any order.
-        error: the true errors.
-        error_hat: the bounds.
-        safe: the safe flags.
-        training_interval: the ends of the interval of the training inputs, drawn as dotted lines.
-
-    Example:
-        >>> import numpy as np
-        >>> from matplotlib.figure import Figure
-        >>> from geoq import plots
-        >>> x = np.linspace(0, 1, 50)
-        >>> axes = Figure().subplots()
-        >>> axes = plots.error_over_input(axes, x, x**2, x, x < 0.5, (0.0, 0.5))
-    """
-    check_axes(axes)
-    order = np.argsort(x)
-    x, error, error_hat, safe = x[order], error[order], error_hat[order], safe[order]
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], safe.astype(int), [0]])))
-    for number, (start, stop) in enumerate(edges.reshape(-1, 2)):
-        label = "safe region" if number == 0 else None
-        axes.axvspan(x[start], x[stop - 1], color=SHADE, lw=0, label=label)
-    axes.plot(x, error, color=TRUE, lw=1.6, label="true error")
-    axes.plot(x, error_hat, color=ESTIMATE, lw=1.6, ls="--", label="estimate")
-    for number, end in enumerate(training_interval):
-        label = "training interval" if number == 0 else None
-        axes.axvline(end, color=REFERENCE, lw=1.2, ls=":", label=label)
-    axes.set(xlabel="x", ylabel="error", xlim=(x[0], x[-1]), ylim=(0, None))
-    axes.legend(**OPAQUE)
-    return axes
-
-
-def estimate_against_error(
-    axes: Axes,
-    error: Float[np.ndarray, " *shape"],
-    error_hat: Float[np.ndarray, " *shape"],
-    safe: Bool[np.ndarray, " *shape"],
-) -> Axes:
-    """Draw each bound against its true error; points above the diagonal are covered.
-
-    Args:
-        axes: the axes to draw into.
-        error: the true errors.
-        error_hat: the bounds.
-        safe: the safe flag of each bound.
-
-    Example:
-        >>> import numpy as np
-        >>> from matplotlib.figure import Figure
-        >>> from geoq import plots
-        >>> x = np.linspace(0, 1, 50)
-        >>> axes = plots.estimate_against_error(Figure().subplots(), x**2, x, x < 0.5)
-    """
-    check_axes(axes)
-    floor = floor_of(error, error_hat)
-    top = max(float(error.max()), float(error_hat.max()), 10 * floor)
-    scatter_by_flag(axes, error.clip(floor), error_hat.clip(floor), safe)
-    axes.plot([floor, top], [floor, top], color=TRUE, lw=1.2, label="error = bound")
-    axes.set(xlabel="true error", ylabel="error bound", xscale="log", yscale="log")
-    axes.set(xlim=(floor / 1.5, 1.5 * top), ylim=(floor / 1.5, 1.5 * top))
-    label_logarithms(axes.xaxis)
-    label_logarithms(axes.yaxis)
-    axes.legend(frameon=False)
-    return axes
 
 
 def _bound_over_score(
@@ -376,7 +310,7 @@ def _maps(
     image = first.imshow(prediction, origin="lower", cmap="viridis")
     figure.colorbar(image, ax=first)
     first.set_title("prediction", fontsize=10)
-    largest = max(float(values.max()) for values in errors.values()) or 1.0
+    largest = max(float(np.nanmax(values)) for values in errors.values()) or 1.0
     for axes, (name, values) in zip(others, errors.items(), strict=True):
         image = axes.imshow(
             values, origin="lower", cmap="cividis", vmin=0, vmax=largest
@@ -416,7 +350,8 @@ def _lines(
 def _label(name: str, errors: dict[str, np.ndarray]) -> str:
     if name != "error":
         return {"bound": "bound of the error", "expected": "expected error"}[name]
-    return f"true error, {(errors['error'] <= errors['bound']).mean():.1%} within the bound"
+    covered = (errors["error"] <= errors["bound"])[~np.isnan(errors["bound"])]
+    return f"true error, {covered.mean():.1%} within the bound"
 
 
 def _rollout(
