@@ -49,8 +49,8 @@ def measure(name, seed, small):
     return rows, time.process_time() - started
 
 
-def measure_all(names, seeds, n_jobs, *, small):
-    """Rows of all cases in the order of the names; each task has a process of its own."""
+def measure_all(names, seeds, n_jobs, *, small, save):
+    """Measure all cases, each task in a process of its own. ``save`` receives all rows so far, in the order of the names."""
     tasks = [(name, seed) for name in names for seed in seeds]
     found = {}
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -62,7 +62,7 @@ def measure_all(names, seeds, n_jobs, *, small):
             name, seed = task = running[done]
             found[task], seconds = done.result()
             print(f"{name}, seed {seed}: {seconds:.0f} s", flush=True)
-    return [row for task in tasks for row in found[task]]
+            save([row for task in tasks for row in found.get(task, ())])
 
 
 def main():
@@ -74,12 +74,16 @@ def main():
     parser.add_argument("--out", type=Path, help="where to write the results")
     arguments = parser.parse_args()
     check_installed()
-    seeds = [0] if arguments.small else list(arguments.seeds)
-    rows = measure_all(arguments.cases, seeds, arguments.jobs, small=arguments.small)
+    small, out = arguments.small, arguments.out
     packages = {name: record.installed(name) for name in PACKAGES.values()}
     conditions = {"quantile": record.QUANTILE, "packages": packages}
-    conditions |= {"small": True} if arguments.small else {}
-    print(record.write("third_party", rows, arguments.out, **conditions))
+    conditions |= {"small": True} if small else {}
+
+    def save(rows):
+        record.write("third_party", rows, out, **conditions)
+
+    seeds = [0] if small else list(arguments.seeds)
+    measure_all(arguments.cases, seeds, arguments.jobs, small=small, save=save)
 
 
 if __name__ == "__main__":
