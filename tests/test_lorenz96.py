@@ -91,3 +91,44 @@ def test_the_bound_is_sharper_than_one_number_per_step(forecast):
     error, bound = error[:, : len(per_step)], a.error_hat[:, : len(per_step)]
     others = np.broadcast_to(per_step[:, None], error.shape)
     assert pinball(error, bound, 0.95) < 0.9 * pinball(error, others, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("changed", "least", "most"),
+    [
+        (lambda x: x, 0.88, 1.0),
+        (lambda x: np.roll(x, 7, axis=1), 0.88, 1.0),
+        (lambda x: 1.5 * x, 0.0, 0.05),
+        (lambda x: 3 * x, 0.0, 0.0),
+        (lambda x: x + 2.0, 0.0, 0.1),
+        (lambda x: np.random.default_rng(0).permuted(x, axis=1), 0.0, 0.1),
+    ],
+)
+def test_initial_states_unlike_the_data_are_not_safe(forecast, changed, least, most):
+    geoq, _, _ = forecast
+    x0 = changed(lorenz96(1000, seed=1)[::10])
+    assert least <= geoq.assess(x0, 1).safe.mean() <= most
+
+
+def test_the_reason_names_what_is_unlike_the_data(forecast):
+    geoq, _, _ = forecast
+    x0 = lorenz96(3, seed=1)
+    x0[1] *= 1.4
+    x0[2, 17] += 6 * (-1) ** (x0[2, 17] > 0)
+    a = geoq.assess(x0, 2, tolerance=3.0)
+    assert "step 1: NOT safe, the standard deviation of channel 0 is" in a.reason(1)
+    assert a.trusted_horizon[1] == a.supported_horizon[1] == 0
+    assert not a.safe[2, 0]
+    assert "around cell" in a.reason(2)
+
+
+def test_a_file_contains_the_region_of_initial_states(forecast, tmp_path):
+    geoq, _, _ = forecast
+    geoq.save(tmp_path / "l96.geoq")
+    x0 = lorenz96(20, seed=1)
+    x0[10:] *= 1.2
+    loaded = RolloutGeoQ.load(tmp_path / "l96.geoq", surrogate=geoq.surrogate_)
+    ours, theirs = (g.assess(x0, 2, tolerance=3.0) for g in (geoq, loaded))
+    np.testing.assert_array_equal(ours.support_score, theirs.support_score)
+    assert [ours.reason(i) for i in range(20)] == [theirs.reason(i) for i in range(20)]
+    assert 0 < ours.safe[:, 0].sum() < 20

@@ -125,3 +125,19 @@ def test_errors_of_user_code_name_the_fold():
     with pytest.raises(RuntimeError, match="out of memory") as caught:
         small(STEP, fails).fit(TRAINING)
     assert "fold 1 of 5" in caught.value.__notes__[0]
+
+
+def test_the_tuples_of_a_safe_region_start_from_rows_of_its_data():
+    """The last state of a trajectory has no next state, so it is left out of these data."""
+    geoq = small(None, analogue, folds=GroupFolds(3)).fit(
+        [henon(300, seed) for seed in range(3)]
+    )
+    tuples = geoq.calibration_.tuples
+    data, first = tuples.data, torch.arange(0, len(tuples), 40)
+    assert len(data.inputs) == len(data.outputs) == 3 * 299
+    assert_close(tuples.features.inputs[first], data.inputs[tuples.point[first]])
+    raw = data.coordinates.inverse(data.inputs)
+    assert_close(1 - 1.4 * raw[:, 0] ** 2 + raw[:, 1], data.outputs[:, 0])
+    for fold, (left_in, _) in enumerate(data.splits):
+        assert len(left_in) == 2 * 299
+        assert not set(left_in) & set(tuples.point[tuples.fold == fold].tolist())

@@ -175,6 +175,25 @@ def test_fields_of_tensors_can_be_forced():
     assert a.error_hat.dtype == torch.float32
 
 
+def test_initial_states_on_a_grid_are_tested_without_their_forcing():
+    rng, place = np.random.default_rng(0), np.linspace(0, 2 * np.pi, 16, endpoint=False)
+    force = 0.1 * rng.standard_normal((300, 2))
+    wave = np.exp(0.3j * np.arange(300)[:, None])
+    both = np.concatenate([np.exp(1j * place), np.exp(2j * place)])
+    states = np.real(wave * both).reshape(-1, 2, 16)
+    states += 0.1 * rng.standard_normal(states.shape)
+
+    def step(x, u):
+        return np.roll(x, 1, axis=2) + u[:, :, None]
+
+    geoq = RolloutGeoQ(step, None, n_calibration=10).fit(states, forcing=force)
+    assert geoq.safe_region_.initial.coordinates.input_shape == (2, 16)
+    x0 = np.concatenate([states[:40], 2 * states[:40]])
+    safe = geoq.assess(x0, 3, forcing=force[:3]).safe[:, 0]
+    assert safe[:40].mean() > 0.8
+    assert safe[40:].mean() < 0.1
+
+
 def test_a_network_is_trained_on_rollouts_with_their_forcing():
     training = Training(n_steps=100, learning_rate=1e-2)
     recipe = TrainRollout(

@@ -10,6 +10,7 @@ from geoq.arrays import Array
 from geoq.checks import check_index
 from geoq.rollout.horizon import Trust
 from geoq.rollout.joint_band import JointBand
+from geoq.rollout.region import InitialStates
 from geoq.unanswered import Gaps
 
 WITHOUT_TOLERANCE = "no tolerance was given, so the horizon depends on the support alone and not on the bound"
@@ -43,6 +44,7 @@ class RolloutAssessment:
             it is less than ``trust.largest_ratio`` of the step.
         gaps: the rollouts without an answer, for example because a coordinate of the initial state is nan. They are not safe,
             their numbers are nan and their horizons 0. None if all rollouts have an answer.
+        initial: the initial states and their first steps, if they are states on a grid.
         changed: the rollouts whose initial state changes a coordinate that is constant in the data, or whose forcing is outside
             its range in the data, and the reason.
     """
@@ -63,6 +65,7 @@ class RolloutAssessment:
     bound_over_tolerance: Float[Array, " n n_steps"] | None = None
     gaps: Gaps | None = None
     changed: Mapping[int, str] = field(default_factory=dict)
+    initial: InitialStates | None = None
 
     def __len__(self) -> int:
         return len(self.safe)
@@ -154,6 +157,9 @@ class RolloutAssessment:
         if rollout in self.changed and math.isinf(score):
             return f"NOT safe, {self.changed[rollout]}"
         if not bool(self.safe[rollout, index]):
+            unlike = "" if index or not self.initial else self.initial.explain(rollout)
+            if unlike:
+                return f"NOT safe, {unlike}"
             return f"NOT safe, {self.meaning[1]} (score {score:.3g}, threshold {self.threshold:.3g})"
         assert self.trust is not None
         assert self.bound_over_tolerance is not None

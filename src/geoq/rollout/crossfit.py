@@ -1,6 +1,7 @@
 """Cross-fitted rollouts: errors of rollouts that start from states which the surrogate of the fold has not seen."""
 
 import logging
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,6 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from geoq.arrays import take, to_tensor
+from geoq.coordinates import Coordinates
+from geoq.crossfit import CalibrationPoints
 from geoq.fold_plan import FoldPlan
 from geoq.folds import ClusterFolds, Folds
 from geoq.geometry import Embedding, Geometry
@@ -39,6 +42,7 @@ class RolloutProblem:
         n_anchors: k_a, the number of anchors that displacements are measured from.
         n_support: k, the number of states that the support distance averages over.
         output: the part of the state that is bounded.
+        state: the shape of a state without its forcing.
     """
 
     trajectories: Trajectories
@@ -50,6 +54,40 @@ class RolloutProblem:
     n_anchors: int
     n_support: int
     output: Output
+    state: tuple[int, ...]
+
+    def steps(self, plan: FoldPlan) -> CalibrationPoints:
+        """The states that have a next state, and these next states; a fold leaves in the steps between two of its states."""
+        number, n_values = self.trajectories.number, math.prod(self.state)
+
+        def own(rows: Tensor) -> Tensor:
+            """The states of rows of states with their forcing, which comes last."""
+            return rows.flatten(start_dim=1)[:, :n_values].reshape(-1, *self.state)
+
+        goes_on = number[1:] == number[:-1]
+        before = torch.as_tensor(
+            np.flatnonzero(goes_on), device=self.embedding.z.device
+        )
+        states = own(to_tensor(self.trajectories.states, "trajectories"))
+        mean, scale = (
+            own(part[None])[0]
+            for part in (self.normalization.mean, self.normalization.scale)
+        )
+        no = torch.zeros_like(mean, dtype=torch.bool)
+        splits = []
+        for kept, held_out in plan.splits:
+            left_in = np.zeros(len(number), dtype=bool)
+            left_in[kept] = True
+            first = np.flatnonzero(left_in[:-1] & left_in[1:] & goes_on)
+            splits.append((first - number[first], held_out))
+        return CalibrationPoints(
+            inputs=own(self.embedding.normalized)[before],
+            outputs=states[before + 1],
+            error=states.new_zeros(len(before), 0),
+            splits=tuple(splits),
+            metric=None,
+            coordinates=Coordinates(mean, scale, no, states.amin(0) == states.amax(0)),
+        )
 
     def all_states(self, plan: FoldPlan, folds: Folds) -> ReferenceStates:
         """All states, which the features of queries are relative to.
@@ -141,4 +179,8 @@ def cross_fit_rollouts(
         start=torch.as_tensor(np.concatenate(starts), device=device),
         fold=per_rollout(list(range(len(starts)))),
         family=per_rollout(list(plan.family)),
+        trajectory=torch.as_tensor(
+            trajectories.number[np.concatenate(starts)], device=device
+        ),
+        steps=problem.steps(plan),
     )

@@ -46,7 +46,7 @@ from geoq.rollout.horizon import HeldOutRollouts, Trust, n_leading, over_toleran
 from geoq.rollout.joint_band import JointBand, excess_of
 from geoq.rollout.memory import REMEDY
 from geoq.rollout.output import Output
-from geoq.rollout.region import RolloutRegion, score_along
+from geoq.rollout.region import InitialStates, RolloutRegion, first_steps, score_along
 from geoq.rollout.runaways import warn_of_runaways
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.scheme import RolloutScheme, bound_of, fit_scheme
@@ -196,6 +196,7 @@ class RolloutGeoQ:
             self.n_anchors,
             self.n_support,
             Output.of(self.output, self.forcing_.state),
+            self.forcing_.state,
         )
         finished = open_checkpoint(self, checkpoint, gathered, plan, starts)
         # One step of the progress bar per training, one for the scheme and one for the safe region. A fold from which no
@@ -297,7 +298,7 @@ class RolloutGeoQ:
                 if name not in arrays:
                     arrays[name] = part.new_empty((len(x0), *part.shape[1:]))
                 arrays[name][rows] = part
-        lost = arrays.pop("lost")
+        lost, first = arrays.pop("lost"), arrays.pop("first_step", None)
         return RolloutAssessment(
             **{name: restore(array, x0) for name, array in arrays.items()},
             threshold=self.safe_region_.threshold,
@@ -310,6 +311,7 @@ class RolloutGeoQ:
             if lost.any()
             else None,
             changed=unsafe[1],
+            initial=InitialStates.of(self.safe_region_, first),
         )
 
     def bound(self, x0: Array, n_steps: int, *, forcing: Array | None = None) -> Array:
@@ -353,6 +355,8 @@ class RolloutGeoQ:
                 ),
                 "lost": torch.zeros_like(safe[:, 0]) if lost is None else lost,
             }
+            if (first := first_steps(self.safe_region_, features)) is not None:
+                answers["first_step"] = first
             if largest is not None and trust is not None:
                 ratio = over_tolerance(bound, largest)
                 # No error was measured past the calibration horizon, so no step there is trusted.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from geoq.arrays import Array, restore, to_tensor
 from geoq.coordinates import CHANGED
-from geoq.crossfit import CalibrationSet
+from geoq.crossfit import CalibrationPoints, CalibrationSet
 from geoq.geometry import Embedding, GeometricFeatures, Geometry
 from geoq.increments.climatology import FittedClimatology
 from geoq.representation import Representation, Standardization
@@ -178,6 +178,8 @@ class RolloutCalibration:
         start: the row of the data that a rollout starts from.
         fold: the fold that holds out this row, counted from 0.
         family: the fold scheme that the fold belongs to.
+        trajectory: the trajectory that a rollout starts from, counted from 0.
+        steps: the states of the data that have a next state, and these next states, both without forcing.
     """
 
     features: RolloutFeatures
@@ -185,6 +187,8 @@ class RolloutCalibration:
     start: Int[Tensor, " n"]
     fold: Int[Tensor, " n"]
     family: Int[Tensor, " n"]
+    trajectory: Int[Tensor, " n"]
+    steps: CalibrationPoints
 
     def __len__(self) -> int:
         return len(self.error)
@@ -211,9 +215,11 @@ class RolloutCalibration:
         return CalibrationSet(
             features=self.features.along[kept],
             error=self.error.flatten(0, 1)[kept],
-            point=(self.start[:, None] + step).flatten()[kept],
+            # The last state of each trajectory has no next state, so it is not a row of ``steps``.
+            point=((self.start - self.trajectory)[:, None] + step).flatten()[kept],
             fold=each_step(self.fold),
             family=each_step(self.family),
             position=each_step(torch.arange(len(self), device=alive.device)),
             reach=0,
+            data=self.steps,
         )

@@ -15,6 +15,7 @@ from geoq.checks import check_count, check_fitted
 from geoq.folds import UnavailableFolds
 from geoq.geometry import Embedding, Geometry
 from geoq.increments.climatology import FittedClimatology
+from geoq.regions.field_region import FittedFieldRegion
 from geoq.regions.safe_region import DistanceRegion, FittedDistanceRegion, FittedRegion
 from geoq.representation import Representation, Standardization
 from geoq.rollout.additive import AdditiveRecursion
@@ -22,7 +23,7 @@ from geoq.rollout.features import ReferenceStates
 from geoq.rollout.forcing import Forcing
 from geoq.rollout.horizon import HeldOutRollouts
 from geoq.rollout.output import Output
-from geoq.rollout.region import RolloutRegion
+from geoq.rollout.region import FittedRolloutRegion, RolloutRegion
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.trajectories import roll_out
 from geoq.surrogate import Surrogate, evaluate
@@ -81,6 +82,9 @@ def save(geoq: "RolloutGeoQ", path: str | Path, **labels: Any) -> None:
         **with_prefix("scheme.", weights),
         **with_prefix("probe.", _answers(geoq)),
     }
+    region = geoq.safe_region_
+    if isinstance(region, FittedRolloutRegion) and region.initial is not None:
+        arrays |= with_prefix("region.", region.initial.state())
     if not geometry.points.shared:
         arrays["points.normalized"] = geometry.points.normalized
     archive.write(path, numbers | labels, arrays)
@@ -225,8 +229,8 @@ def _restore(
     geoq.scheme = geoq.scheme_ = scheme
     region = numbers["safe_region"]
     geoq.safe_region = _RULES[region["rule"]](**region["settings"])
-    geoq.safe_region_ = FittedDistanceRegion(
-        region["threshold"], tuple(region["meaning"]), geoq.safe_region
+    geoq.safe_region_ = _restored_region(
+        geoq.safe_region, region, geoq.forcing_.state, without_prefix("region.", arrays)
     )
     geoq.held_out_ = HeldOutRollouts(
         **{part: arrays[f"held_out.{part}"] for part in _HELD_OUT},
@@ -234,6 +238,20 @@ def _restore(
     )
     probes = arrays["probe.x"]
     geoq.probes_ = probes.cpu().numpy() if numbers["numpy"] else probes
+
+
+def _restored_region(
+    rule: RolloutRegion | DistanceRegion,
+    stored: dict[str, Any],
+    state: tuple[int, ...],
+    arrays: dict[str, Tensor],
+) -> FittedRegion:
+    meaning = tuple(stored["meaning"])
+    if isinstance(rule, DistanceRegion):
+        return FittedDistanceRegion(stored["threshold"], meaning, rule)
+    fields = rule.initial_rule(state)
+    initial = None if fields is None else FittedFieldRegion.from_state(fields, arrays)
+    return FittedRolloutRegion(stored["threshold"], rule, initial, meaning)
 
 
 def _answers(geoq: "RolloutGeoQ") -> dict[str, Tensor]:

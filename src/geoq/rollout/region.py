@@ -1,14 +1,18 @@
-"""The safe region of rollouts: a threshold on the support distance, set by whole held-out rollouts."""
+"""The safe region of rollouts: a threshold on the support distance of all steps, and a test of initial states on a grid."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from geoq.crossfit import CalibrationSet
+from geoq.geometry import GeometricFeatures
 from geoq.quantiles import check_quantile, inverse_cdf_quantile
-from geoq.regions.safe_region import FittedDistanceRegion, FittedRegion
+from geoq.regions.field_region import FieldRegion, FittedFieldRegion
+from geoq.regions.field_scores import MIN_CELLS, grid_axes
+from geoq.regions.safe_region import SAFE, FittedRegion
 from geoq.rollout.features import RolloutFeatures
 
 MEANING = (
@@ -26,6 +30,11 @@ class RolloutRegion:
     The quantile is taken over whole rollouts, unlike in ``DistanceRegion``. A threshold that one step in twenty exceeds would
     end the supported horizon of nearly every rollout of a hundred steps.
 
+    Distances hardly change if a state of many coordinates becomes noisy or is shifted. So an initial state with a grid of 16
+    cells or more must also be in a ``FieldRegion``, which compares its windows, its moments and its first step with the data.
+    Both tests then have the quantile :math:`(1 + \alpha_{safe}) / 2`, so that together they exclude at most the fraction
+    :math:`1 - \alpha_{safe}` of the held-out rollouts. A state with one axis counts as a line of cells.
+
     Attributes:
         quantile: alpha_safe, the fraction of the held-out rollouts whose steps are all in the region.
 
@@ -39,14 +48,115 @@ class RolloutRegion:
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "RolloutRegion.quantile")
 
-    def fit(self, calibration: CalibrationSet) -> FittedDistanceRegion:
-        """Set the threshold from the farthest step of each held-out rollout."""
+    def fit(self, calibration: CalibrationSet) -> "FittedRolloutRegion":
+        """Set the threshold from the farthest step of each held-out rollout, and the region of initial states."""
+        data = calibration.data
+        state = () if data is None else tuple(data.outputs.shape[1:])
+        fields = self.initial_rule(state)
+        quantile = self.quantile if fields is None else fields.quantile
         distance = calibration.features.support_distance
         rollout = calibration.group.unique(return_inverse=True)[1]
         farthest = distance.new_zeros(int(rollout.max()) + 1)
         farthest.scatter_reduce_(0, rollout, distance, "amax")
-        threshold = float(inverse_cdf_quantile(farthest, self.quantile))
-        return FittedDistanceRegion(threshold, MEANING, self)
+        threshold = float(inverse_cdf_quantile(farthest, quantile))
+        if fields is None:
+            return FittedRolloutRegion(threshold, self)
+        # The steps of a rollout follow each other, its first step first.
+        is_first = torch.ones_like(rollout, dtype=torch.bool)
+        is_first[1:] = rollout[1:] != rollout[:-1]
+        first = calibration[is_first.nonzero()[:, 0]]
+        features = first.features
+        states = GeometricFeatures(
+            features.displacement,
+            features.support_distance,
+            features.anchor_error,
+            _of_shape(features.prediction, state),
+            features.inputs,
+        )
+        initial = fields.fit(replace(first, features=states, error=first.error))
+        return FittedRolloutRegion(threshold, self, initial)
+
+    def initial_rule(self, state: tuple[int, ...]) -> FieldRegion | None:
+        """The rule for initial states of this shape; None if they have no grid of enough cells."""
+        n_spatial = grid_axes(state) if state else 0
+        if math.prod(state[len(state) - n_spatial :]) < MIN_CELLS:
+            return None
+        return FieldRegion((1 + self.quantile) / 2, n_spatial)
+
+
+@dataclass(frozen=True)
+class FittedRolloutRegion:
+    """A threshold on the support distance of a step, and the region of initial states.
+
+    Attributes:
+        threshold: the largest support distance of a safe step.
+        rule: the rule that has set it.
+        initial: the region of initial states; None for states without a grid.
+        meaning: why a step is safe, and why it is not.
+    """
+
+    threshold: float
+    rule: RolloutRegion = RolloutRegion()
+    initial: FittedFieldRegion | None = None
+    meaning: tuple[str, str] = MEANING
+
+    def support_score(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
+        """The support distance itself."""
+        return features.support_distance
+
+    def contains(self, support_score: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """Whether the score is at most the threshold."""
+        return support_score <= self.threshold
+
+
+@dataclass(frozen=True)
+class InitialStates:
+    """Initial states on a grid and their first steps, which explain why they are not safe.
+
+    Attributes:
+        region: the region of initial states.
+        inputs: the standardised initial states.
+        prediction: the states that the first step ends at.
+    """
+
+    region: FittedFieldRegion
+    inputs: Float[Tensor, " n *state"]
+    prediction: Float[Tensor, " n *state"]
+
+    @staticmethod
+    def of(
+        region: FittedRegion, first: Float[Tensor, " n 2 *state"] | None
+    ) -> "InitialStates | None":
+        """The initial states that ``first_steps`` returned."""
+        if first is None:
+            return None
+        assert isinstance(region, FittedRolloutRegion)
+        assert region.initial is not None
+        return InitialStates(region.initial, first[:, 0], first[:, 1])
+
+    def ratio(self, rows: Int[Tensor, " k"]) -> Float[Tensor, " k"]:
+        """The largest ratio of a score to its threshold."""
+        return self.region.ratios(self.inputs[rows], self.prediction[rows]).amax(dim=1)
+
+    def explain(self, rollout: int) -> str:
+        """Why the initial state of a rollout is unlike the data; empty if it is not."""
+        own = slice(rollout, rollout + 1)
+        inputs, prediction = self.inputs[own], self.prediction[own]
+        if float(self.region.ratios(inputs, prediction).max()) <= SAFE:
+            return ""
+        return self.region.explain_field(inputs, prediction)
+
+
+def first_steps(
+    region: FittedRegion, features: RolloutFeatures
+) -> Float[Tensor, " n 2 *state"] | None:
+    """The standardised initial states and the ends of the first steps; None if the region does not test initial states."""
+    if not isinstance(region, FittedRolloutRegion) or region.initial is None:
+        return None
+    first = torch.arange(len(features), device=features.alive.device) * features.n_steps
+    state, rows = region.initial.coordinates.input_shape, features.along[first]
+    parts = (rows.inputs, rows.prediction.to(rows.inputs))
+    return torch.stack([_of_shape(part, state) for part in parts], dim=1)
 
 
 def score_along(
@@ -57,4 +167,17 @@ def score_along(
     score = features.support_distance.new_full(alive.shape, torch.inf)
     if alive.any():
         score[alive] = region.support_score(features.along[alive.flatten()])
+    initial = InitialStates.of(region, first_steps(region, features))
+    kept = alive[:, 0].nonzero()[:, 0]
+    if initial is not None and len(kept):
+        unlike = region.threshold * initial.ratio(kept).to(score)
+        score[kept, 0] = torch.maximum(score[kept, 0], unlike)
     return score
+
+
+def _of_shape(
+    rows: Float[Tensor, " n *row"], state: tuple[int, ...]
+) -> Float[Tensor, " n *state"]:
+    """The states in rows of states with their forcing, which comes last."""
+    flat = rows.flatten(start_dim=1)[:, : math.prod(state)]
+    return flat.reshape(len(rows), *state)
