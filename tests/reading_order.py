@@ -2,6 +2,7 @@
 
 READING_ORDER = [
     "table",
+    "scratch",
     "arrays",
     "settings",
     "quantiles",

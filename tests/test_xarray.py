@@ -328,7 +328,6 @@ DAY = np.timedelta64(1, "D")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda y: y.chunk(time=10), r"y is chunked, .* pass y.compute\(\)"),
         (lambda y: y.assign_coords(time=y.time + DAY), "60 labels from 2020-01-01"),
         (lambda y: y[::-1], r"y.sel\(time=x.time\)"),
         (lambda y: y.drop_vars("time"), "60 positions from 0 to 59"),

@@ -4,7 +4,7 @@ Users pass NumPy arrays, torch tensors or data frames. Their callables receive t
 kind. Inside geoq there are only tensors.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from geoq.scratch import empty_like_rows, in_use, room, shared
 from geoq.table import Frame, Table
 
 Array: TypeAlias = np.ndarray | Tensor
@@ -95,13 +96,9 @@ def _from_numpy(array: np.ndarray, name: str) -> Tensor:
             f"{name} has dtype {array.dtype}, but must hold real numbers of at most 64 bits; "
             f"{ways_out.get(kind, 'convert it first')}."
         )
-    # torch shares the memory of writable, native, positively strided arrays; anything else is copied.
-    shareable = (
-        array.flags.writeable
-        and array.dtype.isnative
-        and all(s >= 0 for s in array.strides)
-    )
-    return torch.from_numpy(
+    # torch shares the memory of native, positively strided arrays; anything else is copied.
+    shareable = array.dtype.isnative and all(s >= 0 for s in array.strides)
+    return shared(
         array if shareable else np.array(array, dtype=array.dtype.newbyteorder("="))
     )
 
@@ -165,8 +162,49 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 def take(array: RowsT, rows: Int[Tensor, " n_rows"]) -> RowsT:
     """Select rows of a user's array and keep its kind."""
-    where = rows.to(array.device) if isinstance(array, Tensor) else rows.cpu().numpy()
-    return cast(RowsT, array[where])
+    if isinstance(array, Tensor):
+        return cast(RowsT, gathered(array, rows.to(array.device)))
+    where = rows.cpu().numpy()
+    if not in_use() or not isinstance(array, np.ndarray):
+        return cast(RowsT, array[where])
+    taken = room((len(where), *array.shape[1:]), array.dtype)
+    for part in chunks(len(where), int(np.prod(array.shape[1:]))):
+        taken[part] = array[where[part]]
+    return cast(RowsT, taken)
+
+
+def gathered(values: Tensor, rows: Tensor) -> Tensor:
+    """Chosen rows; in a scratch file if they are large and scratch files are in use."""
+    if not in_use():
+        return values[rows]
+    return in_chunks(lambda part: values[rows[part]], len(rows), values[:1])
+
+
+def converted(values: Tensor, like: Tensor) -> Tensor:
+    """The values with the dtype and on the device of another tensor."""
+    if values.dtype == like.dtype and values.device == like.device:
+        return values
+    return in_chunks(
+        lambda part: values[part].to(like), len(values), values[:1].to(like)
+    )
+
+
+def in_chunks(
+    rows_of_part: Callable[[slice], Tensor], n_rows: int, like: Tensor
+) -> Tensor:
+    """All rows of a result that is computed in chunks; in a scratch file if it is large and scratch files are in use.
+
+    Args:
+        rows_of_part: computes some rows.
+        n_rows: the number of all rows.
+        like: a row of the result.
+    """
+    if not in_use():
+        return rows_of_part(slice(0, n_rows))
+    place = empty_like_rows(like, n_rows)
+    for part in chunks(n_rows, like.numel()):
+        place[part] = rows_of_part(part)
+    return place
 
 
 def chunks(n_rows: int, row_numbers: int) -> Iterator[slice]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from geoq.arrays import Array, Rows, to_tensor
+from geoq.arrays import Array, Rows, chunks, to_tensor
 from geoq.table import Table
 
 REMOVE = "remove or impute these samples first"
@@ -109,9 +109,10 @@ def check_finite(
         way_out: what the user can do.
         if_masked: another way out, for fields that are missing at the same places in all samples.
     """
-    finite = tensor.isfinite()
-    if finite.all():
+    parts = chunks(len(tensor), tensor[:1].numel()) if tensor.ndim else [...]
+    if all(bool(tensor[part].isfinite().all()) for part in parts):
         return
+    finite = tensor.isfinite()
     if if_masked and _is_masked(finite):
         way_out = if_masked
     bad = (~finite).nonzero()

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from geoq.arrays import Rows, take, to_tensor
-from geoq.checks import add_note_on_error, warn
+from geoq.arrays import Rows, converted, in_chunks, take, to_tensor
+from geoq.checks import add_note_on_error
 from geoq.fold_plan import FoldPlan
 from geoq.folds import count_independent
 from geoq.geometry import (
@@ -27,16 +27,15 @@ from geoq.geometry import (
 )
 from geoq.masks import exact_coordinates
 from geoq.metric import AnyCoordinates, FittedMetric
+from geoq.probing import warn_of_failed_folds
 from geoq.representation import Standardization
+from geoq.scratch import empty_like_rows
 from geoq.surrogate import ErrorFunctional, errors_of
 from geoq.training.checkpoint import FinishedFolds
 from geoq.training.fold_surrogates import Fold, FoldSurrogates, fold_predictions
 
 logger = logging.getLogger(__name__)
 
-# The training of a fold surrogate has failed if its errors are this many times the median over the folds, both on its
-# training points and on its held-out points. Extrapolation raises only the errors on held-out points.
-FAILED_FOLD_RATIO = 5.0
 N_IN_SAMPLE = 256
 # The typical error is computed from at most this many tuples.
 N_TYPICAL = 128
@@ -345,7 +344,7 @@ def _predicted(
             *mean_error[:, number],
         )
     assert place is not None
-    _warn_of_failed_folds(*mean_error)
+    warn_of_failed_folds(*mean_error)
     return place
 
 
@@ -359,9 +358,7 @@ class _FoldTuples(NamedTuple):
 
     def room_for(self, n: int) -> "_FoldTuples":
         """Empty arrays for n tuples of this shape."""
-        error, of_anchors, prediction = (
-            part.new_empty(n, *part.shape[1:]) for part in self[:3]
-        )
+        error, of_anchors, prediction = (empty_like_rows(part, n) for part in self[:3])
         return _FoldTuples(error, of_anchors, prediction, 0.0)
 
     def put(self, other: "_FoldTuples", end: int) -> None:
@@ -423,36 +420,17 @@ class _HeldOut:
                 prediction, error_functional, take(data.y, self.fold.evaluated_rows)
             )
         z, n_unseen = data.embedding.z, len(self.unseen)
-        held_out, of_anchors, in_sample = error.to(z.device, z.dtype).tensor_split(
+        held_out, of_anchors, in_sample = converted(error, z).tensor_split(
             [n_unseen, n_unseen + self.n_used]
         )
         return _FoldTuples(
             held_out,
             # In-sample on purpose: at deployment anchor errors are observed, query errors are not.
-            anchor_error(self.places, of_anchors),
+            in_chunks(
+                lambda part: anchor_error(self.places[part], of_anchors),
+                n_unseen,
+                of_anchors[:1],
+            ),
             prediction[:n_unseen].to(z.device),
             float(in_sample.mean()),
-        )
-
-
-def _warn_of_failed_folds(
-    held_out: Float[np.ndarray, " n_folds"], in_sample: Float[np.ndarray, " n_folds"]
-) -> None:
-    """Warn of fold surrogates whose training failed: one of them makes all bounds too large."""
-    typical_out, typical_in = np.median(held_out), np.median(in_sample)
-    failed = (held_out > FAILED_FOLD_RATIO * typical_out) & (
-        in_sample > FAILED_FOLD_RATIO * typical_in
-    )
-    # Interpolating surrogates have zero errors in sample, so every other error would exceed the ratio.
-    if not typical_in or not typical_out:
-        return
-    if failed.any():
-        listed = ", ".join(
-            f"fold {fold + 1} ({held_out[fold]:.3g} held out, {in_sample[fold]:.3g} in sample)"
-            for fold in np.flatnonzero(failed)
-        )
-        warn(
-            f"the mean errors of {listed} of {len(held_out)} are more than {FAILED_FOLD_RATIO:g} times the median over the "
-            f"folds ({typical_out:.3g} held out, {typical_in:.3g} in sample). The training of such a fold probably failed, "
-            "which makes all bounds too large; train longer or with another seed, and fit again."
         )

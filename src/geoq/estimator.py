@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from geoq import files
-from geoq.arrays import Array, Inputs, Rows, few_threads, joined, restore, to_tensor
+from geoq.arrays import (
+    Array,
+    Inputs,
+    Rows,
+    converted,
+    few_threads,
+    joined,
+    restore,
+    to_tensor,
+)
 from geoq.assessment import Assessment, QueryFeatures
 from geoq.checks import check_finite
 from geoq.conformal import (
@@ -25,11 +34,7 @@ from geoq.crossfit import Observations, cross_fit
 from geoq.description import describe
 from geoq.fold_plan import FoldPlan, draw_folds
 from geoq.folds import Folds, default_folds
-from geoq.geometry import (
-    Geometry,
-    mean_over_field,
-    uses_neighborhood,
-)
+from geoq.geometry import Geometry, mean_over_field, uses_neighborhood
 from geoq.increments.protocol import (
     ChecksErrors,
     HasExpectedError,
@@ -38,7 +43,7 @@ from geoq.increments.protocol import (
 )
 from geoq.increments.two_laws import TwoLawIncrement
 from geoq.masks import Mask, filled, hidden, masked_folds, masked_surrogate, outside
-from geoq.metric import Metric, SensitivityMetric, coordinates_of
+from geoq.metric import Metric, SensitivityMetric, all_coordinates, coordinates_of
 from geoq.parameters import get_params, represent, set_params
 from geoq.preparation import (
     check_arguments,
@@ -59,13 +64,11 @@ from geoq.queries import (
     views,
     zero_if_exact,
 )
-from geoq.regions.safe_region import (
-    Region,
-    fit_region,
-)
+from geoq.regions.safe_region import Region, fit_region
 from geoq.regions.support_region import SupportRegion
 from geoq.repeats import Repeats
 from geoq.representation import Representation
+from geoq.scratch import larger_than_memory, stored
 from geoq.surrogate import (
     ErrorFunctional,
     Surrogate,
@@ -155,7 +158,8 @@ class GeoQ:
 
         Args:
             x: inputs, one per row: an array of any shape, or a data frame of pandas or polars. The surrogate and the recipe
-                receive data frames as they are. Columns can hold numbers, dates, booleans, strings or categories.
+                receive data frames as they are. Columns can hold numbers, dates, booleans, strings or categories. A memory map, an
+                HDF5 dataset, a Zarr array or a Dask array can be larger than memory; callables receive NumPy arrays.
             y: reference outputs, one per row: an array of any shape, a Series or a data frame. A masked array must have the same
                 mask in all rows, such as land. The recipe then receives 0 in the masked cells, the surrogate may return anything
                 there, and all answers are masked arrays.
@@ -171,8 +175,8 @@ class GeoQ:
         """
         # On a copy, so that an interrupted or refused fit leaves the estimator unchanged.
         fitted = copy.copy(self)
-        with unchanged(x=x, y=y), torch.enable_grad():
-            inputs, outputs = input_rows(x), output_rows(y)
+        with unchanged(x=x, y=y), larger_than_memory(x, y), torch.enable_grad():
+            inputs, outputs = input_rows(stored(x)), output_rows(stored(y))
             fitted._fit(inputs, outputs, groups, checkpoint, progress)
         vars(self).update(vars(fitted))
         return self
@@ -202,7 +206,7 @@ class GeoQ:
             # Line 4, second half: the observed errors E.
             prediction, error = observe(self.surrogate_, self.error_functional, x, y)
             probes = check_deployed(self, x, y, prediction)
-            self.error_ = error.to(inputs)
+            self.error_ = converted(error, inputs)
             if isinstance(self.increment_model, ChecksErrors):
                 self.increment_model.check_errors(
                     prediction.to(self.error_), self.error_
@@ -210,18 +214,12 @@ class GeoQ:
             self.error_size_ = mean_over_field(outside(self.mask_, self.error_))
             # Line 3: phi, or the metric, which needs the deployed surrogate.
             self.metric_ = fit_metric(self, inputs, x, y, finished)
-            embedding = embed(self, x, self.coordinates_(inputs))
+            embedding = embed(self, x, all_coordinates(self.coordinates_, inputs))
             way_out = "representation must return finite numbers"
             check_finite(embedding.z, "representation(x)", way_out)
-            data = Observations(
-                x,
-                y,
-                embedding,
-                self.error_,
-                prediction.to(inputs.device),
-                metric=self.metric_,
-                coordinates=self.coordinates_,
-            )
+            predicted = prediction.to(inputs.device)
+            parts = (embedding, self.error_, predicted, self.metric_, self.coordinates_)
+            data = Observations(x, y, *parts)
             self.geometry_ = Geometry(
                 data.embedding,
                 n_anchors=self.n_anchors,
@@ -263,7 +261,8 @@ class GeoQ:
         # Line 4, first half: the coordinates nu, fitted to the inputs of line 2.
         self.coordinates_ = coordinates_of(self.representation, inputs, x)
         # Line 5: the folds.
-        points = self.coordinates_(inputs).reshape(len(inputs), -1).cpu().numpy()
+        coordinates = all_coordinates(self.coordinates_, inputs)
+        points = coordinates.reshape(len(inputs), -1).cpu().numpy()
         plan = draw_folds(self.folds, points, groups)
         self.repeats_ = Repeats.of(points, to_tensor(y, "y"))
         self.n_support_ = check_problem(self, x, y, plan)
@@ -285,7 +284,7 @@ class GeoQ:
             >>> geoq.estimate(x, np.sin(3 * x[:, 0])).n_trainings
             6
         """
-        rows, outputs = input_rows(x), output_rows(y)
+        rows, outputs = input_rows(stored(x)), output_rows(stored(y))
         mask = Mask.of(outputs)
         outputs = filled(mask, outputs)
         _, plan = copy.copy(self)._plan(rows, outputs, groups)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from geoq.arrays import chunks, own_arrays, rows_of
+from geoq.arrays import chunks, gathered, own_arrays, rows_of
 from geoq.neighbors import Neighbors
 
 # NumPy takes less time than torch for arrays of at most this many numbers.
@@ -295,11 +295,14 @@ class Embedding:
         return len(self.z)
 
     def __getitem__(self, rows: slice | Tensor) -> "Embedding":
-        z = self.z[rows]
+        def chosen(values: Tensor) -> Tensor:
+            return values[rows] if isinstance(rows, slice) else gathered(values, rows)
+
+        z = chosen(self.z)
         return Embedding(
             z=z,
-            normalized=z if self.shared else self.normalized[rows],
-            inputs=None if self.inputs is None else self.inputs[rows],
+            normalized=z if self.shared else chosen(self.normalized),
+            inputs=None if self.inputs is None else chosen(self.inputs),
         )
 
     @property

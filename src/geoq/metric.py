@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from geoq.arrays import Rows
+from geoq.arrays import Rows, in_chunks
 from geoq.checks import check_count
 from geoq.columns import ColumnCoordinates, Kind, fit_columns
 from geoq.coordinates import Coordinates
@@ -37,6 +37,14 @@ def coordinates_from(arrays: Mapping[str, Tensor]) -> AnyCoordinates:
     """The coordinates that ``state`` described, from arrays that may hold more."""
     kind = ColumnCoordinates if "part" in arrays else Coordinates
     return kind(**{name: arrays[name] for name in kind.__dataclass_fields__})
+
+
+def all_coordinates(
+    coordinates: AnyCoordinates, points: Float[Tensor, " n *inputs"]
+) -> Float[Tensor, " n *coordinates"]:
+    """T of all points of the data."""
+    like = coordinates(points[:1])
+    return in_chunks(lambda part: coordinates(points[part]), len(points), like)
 
 
 @dataclass(frozen=True)
@@ -182,7 +190,7 @@ class SensitivityMetric:
         predict: Callable[[Tensor], Tensor],
     ) -> FittedMetric:
         """Measure the sensitivity of the surrogate, and set the weights."""
-        t = coordinates(points).reshape(len(points), -1)
+        t = all_coordinates(coordinates, points).reshape(len(points), -1)
         n_inputs = math.prod(coordinates.input_shape)
         if n_inputs > self.max_inputs or bool(coordinates.constant.all()):
             return _unweighted(coordinates, t)
@@ -243,7 +251,8 @@ class StandardizedMetric:
     ) -> FittedMetric:
         """Equal weights; the surrogate is not evaluated."""
         del outputs, predict
-        return _unweighted(coordinates, coordinates(points).reshape(len(points), -1))
+        t = all_coordinates(coordinates, points).reshape(len(points), -1)
+        return _unweighted(coordinates, t)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from geoq.arrays import Rows, chunks, to_tensor
+from geoq import scratch
+from geoq.arrays import Rows, chunks, converted, to_tensor
 from geoq.checks import (
     check_array_kind,
     check_callable,
@@ -20,6 +21,7 @@ from geoq.checks import (
 )
 from geoq.fold_plan import FoldPlan
 from geoq.increments.protocol import check_increment_model, check_shapes, warn_if_few
+from geoq.increments.two_laws import TwoLawIncrement
 from geoq.masks import MaskedSurrogate
 from geoq.metric import FittedMetric, Metric, predictor
 from geoq.probing import N_PROBES, Probes
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 # The paper's k, used for n_support=None if the folds leave enough points.
 USUAL_COUNT = 20
+# The memory that ``TwoLawIncrement`` needs at most, relative to the data.
+IN_MEMORY_FACTOR = 16
 # A root mean squared error below this fraction of the standard deviation of y is as small as at training points.
 IMPLAUSIBLE = 1e-5
 
@@ -67,6 +71,7 @@ def check_arguments(geoq: "GeoQ", x: Rows, y: Rows) -> Tensor:
             f"representation is the class {name}, but an object is needed; pass {name}()."
         )
     check_increment_model(geoq.increment_model)
+    _check_memory(geoq, x, y)
     check_object(
         geoq.safe_region, Region, "safe_region", "DistanceRegion(quantile=0.95)"
     )
@@ -96,7 +101,21 @@ def check_arguments(geoq: "GeoQ", x: Rows, y: Rows) -> Tensor:
                 f"error_functional=relative_norm_error divides by the norm of y, but y[{int(zero[0])}] is zero ({len(zero)} of "
                 f"{len(outputs)} rows are); remove these rows, or use norm_error."
             )
-    return inputs.to(torch.promote_types(inputs.dtype, outputs.dtype))
+    dtype = torch.promote_types(inputs.dtype, outputs.dtype)
+    return converted(inputs, inputs[:1].to(dtype))
+
+
+def _check_memory(geoq: "GeoQ", x: Rows, y: Rows) -> None:
+    """Refuse the default increment model for data that are larger than the memory that it needs."""
+    if not scratch.in_use() or not isinstance(geoq.increment_model, TwoLawIncrement):
+        return
+    needed = IN_MEMORY_FACTOR * scratch.n_bytes(values(x), values(y))
+    available = scratch.physical_memory()
+    if needed > available:
+        raise ValueError(
+            f"TwoLawIncrement needs all inputs and outputs in memory, about {needed / 2**30:.3g} GiB, but the machine has "
+            f"{available / 2**30:.3g} GiB; pass increment_model=FieldScaleIncrement(), or fewer rows."
+        )
 
 
 def check_missing(geoq: "GeoQ", x: Table) -> None:

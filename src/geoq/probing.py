@@ -8,10 +8,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from geoq.arrays import Array, Rows, chunks, take
-from geoq.checks import add_note_on_error
+from geoq.checks import add_note_on_error, warn
 
 # Rows at which the user's callables are called again; files store the answers at these rows.
 N_PROBES = 8
@@ -19,6 +20,9 @@ N_PROBES = 8
 # fraction of the spread of the answers, plus this fraction of the largest answer.
 SPREAD_FRACTION, LARGEST_FRACTION = 1e-3, 1e-5
 SAME_BATCH_FRACTION = 1e-6
+# The training of a fold surrogate has failed if its errors are this many times the median over the folds, both on its
+# training points and on its held-out points. Extrapolation raises only the errors on held-out points.
+FAILED_FOLD_RATIO = 5.0
 
 Ask: TypeAlias = Callable[[Any], Tensor]
 
@@ -184,3 +188,26 @@ def _bytes(part: Array) -> np.ndarray:
         part = part.detach().cpu().clone(memory_format=torch.contiguous_format)
         part = part.view(torch.uint8).numpy()
     return np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+
+
+def warn_of_failed_folds(
+    held_out: Float[np.ndarray, " n_folds"], in_sample: Float[np.ndarray, " n_folds"]
+) -> None:
+    """Warn of fold surrogates whose training failed: one of them makes all bounds too large."""
+    typical_out, typical_in = np.median(held_out), np.median(in_sample)
+    failed = (held_out > FAILED_FOLD_RATIO * typical_out) & (
+        in_sample > FAILED_FOLD_RATIO * typical_in
+    )
+    # Interpolating surrogates have zero errors in sample, so every other error would exceed the ratio.
+    if not typical_in or not typical_out:
+        return
+    if failed.any():
+        listed = ", ".join(
+            f"fold {fold + 1} ({held_out[fold]:.3g} held out, {in_sample[fold]:.3g} in sample)"
+            for fold in np.flatnonzero(failed)
+        )
+        warn(
+            f"the mean errors of {listed} of {len(held_out)} are more than {FAILED_FOLD_RATIO:g} times the median over the "
+            f"folds ({typical_out:.3g} held out, {typical_in:.3g} in sample). The training of such a fold probably failed, "
+            "which makes all bounds too large; train longer or with another seed, and fit again."
+        )

@@ -15,6 +15,7 @@ from geoq.checks import (
     check_finite,
     weights_dtype,
 )
+from geoq.scratch import empty_like_rows
 from geoq.table import Table, native, values
 
 
@@ -126,7 +127,7 @@ def answers_of(function: Callable[[Any], Any], x: Rows, name: str) -> Tensor:
         part = own_copy(x[rows])
         answer = _one_row_each(_call(function, part, name), len(part), name)
         if answers is None:
-            answers = answer.new_empty((len(x), *answer.shape[1:]))
+            answers = empty_like_rows(answer, len(x))
         if answer.shape[1:] != answers.shape[1:]:
             raise ValueError(
                 f"{name} returned rows of shape {tuple(answer.shape[1:])} and of shape {tuple(answers.shape[1:])} for inputs "
@@ -192,24 +193,21 @@ def errors_of(
             "reshape y or the surrogate's output until they agree."
         )
     row_numbers = int(np.prod(y.shape[1:]))
-    error = torch.cat(
-        [
-            _one_row_each(
-                error_functional(
-                    own_copy(y[part]), restore(prediction[part].clone(), y)
-                ),
-                len(y[part]),
-                "error_functional",
-            )
-            for part in chunks(len(y), row_numbers)
-        ]
-    )
+    error: Tensor | None = None
+    for part in chunks(len(y), row_numbers):
+        given = own_copy(y[part]), restore(prediction[part].clone(), y)
+        found = _one_row_each(
+            error_functional(*given), len(given[0]), "error_functional"
+        )
+        error = empty_like_rows(found, len(y)) if error is None else error
+        error[part] = found
+    assert error is not None
     check_finite(
         error,
         "error_functional(y, y_hat)",
         "error_functional must return finite numbers",
     )
-    if (error < 0).any():
+    if error.numel() and error.min() < 0:
         raise ValueError(
             f"error_functional returned {error.min().item():g}, but an error is nonnegative; take its absolute value."
         )

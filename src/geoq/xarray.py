@@ -19,6 +19,7 @@ from geoq.parameters import get_params, set_params
 from geoq.regions.field_region import FittedFieldRegion
 from geoq.representation import Representation
 from geoq.rollout import RolloutGeoQ
+from geoq.scratch import larger_than_memory, stored
 from geoq.surrogate import ErrorFunctional, Surrogate, absolute_error, norm_error
 from geoq.training.checkpoint import Checkpoint
 from geoq.training.progress import BAR, ShowProgress
@@ -117,7 +118,7 @@ class XarrayGeoQ:
         checkpoint: str | Path | Checkpoint | None = None,
         progress: ShowProgress = BAR,
     ) -> "XarrayGeoQ":
-        """Calibrate on pairs of inputs and reference outputs, which must be in memory.
+        """Calibrate on pairs of inputs and reference outputs; chunked pairs can be larger than memory.
 
         Args:
             x: inputs, which can have other dimensions than y.
@@ -131,23 +132,20 @@ class XarrayGeoQ:
             ValueError: the samples of x and y differ, or the data or a setting is unusable. These checks come before any
                 training.
         """
-        x, y = self._pairs(x, y)
-        labels = Labels(
-            self.sample_dim,
-            self._empty(x),
-            self._empty(y),
-            x[self.sample_dim].values,
-        )
-        labels.check()
-        if groups is None:
-            warn_of_dates(y, self.geoq.folds)
-        self.geoq_ = copy.copy(self.geoq).fit(
-            x.values,
-            masked_outputs(y),
-            groups=None if groups is None else list(np.asarray(groups)),
-            checkpoint=checkpoint,
-            progress=progress,
-        )
+        with self._larger_than_memory(x, y):
+            x, y = self._pairs(x, y)
+            parts = self._empty(x), self._empty(y), x[self.sample_dim].values
+            labels = Labels(self.sample_dim, *parts)
+            labels.check()
+            if groups is None:
+                warn_of_dates(y, self.geoq.folds)
+            self.geoq_ = copy.copy(self.geoq).fit(
+                x.values,
+                masked_outputs(y),
+                groups=None if groups is None else list(np.asarray(groups)),
+                checkpoint=checkpoint,
+                progress=progress,
+            )
         self.x_, self.y_, self.labels_ = labels.x, labels.y, labels.samples
         return self
 
@@ -156,7 +154,7 @@ class XarrayGeoQ:
     ) -> "XarrayGeoQ":
         """Scale the bound so that it holds on pairs that ``fit`` has not seen, see ``GeoQ.conformalize``.
 
-        The pairs must be in memory, and their coordinates must be the coordinates of the data of ``fit``.
+        Their coordinates must be the coordinates of the data of ``fit``.
         """
         x, y = self._pairs(self._queries(x), self._on_grid(y, self.y_, "y"))
         mask = self.geoq_.mask_
@@ -164,15 +162,17 @@ class XarrayGeoQ:
         self.geoq_.conformalize(x.values, y.values, guarantee=guarantee)
         return self
 
+    def _larger_than_memory(self, x: Labelled, y: Labelled) -> Any:
+        """A context with scratch files if x or y is chunked."""
+        parts = (self._samples_first(x, "x"), self._samples_first(y, "y"))
+        return larger_than_memory(*(p.data for p in parts if p.chunks is not None))
+
     def _pairs(self, x: Labelled, y: Labelled) -> tuple[xr.DataArray, xr.DataArray]:
-        """Inputs and outputs with their samples first; refused unless the samples match and are in memory."""
-        x, y = self._samples_first(x, "x"), self._samples_first(y, "y")
-        for name, array in (("x", x), ("y", y)):
-            if array.chunks is not None:
-                raise ValueError(
-                    f"{name} is chunked, but the calibration needs all pairs in memory; pass {name}.compute(), or fewer "
-                    "samples if the memory is too small."
-                )
+        """Inputs and outputs with their samples first, in memory or in scratch files; refused unless the samples match."""
+        x, y = (
+            part if part.chunks is None else part.copy(data=stored(part.data))
+            for part in (self._samples_first(x, "x"), self._samples_first(y, "y"))
+        )
         dim = self.sample_dim
         if not x.get_index(dim).equals(y.get_index(dim)):
             raise ValueError(

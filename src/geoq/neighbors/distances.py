@@ -46,8 +46,14 @@ class Centred:
         """Squared distance of each query to the origin."""
         parts = block.split(work_size(self.points) // 8 // len(self.origin))
         x, origin = block.queries, self.origin.double()
-        squares = [(x[p.rows].double() - origin).square_().sum(dim=1) for p in parts]
-        return torch.cat(squares)
+        # In one place: small results between large temporary arrays would prevent that their memory is freed.
+        squares = origin.new_empty(block.size)
+        done = 0
+        for part in parts:
+            gaps = (x[part.rows].double() - origin).square_()
+            torch.sum(gaps, dim=1, out=squares[done : done + len(gaps)])
+            done += len(gaps)
+        return squares
 
     def columns(
         self,

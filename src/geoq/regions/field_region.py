@@ -33,7 +33,7 @@ from scipy.stats import binom
 from torch import Tensor
 
 from geoq.archive import with_prefix, without_prefix
-from geoq.arrays import chunks
+from geoq.arrays import CHUNK_NUMBERS, chunks
 from geoq.coordinates import Coordinates
 from geoq.crossfit import CalibrationPoints, CalibrationSet
 from geoq.geometry import GeometricFeatures
@@ -57,7 +57,7 @@ from geoq.regions.safe_region import SAFE
 SCORES = ("windows", "moments", "patterns", "answers")
 # At most this many held-out fields set the thresholds.
 N_SCORED = 1000
-# The outputs of this many points are compared with the inputs, to recognise steps in time.
+# The outputs of at most this many points are compared with the inputs, to recognise steps in time.
 N_COMPARED = 100
 # The leading principal axes; with more axes per field their deviations would be too small by chance.
 N_PATTERNS, FIELDS_PER_PATTERN = 64, 4
@@ -79,7 +79,8 @@ class _Data:
         points: CalibrationPoints, coordinates: Coordinates, n_spatial: int
     ) -> "_Data":
         """The fields of the calibration points; a few of them show whether outputs are later states."""
-        few = points.inputs[:N_COMPARED], points.outputs[:N_COMPARED]
+        n = min(N_COMPARED, max(8, CHUNK_NUMBERS // points.inputs[:1].numel()))
+        few = points.inputs[:n], points.outputs[:n]
         layout = Layout.of(coordinates.inverse(few[0]), few[1].to(few[0]), n_spatial)
         return _Data(coordinates, points.inputs, points.outputs, layout)
 

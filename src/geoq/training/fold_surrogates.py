@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from geoq.arrays import Array, Rows, take, to_tensor
 from geoq.checks import TRAINED, add_note_on_error, check_callable
 from geoq.probing import FirstFold
+from geoq.scratch import in_use
 from geoq.surrogate import (
     Surrogate,
     TrainSurrogate,
@@ -415,9 +417,11 @@ def deployed(
     assert callable(train_surrogate)
     with add_note_on_error("while training the deployed surrogate on all data"):
         with progress.stage("deployed surrogate"):
-            trained: Surrogate = train_surrogate(
-                native(own_copy(x)), native(own_copy(y))
+            copies = (
+                take(part, torch.arange(len(part))) if in_use() else own_copy(part)
+                for part in (x, y)
             )
+            trained: Surrogate = train_surrogate(*map(native, copies))
         check_callable(trained, TRAINED)
     progress.trained("deployed surrogate")
     return trained
