@@ -98,6 +98,19 @@ def classifiers_ahead(setting: str) -> float:
     return 100 * (1 - theirs / mine)
 
 
+def first_steps(setting: str, other: str = "Horizon x climatology") -> float:
+    """Loss of the default over the first 50 steps relative to another method: geometric mean over the seeds."""
+    mine, theirs = (
+        {
+            r["seed"]: r["pinball_first50"]
+            for r in load("kuramoto_sivashinsky")["rows"]
+            if (r["method"], r["setting"]) == (method, setting)
+        }
+        for method in ("GeoQ", other)
+    )
+    return statistics.geometric_mean(mine[seed] / theirs[seed] for seed in mine)
+
+
 NUMBERS: dict[str, Callable[[], float]] = {
     "speed.h200_seconds": h200_seconds,
     "speed.h200_search": h200_search,
@@ -117,5 +130,8 @@ NUMBERS: dict[str, Callable[[], float]] = {
     "rmi.cases_probability": lambda: sum(d > 0 for d in by_case("probability")),
     "rmi.errors_binary": lambda: standard_errors(by_case("binary")),
     "rmi.errors_probability": lambda: standard_errors(by_case("probability")),
+    "ks.first50_025": lambda: first_steps("dt=0.25"),
+    "ks.first50_005": lambda: first_steps("dt=0.05"),
+    "ks.first50_one_005": lambda: first_steps("dt=0.05", "One number per horizon"),
     "horizon.worst_run": lambda: max(map(max, broken_rollouts().values())),
 }

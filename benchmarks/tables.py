@@ -15,7 +15,7 @@ from benchmarks.fields import table as fields_table
 from benchmarks.hostile.table import summary as hostile_summary
 from benchmarks.paper_numbers import PAPER, PAPER_SAFE, PAPER_SECONDS
 from benchmarks.record import RESULTS, load
-from benchmarks.rollouts import small_states
+from benchmarks.rollouts import small_states, trusted_horizon
 from benchmarks.suite import ablation, one_input
 from benchmarks.suite import table as suite_table
 from benchmarks.suite import tables as suite_tables
@@ -42,6 +42,7 @@ SCRIPTS = {
     "kuramoto_sivashinsky": "rollouts.kuramoto_sivashinsky",
     "kuramoto_sivashinsky_ablation": "rollouts.kuramoto_sivashinsky",
     "small_states": "rollouts.small_states",
+    "trusted_horizon": "rollouts.trusted_horizon",
     "weather_era5": "weather.weatherbench",
     "weather_era5_direct": "weather.weatherbench",
     "weatherbench": "weather.weatherbench",
@@ -54,7 +55,14 @@ SCRIPTS = {
     "hostile": "hostile.run",
 }
 # Files whose tables combine the seeds.
-COMBINED = ("defaults", "ablation", "one_input", "tables", "small_states")
+COMBINED = (
+    "defaults",
+    "ablation",
+    "one_input",
+    "tables",
+    "small_states",
+    "trusted_horizon",
+)
 COMBINED += ("third_party",)
 # Sets of problems on which all methods are compared.
 SUITE_SETS = ("defaults", "fresh", "second_fresh", "third_fresh")
@@ -283,6 +291,7 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
     suite = dict.fromkeys(SUITE_SETS, suite_table.summary)
     suite |= {"ablation": ablation.summary, "one_input": one_input_tables}
     suite |= {"tables": suite_tables.summary, "small_states": small_states.summary}
+    suite |= {"trusted_horizon": trusted_horizon.table}
     suite |= {"fields": fields_table.summary, "third_party": third_party.summary}
     if problem in suite:
         parts = [suite[problem](rows)]

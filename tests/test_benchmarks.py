@@ -472,14 +472,14 @@ def test_rows_of_a_results_file_have_one_commit(file):
 
 def test_every_results_file_can_be_measured_again():
     files = {file.stem.split("@")[0] for file in record.RESULTS.glob("*.json")}
-    assert {run.file for run in rerun.RUNS} == files
+    assert {run.file for run in rerun.RUNS} >= files
     modules = {run.command.split()[0].replace(".", "/") for run in rerun.RUNS}
     folder = record.RESULTS.parent
     assert [name for name in modules if not (folder / f"{name}.py").exists()] == []
     here = [run for run in rerun.RUNS if run.machine == "two-cores"]
     assert sum(run.minutes for run in here) <= 60
     # The parts of a file that are measured separately have commits of their own.
-    assert all(run.commit() for run in rerun.RUNS)
+    assert all(run.commit() for run in rerun.RUNS if run.part)
 
 
 def test_rows_of_another_commit_are_added_where_the_newest_run_has_none(tmp_path):
