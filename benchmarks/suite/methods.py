@@ -208,5 +208,5 @@ def shortened(trained):
         increment_model = shortened(trained.increment_model)
         return replace(trained, increment_model=increment_model)
     if isinstance(trained, BoostedQuantile | MeanErrorPredictor):
-        return replace(trained, n_trees=50)
+        return replace(trained, n_trees=10)
     return trained
