@@ -7,7 +7,7 @@ A number is followed by an anchor, an HTML comment that no reader of the page se
 The first form names a cell of a generated table: the block, words of the title or cells that identify the row, and the column.
 ``#2`` after the column selects the second number of the cell; "smallest of", "largest of", "mean of", "below 1 in" or "above 1
 in" before the block combine all rows of a column. A star in a row stands for any characters. The second form names a function of ``benchmarks.derived``.
-Settings need no anchor: numbers in backticks, integers without a unit, quantile levels, and the phrases of
+Settings need no anchor: numbers in backticks and formulas, integers without a unit, quantile levels, and the phrases of
 ``benchmarks/constants.txt``.
 
 python -m benchmarks.prose docs/forrester.md      # list the numbers without an anchor, each with cells of that value
@@ -168,11 +168,13 @@ def blank(match: re.Match[str]) -> str:
 
 
 def prose(page: str) -> str:
-    """Return a page with empty lines in place of code, generated tables and headings, without link targets."""
+    """Return a page with empty lines in place of code, formulas, generated tables and headings."""
     for pattern in (BLOCK, re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)):
         page = pattern.sub(blank, page)
     page = re.sub(r"^#.*$", "", page, flags=re.MULTILINE)
     page = re.sub(r"\]\([^)]*\)", "]", page)
+    page = re.sub(r"\$\$.*?\$\$", blank, page, flags=re.DOTALL)
+    page = re.sub(r"\$[^$\n]+\$", "$", page)
     return re.sub(r"`[^`\n]+`", "`", page)
 
 
