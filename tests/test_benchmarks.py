@@ -22,7 +22,7 @@ from benchmarks.suite import (
     table,
     third_fresh,
 )
-from benchmarks.suite.methods import shortened
+from benchmarks.suite.methods import methods, shortened
 
 ROOT = Path(__file__).parents[1]
 ROW = {"method", "setting", "seed", "pinball", "correlation", "coverage"}
@@ -255,6 +255,15 @@ def test_the_levels_of_a_small_run_do_not_cross(results):
         assert len(covered) == len(defaults.LEVELS)
         assert covered == sorted(covered)
     assert "| 0.99 |" in results[1]["defaults"]
+
+
+def test_the_large_ensemble_has_as_many_trainings_as_the_default():
+    problem = problems.PROBLEMS["branin"]
+    x = problem.make(0, 60, 8).x
+    remembered = RememberedTraining(problem.recipe(0))
+    found = methods(problem, abs, remembered, len(x), 0)
+    n_trainings = len(list(found["GeoQ"].folds.split(x)))
+    assert found["Deep ensemble (15 members)"].n_members == n_trainings == 15
 
 
 def test_longest_problems_start_first():

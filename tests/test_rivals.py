@@ -11,6 +11,7 @@ from conftest import fresh
 from crepes import ConformalRegressor
 from crepes.extras import DifficultyEstimator
 from mapie.regression import CrossConformalRegressor
+from numpy.testing import assert_array_equal
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import KFold, LeaveOneOut
@@ -399,6 +400,35 @@ def test_the_weighted_factor_is_a_quantile_of_the_weight():
     assert float(factor) == 14.0
     with pytest.raises(ValueError, match="5 tuples give no finite factor"):
         weighted_conformal_factor(error[:5], torch.ones(5), weight[:5], 0.95)
+
+
+# Constant, Gaussian process and spline
+
+
+def test_the_constant_is_the_quantile_of_all_held_out_errors():
+    x, y = bump()
+    bound = Constant(of_zero(), 0.9).fit(x, y).predict(5 * x)
+    assert_array_equal(bound.error_hat, np.sort(y, axis=0)[[80]].repeat(90, axis=0))
+
+
+def test_the_bound_of_a_gaussian_process_grows_to_its_prior_deviation():
+    x, _ = bump()
+    y = abs(np.sin(6 * x).sum(axis=1, keepdims=True)) + 0.1
+    rival = GPScaledConformal(of_zero(), 0.9).fit(x, y)
+    inside, far, farther = (
+        rival.predict(queries).error_hat for queries in (x, x + 50, x + 99)
+    )
+    assert inside.max() < far.min()
+    np.testing.assert_allclose(far, farther)
+
+
+def test_the_spline_scale_is_the_difference_between_surrogate_and_spline():
+    x = np.linspace(-1, 1, 60)[:, None]
+    rival = SplineScaledConformal(of_zero(), 0.9).fit(x, 3 * x)
+    error_hat = rival.predict(np.array([[-0.5], [0.0], [0.5]])).error_hat
+    # The spline is the line itself, and the surrogate is 0.
+    gap = np.array([[1.5], [0.0], [1.5]]) + np.sort(3 * abs(x), axis=0)[29]
+    np.testing.assert_allclose(error_hat / gap, (error_hat / gap)[:1].repeat(3, 0))
 
 
 # Calibrated ensembles and dropout
