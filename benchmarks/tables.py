@@ -49,6 +49,7 @@ SCRIPTS = {
     "richtmyer_meshkov": "richtmyer_meshkov.run",
     "few_fields": "richtmyer_meshkov.few_fields",
     "fields": "fields.run",
+    "fields_bounds": "fields.bounds",
     "third_party": "third_party.run",
     "cost": "costs.cost",
     "speed": "costs.speed",
@@ -63,7 +64,7 @@ COMBINED = (
     "small_states",
     "trusted_horizon",
 )
-COMBINED += ("third_party",)
+COMBINED += ("third_party", "fields_bounds")
 # Sets of problems on which all methods are compared.
 SUITE_SETS = ("defaults", "fresh", "second_fresh", "third_fresh")
 # The column of the table of a family that names the case with the least interior fraction.
@@ -293,6 +294,7 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
     suite |= {"tables": suite_tables.summary, "small_states": small_states.summary}
     suite |= {"trusted_horizon": trusted_horizon.table}
     suite |= {"fields": fields_table.summary, "third_party": third_party.summary}
+    suite |= {"fields_bounds": fields_table.bounds}
     if problem in suite:
         parts = [suite[problem](rows)]
     elif problem == "few_fields":

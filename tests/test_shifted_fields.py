@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from benchmarks.fields import table
+from benchmarks.fields.bounds import SMALL as SMALL_BOUNDS
+from benchmarks.fields.bounds import rows_of as rows_of_bounds
+from benchmarks.fields.forms import BOUNDARY, FORMS, conductivities, poisson
 from benchmarks.fields.problems import (
     DARCY,
     FRESH,
@@ -50,3 +53,18 @@ def test_a_small_run_compares_both_regions_on_every_set():
     assert len(rows) == 2 * (1 + len(FRESH[0].shifts))
     assert all(math.isfinite(row["coverage"]) for row in rows)
     assert "| new | 40 | field region |" in table.summary(rows)
+
+
+def test_twice_the_conductivity_halves_the_solution_on_the_mesh():
+    x = conductivities(RNG, 2)
+    u = poisson(x)
+    assert (u[..., BOUNDARY] == 0).all()
+    assert (u[..., ~BOUNDARY] > 0).all()
+    assert poisson(x + math.log(2)) == pytest.approx(u / 2)
+
+
+def test_a_small_run_compares_bounds_on_the_same_errors():
+    rows = rows_of_bounds(FORMS[0], 0, SMALL_BOUNDS)
+    assert {"per cell", "regression", "GeoQ"} <= {row["method"] for row in rows}
+    assert all(math.isfinite(row["pinball"]) for row in rows)
+    assert all(0.8 < row["coverage"] <= 1 for row in rows)

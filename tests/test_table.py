@@ -22,7 +22,7 @@ from geoq import ClusterFolds, GeoQ, NestedFolds, RandomFolds, default_folds
 from geoq.columns import Category, Ignored, Log, Number, Part, Periodic, fit_columns
 from geoq.metric import Columns
 from geoq.sklearn import GeoQRegressor
-from geoq.table import Table, input_rows
+from geoq.table import Table, input_rows, output_rows
 
 N = 80
 COLUMNS = ["temp", "conc", "site", "on", "day"]
@@ -485,3 +485,10 @@ def test_an_encoder_that_refuses_new_categories_gets_a_note() -> None:
         r"training rows lack site='once', so the model must accept new categories",
         caught.value.__notes__[0],
     )
+
+
+def test_a_list_of_fields_with_different_shapes_is_refused():
+    rows = [np.zeros((2, 5)), np.zeros((2, 6))]
+    for refuse in (input_rows, output_rows):
+        with pytest.raises(ValueError, match=r"\(2, 5\) and \(2, 6\), .*common nodes"):
+            refuse(rows)

@@ -108,6 +108,53 @@ def _flag(row):
     return f"{row['safe_fraction']:.2f} / {covered:.2f}"
 
 
+RIVALS = ("per cell", "regression")
+VARIANTS = {"x": "GeoQ (x)", "x, p": "GeoQ (x, p)", "periodic": "GeoQ (periodic)"}
+
+
+def bounds(rows):
+    """Pinball losses relative to the better simple method, and of other settings relative to GeoQ; means over seeds."""
+    head = (
+        "| problem | pairs | loss / better simple method | coverage | coverage, per cell | "
+        + " | ".join(f"loss with {name} / loss" for name in VARIANTS)
+        + " |\n|---|---|---|---|---|"
+        + "---|" * len(VARIANTS)
+    )
+    cases = dict.fromkeys((r["setting"], r["form"], r["n"]) for r in rows)
+    return "\n".join([head, *(_bounds_line(rows, case) for case in cases)])
+
+
+def _bounds_line(rows, case):
+    own = [r for r in rows if (r["setting"], r["form"], r["n"]) == case]
+    of = {(r["method"], r["seed"]): r for r in own}
+    seeds = sorted({r["seed"] for r in own})
+    setting, form, n = case
+
+    def ratio(method, others):
+        if any((m, seed) not in of for m in (method, *others) for seed in seeds):
+            return "-"
+        logs = [
+            math.log(of[method, seed]["pinball"])
+            - math.log(min(of[other, seed]["pinball"] for other in others))
+            for seed in seeds
+        ]
+        return f"{math.exp(statistics.fmean(logs)):.2f}"
+
+    def covered(method):
+        found = [of[method, seed]["coverage"] for seed in seeds if (method, seed) in of]
+        return f"{statistics.fmean(found):.3f}" if found else "-"
+
+    cells = [
+        setting,
+        f"{n}, {form}",
+        ratio("GeoQ", RIVALS),
+        covered("GeoQ"),
+        covered("per cell"),
+        *(ratio(method, ("GeoQ",)) for method in VARIANTS.values()),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
 def draw(rows, path):
     """Fraction of safe queries over the coverage of a set, for both regions."""
     from matplotlib.figure import Figure

@@ -305,13 +305,24 @@ def input_rows(x: Any) -> Any:
         raise TypeError(
             f"x is a {type(x).__name__} whose rows are not in memory; pass x.{collector}()."
         )
-    return np.asarray(x) if isinstance(x, list | tuple) else x
+    return _stacked(x, "x") if isinstance(x, list | tuple) else x
+
+
+def _stacked(rows: Sequence[Any], name: str) -> np.ndarray:
+    """A list as an array; rows of different shapes are refused."""
+    shapes = list(dict.fromkeys(np.shape(row) for row in rows))
+    if len(shapes) > 1:
+        raise ValueError(
+            f"{name} is a list of rows with different shapes, such as {shapes[0]} and {shapes[1]}, but all samples need the same "
+            "shape; interpolate fields on different meshes or grids to common nodes, and let the surrogate answer there."
+        )
+    return np.asarray(rows)
 
 
 def output_rows(y: Any) -> Any:
     """Outputs as rows: a data frame or a Series becomes a table of numbers, a list becomes an array."""
     if isinstance(y, list | tuple):
-        return np.asarray(y)
+        return _stacked(y, "y")
     if not is_frame(y):
         return Table(y, _numbers(y)) if hasattr(y, "to_numpy") else y
     found = _narwhals(y, "y")

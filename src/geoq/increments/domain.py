@@ -307,14 +307,19 @@ def _without_grid(shapes: Shapes) -> ValueError:
 def _refuse_channels_last(shapes: Shapes) -> None:
     """Refuse shapes that agree in their first axes, which are long, and end with a short axis."""
     error, inputs = shapes.error, shapes.inputs
-    for n_axes in (1, 2, 3):
-        if error[:-1] == inputs[:-1] and looks_channels_last(error, n_axes):
-            raise ValueError(
-                f"an error has shape {error} and a row of x has shape {inputs}: their last axis is short, so that it probably "
-                "counts channels, but channels come first. Let the surrogate work with numpy.moveaxis(x, -1, 1) and "
-                f"numpy.moveaxis(y, -1, 1), or pass domain=Grid({n_axes + 1}) if the last axis belongs to the grid (from geoq "
-                "import Grid)."
-            )
+    before = [n for n in (1, 2, 3) if looks_channels_last(error, n)]
+    if not before or error[:-1] != inputs[:-1]:
+        return
+    otherwise = (
+        f", or pass domain=Grid({min(3, before[-1] + 1)}) if the last axis belongs to the grid (from geoq import Grid)"
+        if error == inputs
+        else ""
+    )
+    raise ValueError(
+        f"an error has shape {error} and a row of x has shape {inputs}. Their last axis is short, so it probably counts channels, "
+        "but channels come first; let the surrogate work with numpy.moveaxis(x, -1, 1) and numpy.moveaxis(y, -1, 1)"
+        f"{otherwise}."
+    )
 
 
 def domain_state(domain: Domain | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
