@@ -19,9 +19,8 @@ import numpy as np
 from benchmarks import record
 from benchmarks.record import QUANTILE
 from benchmarks.rollouts.trusted_horizon import (
-    least_squares,
+    Recipe,
     lorenz63_slope,
-    pairs,
     stepping,
 )
 from geoq import RolloutGeoQ
@@ -30,41 +29,6 @@ N_TRAIN, N_FRESH, N_TRANSIENT = 3000, 500, 500
 N_SEEDS = 2
 STARTS = (40, 200)
 SHOWN = (1, 2, 3, 5, 10)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Random features and a linear part for the change of the newest values; older values are copied.
-
-    Attributes:
-        n_new: the number of new values in a step.
-        n_features: the number of random features.
-        ridge: the penalty of the least squares.
-    """
-
-    n_new: int
-    n_features: int = 200
-    ridge: float = 1e-8
-
-    def __call__(self, segments):
-        before, after = pairs(segments)
-        mean, scale, n = before.mean(0), before.std(0), self.n_new
-        rng = np.random.default_rng(0)
-        shape = (before.shape[1], self.n_features)
-        mixing = rng.standard_normal(shape) / np.sqrt(before.shape[1])
-        offset = rng.standard_normal(self.n_features)
-
-        def design(x):
-            z = (x - mean) / scale
-            return np.hstack([np.tanh(z @ mixing + offset), z, np.ones((len(z), 1))])
-
-        change = after[:, -n:] - before[:, -n:]
-        weights = least_squares(design(before), change, self.ridge)
-
-        def step(x):
-            return np.hstack([x[:, n:], x[:, -n:] + design(x) @ weights])
-
-        return step
 
 
 @dataclass(frozen=True)
