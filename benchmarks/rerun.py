@@ -50,6 +50,7 @@ class Run:
 
 RUNS = (
     Run("two-cores", 1, "assessment", "costs.assessment"),
+    Run("two-cores", 1, "forced", "rollouts.forced"),
     Run("two-cores", 2, "small_states", "rollouts.small_states"),
     Run("two-cores", 3, "trusted_horizon", "rollouts.trusted_horizon"),
     Run("two-cores", 5, "tables", "suite.tables --seed-list 300 --jobs 2"),

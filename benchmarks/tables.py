@@ -15,7 +15,7 @@ from benchmarks.fields import table as fields_table
 from benchmarks.hostile.table import summary as hostile_summary
 from benchmarks.paper_numbers import PAPER, PAPER_SAFE, PAPER_SECONDS
 from benchmarks.record import RESULTS, load
-from benchmarks.rollouts import small_states, trusted_horizon
+from benchmarks.rollouts import forced, small_states, trusted_horizon
 from benchmarks.suite import ablation, one_input
 from benchmarks.suite import table as suite_table
 from benchmarks.suite import tables as suite_tables
@@ -43,6 +43,7 @@ SCRIPTS = {
     "kuramoto_sivashinsky_ablation": "rollouts.kuramoto_sivashinsky",
     "small_states": "rollouts.small_states",
     "trusted_horizon": "rollouts.trusted_horizon",
+    "forced": "rollouts.forced",
     "weather_era5": "weather.weatherbench",
     "weather_era5_direct": "weather.weatherbench",
     "weatherbench": "weather.weatherbench",
@@ -64,7 +65,7 @@ COMBINED = (
     "small_states",
     "trusted_horizon",
 )
-COMBINED += ("third_party", "fields_bounds")
+COMBINED += ("third_party", "fields_bounds", "forced")
 # Sets of problems on which all methods are compared.
 SUITE_SETS = ("defaults", "fresh", "second_fresh", "third_fresh")
 # The column of the table of a family that names the case with the least interior fraction.
@@ -295,6 +296,7 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
     suite |= {"trusted_horizon": trusted_horizon.table}
     suite |= {"fields": fields_table.summary, "third_party": third_party.summary}
     suite |= {"fields_bounds": fields_table.bounds}
+    suite |= {"forced": forced.summary}
     if problem in suite:
         parts = [suite[problem](rows)]
     elif problem == "few_fields":

@@ -5,6 +5,7 @@ import pytest
 import torch
 from henon import analogue
 
+from benchmarks.rollouts import forced
 from geoq import MLP, GroupFolds, RolloutGeoQ, TrainedFolds, Training
 from geoq.rollout import TrainRollout, WithMemory
 
@@ -272,3 +273,14 @@ def test_a_forcing_of_an_estimator_without_forcing_is_refused():
     geoq = small(None, analogue).fit([*STATES])
     with pytest.raises(ValueError, match="fit received no forcing"):
         geoq.assess(QUERIES[:2, 0], 20, forcing=FUTURE[:2, :20])
+
+
+def test_the_benchmark_shows_that_a_parameter_outside_its_range_is_never_safe(
+    monkeypatch,
+):
+    for name, value in {"N_RUNS": 10, "N_FRESH": 40, "N_STEPS": 20}.items():
+        monkeypatch.setattr(forced, name, value)
+    inside, near, far = forced.measure(forced.SYSTEMS[1], seed=0)
+    assert inside["safe"] > 0.7
+    assert near["safe"] == far["safe"] == 0
+    assert "| rho from 38 to 40 |" in forced.summary([inside, near, far])
