@@ -6,10 +6,6 @@ from benchmarks import prose
 from benchmarks.derived import NUMBERS
 
 TEXTS = {str(page.relative_to(prose.ROOT)): page.read_text() for page in prose.PAGES}
-# Pages whose numbers have no anchors yet.
-WITHOUT = {"default", "results"}
-
-CHECKED = [name for name in TEXTS if name[5:-3] not in WITHOUT]
 
 
 @pytest.mark.parametrize("page", TEXTS)
@@ -22,7 +18,7 @@ def test_a_number_with_an_anchor_equals_its_source(page):
     assert not wrong
 
 
-@pytest.mark.parametrize("page", CHECKED)
+@pytest.mark.parametrize("page", TEXTS)
 def test_a_measured_number_has_an_anchor(page):
     assert not prose.without_anchor(page, TEXTS[page])
 
