@@ -125,17 +125,15 @@ def test_maps_of_errors_have_the_same_range(scene, kind):
     assert {panel.images[0].get_clim() for panel in axes[1:]} == {(0, 2.0)}
     assert axes[3].get_title() == "true error, 75.0% within the bound"
     title = figure.get_suptitle().replace("\n", " ")
-    assert title.startswith(
-        f"query {row}, channel 2: safe, {a.meaning[0]} (support score"
-    )
+    assert title.startswith(f"query {row}, channel 2: safe (support score")
 
 
-def test_the_title_of_maps_states_why_a_query_is_not_safe(scene):
+def test_the_title_of_maps_states_that_a_query_is_not_safe(scene):
     a = of_fields(scene[-1], (4, 6))
     figure = Figure()
     plots.fields(figure, a, 0)
     title = figure.get_suptitle().replace("\n", " ")
-    assert title.startswith(f"query 0: NOT safe, {a.meaning[1]}")
+    assert title.startswith("query 0: NOT safe (support score")
 
 
 def test_maps_are_arranged_to_be_large(scene):
@@ -162,7 +160,7 @@ def test_titles_fit_the_figure(scene):
 def test_fields_on_a_line_are_lines(scene):
     a = of_fields(scene[-1], (2, 30))
     error = 2 * a.error_hat
-    upper, lower = plots.fields(Figure(), a, 5, channel=1, n_spatial=1, error=error)
+    upper, lower = plots.fields(Figure(), a, 5, channel=1, error=error)
     np.testing.assert_array_equal(upper.lines[0].get_ydata(), a.prediction[5, 1])
     bound, true = lower.lines
     np.testing.assert_array_equal(bound.get_ydata(), a.error_hat[5, 1])
@@ -185,10 +183,9 @@ def test_one_error_for_all_channels_is_shown_with_each_of_them(scene):
         ({"row": -1}, "row=-1, but the queries of the assessment are 0 to 199"),
         ({"channel": 3}, "channel=3, but the channels of prediction are 0 to 2"),
         ({"channel": -1}, "channel=-1, but the channels of prediction are 0 to 2"),
-        (
-            {"n_spatial": 3},
-            "n_spatial=3, but fields must lie on a line or in the plane",
-        ),
+        ({"extent": (0, 1, 2)}, r"extent=\(0, 1, 2\), but it has the edges"),
+        ({"extent": (0, np.nan)}, "extent=.*but it has the edges"),
+        ({"truth": np.zeros((200, 4, 6))}, r"truth has shape \(200, 4, 6\), but"),
     ],
 )
 def test_rows_channels_and_grids_that_do_not_exist_are_refused(
@@ -201,11 +198,36 @@ def test_rows_channels_and_grids_that_do_not_exist_are_refused(
 
 def test_answers_that_are_not_fields_are_refused(scene):
     *_, a = scene
-    with pytest.raises(ValueError, match=r"shape \(1,\); pass n_spatial=1"):
-        plots.fields(Figure(), a, 0)
+    with pytest.raises(ValueError, match=r"shape \(1,\), so it is no field.*a plane"):
+        plots.fields(Figure(), a, 0, extent=(0, 1, 0, 1))
     number = with_bound(a, a.error_hat[:, 0])
-    with pytest.raises(ValueError, match=r"error_hat .* shape \(\); draw all"):
-        plots.fields(Figure(), number, 0, n_spatial=1)
+    with pytest.raises(ValueError, match=r"error_hat .* shape \(\), but.*summary"):
+        plots.fields(Figure(), number, 0)
+    volume = of_fields(a, (2, 3, 4, 5))
+    with pytest.raises(ValueError, match=r"three axes.*error_hat\[row, ..., 0\]"):
+        plots.fields(Figure(), volume, 0)
+
+
+def test_the_truth_has_the_range_of_the_prediction(scene):
+    a = of_fields(scene[-1], (4, 6))
+    truth = a.prediction + 1
+    drawn, true, _ = plots.fields(Figure(), a, 3, truth=truth, extent=(0, 3, -1, 1))
+    np.testing.assert_array_equal(true.images[0].get_array(), truth[3])
+    ends = a.prediction[3].min(), truth[3].max()
+    assert drawn.images[0].get_clim() == true.images[0].get_clim() == ends
+    assert drawn.images[0].get_extent() == [0, 3, -1, 1]
+    a = of_fields(scene[-1], (30,))
+    upper, _ = plots.fields(Figure(), a, 3, truth=a.prediction + 1, extent=(0, 3))
+    assert [line.get_label() for line in upper.lines] == ["prediction", "truth"]
+    np.testing.assert_allclose(upper.lines[0].get_xdata()[[0, -1]], [0.05, 2.95])
+
+
+def test_wrong_cells_have_a_fixed_range(scene):
+    a = of_fields(scene[-1], (4, 6))
+    a = with_bound(a, np.zeros_like(a.error_hat))
+    expected = a.error_hat + 0.002
+    _, *maps = plots.fields(Figure(), a, 0, expected=expected)
+    assert {panel.images[0].get_clim() for panel in maps} == {(0, 1)}
 
 
 @pytest.mark.parametrize(

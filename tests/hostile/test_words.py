@@ -273,7 +273,7 @@ SETTINGS = {
         "error is masked in",
     ),
     "row": (
-        lambda: plots.fields(Figure(), FITTED.assess(X), "0", n_spatial=1),
+        lambda: plots.fields(Figure(), FITTED.assess(X), "0"),
         "row='0' is a str, but an integer is needed",
     ),
     "rows": (

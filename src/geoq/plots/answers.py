@@ -1,6 +1,6 @@
 """Pictures of assessments: all queries, one field, some rollouts, and arrays of errors and bounds."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -10,17 +10,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from geoq.answer_table import N_OUTPUTS_SHOWN, outputs_named
-from geoq.increments.shapes import check_spatial
 from geoq.plots.checks import (
     channels_of,
     check_figure,
+    grid_of,
     numbers_of,
     row_index,
     true_errors,
+    true_outputs,
 )
 from geoq.plots.errors import estimate_against_error
 from geoq.plots.labelled import (
     label_grid,
+    place_grid,
     plain_answer,
     plain_values,
     row_name,
@@ -45,6 +47,8 @@ STYLES: dict[str, dict[str, Any]] = {
     "expected": {"color": REFERENCE, "ls": "-."},
     "error": {"color": TRUE, "ls": "-"},
     "true error": {"color": TRUE, "ls": "-"},
+    "prediction": {"color": ESTIMATE, "ls": "--"},
+    "truth": {"color": TRUE, "ls": "-"},
 }
 # Of more values than this a random subset is drawn, because more markers cover each other and take long to draw.
 MOST_POINTS = 20_000
@@ -124,22 +128,26 @@ def fields(
     row: SupportsIndex,
     *,
     channel: SupportsIndex = 0,
-    n_spatial: int = 2,
+    extent: Sequence[float] | None = None,
     expected: Any = None,
     error: Any = None,
+    truth: Any = None,
 ) -> list[Axes]:
     """Draw the prediction of one query and the bound of its error; the title states whether the query is safe.
 
-    Fields in the plane are drawn as maps, fields on a line as lines. All errors are drawn with the same range of values.
+    Fields in the plane are drawn as maps, fields on a line as lines. All errors are drawn with the same range of values. The
+    range is 0 to 1 if the bounds are 0 or 1, as bounds of wrong cells are.
 
     Args:
         figure: an empty figure; 13 x 3.6 inches are suitable for four maps, 8 x 5 inches for lines.
         assessment: the answer of ``GeoQ.assess`` or ``XarrayGeoQ.assess``.
         row: the number of the query.
         channel: the number of the field if there are several. The grid is last, and all dimensions before it are channels.
-        n_spatial: 1 for fields on a line, 2 for fields in the plane.
+        extent: the coordinates of the edges of the grid: (left, right) for fields on a line, (left, right, bottom, top) for
+            fields in the plane. None means the numbers of the cells, on a grid that is found from the shape of the prediction.
         expected: expected errors of all queries, from ``GeoQ.expected_error``.
         error: true errors of all queries: ``abs(y - assessment.prediction)``.
+        truth: reference outputs y of all queries.
 
     Example:
         >>> import numpy as np
@@ -149,12 +157,13 @@ def fields(
         >>> y = x[:, :1] ** 2 * np.linspace(1, 2, 16)
         >>> geoq = GeoQ(lambda x: x[:, :1] * np.linspace(1, 2, 16), None, folds=RandomFolds(5))
         >>> answer = geoq.fit(x, y).assess(x[:3])
-        >>> upper, lower = plots.fields(Figure(), answer, 0, n_spatial=1)
+        >>> upper, lower = plots.fields(Figure(), answer, 0, extent=(0, 1))
     """
     check_figure(figure)
-    check_spatial(n_spatial)
     asked, assessment = assessment, plain_answer(assessment)
+    n_spatial = grid_of(assessment.prediction, extent)
     expected, error = plain_values(expected, asked), plain_values(error, asked)
+    truth = plain_values(truth, asked)
     row = row_index(row, len(assessment), "row", "the queries of the assessment")
     if assessment.gaps is not None and row in assessment.gaps:
         raise ValueError(
@@ -175,11 +184,21 @@ def fields(
         channels = channels_of(values[one], "error_hat", n_spatial)
         # An error with a single channel belongs to all channels of the prediction.
         errors[name] = channels[channel if len(channels) > 1 else 0]
-    axes = (_maps if n_spatial == 2 else _lines)(figure, prediction[channel], errors)
+    outputs = {"prediction": prediction[channel]}
+    if truth is not None:
+        true_outputs(truth, assessment.prediction)
+        outputs["truth"] = channels_of(truth[one], "truth", n_spatial)[channel]
+    bound = numbers_of(assessment.error_hat)
+    is_wrong_or_right = bool(np.isin(bound[~np.isnan(bound)], (0, 1)).all())
+    draw = _maps if n_spatial == 2 else _lines
+    axes = draw(figure, outputs, errors, 1.0 if is_wrong_or_right else None)
+    if extent is not None:
+        place_grid(axes, extent)
     label_grid(axes, asked, n_spatial)
     several = assessment.prediction[row].ndim > n_spatial
     title = (
-        f"{row_name(asked, row, 'query')}{f', channel {channel}' if several else ''}: {assessment.safety(row)} "
+        f"{row_name(asked, row, 'query')}{f', channel {channel}' if several else ''}: "
+        f"{'safe' if bool(assessment.safe[row]) else 'NOT safe'} "
         f"(support score {float(assessment.support_score[row]):.3g}, threshold {assessment.threshold:.3g})"
     )
     figure.suptitle(wrapped(figure, title), fontsize=10)
@@ -296,28 +315,38 @@ def _bound_over_score(
 
 def _maps(
     figure: Figure,
-    prediction: Float[np.ndarray, " height width"],
+    outputs: dict[str, Float[np.ndarray, " height width"]],
     errors: dict[str, Float[np.ndarray, " height width"]],
+    largest: float | None,
 ) -> list[Axes]:
-    """Draw maps in the number of columns that makes them largest; the first axis of the grid points upwards."""
+    """Draw maps in the number of columns that makes them largest; the first axis of the grid points upwards.
+
+    Args:
+        figure: the figure.
+        outputs: the prediction, and the reference output if it is known.
+        errors: the bound and other errors.
+        largest: the end of the range of the errors. None means the largest error.
+    """
     set_layout(figure, "compressed")
-    n_maps = 1 + len(errors)
-    n_columns = _n_columns(figure, n_maps, *prediction.shape)
+    n_maps = len(outputs) + len(errors)
+    n_columns = _n_columns(figure, n_maps, *errors["bound"].shape)
     grid = figure.subplots(-(-n_maps // n_columns), n_columns, squeeze=False)
-    first, *others = grid.flat[:n_maps]
+    panels = list(grid.flat[:n_maps])
     for empty in grid.flat[n_maps:]:
         empty.remove()
-    image = first.imshow(prediction, origin="lower", cmap="viridis")
-    figure.colorbar(image, ax=first)
-    first.set_title("prediction", fontsize=10)
-    largest = max(float(np.nanmax(values)) for values in errors.values()) or 1.0
-    for axes, (name, values) in zip(others, errors.items(), strict=True):
-        image = axes.imshow(
-            values, origin="lower", cmap="cividis", vmin=0, vmax=largest
-        )
-        axes.set_title(_label(name, errors), fontsize=10)
-    figure.colorbar(image, ax=others, label="error")
-    return [first, *others]
+    top = largest or max(float(np.nanmax(values)) for values in errors.values()) or 1.0
+    both = np.stack([*outputs.values()])
+    ends = float(np.nanmin(both)), float(np.nanmax(both))
+    own, others = panels[: len(outputs)], panels[len(outputs) :]
+    for maps, parts, cmap, (low, high), label in (
+        (own, outputs, "viridis", ends, ""),
+        (others, errors, "cividis", (0.0, top), "error"),
+    ):
+        for axes, (name, values) in zip(maps, parts.items(), strict=True):
+            image = axes.imshow(values, origin="lower", cmap=cmap, vmin=low, vmax=high)
+            axes.set_title(_label(name, errors), fontsize=10)
+        figure.colorbar(image, ax=maps, label=label)
+    return panels
 
 
 def _n_columns(figure: Figure, n_maps: int, height: int, width: int) -> int:
@@ -331,25 +360,31 @@ def _n_columns(figure: Figure, n_maps: int, height: int, width: int) -> int:
 
 def _lines(
     figure: Figure,
-    prediction: Float[np.ndarray, " length"],
+    outputs: dict[str, Float[np.ndarray, " length"]],
     errors: dict[str, Float[np.ndarray, " length"]],
+    largest: float | None,
 ) -> list[Axes]:
-    """Draw the prediction in the upper panel and the errors in the lower one."""
+    """Draw the outputs in the upper panel and the errors in the lower one; the arguments are those of ``_maps``."""
     set_layout(figure)
     upper, lower = figure.subplots(2, 1, sharex=True)
-    upper.plot(prediction, color=TRUE, lw=1.6)
-    upper.set(ylabel="prediction")
+    for name, values in outputs.items():
+        upper.plot(values, lw=1.6, label=name, **STYLES[name])
+    upper.set(ylabel="prediction" if len(outputs) == 1 else "output")
+    if len(outputs) > 1:
+        upper.legend(**OPAQUE)
     for name, values in errors.items():
         lower.plot(values, lw=1.6, label=_label(name, errors), **STYLES[name])
-    lower.set(xlabel="coordinate", ylabel="error", xlim=(0, len(prediction) - 1))
-    lower.set_ylim(0, None)
+    lower.set(xlabel="coordinate", ylabel="error", xlim=(0, len(errors["bound"]) - 1))
+    lower.set_ylim(0, None if largest is None else 1.05 * largest)
     lower.legend(**OPAQUE)
     return [upper, lower]
 
 
 def _label(name: str, errors: dict[str, np.ndarray]) -> str:
     if name != "error":
-        return {"bound": "bound of the error", "expected": "expected error"}[name]
+        return {"bound": "bound of the error", "expected": "expected error"}.get(
+            name, name
+        )
     covered = (errors["error"] <= errors["bound"])[~np.isnan(errors["bound"])]
     return f"true error, {covered.mean():.1%} within the bound"
 

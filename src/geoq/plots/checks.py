@@ -1,5 +1,6 @@
 """Refusals of unusable arguments of the pictures."""
 
+from collections.abc import Sequence
 from operator import index
 from typing import SupportsIndex
 
@@ -9,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 
 from geoq.arrays import Array, to_tensor
+from geoq.regions.field_scores import grid_axes
 
 
 def check_figure(figure: object) -> None:
@@ -59,6 +61,43 @@ def true_errors(values: Array, name: str, error_hat: Array) -> np.ndarray:
     return numbers
 
 
+def true_outputs(values: Array, prediction: Array) -> None:
+    """Refuse reference outputs that do not have the shape of the predictions."""
+    shape = numbers_of(values, "truth").shape
+    if shape != tuple(prediction.shape):
+        raise ValueError(
+            f"truth has shape {shape}, but the predictions have shape {tuple(prediction.shape)}; pass the reference outputs of all "
+            "queries."
+        )
+
+
+def grid_of(prediction: Array, extent: Sequence[float] | None) -> int:
+    """The number of axes of the grid of the predictions, from the extent or from their shape; 1 or 2."""
+    shape = tuple(prediction.shape[1:])
+    if extent is None:
+        n_spatial = grid_axes(shape) if shape else 0
+    else:
+        numbers = [float(end) for end in extent]
+        n_spatial = {2: 1, 4: 2}.get(len(numbers), 0)
+        if not n_spatial or not np.isfinite(numbers).all():
+            raise ValueError(
+                f"extent={extent!r}, but it has the edges of the grid; pass (left, right) for a line, or (left, right, bottom, top) "
+                "for a plane."
+            )
+    if n_spatial == 3:
+        raise ValueError(
+            f"the prediction of a query has shape {shape}, a grid with three axes, but a picture has two; draw a layer of it "
+            "with Matplotlib: axes.imshow(assessment.error_hat[row, ..., 0])."
+        )
+    if not 0 < n_spatial <= len(shape):
+        advice = "lower the number of edges" if shape else "use plots.summary"
+        raise ValueError(
+            f"the prediction of a query has shape {shape}, so it is no field that can be drawn on "
+            f"{'a plane' if n_spatial == 2 else 'a grid'}; {advice}."
+        )
+    return n_spatial
+
+
 def row_index(value: SupportsIndex, n: int, name: str, members: str) -> int:
     """The number of a row; refused unless there is such a row."""
     if not isinstance(value, SupportsIndex):
@@ -79,8 +118,7 @@ def channels_of(
     """The channels of one query's field."""
     shape = tuple(values.shape[1:])
     if len(shape) < n_spatial:
-        advice = "pass n_spatial=1" if shape else "draw all queries with plots.summary"
         raise ValueError(
-            f"n_spatial={n_spatial}, but {name} of a query has shape {shape}; {advice}."
+            f"{name} of a query has shape {shape}, but the grid has {n_spatial} axes; draw all queries with plots.summary."
         )
     return numbers_of(values, name).reshape(-1, *shape[len(shape) - n_spatial :])

@@ -90,6 +90,20 @@ def row_name(answer: Any, row: int, noun: str) -> str:
     return ", ".join(labels) or noun
 
 
+def place_grid(axes: Sequence[Axes], extent: Sequence[float]) -> None:
+    """Put coordinates on maps, or on lines, given the edges of the grid."""
+    for panel in axes:
+        for image in panel.images:
+            image.set_extent((extent[0], extent[1], extent[2], extent[3]))
+        if panel.images:
+            continue
+        for line in panel.lines:
+            n_cells = len(np.asarray(line.get_xdata()))
+            half = (extent[1] - extent[0]) / n_cells / 2
+            line.set_xdata(np.linspace(extent[0] + half, extent[1] - half, n_cells))
+        panel.set_xlim(extent[0], extent[1])
+
+
 def label_grid(axes: Sequence[Axes], answer: Any, n_spatial: int) -> None:
     """Put the coordinates of the grid on maps and lines; numbers only, and only if they are evenly spaced."""
     if not is_labelled(answer):
