@@ -20,7 +20,7 @@ from benchmarks.record import RESULTS, ROOT
 
 CODE = ("src", "benchmarks/*.py", "benchmarks/*/*.py")
 # These modules make pages from results.
-PAGES_ONLY = ("rerun", "prose", "derived", "tables")
+PAGES_ONLY = ("rerun", "prose", "derived", "signs", "tables")
 MACHINES = ("two-cores", "gpu")
 SEEDS = "--seed-list 600 601 602 --jobs 16"
 DATA = {
@@ -61,6 +61,7 @@ RUNS = (
     Run("two-cores", 10, "cost", "costs.cost --quality --jobs 2", "quality"),
     Run("gpu", 5, "forrester", "forrester --jobs 16 --pictures docs"),
     Run("gpu", 6, "speed", "costs.speed"),
+    Run("gpu", 1, "gpu_search", "costs.gpu_search"),
     Run("gpu", 10, "fresh", f"suite.defaults --set fresh {SEEDS}"),
     Run("gpu", 10, "second_fresh", f"suite.defaults --set second {SEEDS}"),
     Run(

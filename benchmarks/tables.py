@@ -10,12 +10,20 @@ import re
 import statistics
 from pathlib import Path
 
-from benchmarks.costs.tables import assessment, cost, memory, quality, speed
+from benchmarks.costs.tables import (
+    assessment,
+    cost,
+    gpu_search,
+    memory,
+    quality,
+    speed,
+)
 from benchmarks.fields import table as fields_table
 from benchmarks.hostile.table import summary as hostile_summary
 from benchmarks.paper_numbers import PAPER, PAPER_SAFE, PAPER_SECONDS
 from benchmarks.record import RESULTS, load
 from benchmarks.rollouts import forced, small_states, trusted_horizon
+from benchmarks.signs import marked, other_runs, with_signs
 from benchmarks.suite import ablation, one_input
 from benchmarks.suite import table as suite_table
 from benchmarks.suite import tables as suite_tables
@@ -150,38 +158,6 @@ def ranked(rows, methods, setting, metric):
     return cells
 
 
-def marks(rows):
-    """Signs for the commits of rows that were measured by another run than the rest of the table."""
-    commits = dict.fromkeys(r["commit"] for r in rows if "commit" in r)
-    return dict(zip(commits, "†‡§", strict=False))
-
-
-def marked(rows, method, setting):
-    """The name of a method, with the sign of its run."""
-    runs = {
-        r["commit"]
-        for r in rows
-        if (r["method"], r["setting"]) == (method, setting) and "commit" in r
-    }
-    signs = [sign for commit, sign in marks(rows).items() if commit in runs]
-    return " ".join([method, *signs])
-
-
-def other_runs(rows):
-    """Explanation of the signs, if there are any."""
-    signs = [f"{sign} commit {commit}." for commit, sign in marks(rows).items()]
-    return [" ".join(signs)] if signs else []
-
-
-def with_signs(text, rows):
-    """Tables with the signs of other runs after the names of the methods."""
-    for sign in marks(rows).values():
-        for method in dict.fromkeys(r["method"] for r in rows if "commit" in r):
-            start = re.escape(f"| {method} |")
-            text = re.sub(f"^{start}", f"| {method} {sign} |", text, flags=re.MULTILINE)
-    return text
-
-
 def is_bound(method):
     return not any(name in method for name in NO_BOUNDS)
 
@@ -284,8 +260,9 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
         return speed(record)
     if problem.startswith("cost"):
         return cost(record)
-    if problem in ("assessment", "memory"):
-        return {"assessment": assessment, "memory": memory}[problem](record)
+    of_costs = {"assessment": assessment, "memory": memory, "gpu_search": gpu_search}
+    if problem in of_costs:
+        return of_costs[problem](record)
     rows = record["rows"]
     if problem == "hostile":
         where = f"{record['machine']}, commit {record['commit'][:10]}"

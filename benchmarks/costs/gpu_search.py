@@ -6,9 +6,11 @@ python -m benchmarks.costs.gpu_search --cpu    # small sizes, for the agreement 
 
 import argparse
 import time
+from pathlib import Path
 
 import torch
 
+from benchmarks import record
 from benchmarks.costs.speed import torch_cdist
 from geoq.neighbors import Neighbors
 
@@ -51,7 +53,7 @@ def n_wrong(neighbors, queries):
 
 
 def row(case, dtype, device):
-    """One line of the table."""
+    """One row of the results file."""
     n_points, n_dims, n_queries = case
     torch.manual_seed(0)
     points, queries = (
@@ -61,20 +63,32 @@ def row(case, dtype, device):
     neighbors = Neighbors(points)
     own, own_peak = measure(lambda: neighbors.nearest(queries, K), device)
     plain, plain_peak = measure(lambda: torch_cdist(points, queries, K), device)
-    return (
-        f"| {n_points} x {n_dims} | {n_queries} | {str(dtype)[6:]} | {own:.4f} | {plain:.4f} | {own / plain:.2f} | "
-        f"{own_peak:.0f} | {plain_peak:.0f} | {n_wrong(neighbors, queries)} |"
-    )
+    return {
+        "seed": 0,
+        "points": f"{n_points:,} x {n_dims:,}",
+        "queries": n_queries,
+        "dtype": str(dtype)[6:],
+        "seconds": own,
+        "over_cdist": own / plain,
+        "peak_mib": own_peak,
+        "peak_mib_cdist": plain_peak,
+        "indices_differ": n_wrong(neighbors, queries),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cpu", action="store_true", help="small sizes on a CPU")
+    parser.add_argument("--out", type=Path, help="where to write the results")
+    arguments = parser.parse_args()
+    device = "cpu" if arguments.cpu else "cuda"
+    rows = [
+        row(case, dtype, device)
+        for case in (SMALL_CASES if arguments.cpu else CASES)
+        for dtype in (torch.float32, torch.float64)
+    ]
+    print(record.write("gpu_search", rows, arguments.out, small=arguments.cpu))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cpu", action="store_true", help="small sizes on a CPU")
-    arguments = parser.parse_args()
-    print(
-        "| points | queries | dtype | geoq, s | cdist + topk, s | ratio | geoq: peak, MiB | cdist: peak, MiB | indices differ |"
-    )
-    print("|---" * 9 + "|")
-    for case in SMALL_CASES if arguments.cpu else CASES:
-        for dtype in (torch.float32, torch.float64):
-            print(row(case, dtype, "cpu" if arguments.cpu else "cuda"), flush=True)
+    main()

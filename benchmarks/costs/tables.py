@@ -123,3 +123,18 @@ def quality(record):
         f"{record['quality']['commit'][:10]}."
     )
     return "\n".join([*lines, "", note])
+
+
+def gpu_search(record):
+    """Table of the exact search relative to ``torch.cdist`` and ``topk`` on a GPU."""
+    lines = [
+        "| points | dtype | geoq over cdist: time | memory | indices that differ from differences in float64 |",
+        "|---|---|---|---|---|",
+    ]
+    for r in record["rows"]:
+        memory = r["peak_mib"] / max(r["peak_mib_cdist"], 1)
+        lines.append(
+            f"| {r['points']} | {r['dtype']} | {r['over_cdist']:.2f} | {memory:.2f} | {r['indices_differ']} |"
+        )
+    source = f"`python -m benchmarks.costs.gpu_search`, {record['device']}, commit {record['commit'][:10]}."
+    return "\n".join(lines) + f"\n\n{source}"
