@@ -89,7 +89,7 @@ def cells() -> dict[str, list[Cell]]:
 
 
 def cells_of(block: str) -> Iterator[Cell]:
-    """Return the cells of a block. A column of a name that stands before in the table is called "name (2)"."""
+    """Return the cells of a block. The second column of a name is called "name (2)"."""
     title, head, group = "", [], ""
     for line in block.splitlines():
         if not line.startswith("|"):
@@ -97,8 +97,9 @@ def cells_of(block: str) -> Iterator[Cell]:
             continue
         row = tuple(plain(cell) for cell in line[1:].rstrip("|").split("|"))
         if not head:
-            for name in row:
-                head.append(f"{name} (2)" if name in head else name)
+            for i, name in enumerate(row):
+                n_before = row[:i].count(name)
+                head.append(f"{name} ({n_before + 1})" if n_before else name)
         elif not set(line) <= set("|- "):
             # An empty first cell repeats the cell above it.
             group = row[0] or group

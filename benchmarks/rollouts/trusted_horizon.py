@@ -349,15 +349,15 @@ def table(rows):
             for method in ("bound alone", "same for all", "held out")
         )
 
-        def mean(part, key):
-            return np.mean([row[key] for row in part])
+        def mean(part, key, digits):
+            values = [row[key] for row in part]
+            return f"{np.mean(values):.{digits}f}" if values else "-"
 
-        lines.append(
-            f"| {name} | {tolerance:g} | {mean(ours, 'mean_held'):.1f} | {mean(alone, 'mean_horizon'):.1f} "
-            f"| {mean(alone, 'broken'):.3f} | {mean(same, 'mean_horizon'):.1f} | {mean(same, 'broken'):.3f} "
-            f"| {mean(ours, 'mean_horizon'):.1f} | {mean(ours, 'broken'):.3f} "
-            f"| {max(row['broken'] for row in ours):.3f} |"
-        )
+        cells = [name, f"{tolerance:g}", mean(ours, "mean_held", 1)]
+        for part in (alone, same, ours):
+            cells += [mean(part, "mean_horizon", 1), mean(part, "broken", 3)]
+        worst = max(row["broken"] for row in ours)
+        lines.append("| " + " | ".join([*cells, f"{worst:.3f}"]) + " |")
     return "\n".join(lines)
 
 
