@@ -1,9 +1,12 @@
 """The third-party cases: their simple bounds, tables and messages, without the packages of other developers."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.record import RESULTS
 from benchmarks.third_party import packages, recurrent, table
 from benchmarks.third_party.rivals import (
     PerValue,
@@ -85,3 +88,23 @@ def test_losses_are_relative_to_the_best_simple_bound():
     lines = table.bounds(ROWS).splitlines()
     assert lines[3].startswith("|  | **GeoQ** | 0.25 | 0.900 | 0.900 | 0.80 | 0.70 |")
     assert table.best_simple(ROWS, "A") == 4.0
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return json.loads((RESULTS / "third_party.json").read_text())["rows"]
+
+
+def test_the_results_contain_all_cases_and_three_seeds(rows):
+    settings = {r["setting"] for r in rows}
+    systems = ("Lorenz", "Rossler", "Halvorsen")
+    assert settings == {"Darcy", "Burgers", "Sunspots", "El Nino"} | {
+        f"{system}, {model}" for system in systems for model in ("ESN", "GRU")
+    }
+    seeds = {(r["setting"], r["seed"]) for r in rows}
+    assert len(seeds) == 3 * len(settings)
+
+
+def test_the_picture_is_drawn_from_the_results(rows, tmp_path):
+    table.draw(rows, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000

@@ -101,7 +101,7 @@ def cost(rows):
 
 def horizons(rows):
     lines = [
-        "| case | tolerance | kept for | GeoQ: trusted | broken | worst seed | per-step quantiles: steps | broken | exceedance quantile: steps | broken |",
+        "| case | tolerance | kept for | GeoQ: trusted | broken | worst seed | per-step quantiles: steps | per step: broken | exceedance quantile: steps | exceedance: broken |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     own = select(rows, kind="horizon")
