@@ -18,8 +18,8 @@ from geoq.folds import RandomFolds
 Labelled: TypeAlias = xr.DataArray | xr.Dataset
 # Kinds of NumPy types that a file can store: booleans, numbers, strings, times and time differences.
 _STORABLE_KINDS = "biufUmM"
-# Successive samples with at least this correlation are alike.
-ALIKE = 0.5
+# Successive samples with at least this correlation are alike. It is measured in at most about this many cells.
+ALIKE, MOST_CELLS = 0.5, 500
 # What stands for the label of a missing anchor, by the kind of NumPy type; labels of other kinds become None.
 _NO_LABEL = {"f": np.nan, "M": "NaT", "m": "NaT", "U": "", "S": b"", "i": -1, "u": 0}
 
@@ -289,24 +289,28 @@ def warn_of_dates(y: xr.DataArray, folds: object) -> None:
     time = y.get_index(y.dims[0])
     schemes = getattr(folds, "schemes", (folds,))
     is_date = time.dtype.kind == "M" or isinstance(time, xr.CFTimeIndex)
-    if not is_date or not any(isinstance(scheme, RandomFolds) for scheme in schemes):
+    random = any(isinstance(scheme, RandomFolds) for scheme in schemes)
+    if not is_date or not random or y.dtype.kind not in "iuf":
         return
-    values = y.values[np.argsort(time.values)].reshape(len(y), -1)
-    values = values[:, ~np.isnan(values).any(axis=0) & (np.ptp(values, axis=0) > 0)]
+    # Some cells of large fields are enough for a correlation.
+    cells = y.values.reshape(len(y), -1)
+    values = cells[:, :: 1 + cells.shape[1] // MOST_CELLS][np.argsort(time.values)]
+    values = values[:, np.isfinite(values).all(axis=0)]
+    values = values[:, np.ptp(values, axis=0) > 0]
     if not values.size:
         return
     values = (values - values.mean(axis=0)) / values.std(axis=0)
-    lags = range(1, len(y) // 10 + 2)
-    alike = [float((values[lag:] * values[:-lag]).mean()) for lag in lags]
-    if alike[0] < ALIKE:
+    gap, correlation = 1, float((values[1:] * values[:-1]).mean())
+    if not correlation >= ALIKE:
         return
-    gap = next((n for n, r in zip(lags, alike, strict=True) if r < ALIKE), lags[-1])
+    while gap <= len(y) // 10 and (values[gap:] * values[:-gap]).mean() >= ALIKE:
+        gap += 1
     proposal = f"TemporalFolds(5, gap={gap})"
     if len(schemes) > 1:
         proposal = f"default_folds({proposal})"
     warn(
         f"folds={shortened(folds)} holds out random dates, but successive samples along {str(y.dims[0])!r} are alike (correlation "
-        f"{alike[0]:.2g}), so fold surrogates have nearly seen the held-out samples, and the bounds are too small for later "
+        f"{correlation:.2g}), so fold surrogates have nearly seen the held-out samples, and the bounds are too small for later "
         f"dates; pass folds={proposal}, or groups."
     )
 
