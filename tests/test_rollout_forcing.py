@@ -249,8 +249,10 @@ def test_an_unusable_forcing_is_refused_before_any_training(forcing, message):
 
 
 def test_a_step_of_states_alone_is_refused_if_there_is_a_forcing():
-    with pytest.raises(TypeError, match="let it take both"):
-        small(analogue([STATES[0]]), None).fit([*STATES], forcing=[*FORCING])
+    step = analogue([STATES[0]])
+    for models in ((step, None), (None, lambda segments: step)):
+        with pytest.raises(TypeError, match="let it take both"):
+            small(*models).fit([*STATES], forcing=[*FORCING])
 
 
 @pytest.mark.parametrize(

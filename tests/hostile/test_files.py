@@ -109,6 +109,8 @@ FORGED = [
         array("held_out.error", lambda e: -e),
         "'held_out.error' is negative",
     ),
+    ("RolloutGeoQ", setting("state_shape", [10**6]), "forcing_shape is not possible"),
+    ("RolloutGeoQ", setting("forcing_shape", [2]), "forcing_shape is not possible"),
     ("XarrayGeoQ", setting(*LABELS), "not a dtype of labels"),
     ("XarrayGeoQ", setting("xarray", "y", "shape", [10**6] * 2), "not without samples"),
     ("GeoQRegressor", setting("sklearn", "n_features_in", -1), "n_features_in=-1"),

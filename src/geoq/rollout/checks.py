@@ -1,11 +1,10 @@
 """Refusals of unusable arguments of RolloutGeoQ, before anything is trained or rolled out."""
 
-import inspect
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from geoq.arrays import Array
 from geoq.checks import (
@@ -59,25 +58,6 @@ def check_models(
             "train_surrogate must be callable as train_surrogate(segments), got "
             f"{type(train_surrogate).__name__}; pass a function, a TrainRollout or TrainedFolds."
         )
-
-
-def check_arguments(surrogate: Surrogate | None, *, forced: bool) -> None:
-    """Refuse a step of states alone if there is a forcing, and a step of states and forcing if there is none."""
-    called = surrogate.forward if isinstance(surrogate, nn.Module) else surrogate
-    try:
-        signature = inspect.signature(called)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*([None] * (1 + forced)))
-    except TypeError as exc:
-        given, needed = "forcing", "surrogate(states, forcing)"
-        if not forced:
-            given, needed = "no forcing", "surrogate(states)"
-        raise TypeError(
-            f"surrogate has the arguments {signature}, but fit received {given} and calls {needed}; "
-            + ("let it take both." if forced else "pass forcing to fit as well.")
-        ) from exc
 
 
 def check_lengths(trajectories: Trajectories, n_calibration: int) -> None:

@@ -26,7 +26,6 @@ from geoq.rollout import files
 from geoq.rollout.assessment import RolloutAssessment
 from geoq.rollout.checks import (
     check_all_stored,
-    check_arguments,
     check_initial_states,
     check_lengths,
     check_models,
@@ -41,7 +40,7 @@ from geoq.rollout.fold_rollouts import (
     open_checkpoint,
     source_of_rollouts,
 )
-from geoq.rollout.forcing import Forcing
+from geoq.rollout.forcing import Forcing, check_arguments
 from geoq.rollout.horizon import HeldOutRollouts, Trust, n_leading, over_tolerance
 from geoq.rollout.joint_band import JointBand, excess_of
 from geoq.rollout.memory import REMEDY

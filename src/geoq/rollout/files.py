@@ -1,5 +1,6 @@
 """Saving and loading of a calibrated RolloutGeoQ: what a file contains, and how an estimator is restored from it."""
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,6 +189,9 @@ def _check(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> None:
     for name in used:
         possible = numbers[name] <= len(arrays["points.z"])
         archive.check_value(name, possible, "larger than the data")
+    shapes = (numbers["state_shape"], numbers["forcing_shape"] or [0])
+    same = sum(map(math.prod, shapes)) == arrays["mean"].numel()
+    archive.check_value("state_shape and forcing_shape", same, "not possible")
     n_held_out = len(arrays["held_out.error"])
     for part in _HELD_OUT:
         same = len(arrays[f"held_out.{part}"]) == n_held_out
@@ -203,11 +207,8 @@ def _restore(
     assert geoq.surrogate is not None
     geoq.surrogate_, geoq.n_calibrated_ = geoq.surrogate, geoq.n_calibration
     geoq.normalization_ = Standardization(arrays["mean"], arrays["scale"])
-    shape = numbers.get("forcing_shape")
-    geoq.forcing_ = Forcing(
-        tuple(numbers.get("state_shape", arrays["mean"].shape)),
-        shape if shape is None else tuple(shape),
-    )
+    state, shape = numbers["state_shape"], numbers["forcing_shape"]
+    geoq.forcing_ = Forcing(tuple(state), None if shape is None else tuple(shape))
     z = arrays["points.z"]
     geometry = Geometry(
         Embedding(z, arrays.get("points.normalized", z)),

@@ -1,5 +1,6 @@
 """Forced rollouts: a step of a state and a forcing is a step of a longer state that contains the forcing."""
 
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from geoq.arrays import Array, restore, to_tensor
 from geoq.checks import TRAINED, check_callable, check_finite
@@ -204,6 +205,7 @@ class ForcedRecipe:
         pairs = [self.forcing.split(segment) for segment in segments]
         surrogate = self.train_surrogate(pairs)
         check_callable(surrogate, TRAINED)
+        check_arguments(surrogate, forced=True)
         return self.forcing.step(surrogate)
 
 
@@ -214,3 +216,22 @@ def check_same_kind(forcing: Array, other: Array, what: str) -> None:
             f"forcing is a {type(forcing).__name__}, but the {what} a {type(other).__name__}; pass both as NumPy arrays or both "
             "as tensors."
         )
+
+
+def check_arguments(surrogate: Surrogate | None, *, forced: bool) -> None:
+    """Refuse a step of states alone if there is a forcing, and a step of states and forcing if there is none."""
+    called = surrogate.forward if isinstance(surrogate, nn.Module) else surrogate
+    try:
+        signature = inspect.signature(called)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*([None] * (1 + forced)))
+    except TypeError as exc:
+        given, needed = "forcing", "surrogate(states, forcing)"
+        if not forced:
+            given, needed = "no forcing", "surrogate(states)"
+        raise TypeError(
+            f"surrogate has the arguments {signature}, but fit received {given} and calls {needed}; "
+            + ("let it take both." if forced else "pass forcing to fit as well.")
+        ) from exc
