@@ -435,8 +435,9 @@ def _bytes(array: Tensor) -> memoryview:
     """The memory of an array."""
     if not array.numel():
         return memoryview(b"")
-    # A view of NumPy, because torch refuses a single number with stride 0.
-    flat: memoryview = array.numpy().reshape(-1).view("uint8").data
+    # A single number can have the stride 0, which a view as bytes does not accept.
+    row = array.as_strided((array.numel(),), (1,))
+    flat: memoryview = row.view(torch.uint8).numpy().data
     return flat
 
 
