@@ -453,7 +453,8 @@ def test_the_cost_of_calibration_and_assessment_is_measured(tmp_path):
     }
     for row in calibrated:
         assert row["device"] == "cpu"
-        assert row["calibration_over_training"] > 0
+        over = row["calibration_seconds"] / row["training_seconds"]
+        assert row["calibration_over_training"] == pytest.approx(over, rel=1e-4)
         if "rollouts" not in row["problem"]:
             assert row["assessment_over_prediction"].keys() == {"1", "100", "10000"}
     (alone,) = [row for row in result["rows"] if row["form"] == "folds alone"]
