@@ -35,6 +35,7 @@ READING_ORDER = [
     "preparation",
     "queries",
     "tuple_files",
+    "region_files",
     "files",
     "estimator",
     "rollout",

@@ -7,6 +7,7 @@ from geoq import (
     DistanceRegion,
     FieldScaleIncrement,
     GeoQ,
+    IndicatorIncrement,
     RandomFolds,
     TrainedFolds,
     TwoLawIncrement,
@@ -193,18 +194,36 @@ def test_other_outputs_are_bounded_as_if_a_copied_one_were_absent():
     np.testing.assert_allclose(*table, atol=0.05)
 
 
-def random_mask(y):
-    mask = np.zeros(y.shape, dtype=bool)
-    mask[3, 0] = mask[5, 2] = True
-    return np.ma.array(y, mask=mask)
+def some_masked(y):
+    """Another output is masked in each sample; the numbers under the mask are of no use."""
+    mask = np.arange(len(y))[:, None] % 3 == np.arange(3)
+    return np.ma.array(np.where(mask, FILL, y), mask=mask)
+
+
+def no_first_cell(x):
+    answer = 0.9 * Y[: len(x)]
+    answer[:, 0] = np.nan
+    return answer
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     {
-        "another mask in each sample": (
-            lambda: GeoQ(None, least_squares, folds=FOLDS).fit(X, random_mask(Y)),
-            r"y is masked in 2 of 300 values.*leave these rows out",
+        "a sample without any value": (
+            lambda: GeoQ(None, least_squares, folds=FOLDS).fit(
+                X, np.ma.array(Y, mask=np.arange(100)[:, None] == [[3] * 3])
+            ),
+            r"y is masked in 3 of 300 values.*leave these rows out",
+        ),
+        "a prediction that is absent where y is present": (
+            lambda: GeoQ(no_first_cell, None, folds=FOLDS).fit(X, some_masked(Y)),
+            r"surrogate\(x\)\[1, 0\] is nan .*mask y there",
+        ),
+        "an increment that needs one mask": (
+            lambda: GeoQ(
+                np.zeros_like, None, folds=FOLDS, increment_model=IndicatorIncrement()
+            ).fit(FIT[0], clouded(1.0 * (FIT[1] > 0))),
+            r"masked in some samples only, in 3600 of 12000.*IndicatorIncrement",
         ),
         "everything masked": (
             lambda: GeoQ(None, least_squares, folds=FOLDS).fit(
@@ -224,16 +243,10 @@ def random_mask(y):
             ),
             r"the output of surrogate is masked in 100 of 300",
         ),
-        "more cells masked in the pairs": (
-            lambda: GEOQ.conformalize(
-                PAIRS[0], masked(PAIRS[1], LAND | (np.arange(10) == 7))
-            ),
-            r"y is masked in",
-        ),
     }.values(),
 )
 def test_masks_that_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         call()
 
 
@@ -259,3 +272,90 @@ def test_tables_of_answers_leave_masked_cells_out():
     columns = [*vectors.assess(X[:3]).to_frame()]
     assert "error_hat output 1" not in columns
     assert "error_hat output 2" in columns
+
+
+def clouded(y):
+    """Half of the rows of the grid are absent from each sample, and so is land."""
+    start = np.arange(len(y)) * 7 % 10
+    mask = (np.arange(10) - start[:, None]) % 10 < 5
+    mask = mask[:, None, :, None] | LAND
+    return np.ma.array(np.where(mask, FILL, y), mask=mask)
+
+
+@pytest.mark.filterwarnings("ignore:an error has shape")
+@pytest.mark.parametrize("increment", [FIELD, TwoLawIncrement()])
+def test_cells_that_are_absent_from_some_samples_do_not_count(increment):
+    geoq = GeoQ(
+        ocean_model,
+        None,
+        increment_model=increment,
+        folds=FOLDS,
+        safe_region=DistanceRegion(),
+    )
+    geoq.fit(FIT[0], clouded(FIT[1]))
+    x, y = TEST
+    error, safe = abs(y - ocean_model(x)), geoq.assess(x).safe
+
+    def covered():
+        return (error <= geoq.bound(x).data)[safe][..., ~LAND[0]]
+
+    # With half of the errors, the level of the bound is less certain.
+    assert covered().mean() == pytest.approx(0.95, abs=0.025)
+    geoq.conformalize(PAIRS[0], clouded(PAIRS[1]))
+    assert covered().mean() == pytest.approx(0.95, abs=0.02)
+    geoq.conformalize(PAIRS[0], clouded(PAIRS[1]), guarantee=WholeField(0.9))
+    present = ~clouded(y).mask[safe][..., ~LAND[0]]
+    shares = (covered() & present).sum(axis=(1, 2)) / present.sum(axis=(1, 2))
+    assert 0.86 <= (shares >= 0.95).mean() <= 0.95
+
+
+def test_absent_cells_give_the_answers_of_their_mean_error_and_come_back_masked(
+    tmp_path,
+):
+    def model(x):
+        """The second output is absent from every other prediction."""
+        answer = np.stack([x[:, 0], x[:, 1], 0 * x[:, 0]], axis=1)
+        answer[x[:, 0] > 0.5, 1] = np.nan
+        return np.ma.masked_invalid(answer)
+
+    absent = model(X).mask
+    geoq = GeoQ(model, None, folds=FOLDS).fit(X, np.ma.array(Y, mask=absent))
+    path = tmp_path / "a.geoq"
+    geoq.save(path)
+    answers = [g.assess(X) for g in (geoq, GeoQ.load(path, surrogate=model))]
+    for answer in answers:
+        for part in (answer.prediction, answer.error_hat, answer.increment):
+            np.testing.assert_array_equal(part.mask, absent)
+            assert np.isfinite(part.compressed()).all()
+    np.testing.assert_array_equal(*(a.error_hat.filled(0) for a in answers))
+    error = abs(Y - model(X).data)[:, 1]
+    np.testing.assert_allclose(
+        geoq.error_[absent[:, 1], 1], error[~absent[:, 1]].mean()
+    )
+
+
+def test_recipes_receive_absent_cells_as_masked_nan():
+    received = []
+
+    def train(x, y):
+        received.append(y)
+        weights = np.linalg.lstsq(x, y.filled(y.mean()))[0]
+        return lambda x: x @ weights
+
+    y = some_masked(Y)
+    answer = GeoQ(None, train, folds=FOLDS).fit(X, y).assess(X)
+    assert len(received) == 6
+    np.testing.assert_array_equal(received[0].mask, y.mask)
+    assert all(np.isnan(part.data[part.mask]).all() for part in received)
+    # Without nan in a prediction, all of its cells are bounded.
+    assert not np.ma.getmaskarray(answer.error_hat).any()
+    assert answer.error_hat.max() < 10
+
+
+def test_a_norm_is_the_norm_of_the_cells_that_are_present():
+    zero = GeoQ(
+        lambda x: np.zeros((len(x), 3)), None, folds=FOLDS, error_functional=norm_error
+    )
+    y = some_masked(Y)
+    error = zero.fit(X, y).error_.numpy()
+    np.testing.assert_allclose(error, np.sqrt((y.filled(0) ** 2).sum(axis=1)))

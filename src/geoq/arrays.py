@@ -165,7 +165,7 @@ def take(array: RowsT, rows: Int[Tensor, " n_rows"]) -> RowsT:
     if isinstance(array, Tensor):
         return cast(RowsT, gathered(array, rows.to(array.device)))
     where = rows.cpu().numpy()
-    if not in_use() or not isinstance(array, np.ndarray):
+    if not in_use() or type(array) is not np.ndarray:
         return cast(RowsT, array[where])
     taken = room((len(where), *array.shape[1:]), array.dtype)
     for part in chunks(len(where), int(np.prod(array.shape[1:]))):

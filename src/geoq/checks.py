@@ -18,6 +18,7 @@ from geoq.arrays import Array, Rows, chunks, to_tensor
 from geoq.table import Table
 
 REMOVE = "remove or impute these samples first"
+ABSENT = f"{REMOVE}, or mask cells that have no value, numpy.ma.masked_invalid(y)"
 MASK = (
     "the same places are missing in all samples, as on land or in an obstacle: fill them with 0 in x, and mask them in y with "
     "numpy.ma.masked_invalid(y)"
@@ -189,7 +190,8 @@ def check_pairs(x: Rows, y: Rows) -> tuple[Tensor, Tensor]:
                 f"{name} has shape {tuple(tensor.shape)} and holds no samples; pass one sample per row."
             )
         if name == "y" or not isinstance(x, Table):
-            check_finite(tensor, name, if_masked=MASK)
+            fields = name == "y" and tensor.ndim > 1
+            check_finite(tensor, name, ABSENT if fields else REMOVE, if_masked=MASK)
     if len(inputs) != len(outputs):
         raise ValueError(
             f"x has {len(inputs)} rows and y has {len(outputs)}; each input needs its reference output."

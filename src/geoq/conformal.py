@@ -25,7 +25,7 @@ from geoq.increments.protocol import (
     NotConformalizable,
     increments_of,
 )
-from geoq.masks import without
+from geoq.masks import present_pairs, without, without_absent
 from geoq.quantiles import (
     check_quantile,
     conformal_factor,
@@ -34,7 +34,7 @@ from geoq.quantiles import (
     n_required,
 )
 from geoq.regions.safe_region import FittedRegion, flags_of
-from geoq.surrogate import observe
+from geoq.surrogate import errors_of, evaluate
 
 if TYPE_CHECKING:
     from geoq.estimator import GeoQ
@@ -106,7 +106,12 @@ class WholeField:
     def factor(
         self, ratio: Float[Tensor, " n n_coordinates"], quantile: float
     ) -> float:
-        of_each = inverse_cdf_quantile(ratio.T, quantile)
+        if ratio.isnan().any():
+            of_each = torch.stack(
+                [inverse_cdf_quantile(row[~row.isnan()], quantile) for row in ratio]
+            )
+        else:
+            of_each = inverse_cdf_quantile(ratio.T, quantile)
         return conformal_factor(of_each[:, None], self.confidence)
 
 
@@ -201,6 +206,7 @@ def factors_from_pairs(
         TypeError: the increment model cannot be scaled, or ``guarantee`` is not a guarantee.
     """
     check_guarantee(guarantee)
+    y, absent = present_pairs(geoq.mask_, y)
     check_pairs(x, y)
     model = geoq.increment_model_
     if isinstance(model, NotConformalizable):
@@ -215,7 +221,9 @@ def factors_from_pairs(
         raise ValueError(
             f"pair {row} of {len(x)} has no bound: {assessment.gaps.explain(row)}."
         )
-    _, error = observe(geoq.surrogate_, geoq.error_functional, x, y)
+    prediction = evaluate(geoq.surrogate_, x, "surrogate")
+    prediction = without_absent(prediction, to_tensor(y, "y"), absent)
+    error = errors_of(prediction, geoq.error_functional, y)
     bound, safe, distance = (
         to_tensor(part, "assessment")
         for part in (assessment.error_hat, assessment.safe, assessment.anchor_distance)
@@ -224,8 +232,10 @@ def factors_from_pairs(
     near = distance[:, 0] <= SAME_POINT * geoq.calibration_.typical_distance
     if near.any():
         _refuse_pairs_of_fit(geoq, x, y, error, near.nonzero()[:, 0])
-    ratio = without(geoq.exact_, error_ratios(error, bound))
     _warn_of_wrong_exact(geoq, error)
+    if absent is not None and absent.shape == error.shape:
+        error = error.masked_fill(absent, torch.nan)  # does not count
+    ratio = without(geoq.exact_, error_ratios(error, bound))
     return ConformalFactors.fit(ratio, safe.bool(), model.quantile, guarantee)
 
 

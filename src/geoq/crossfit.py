@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from geoq import masks
 from geoq.arrays import Rows, converted, in_chunks, take, to_tensor
 from geoq.checks import add_note_on_error
 from geoq.fold_plan import FoldPlan
@@ -24,13 +25,13 @@ from geoq.geometry import (
     assembled,
     gathers,
     mean_over_channels,
+    similar_points,
 )
-from geoq.masks import exact_coordinates
 from geoq.metric import AnyCoordinates, FittedMetric
 from geoq.probing import warn_of_failed_folds
 from geoq.representation import Standardization
 from geoq.scratch import empty_like_rows
-from geoq.surrogate import ErrorFunctional, errors_of
+from geoq.surrogate import ErrorFunctional
 from geoq.training.checkpoint import FinishedFolds
 from geoq.training.fold_surrogates import Fold, FoldSurrogates, fold_predictions
 
@@ -214,15 +215,20 @@ class CalibrationSet:
 
 @dataclass(frozen=True)
 class Observations:
-    """The user's pairs, the inputs in the coordinates of the geometry, and the errors of the deployed surrogate."""
+    """The user's pairs, the inputs in the coordinates of the geometry, and the errors of the deployed surrogate.
+
+    If y is masked in some samples only, ``absent`` is true in these cells. Recipes receive ``training_y``.
+    """
 
     x: Rows
     y: Rows
     embedding: Embedding
     error: Float[Tensor, " n *field"]
     prediction: Float[Tensor, " n *output"]
-    metric: FittedMetric | None = None
-    coordinates: AnyCoordinates | None = None
+    metric: FittedMetric | None
+    coordinates: AnyCoordinates | None
+    absent: Bool[Tensor, " n *output"] | None
+    training_y: Rows
 
     def __len__(self) -> int:
         return len(self.embedding)
@@ -261,7 +267,11 @@ def cross_fit(
     )
     z = data.embedding.z
     # Tuples of one point share its fields.
-    error: Tensor | Gathered = Gathered(data.error, z.dtype, point)
+    absent, of_points = data.absent, data.error
+    if absent is not None:
+        donors = similar_points(geometry)
+        of_points = masks.from_donors(data.error, absent, donors)
+    error: Tensor | Gathered = Gathered(of_points, z.dtype, point)
     errors = [data.error]
     of_anchors: Tensor | Gathered = Gathered(data.error, z.dtype, None, anchors)
     prediction = Gathered(data.prediction, z.dtype, point)
@@ -270,7 +280,10 @@ def cross_fit(
             data, held_out, fold_surrogates, error_functional, checkpoint
         )
         error, of_anchors = tuples.error, tuples.anchor_error
-        errors.append(tuples.error)
+        if absent is not None:
+            rows = masks.donors_of_tuples(donors, point, plan)
+            error = masks.from_donors(tuples.error, absent[point], rows)
+        errors.append(error)
         every = torch.arange(len(point), device=z.device)
         prediction = Gathered(tuples.prediction, z.dtype, every)
     parts = [
@@ -305,7 +318,7 @@ def cross_fit(
             splits=plan.splits,
             metric=data.metric,
             coordinates=data.coordinates,
-            exact=exact_coordinates(errors),
+            exact=masks.exact_coordinates(errors),
         ),
     )
 
@@ -328,9 +341,10 @@ def _predicted(
     ends = np.cumsum([len(part.unseen) for part in held_out])
     place: _FoldTuples | None = None
     mean_error = np.empty((2, len(held_out)))
+    folds = [part.fold for part in held_out]
     # Line 7: train the fold surrogates, or obtain their predictions.
     for number, prediction in fold_predictions(
-        fold_surrogates, data.x, data.y, [part.fold for part in held_out], checkpoint
+        fold_surrogates, data.x, data.training_y, folds, checkpoint
     ):
         part = held_out[number]
         # Line 8, second part: the errors of the held-out points and of their anchors.
@@ -415,11 +429,11 @@ class _HeldOut:
         self, data: Observations, prediction: Tensor, error_functional: ErrorFunctional
     ) -> _FoldTuples:
         """Errors and predictions of the held-out points, given the predictions of the fold surrogate."""
+        rows, n_unseen = self.fold.evaluated_rows, len(self.unseen)
+        y, z = take(data.y, rows), data.embedding.z
+        absent = None if data.absent is None else data.absent[rows]
         with add_note_on_error(f"while evaluating the surrogate of {self.fold}"):
-            error = errors_of(
-                prediction, error_functional, take(data.y, self.fold.evaluated_rows)
-            )
-        z, n_unseen = data.embedding.z, len(self.unseen)
+            error = masks.fold_errors(prediction, error_functional, y, absent, n_unseen)
         held_out, of_anchors, in_sample = converted(error, z).tensor_split(
             [n_unseen, n_unseen + self.n_used]
         )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geoq import files
+from geoq import files, masks
 from geoq.arrays import (
     Array,
     Inputs,
@@ -42,7 +42,6 @@ from geoq.increments.protocol import (
     fit_increment,
 )
 from geoq.increments.two_laws import TwoLawIncrement
-from geoq.masks import Mask, filled, hidden, masked_folds, masked_surrogate, outside
 from geoq.metric import Metric, SensitivityMetric, all_coordinates, coordinates_of
 from geoq.parameters import get_params, represent, set_params
 from geoq.preparation import (
@@ -51,6 +50,7 @@ from geoq.preparation import (
     check_problem,
     fit_metric,
     no_recipe,
+    observed,
     open_checkpoint,
 )
 from geoq.probing import unchanged
@@ -69,13 +69,7 @@ from geoq.regions.support_region import SupportRegion
 from geoq.repeats import Repeats
 from geoq.representation import Representation
 from geoq.scratch import larger_than_memory, stored
-from geoq.surrogate import (
-    ErrorFunctional,
-    Surrogate,
-    TrainSurrogate,
-    absolute_error,
-    observe,
-)
+from geoq.surrogate import ErrorFunctional, Surrogate, TrainSurrogate, absolute_error
 from geoq.table import (
     Table,
     check_same_order,
@@ -93,7 +87,7 @@ from geoq.training.fold_surrogates import (
     sources_of,
 )
 from geoq.training.progress import BAR, ShowProgress, check_progress, shown, stage
-from geoq.unanswered import Gaps, blank
+from geoq.unanswered import Gaps
 
 
 @dataclass(eq=False, repr=False)
@@ -160,9 +154,10 @@ class GeoQ:
             x: inputs, one per row: an array of any shape, or a data frame of pandas or polars. The surrogate and the recipe
                 receive data frames as they are. Columns can hold numbers, dates, booleans, strings or categories. A memory map, an
                 HDF5 dataset, a Zarr array or a Dask array can be larger than memory; callables receive NumPy arrays.
-            y: reference outputs, one per row: an array of any shape, a Series or a data frame. A masked array must have the same
-                mask in all rows, such as land. The recipe then receives 0 in the masked cells, the surrogate may return anything
-                there, and all answers are masked arrays.
+            y: reference outputs, one per row: an array of any shape, a Series or a data frame. Cells of a
+                masked array that are masked in all rows, such as land, or in some rows, such as clouds, do not count. The surrogate
+                may return anything there, and the answers are masked arrays. The recipe receives 0 in cells that are masked in all
+                rows; if other cells are masked, it receives the masked array, with nan under the mask.
             groups: a label per row; rows with the same label are held out together.
             checkpoint: a folder, or a ``Checkpoint``, that keeps each finished fold. A run that was interrupted continues from
                 there when it is started again, with the same result.
@@ -191,8 +186,9 @@ class GeoQ:
     ) -> None:
         """Algorithm 1. Lines 2, 3 and 5 precede line 1, so that unusable data are refused before any training."""
         check_progress(show)
-        self.mask_ = Mask.of(y)
-        y = filled(self.mask_, y)
+        self.mask_ = masks.Mask.of(y)
+        absent, for_training = masks.some_absent(self.mask_, y)
+        y = masks.filled(self.mask_, y)
         inputs, plan = self._plan(x, y, groups)
         finished = open_checkpoint(self, checkpoint, x, y, plan)
         # One step per fold with a surrogate of its own, one for the increment model and one for the safe region.
@@ -201,25 +197,25 @@ class GeoQ:
         n_steps = n_folds * (self.train_surrogate is not None) + (given is None) + 2
         with shown(show, n_trainings, n_steps):
             # Line 1: the deployed surrogate, given or trained on all data.
-            trained = deployed(self.surrogate, self.train_surrogate, x, y)
-            self.surrogate_ = masked_surrogate(trained, self.mask_)
+            trained = deployed(self.surrogate, self.train_surrogate, x, for_training)
+            self.surrogate_ = masks.masked_surrogate(trained, self.mask_)
             # Line 4, second half: the observed errors E.
-            prediction, error = observe(self.surrogate_, self.error_functional, x, y)
+            prediction, error = observed(self, x, y, absent)
             probes = check_deployed(self, x, y, prediction)
-            self.error_ = converted(error, inputs)
+            self.error_ = masks.present_mean(converted(error, inputs), absent)
             if isinstance(self.increment_model, ChecksErrors):
                 self.increment_model.check_errors(
                     prediction.to(self.error_), self.error_
                 )
-            self.error_size_ = mean_over_field(outside(self.mask_, self.error_))
+            self.error_size_ = mean_over_field(masks.outside(self.mask_, self.error_))
             # Line 3: phi, or the metric, which needs the deployed surrogate.
             self.metric_ = fit_metric(self, inputs, x, y, finished)
             embedding = embed(self, x, all_coordinates(self.coordinates_, inputs))
             way_out = "representation must return finite numbers"
             check_finite(embedding.z, "representation(x)", way_out)
-            predicted = prediction.to(inputs.device)
-            parts = (embedding, self.error_, predicted, self.metric_, self.coordinates_)
-            data = Observations(x, y, *parts)
+            parts = (prediction.to(inputs.device), self.metric_, self.coordinates_)
+            own = (embedding, self.error_, *parts, absent, for_training)
+            data = Observations(x, y, *own)
             self.geometry_ = Geometry(
                 data.embedding,
                 n_anchors=self.n_anchors,
@@ -231,7 +227,7 @@ class GeoQ:
                 data,
                 plan,
                 fold_surrogates=sources_of(
-                    masked_folds(self.train_surrogate, self.mask_), trained
+                    masks.masked_folds(self.train_surrogate, self.mask_), trained
                 ),
                 error_functional=self.error_functional,
                 geometry=self.geometry_,
@@ -285,11 +281,12 @@ class GeoQ:
             6
         """
         rows, outputs = input_rows(stored(x)), output_rows(stored(y))
-        mask = Mask.of(outputs)
-        outputs = filled(mask, outputs)
+        outputs = masks.filled(mask := masks.Mask.of(outputs), outputs)
         _, plan = copy.copy(self)._plan(rows, outputs, groups)
         n = count_trainings(self.surrogate, self.train_surrogate, len(plan.splits))
-        source = sources_of(masked_folds(self.train_surrogate, mask), self.surrogate)
+        source = sources_of(
+            masks.masked_folds(self.train_surrogate, mask), self.surrogate
+        )
         return measure(source, rows, outputs, plan.splits, n)
 
     def assess(self, x: Inputs) -> Assessment:
@@ -307,7 +304,7 @@ class GeoQ:
         explanations = explained(self, queries, tensors)
         arrays = {name: restore(tensor, queries) for name, tensor in tensors.items()}
         for name in ("prediction", "error_hat", "anchor_error", "increment"):
-            arrays[name] = hidden(self.mask_, arrays[name])
+            arrays[name] = masks.hidden(self.mask_, arrays[name])
         features = QueryFeatures(
             arrays.pop("displacement"), arrays.pop("support_distance")
         )
@@ -358,7 +355,7 @@ class GeoQ:
                 f"{type(model).__name__} estimates an upper quantile of the error and not its mean; look at bounds(x, (0.5,))."
             )
         parts = [
-            blank(zero_if_exact(self, model.expected_error(view.features)), view.lost)
+            view.blank(zero_if_exact(self, model.expected_error(view.features)))
             for view in views(self, queries)
         ]
         return restored(self, parts, queries)
@@ -384,7 +381,7 @@ class GeoQ:
             ValueError: the pairs are unusable, some of them are pairs of ``fit``, or too few of them are safe.
             TypeError: the increment model cannot be scaled, or ``guarantee`` is not a guarantee.
         """
-        queries, outputs = query_rows(self, x), filled(self.mask_, output_rows(y))
+        queries, outputs = query_rows(self, x), output_rows(y)
         check_same_order(queries, outputs)
         self.conformal_factors_ = factors_from_pairs(self, queries, outputs, guarantee)
         return self

@@ -4,7 +4,7 @@ A file contains arrays and numbers, never code. The user's callables are not in 
 that a different callable is refused. ``rollout/files.py`` does the same for ``RolloutGeoQ``.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geoq import archive, tuple_files
+from geoq import archive, region_files, tuple_files
 from geoq.archive import with_prefix, without_prefix
 from geoq.arrays import Array, Rows, restore, to_tensor
 from geoq.checks import check_callable, check_count, check_fitted, warn
@@ -35,16 +35,6 @@ from geoq.masks import Mask, masked_surrogate, outside
 from geoq.metric import FittedMetric, Metric, SensitivityMetric, coordinates_from
 from geoq.preparation import check_fitted_callables
 from geoq.probing import N_PROBES
-from geoq.regions.field_region import FieldRegion, FittedFieldRegion
-from geoq.regions.safe_region import (
-    DistanceRegion,
-    FittedDistanceRegion,
-    FittedRegion,
-    FittedSafeRegion,
-    Region,
-    SafeRegion,
-)
-from geoq.regions.support_region import FittedSupportRegion, SupportRegion
 from geoq.repeats import Repeats
 from geoq.representation import Representation
 from geoq.surrogate import (
@@ -70,11 +60,6 @@ _MODELS: dict[str | None, Any] = {
         IndicatorIncrement,
     )
 }
-_RULES: dict[str, type[SupportRegion | FieldRegion | DistanceRegion | SafeRegion]] = {
-    rule.__name__: rule
-    for rule in (SupportRegion, FieldRegion, DistanceRegion, SafeRegion)
-}
-_WITH_STATE = (FittedSupportRegion, FittedFieldRegion)
 _ERRORS: dict[str | None, ErrorFunctional] = {
     error.__name__: error for error in (absolute_error, norm_error, relative_norm_error)
 }
@@ -137,7 +122,7 @@ def _query_state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The numbers and arrays that answer queries."""
     name, settings, weights = _model_state(geoq.increment_model_)
     points = geoq.geometry_.points
-    region, region_arrays = _region_state(geoq.safe_region_)
+    region, region_arrays = region_files.state(geoq.safe_region_)
     numbers = {
         # As fitted: the constructor arguments may have been changed since.
         "n_anchors": geoq.geometry_.n_anchors,
@@ -172,6 +157,8 @@ def _query_state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
         arrays["points.normalized"] = points.normalized
     if geoq.mask_ is not None:
         arrays["mask"] = torch.as_tensor(geoq.mask_.cells)
+        if geoq.mask_.fill is not None:
+            arrays["mask_fill"] = torch.as_tensor(geoq.mask_.fill)
     if geoq.exact_ is not None:
         arrays["exact"] = geoq.exact_
     if geoq.repeats_ is not None:
@@ -205,23 +192,6 @@ def _model_state(
     if not isinstance(model, Storable):
         return None, {}, {}
     return type(model).__name__, *model.state()
-
-
-def _region_state(
-    region: FittedRegion,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    rule: Any = getattr(region, "rule", region)
-    if type(rule) not in _RULES.values():
-        raise ValueError(
-            f"the safe region {type(rule).__name__} cannot be saved; use {' or '.join(_RULES)}."
-        )
-    settings = {
-        "rule": type(rule).__name__,
-        "settings": asdict(rule),
-        "threshold": region.threshold,
-    }
-    arrays = region.state() if isinstance(region, _WITH_STATE) else {}
-    return settings, arrays
 
 
 def load(
@@ -276,7 +246,7 @@ def restored(
             n_support=numbers["n_support"],
         )
         _restore_geometry(geoq, numbers, arrays)
-        geoq.safe_region, geoq.safe_region_ = _restored_region(
+        geoq.safe_region, geoq.safe_region_ = region_files.restored(
             geoq, numbers["safe_region"], arrays
         )
         geoq.schema_, geoq.probes_ = _restored_probes(numbers, arrays)
@@ -372,7 +342,11 @@ def _restore_geometry(
 ) -> None:
     """Restore everything but the increment model and the safe region."""
     assert geoq.surrogate is not None  # for mypy
-    geoq.mask_ = Mask(arrays["mask"].cpu().numpy()) if "mask" in arrays else None
+    cells, fill = (
+        arrays[name].cpu().numpy() if name in arrays else None
+        for name in ("mask", "mask_fill")
+    )
+    geoq.mask_ = None if cells is None else Mask(cells, fill)
     geoq.surrogate_ = masked_surrogate(geoq.surrogate, geoq.mask_)
     geoq.exact_ = arrays.get("exact")
     geoq.coordinates_ = coordinates_from(without_prefix("coordinates.", arrays))
@@ -416,22 +390,6 @@ def _restored_model(
             content.numbers["increment_settings"], weights
         )
     return model
-
-
-def _restored_region(
-    geoq: "GeoQ", stored: dict[str, Any], arrays: dict[str, Tensor]
-) -> tuple[Region, FittedRegion]:
-    rule, threshold = _RULES[stored["rule"]](**stored["settings"]), stored["threshold"]
-    if isinstance(rule, FieldRegion):
-        own = without_prefix("region.", arrays)
-        return rule, FittedFieldRegion.from_state(rule, own)
-    if isinstance(rule, SupportRegion):
-        assert geoq.metric_ is not None
-        own = without_prefix("region.", arrays)
-        return rule, FittedSupportRegion.from_state(rule, own, geoq.metric_)
-    if isinstance(rule, SafeRegion):
-        return rule, FittedSafeRegion.of(rule, geoq.calibration_, threshold)
-    return rule, FittedDistanceRegion(threshold, rule=rule)
 
 
 def _answers(geoq: "GeoQ") -> dict[str, Tensor]:

@@ -16,6 +16,8 @@ from geoq.neighbors import Neighbors
 
 # NumPy takes less time than torch for arrays of at most this many numbers.
 SMALL_NUMBERS = 2**15
+# A cell that is absent from a sample has the error of one of this many similar samples.
+N_SIMILAR = 20
 # Up to this many rows are taken at once.
 FEW_ROWS = 2**10
 
@@ -401,6 +403,15 @@ class Geometry:
         length = torch.linalg.vector_norm(queries - centre, dim=1)
         side = length / distances.mean(dim=1).clamp(min=1e-12)
         return Neighborhood(rows.to(torch.int32), distances[:, 0], side)
+
+
+def similar_points(geometry: Geometry) -> Int[Tensor, " n_points n_others"]:
+    """The nearest other points of each point, in random order: the nearest one is the anchor of many tuples."""
+    n = min(N_SIMILAR + 1, len(geometry.points))
+    wider = Geometry(geometry.points, n_anchors=n, n_support=1)
+    nearest = wider.relate(geometry.points).anchors
+    order = torch.randperm(n - 1, generator=torch.Generator().manual_seed(0)) + 1
+    return nearest[:, order.to(nearest.device)]
 
 
 def _rows(points: Float[Tensor, " n *shape"]) -> Float[Tensor, " n n_dims"]:

@@ -15,19 +15,31 @@ from geoq.checks import (
     check_array_kind,
     check_callable,
     check_count,
+    check_finite,
     check_outputs_unit,
     check_pairs,
     warn,
 )
 from geoq.fold_plan import FoldPlan
-from geoq.increments.protocol import check_increment_model, check_shapes, warn_if_few
+from geoq.increments.protocol import (
+    ChecksErrors,
+    check_increment_model,
+    check_shapes,
+    warn_if_few,
+)
 from geoq.increments.two_laws import TwoLawIncrement
-from geoq.masks import MaskedSurrogate
+from geoq.masks import MaskedSurrogate, without_absent
 from geoq.metric import FittedMetric, Metric, predictor
 from geoq.probing import N_PROBES, Probes
 from geoq.regions.safe_region import NeedsNeighbors, Region
 from geoq.settings import check_object
-from geoq.surrogate import evaluate, relative_norm_error
+from geoq.surrogate import (
+    answers_of,
+    errors_of,
+    evaluate,
+    observe,
+    relative_norm_error,
+)
 from geoq.table import Table, check_same_order, listed, values
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, folds_id
 from geoq.training.fold_surrogates import check_models, is_pretrained
@@ -176,6 +188,33 @@ def fit_metric(
         return metric
     stored = checkpoint.first("metric", metric.state())
     return FittedMetric.from_state(stored).to(inputs)
+
+
+def observed(
+    geoq: "GeoQ", x: Rows, y: Rows, absent: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Predictions of the deployed surrogate and their errors, without errors in absent cells.
+
+    Raises:
+        ValueError: a prediction is nan or masked in a cell in which y is not.
+        TypeError: the increment model needs the same mask in all samples.
+    """
+    if absent is None:
+        return observe(geoq.surrogate_, geoq.error_functional, x, y)
+    if isinstance(geoq.increment_model, ChecksErrors):
+        name = type(geoq.increment_model).__name__
+        raise TypeError(
+            f"y is masked in some samples only, in {int(absent.sum())} of {absent.numel()} values, but increment_model={name}() "
+            "needs the same mask in all samples; mask these cells in all samples, or use FieldScaleIncrement()."
+        )
+    deployed: Any = geoq.surrogate_
+    raw = answers_of(deployed.with_gaps, x, "surrogate")
+    if raw.shape == absent.shape:
+        way_out = "mask y there, or let the surrogate return a number"
+        check_finite(raw.masked_fill(absent, 0), "surrogate(x)", way_out)
+    prediction = evaluate(geoq.surrogate_, x, "surrogate")
+    exact = without_absent(prediction, to_tensor(y, "y"), absent)
+    return prediction, errors_of(exact, geoq.error_functional, y)
 
 
 def check_deployed(geoq: "GeoQ", x: Rows, y: Rows, prediction: Tensor) -> Probes:

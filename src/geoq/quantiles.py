@@ -103,6 +103,8 @@ def conformal_factor(
 
     .. math:: \text{the } \lceil n_c (n + 1) \tau \rceil \text{-th smallest of } n \cdot n_c \text{ ratios}
 
+    A ratio of nan is absent: the fraction is then a fraction of the values of a row that are present.
+
     With one number per row this is split conformal prediction. With several it is conformal risk control of the fraction
     of values that exceed the bound (Angelopoulos et al. 2024). The factor is infinite if there are fewer rows than
     ``n_required(quantile)``.
@@ -110,6 +112,24 @@ def conformal_factor(
     n_rows = len(ratio)
     if n_rows < n_required(quantile):
         return math.inf
+    if ratio.isnan().any():
+        return _factor_of_present(ratio, quantile)
     return float(
         inverse_cdf_quantile(ratio.reshape(-1), quantile * (n_rows + 1) / n_rows)
     )
+
+
+def _factor_of_present(
+    ratio: Float[Tensor, " n n_coordinates"], quantile: float
+) -> float:
+    r"""The conformal factor of rows with different numbers :math:`m_i` of values.
+
+    .. math:: \min \{\lambda : \textstyle\sum_i \#\{j : r_{ij} > \lambda\} / m_i \le (1 - \tau)(n + 1) - 1\}
+    """
+    present = ~ratio.isnan()
+    weight = (1 / present.sum(dim=1, keepdim=True)).double().expand_as(ratio)[present]
+    values, order = ratio[present].sort()
+    # The sum over the larger values, rounded down a little.
+    larger = weight.sum() - weight[order].cumsum(dim=0)
+    allowed = (1 - quantile) * (len(ratio) + 1) - 1 + 1e-9
+    return float(values[int((larger > allowed).sum())])

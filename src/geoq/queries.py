@@ -39,12 +39,20 @@ class View(NamedTuple):
         features: their features; a query without an answer has the features of a stand-in.
         prediction: what the surrogate returned, nan for queries that it did not receive.
         lost: which queries have no answer; None if all have one.
+        absent: which cells of the prediction are absent; None if none are.
     """
 
     relation: Relation
     features: GeometricFeatures
     prediction: Tensor
     lost: Tensor | None
+    absent: Tensor | None
+
+    def blank(self, values: Tensor) -> Tensor:
+        """The values, with nan in the lost rows, and in the absent cells of fields of the shape of the prediction."""
+        if self.absent is not None and values.shape == self.absent.shape:
+            values = values.masked_fill(self.absent, torch.nan)
+        return blank(values, self.lost)
 
 
 def query_rows(geoq: "GeoQ", x: Any) -> Any:
@@ -95,7 +103,7 @@ def _view(geoq: "GeoQ", x: Rows) -> View:
         x = with_stand_in(x, unusable, geoq.probes_[:1])
         coordinates = coordinates_of(geoq, x)
     queries = embed(geoq, x, coordinates)
-    prediction = answers_of(geoq.surrogate_, x, "surrogate").to(queries.z)
+    prediction, absent = _prediction(geoq, x, queries.z)
     missing = rows_not_finite(prediction)
     finite = prediction if missing is None else prediction.nan_to_num(0.0, 0.0, 0.0)
     if geoq.metric_ is None and (bad := rows_not_finite(queries.z)) is not None:
@@ -112,7 +120,22 @@ def _view(geoq: "GeoQ", x: Rows) -> View:
         neighborhood=relation.neighborhood,
     )
     lost = either(unusable, missing)
-    return View(relation, features, blank(prediction, unusable), lost)
+    if absent is not None:
+        prediction = prediction.masked_fill(absent, torch.nan)
+    return View(relation, features, blank(prediction, unusable), lost, absent)
+
+
+def _prediction(geoq: "GeoQ", x: Rows, like: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The predictions, and which cells are absent from them; a prediction without any cell stays nan."""
+    mask = geoq.mask_
+    if mask is None or mask.fill is None:
+        return answers_of(geoq.surrogate_, x, "surrogate").to(like), None
+    deployed: Any = geoq.surrogate_
+    prediction = answers_of(deployed.with_gaps, x, "surrogate").to(like)
+    cells, fill = (torch.as_tensor(part) for part in (mask.cells, mask.fill))
+    absent = prediction.isnan()
+    absent &= ~(absent | cells).flatten(1).all(dim=1).reshape(-1, *(1,) * cells.ndim)
+    return torch.where(absent, fill.to(prediction), prediction), absent
 
 
 def flags(geoq: "GeoQ", x: Rows) -> Iterator[tuple[View, Tensor, Tensor]]:
@@ -131,7 +154,7 @@ def answers(geoq: "GeoQ", x: Rows) -> Iterator[dict[str, Tensor]]:
     """Answers to chunks of queries, as tensors by the names of ``Assessment`` and of psi."""
     explains = explainer(geoq)
     for view, score, safe in flags(geoq, x):
-        relation, features, prediction, lost = view
+        relation, features, prediction, lost, _ = view
         # Line 16: the bound.
         increment = increment_of(geoq, geoq.increment_model_, features, safe)
         parts = {
@@ -147,7 +170,7 @@ def answers(geoq: "GeoQ", x: Rows) -> Iterator[dict[str, Tensor]]:
             "support_distance": relation.support_distance,
         }
         parts |= {} if explains is None else {"inputs": features.inputs}
-        parts = {name: blank(part, lost) for name, part in parts.items()}
+        parts = {name: view.blank(part) for name, part in parts.items()}
         none = torch.zeros_like(safe)
         yield parts | {
             "prediction": prediction,
@@ -208,5 +231,5 @@ def level_bounds(
         for level, m, factor in zip(levels, models, factors, strict=True):
             increment = increment_of(geoq, m, view.features, safe)
             bound = factor(view.features.anchor_error + increment, safe)
-            parts[level].append(blank(bound, view.lost))
+            parts[level].append(view.blank(bound))
     return parts

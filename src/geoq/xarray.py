@@ -122,8 +122,8 @@ class XarrayGeoQ:
 
         Args:
             x: inputs, which can have other dimensions than y.
-            y: reference outputs, for the same samples in the same order. Cells that are nan in all samples, such as land, are
-                masked: the recipe receives 0 there, the surrogate may return anything, and the answers are nan.
+            y: reference outputs, for the same samples in the same order. Cells that are nan in all samples, such as land, or
+                in some samples do not count, see the masked arrays of ``GeoQ.fit``; the answers are nan there.
             groups: a label per sample, for fold schemes that hold out whole groups.
             checkpoint: a folder, or a ``Checkpoint``, that stores each finished fold, see ``GeoQ.fit``.
             progress: how the progress is shown, see ``GeoQ.fit``.
@@ -157,9 +157,7 @@ class XarrayGeoQ:
         Their coordinates must be the coordinates of the data of ``fit``.
         """
         x, y = self._pairs(self._queries(x), self._on_grid(y, self.y_, "y"))
-        mask = self.geoq_.mask_
-        check_no_gaps(y if mask is None else y.where(~mask.cells, 0), "y")
-        self.geoq_.conformalize(x.values, y.values, guarantee=guarantee)
+        self.geoq_.conformalize(x.values, masked_outputs(y), guarantee=guarantee)
         return self
 
     def _larger_than_memory(self, x: Labelled, y: Labelled) -> Any:

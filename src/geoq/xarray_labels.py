@@ -275,13 +275,14 @@ def _nearly_equal(one: Any, other: Any) -> bool:
 
 
 def masked_outputs(y: xr.DataArray) -> np.ndarray:
-    """The values of y; masked where they are nan in all samples, and refused if they are nan elsewhere."""
+    """The values of y, masked where they are nan; samples that are nan everywhere are refused."""
     gaps = y.isnull().values if y.dtype.kind == "f" else np.zeros(1, dtype=bool)
     if not gaps.any() or gaps.all():
         return y.values
-    always = gaps.all(axis=0)
-    check_no_gaps(y.where(~always, 0), "y")
-    return np.ma.array(y.values, mask=np.broadcast_to(always, y.shape))
+    empty = gaps.reshape(len(gaps), -1).all(axis=1)
+    if empty.any():
+        check_no_gaps(y.where(xr.DataArray(empty, dims=y.dims[:1]), 0), "y")
+    return np.ma.array(y.values, mask=gaps)
 
 
 def warn_of_dates(y: xr.DataArray, folds: object) -> None:
