@@ -213,6 +213,10 @@ def test_a_forcing_is_given_by_series_by_steps_or_as_a_constant(tmp_path):
         (lambda x: [x, x.expand_dims("member")], "pass several trajectories as a list"),
         (lambda x: [x, x.assign(u=x.u.assign_attrs(units="knots"))], "units 'knots'"),
         (lambda x: [], "empty list"),
+        (
+            lambda x: x.assign(date=("time", x.time.values)),
+            r"\['date'\], which are not numbers; .*trajectories\[\['u', 'v'\]\]",
+        ),
         (lambda x: x.to_dataarray().values, "must be a DataArray or a Dataset, got"),
     ],
 )

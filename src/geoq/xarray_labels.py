@@ -211,6 +211,13 @@ def stacked(array: Any, name: str, fitted: xr.DataArray | None = None) -> xr.Dat
                 f"{name} has the variables {list(array.data_vars)}, but fit also had {missing}; add them."
             )
         array = array[names] if names else array
+        kinds = {name: of.dtype.kind for name, of in array.data_vars.items()}
+        numbers = [variable for variable, kind in kinds.items() if kind in "biuf"]
+        if len(numbers) < len(kinds):
+            others = [variable for variable in kinds if variable not in numbers]
+            raise TypeError(
+                f"{name} has the variables {others}, which are not numbers; leave them out, {name}[{numbers}]."
+            )
         units = [str(of.attrs.get("units", "")) for of in array.data_vars.values()]
         array = array.to_dataarray()
         if any(units) and "units" not in array.coords:

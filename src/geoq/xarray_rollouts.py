@@ -320,7 +320,8 @@ class XarrayRolloutGeoQ:
                 f"tolerance has dimensions {array.dims}, but the output has {output.dims}; leave {foreign} out."
             )
         check_same_grid(array, output, array.dims, "tolerance")
-        return array.broadcast_like(output).transpose(*output.dims).values
+        # A copy, because a broadcast array is not writable.
+        return array.broadcast_like(output).transpose(*output.dims).values.copy()
 
     def _output(self) -> xr.DataArray:
         """The output of one state: its dimensions and coordinates."""
