@@ -21,6 +21,7 @@ from geoq.plots.checks import (
 )
 from geoq.plots.errors import estimate_against_error
 from geoq.plots.labelled import (
+    channel_name,
     label_grid,
     place_grid,
     plain_answer,
@@ -196,8 +197,9 @@ def fields(
         place_grid(axes, extent)
     label_grid(axes, asked, n_spatial)
     several = assessment.prediction[row].ndim > n_spatial
+    of_channel = f", {channel_name(asked, channel, n_spatial)}" if several else ""
     title = (
-        f"{row_name(asked, row, 'query')}{f', channel {channel}' if several else ''}: "
+        f"{row_name(asked, row, 'query')}{of_channel}: "
         f"{'safe' if bool(assessment.safe[row]) else 'NOT safe'} "
         f"(support score {float(assessment.support_score[row]):.3g}, threshold {assessment.threshold:.3g})"
     )

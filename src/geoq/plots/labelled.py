@@ -77,11 +77,13 @@ def _rollouts(parts: dict[str, Any], answer: Any) -> RolloutAssessment:
     )
 
 
-def row_name(answer: Any, row: int, noun: str) -> str:
-    """The labels of a query in words, or its number."""
+def row_name(
+    answer: Any, row: int, noun: str, dims: Sequence[Hashable] | None = None
+) -> str:
+    """The labels of a query, or of another position along these dimensions, in words; its number without labels."""
     if not is_labelled(answer):
         return f"{noun} {row}"
-    dims = row_dims(answer)
+    dims = row_dims(answer) if dims is None else dims
     places = np.unravel_index(row, [answer.sizes[dim] for dim in dims])
     labels = [
         f"{dim} {answer.indexes[dim][place] if dim in answer.indexes else place}"
@@ -118,12 +120,17 @@ def label_grid(axes: Sequence[Axes], answer: Any, n_spatial: int) -> None:
         if not np.allclose(np.diff(labels), 2 * half, rtol=1e-3):
             return
         ends.append((labels[0] - half, labels[-1] + half))
-    for panel in axes:
-        if n_spatial == 2:
-            panel.images[0].set_extent((*ends[1], *ends[0]))
-            panel.set(xlabel=str(dims[1]), ylabel=str(dims[0]))
-        for line in panel.lines if n_spatial == 1 else ():
-            line.set_xdata(answer.indexes[dims[0]].to_numpy())
-    if n_spatial == 1:
-        low, high = sorted(answer.indexes[dims[0]].to_numpy()[[0, -1]])
-        axes[-1].set(xlabel=str(dims[0]), xlim=(low, high))
+    place_grid(axes, [end for both in ends[::-1] for end in both])
+    axes[-1].set_xlabel(str(dims[-1]))
+    for panel in axes if n_spatial == 2 else ():
+        # Coordinates increase to the right and upwards, also if the data have them in the other order.
+        panel.set(xlabel=str(dims[1]), ylabel=str(dims[0]))
+        panel.set(xlim=sorted(ends[1]), ylim=sorted(ends[0]))
+
+
+def channel_name(answer: Any, channel: int, n_spatial: int) -> str:
+    """The labels of a channel in words, or its number."""
+    if not is_labelled(answer):
+        return f"channel {channel}"
+    dims = [dim for dim in answer["prediction"].dims if dim not in row_dims(answer)]
+    return row_name(answer, channel, "channel", dims[: len(dims) - n_spatial])
