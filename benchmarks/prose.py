@@ -34,7 +34,7 @@ MEASURED = re.compile(
     rf"(?<![\w.,-])(?:\d+(?:,\d{{3}})*\.\d+(?:e[-+]?\d+)?|{DIGITS}(?=(?:\s| to {DIGITS}| and {DIGITS})*"
     r"\s(?:%|of\s(?:the\s)?\d|m?s\b|minutes?\b|[MG]iB\b|times\s(?:as|faster|slower|less|more))))(?!\w)"
 )
-ANCHORED = re.compile(rf"(-?{DIGITS})(\s%)?<!--([^>]+?)-->")
+ANCHORED = re.compile(rf"(-?{DIGITS})(\s+%)?<!--([^>]+?)-->")
 LEVEL = r"(?:0\.\d+|95 %|90 %)"
 CONSTANTS = (
     rf"(?:levels?|nominal|probability|quantile level,)\s(?:is\s)?(?:of\s)?(?:at\sleast\s)?{LEVEL}(?:\sand\s{LEVEL})?",
