@@ -11,6 +11,7 @@ import numpy as np
 
 from benchmarks.record import QUANTILE
 from benchmarks.solvers import runge_kutta
+from benchmarks.third_party.planes import PlaneRegion
 from benchmarks.third_party.recurrent import EchoState, train_gru
 from benchmarks.third_party.rivals import StepRules, conformal_quantile, until
 from geoq import RolloutGeoQ
@@ -24,6 +25,7 @@ FAR = 50.0
 # Tolerances in standard deviations of each coordinate.
 TOLERANCES = (0.2, 1.0)
 OURS, PER_STEP, EXCEEDANCE = "GeoQ", "per-step quantiles", "exceedance quantile"
+PLANES = "GeoQ, PlaneRegion"
 RULES = {"per_step": PER_STEP, "exceedance": EXCEEDANCE}
 
 
@@ -101,7 +103,15 @@ def measure(case, seed, sizes):
     flow, rng = Flow.of(case.system), np.random.default_rng([seed, 3])
     n_train, n_steps = sizes["train"] + N_WARM, sizes["steps"]
     series = flow.on_attractor(rng, 2, n_train)
-    geoq, states, training, fitting = calibrated(case, seed, sizes, series)
+    model, train, states, known, training = trained(case, seed, sizes, series)
+    settings = {"n_calibration": sizes["steps"], "n_starts": sizes["starts"]}
+    settings["output"] = model.output
+    geoq = RolloutGeoQ(model, train, **settings)
+    started = time.process_time()
+    geoq.fit(known, progress=None)
+    fitting = time.process_time() - started
+    planes = RolloutGeoQ(model, train, safe_region=PlaneRegion(), **settings)
+    planes.fit(known, progress=None)
 
     def fresh(trajectories):
         """States at the start of the forecasts, after the warm-up, and the truth."""
@@ -116,42 +126,30 @@ def measure(case, seed, sizes):
     ]
     n_shifted = max(sizes["fresh"] // 3, 10)
     for name, moved in shifts(case, flow, rng, n_shifted, n_times).items():
-        rows.append(shift_row(geoq, name, *fresh(moved)))
+        queries = fresh(moved)
+        rows.append(shift_row(geoq, name, *queries))
+        rows.append(shift_row(planes, name, *queries) | {"method": PLANES})
     return [row | {"setting": case.name, "seed": seed} for row in rows]
 
 
-def calibrated(case, seed, sizes, series):
-    """A fitted estimator, the function from a series to states, and the seconds of one training and of the fit."""
+def trained(case, seed, sizes, series):
+    """The model, its recipe, the function from a series to states, the calibration states, and the seconds of the training."""
     started = time.process_time()
     if case.model == "ESN":
         # The reservoir is fixed and the readout is trained again for each fold.
         recipe = EchoState(series.shape[2], seed=seed)
         known = recipe.states(series[0], N_WARM)
-        model, train = recipe([known]), recipe
+        model = recipe([known])
+        seconds = time.process_time() - started
+        return model, recipe, lambda s: recipe.states(s, N_WARM), known, seconds
+    # The memory of a GRU means something else after each training, so it is calibrated on another series.
+    model = train_gru(series[0], n_steps=sizes["gru_steps"], seed=seed)
+    seconds = time.process_time() - started
 
-        def states(values):
-            return recipe.states(values, N_WARM)
+    def states(values):
+        return model.states(values)[N_WARM:]
 
-    else:
-        # The memory of a GRU means something else after each training, so it is calibrated on another series.
-        model = train_gru(series[0], n_steps=sizes["gru_steps"], seed=seed)
-        train = None
-
-        def states(values):
-            return model.states(values)[N_WARM:]
-
-        known = states(series[1])
-    training = time.process_time() - started
-    geoq = RolloutGeoQ(
-        model,
-        train,
-        output=model.output,
-        n_calibration=sizes["steps"],
-        n_starts=sizes["starts"],
-    )
-    started = time.process_time()
-    geoq.fit(known, progress=None)
-    return geoq, states, training, time.process_time() - started
+    return model, None, states, states(series[1]), seconds
 
 
 def rollout_rows(geoq, start, truth, tolerances):

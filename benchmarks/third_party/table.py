@@ -10,7 +10,7 @@ import sys
 
 from benchmarks.record import RESULTS
 
-OURS = "GeoQ"
+OURS, PLANES = "GeoQ", "GeoQ, PlaneRegion"
 # Simple bounds, with which GeoQ is compared.
 SIMPLE = ("per-cell conformal", "regression-scaled conformal", "per-step quantiles")
 
@@ -138,24 +138,28 @@ def average(rows):
 
 def shifted(rows):
     lines = [
-        "| case | shift | error / error without shift | safe | coverage | coverage of safe | trusted steps | broken |",
-        "|---|---|---|---|---|---|---|---|",
+        "| case | shift | error / error without shift | coverage | safe | coverage of safe | trusted steps | broken | planes: safe | planes: trusted steps | planes: broken |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     own = select(rows, kind="shift")
     for setting in in_order(own, "setting"):
         case = select(own, setting=setting)
         usual = mean(select(case, shift="none"), "error")
         for number, shift in enumerate(in_order(case, "shift")):
-            here = select(case, shift=shift)
+            here = select(case, shift=shift, method=OURS)
+            planes = select(case, shift=shift, method=PLANES)
             cells = [
                 setting if number == 0 else "",
                 shift,
                 f"{mean(here, 'error') / usual:.2g}",
-                text(mean(here, "safe_fraction")),
                 text(mean(here, "coverage")),
+                text(mean(here, "safe_fraction")),
                 text(mean(here, "safe_coverage")),
                 text(mean(here, "trusted"), 0),
                 text(mean(here, "broken")),
+                text(mean(planes, "safe_fraction")),
+                text(mean(planes, "trusted"), 0),
+                text(mean(planes, "broken")),
             ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -214,9 +218,13 @@ def _horizon_points(axes, rows):
 
 
 def _shift_points(axes, rows):
-    kinds = {True: ("fields", "o", "#3a7ca5"), False: ("rollouts", "X", "#c1440e")}
-    for is_field, (label, marker, color) in kinds.items():
-        own = [r for r in rows if ("trusted" not in r) == is_field]
+    rollouts = [r for r in rows if "trusted" in r]
+    kinds = {
+        "fields": ([r for r in rows if "trusted" not in r], "o", "#3a7ca5"),
+        "rollouts": (select(rollouts, method=OURS), "X", "#c1440e"),
+        "rollouts, PlaneRegion": (select(rollouts, method=PLANES), "^", "#4f7942"),
+    }
+    for label, (own, marker, color) in kinds.items():
         axes.scatter(
             [r["coverage"] for r in own],
             [r["safe_fraction"] for r in own],
