@@ -36,6 +36,20 @@ def mean_broken() -> list[float]:
     return [statistics.fmean(by_seed) for by_seed in broken_rollouts().values()]
 
 
+def relative_horizons() -> list[float]:
+    """Mean trusted horizons relative to the same number of steps for all rollouts, by system and tolerance."""
+    total: dict[tuple[str, float, str], float] = {}
+    for row in load("trusted_horizon")["rows"]:
+        if row["method"] in ("held out", "same for all"):
+            key = row["setting"], row["tolerance"], row["method"]
+            total[key] = total.get(key, 0.0) + row["mean_horizon"]
+    return [
+        total[*key, "held out"] / same
+        for (*key, method), same in total.items()
+        if method == "same for all" and same > 0
+    ]
+
+
 BLEND = "Cell quantile blended with deviation"
 ACTIVITY = f"{BLEND} x activity"
 DEFAULT = "GeoQ (default)"
@@ -116,6 +130,10 @@ NUMBERS: dict[str, Callable[[], float]] = {
     "speed.h200_search": h200_search,
     "horizon.least_broken": lambda: min(mean_broken()),
     "horizon.most_broken": lambda: max(mean_broken()),
+    "horizon.mean_broken": lambda: statistics.fmean(mean_broken()),
+    "horizon.least_ratio": lambda: min(relative_horizons()),
+    "horizon.mean_ratio": lambda: statistics.geometric_mean(relative_horizons()),
+    "horizon.most_ratio": lambda: max(relative_horizons()),
     "weather.static_blocks": lambda: distance_from_default(BLEND, "blocks"),
     "weather.static_clusters": lambda: distance_from_default(BLEND, "clusters"),
     "weather.activity_blocks": lambda: distance_from_default(ACTIVITY, "blocks"),

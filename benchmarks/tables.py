@@ -270,7 +270,7 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
     suite = dict.fromkeys(SUITE_SETS, suite_table.summary)
     suite |= {"ablation": ablation.summary, "one_input": one_input_tables}
     suite |= {"tables": suite_tables.summary, "small_states": small_states.summary}
-    suite |= {"trusted_horizon": trusted_horizon.table}
+    suite |= {"trusted_horizon": trusted_horizon.summary}
     suite |= {"fields": fields_table.summary, "third_party": third_party.summary}
     suite |= {"fields_bounds": fields_table.bounds}
     suite |= {"forced": forced.summary}

@@ -162,10 +162,10 @@ def fields(
     """
     check_figure(figure)
     asked, assessment = assessment, plain_answer(assessment)
+    row = row_index(row, len(assessment), "row", "the queries of the assessment")
     n_spatial = grid_of(assessment.prediction, extent)
     expected, error = plain_values(expected, asked), plain_values(error, asked)
     truth = plain_values(truth, asked)
-    row = row_index(row, len(assessment), "row", "the queries of the assessment")
     if assessment.gaps is not None and row in assessment.gaps:
         raise ValueError(
             f"row={row} has no answer to draw: {assessment.gaps.explain(row)}; choose another row."
@@ -366,7 +366,7 @@ def _lines(
     errors: dict[str, Float[np.ndarray, " length"]],
     largest: float | None,
 ) -> list[Axes]:
-    """Draw the outputs in the upper panel and the errors in the lower one; the arguments are those of ``_maps``."""
+    """Draw the outputs in the upper panel and the errors in the lower one; see ``_maps`` for the arguments."""
     set_layout(figure)
     upper, lower = figure.subplots(2, 1, sharex=True)
     for name, values in outputs.items():

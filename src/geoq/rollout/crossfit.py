@@ -79,7 +79,8 @@ class RolloutProblem:
             left_in = np.zeros(len(number), dtype=bool)
             left_in[kept] = True
             first = np.flatnonzero(left_in[:-1] & left_in[1:] & goes_on)
-            splits.append((first - number[first], held_out))
+            rows = held_out[np.isin(held_out, np.flatnonzero(goes_on))]
+            splits.append((first - number[first], rows - number[rows]))
         return CalibrationPoints(
             inputs=own(self.embedding.normalized)[before],
             outputs=states[before + 1],
