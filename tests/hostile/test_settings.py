@@ -129,7 +129,7 @@ def test_trainings_that_are_not_a_training_are_refused(kind, training):
         (FieldFactor, {"sees": ()}, "a network must see at least one field"),
         (IndicatorIncrement, {"n_networks": 1.5}, "n_networks=1.5 must be an integer"),
         (IndicatorIncrement, {"prior": CellPrior}, "prior is the class CellPrior"),
-        (IndicatorIncrement, {"prior": "cells"}, "prior='cells' is not usable"),
+        (IndicatorIncrement, {"prior": "cells"}, "prior='cells' has no fit"),
         (IndicatorIncrement, {"values": "x"}, r"called as values\(prediction\)"),
         (LowRankScale, {"rank": -1}, "rank=-1 must be an integer >= 0"),
         (LowRankScale, {"rank": "3"}, "rank='3' must be an integer >= 0"),
