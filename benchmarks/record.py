@@ -155,13 +155,8 @@ def is_untrained(line: dict[str, Any]) -> bool:
     return bool(results) and not any(result["best_step"] for result in results)
 
 
-def _refuse_untrained(rows: list[dict[str, Any]]) -> None:
-    for line in rows:
-        if is_untrained(line):
-            raise ValueError(
-                f"the networks of {line['method']} ({line['setting']}, seed {line['seed']}) have their initial weights: no "
-                "step lowered the held-out loss, so the row does not describe the method; change its training."
-            )
+def _named(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: line[key] for key in ("method", "setting", "seed")}
 
 
 def write(
@@ -172,12 +167,16 @@ def write(
     All rows have one commit: the commit that a row names, or the commit of this run. Parts of a file that are measured
     apart from the rows (``extra``) name their own commit, see ``part``.
 
+    Rows of methods whose networks have their initial weights do not describe the method: they are left out, printed, and
+    listed under "untrained". Small runs, with the condition ``small=True``, keep them.
+
     Raises:
-        ValueError: The rows were measured at different commits, or a method has untrained networks. Small runs, with the
-            condition ``small=True``, may have untrained networks.
+        ValueError: The rows were measured at different commits.
     """
-    if not extra.get("small"):
-        _refuse_untrained(rows)
+    untrained = [] if extra.get("small") else [*filter(is_untrained, rows)]
+    for line in untrained:
+        print(f"left out, no step lowered the held-out loss: {_named(line)}")
+    rows = [line for line in rows if line not in untrained]
     target = path or RESULTS / f"{problem}.json"
     commits = sorted({r.get("commit", COMMIT) for r in rows}) or [COMMIT]
     if len(commits) > 1:
@@ -194,6 +193,7 @@ def write(
         "python": platform.python_version(),
         "versions": {name: installed(name) for name in PACKAGES},
         "seeds": sorted({r["seed"] for r in rows}),
+        **({"untrained": [*map(_named, untrained)]} if untrained else {}),
         **extra,
     }
     target.parent.mkdir(exist_ok=True)

@@ -286,7 +286,7 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
         for setting in dict.fromkeys(r["setting"] for r in rows):
             parts += of_setting(problem, rows, setting, reference, chosen)
         parts += other_runs(rows)
-    source = f"`{command(problem)}`, {where_measured(record)}"
+    source = f"`{command(problem)}`, {where_measured(record)}{left_out(record)}"
     notes = [NOTES[problem]] if problem in NOTES else []
     return "\n\n".join([*parts, *notes, source])
 
@@ -301,6 +301,21 @@ def where_measured(record):
     combined = "leaks" in record or record["problem"] in COMBINED
     over = "" if combined else "; mean ± standard deviation over seeds"
     return f"seeds {seeds[0]} to {seeds[-1]}, {where}{over}."
+
+
+def left_out(record):
+    """A sentence about the rows that were left out because their networks were not trained; empty if there are none."""
+    found = {
+        (r["method"], r["setting"].split(", ")[0], r["seed"]): 0
+        for r in record.get("untrained", [])
+    }
+    if not found:
+        return ""
+    cases = "; ".join(
+        ", ".join([method, *([setting] if setting else []), f"seed {seed}"])
+        for method, setting, seed in found
+    )
+    return f" Left out, because no step of the training lowered the held-out loss: {cases}."
 
 
 def of_setting(problem, rows, setting, reference, chosen):

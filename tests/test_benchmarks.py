@@ -523,13 +523,20 @@ def test_a_file_has_the_commit_of_its_rows_and_a_part_has_its_own(tmp_path):
     assert result["rows"] == [{"seed": 0}, {"seed": 1}]
 
 
-def test_a_row_of_a_method_with_untrained_networks_is_refused(tmp_path):
+def test_a_row_of_a_method_with_untrained_networks_is_left_out_and_listed(
+    tmp_path, capsys
+):
     course = {"best_step": 0, "first_loss": 1.0}
     line = {"method": "GeoQ (paper)", "setting": "", "seed": 0, "trainings": [course]}
-    with pytest.raises(
-        ValueError, match=r"networks of GeoQ \(paper\).* initial weights"
-    ):
-        record.write("untrained", [line], tmp_path / "untrained.json")
     one_trained = line | {"trainings": [course, course | {"best_step": 50}]}
-    assert record.write("trained", [one_trained], tmp_path / "trained.json").is_file()
-    assert record.write("small", [line], tmp_path / "small.json", small=True).is_file()
+
+    def written(*rows, **extra):
+        file = record.write("one", list(rows), tmp_path / "one.json", **extra)
+        return json.loads(file.read_text())
+
+    file = written(line, one_trained)
+    assert file["rows"] == [one_trained]
+    assert file["untrained"] == [{"method": "GeoQ (paper)", "setting": "", "seed": 0}]
+    assert "left out, no step lowered the held-out loss" in capsys.readouterr().out
+    assert written(line, small=True)["rows"] == [line]
+    assert "untrained" not in written(one_trained)

@@ -158,8 +158,7 @@ def run(name, seed, *, small=False):
                     "distance": bound.features.support_distance,
                 }
                 line |= roc_areas(y_test, bound, scores, where)
-            if shift == "all":
-                line |= record.trainings(estimator)
+            line |= record.trainings(estimator)
             if levels:
                 error = abs(y_test - bound.prediction)[where]
                 line["coverage_by_level"] = {
