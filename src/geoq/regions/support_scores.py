@@ -91,7 +91,7 @@ class Cloud:
 
     @cached_property
     def neighbors(self) -> Neighbors:
-        return Neighbors(torch.from_numpy(self.tree.data))
+        return Neighbors(torch.tensor(self.tree.data))
 
     @cached_property
     def values(self) -> SortedColumns:
