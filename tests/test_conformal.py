@@ -52,6 +52,30 @@ def test_a_new_row_has_the_guaranteed_fraction_of_its_values_covered(n_coordinat
     assert 0.9 - 3 * error <= coverage.mean() <= 0.9 + 1 / 20 + 3 * error
 
 
+@pytest.mark.parametrize("guarantee", [ExpectedCoverage(), WholeField(0.8)])
+@pytest.mark.parametrize("n_coordinates", [1, 7])
+def test_absent_values_change_no_factor(guarantee, n_coordinates):
+    ratio = uniform(40, n_coordinates)
+    absent = torch.full((40, 3), torch.nan, dtype=torch.float64)
+    with_absent = torch.cat([absent[:, :1], ratio, absent], dim=1)
+    for quantile in (0.5, 0.9, 0.95):
+        factors = [guarantee.factor(part, quantile) for part in (ratio, with_absent)]
+        assert factors[0] == factors[1]
+
+
+def test_rows_with_few_values_count_as_much_as_others():
+    """The expected fraction of the values that are present, in a new row, is covered."""
+    ratio = uniform(2000, 40, 6)
+    # The first of six values is the largest, and most rows have only this one.
+    ratio[..., 0] += 1
+    ratio[..., 1:][uniform(2000, 40, seed=1) < 0.75] = torch.nan
+    factor = torch.tensor([conformal_factor(part[:-1], 0.9) for part in ratio])
+    new = ratio[:, -1]
+    covered = (new <= factor[:, None]).sum(dim=1) / (~new.isnan()).sum(dim=1)
+    # The standard deviation of the mean is 0.006.
+    assert 0.885 <= float(covered.mean()) <= 0.945
+
+
 def test_safe_queries_are_covered_at_the_level_over_2000_sets_of_pairs():
     """The bound of a fitted estimator is far too small; each set has 59 pairs, safe or not, and one query."""
     rng = np.random.default_rng(0)

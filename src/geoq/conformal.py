@@ -54,7 +54,10 @@ class Guarantee(Protocol):
         """The smallest number of rows for which the factor is finite."""
 
     def factor(self, ratio: Tensor, quantile: float, /) -> float:
-        """The smallest sufficient factor, computed from errors divided by their bounds; infinite if there are too few."""
+        """The smallest sufficient factor; infinite if there are too few rows.
+
+        It is computed from errors divided by their bounds, which are nan where a value is absent.
+        """
 
 
 def check_guarantee(guarantee: object) -> None:
@@ -235,8 +238,11 @@ def factors_from_pairs(
     _warn_of_wrong_exact(geoq, error)
     if absent is not None and absent.shape == error.shape:
         error = error.masked_fill(absent, torch.nan)  # does not count
-    ratio = without(geoq.exact_, error_ratios(error, bound))
-    return ConformalFactors.fit(ratio, safe.bool(), model.quantile, guarantee)
+    ratio, safe = without(geoq.exact_, error_ratios(error, bound)), safe.bool()
+    if absent is not None:
+        some = ~ratio.isnan().all(dim=1)
+        ratio, safe = ratio[some], safe[some]
+    return ConformalFactors.fit(ratio, safe, model.quantile, guarantee)
 
 
 def exact_of(

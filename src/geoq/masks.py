@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from geoq.arrays import Array, Rows, nonzero_counts, to_tensor
+from geoq.arrays import Array, Rows, chunks, nonzero_counts, to_tensor
 from geoq.fold_plan import FoldPlan
+from geoq.scratch import room
 from geoq.surrogate import (
     ErrorFunctional,
     TrainSurrogate,
@@ -97,12 +98,17 @@ class Mask:
         values = np.ma.getdata(rows)
         if values.shape[1:] != self.cells.shape:
             return rows
-        plain = np.where(self.cells, values.dtype.type(0), values)
         others = np.ma.getmaskarray(rows) & ~self.cells
-        if self.fill is not None:
-            missing = others | np.isnan(plain)
-            return np.where(missing, self.fill.astype(values.dtype), plain)
-        return np.ma.array(plain, mask=others) if others.any() else plain
+        zero, fill = values.dtype.type(0), self.fill
+        plain = room(values.shape, values.dtype)
+        for part in chunks(len(values), self.cells.size):
+            plain[part] = np.where(self.cells, zero, values[part])
+            if fill is not None:
+                missing = others[part] | np.isnan(plain[part])
+                plain[part] = np.where(missing, fill, plain[part])
+        return (
+            np.ma.array(plain, mask=others) if fill is None and others.any() else plain
+        )
 
     def with_gaps(self, rows: Any) -> Any:
         """A prediction with 0 in the cells that are masked in all samples, and nan in the others that it masks."""

@@ -40,7 +40,7 @@ def is_lazy(array: Any) -> bool:
         hasattr(array, name) for name in ("__dlpack__", "to_numpy", "toarray")
     ):
         return isinstance(array, np.memmap)
-    needed = ("shape", "dtype", "__getitem__", "__len__")
+    needed = ("shape", "dtype", "__getitem__")
     return all(hasattr(array, name) for name in needed) and len(array.shape) > 0
 
 
@@ -104,8 +104,8 @@ def shared(array: np.ndarray) -> Tensor:
 
 def _ends(array: Any) -> list[int]:
     """The first rows of parts of the array, which contain whole chunks of the stored array, and the number of rows."""
-    n, row = len(array), max(1, _n_bytes(array) // max(1, len(array)))
-    step = max(1, SMALL_BYTES // row)
+    n = array.shape[0]
+    step = max(1, SMALL_BYTES // max(1, _n_bytes(array) // max(1, n)))
     given = (getattr(array, "chunks", None) or (1,))[0]
     if isinstance(given, tuple):  # Dask: the length of each chunk
         return [0, *np.cumsum(given).tolist()]

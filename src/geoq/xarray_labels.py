@@ -10,10 +10,11 @@ import numpy as np
 import xarray as xr
 
 from geoq import archive
-from geoq.arrays import Array
+from geoq.arrays import Array, chunks
 from geoq.checks import shortened, warn
 from geoq.estimator import GeoQ
 from geoq.folds import RandomFolds
+from geoq.scratch import room
 
 Labelled: TypeAlias = xr.DataArray | xr.Dataset
 # Kinds of NumPy types that a file can store: booleans, numbers, strings, times and time differences.
@@ -281,9 +282,19 @@ def _nearly_equal(one: Any, other: Any) -> bool:
     return bool(np.allclose(one, other, rtol=1e-6, atol=1e-6 * np.ptp(other)))
 
 
+def _gaps(array: xr.DataArray) -> np.ndarray:
+    """Where an array is nan, found in chunks of rows."""
+    if array.dtype.kind != "f":
+        return np.zeros(1, dtype=bool)
+    values, gaps = array.values, room(array.shape, np.dtype(bool))
+    for part in chunks(len(values), int(np.prod(values.shape[1:]))):
+        np.isnan(values[part], out=gaps[part])
+    return gaps
+
+
 def masked_outputs(y: xr.DataArray) -> np.ndarray:
     """The values of y, masked where they are nan; samples that are nan everywhere are refused."""
-    gaps = y.isnull().values if y.dtype.kind == "f" else np.zeros(1, dtype=bool)
+    gaps = _gaps(y)
     if not gaps.any() or gaps.all():
         return y.values
     empty = gaps.reshape(len(gaps), -1).all(axis=1)
@@ -325,7 +336,7 @@ def warn_of_dates(y: xr.DataArray, folds: object) -> None:
 
 def check_no_gaps(array: xr.DataArray, name: str, way_out: str = "") -> None:
     """Refuse nan, and name the first one by its labels: the sample, the variable and the position."""
-    gaps = array.isnull().values if array.dtype.kind == "f" else np.zeros(1, dtype=bool)
+    gaps = _gaps(array)
     if not gaps.any():
         return
     first = zip(array.dims, np.argwhere(gaps)[0], strict=True)
