@@ -11,6 +11,7 @@ import pytest
 import xarray as xr
 
 from geoq import DistanceRegion, GeoQ, RandomFolds, TrainedFolds, scratch
+from geoq.training import PredictedFolds
 from geoq.xarray import XarrayGeoQ
 
 FOLDS = RandomFolds(3)
@@ -100,6 +101,20 @@ def test_the_answers_are_the_answers_of_arrays_in_memory(kind, source, tmp_path)
     for name in ("prediction", "error_hat", "support_score", "anchors"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
     geoqs[0].save(tmp_path / "a.geoq")
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictions_of_folds_may_be_lazy(kind, tmp_path):
+    arrays = [factor * Y for factor in (0.8, 0.9, 1.1)]
+    lazy = [kind(array, tmp_path, f"fold{i}") for i, array in enumerate(arrays)]
+    errors = [
+        GeoQ(model, PredictedFolds(given), folds=FOLDS, increment_model=Tenth())
+        .fit(X, Y)
+        .calibration_.error
+        for given in (arrays, lazy)
+    ]
+    np.testing.assert_array_equal(*errors)
 
 
 @pytest.mark.usefixtures("tiny")

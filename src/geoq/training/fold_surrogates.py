@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from geoq.arrays import Array, Rows, take, to_tensor
+from geoq.arrays import Rows, take, to_tensor
 from geoq.checks import TRAINED, add_note_on_error, check_callable
 from geoq.probing import FirstFold
-from geoq.scratch import in_use
+from geoq.scratch import in_use, is_lazy, stored
 from geoq.surrogate import (
     Surrogate,
     TrainSurrogate,
@@ -117,7 +117,8 @@ class PredictedFolds:
     """Predictions of fold surrogates that were trained elsewhere; pass it as ``train_surrogate``.
 
     Args:
-        arrays: One array per fold, in the order of the folds. Each has a prediction for every row of the data.
+        arrays: One array per fold, in the order of the folds. Each has a prediction for every row of the data. As the data, they
+            can be larger than memory.
 
     Example:
         >>> import numpy as np
@@ -130,7 +131,7 @@ class PredictedFolds:
         >>> geoq = GeoQ(Ridge().fit(x, y).predict, PredictedFolds(arrays), folds=folds).fit(x, y)
     """
 
-    arrays: Sequence[Array]
+    arrays: Sequence[Any]
     pretrained: ClassVar[bool] = True
 
     def __repr__(self) -> str:
@@ -143,7 +144,8 @@ class PredictedFolds:
         _check_count("PredictedFolds", len(self.arrays), folds[0].n_folds)
         for fold in folds:
             given = self.arrays[fold.number]
-            n_rows = len(to_tensor(given, f"PredictedFolds.arrays[{fold.number}]"))
+            name = f"PredictedFolds.arrays[{fold.number}]"
+            n_rows = given.shape[0] if is_lazy(given) else len(to_tensor(given, name))
             if n_rows != len(x):
                 raise ValueError(
                     f"PredictedFolds.arrays[{fold.number}] has {n_rows} rows, but x has {len(x)} rows; "
@@ -157,7 +159,7 @@ class PredictedFolds:
         del x, y
 
         def checked(fold: Fold) -> Tensor:
-            rows = take(self.arrays[fold.number], fold.evaluated_rows)
+            rows = take(stored(self.arrays[fold.number]), fold.evaluated_rows)
             return evaluate(lambda part: part, rows, f"the prediction of {fold}")
 
         return [checked(fold) for fold in folds]
