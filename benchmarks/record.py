@@ -182,7 +182,7 @@ def write(
     if len(commits) > 1:
         raise ValueError(
             f"{target.name} would mix rows of the commits {', '.join(c[:10] for c in commits)}; measure all rows at one "
-            "commit, or write the rows of each commit to a file of their own."
+            f"commit, or write the older rows to {target.stem}@COMMIT.json; the tables show both and mark the older rows."
         )
     rows = [{key: r[key] for key in r if key != "commit"} for r in rows]
     record = {
