@@ -15,7 +15,7 @@ from benchmarks.suite.table import Comparison, mean_losses
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
 # The table between the markers of a page, and the results file that it is made from.
-TABLES = {"kinds": "defaults"}
+TABLES = {"kinds": "defaults", "kinds_confirmation": "third_fresh"}
 KINDS = {
     "interpolation": "inside the data",
     "mild": "mildly outside",
