@@ -65,6 +65,6 @@ def test_twice_the_conductivity_halves_the_solution_on_the_mesh():
 
 def test_a_small_run_compares_bounds_on_the_same_errors():
     rows = rows_of_bounds(FORMS[0], 0, SMALL_BOUNDS)
-    assert {"per cell", "regression", "GeoQ"} <= {row["method"] for row in rows}
+    assert {"per cell", "regression", "GeoQ (x, p)"} <= {row["method"] for row in rows}
     assert all(math.isfinite(row["pinball"]) for row in rows)
     assert all(0.8 < row["coverage"] <= 1 for row in rows)

@@ -19,7 +19,7 @@ from benchmarks.fields.forms import FORMS, NODES, reduced
 from benchmarks.fields.operator import train
 from benchmarks.fields.problems import PROBLEMS
 from geoq import FieldScaleIncrement, GeoQ, Grid, Mesh, RandomFolds, Training
-from geoq.increments import FieldFactor, inputs, prediction
+from geoq.increments import FieldFactor, inputs
 from geoq.metrics import coverage, pinball
 
 ALL = PROBLEMS + FORMS
@@ -36,33 +36,16 @@ PERIODIC = {
 }
 
 
-def moments(features, bound):
-    """Means and logarithms of the deviations of the channels of inputs and prediction, as constant channels."""
-    del bound
-    found = []
-    for part in (features.inputs, features.prediction):
-        flat = part.reshape(*part.shape[: min(2, part.ndim - 1)], -1)
-        if flat.ndim == 2:
-            flat = flat[:, None]
-        deviation = flat.std(dim=2, correction=0).clamp(min=1e-12)
-        found += [flat.mean(dim=2), deviation.log()]
-    return torch.cat(found, dim=1)
-
-
 def domain_of(problem):
     return Mesh(NODES) if problem.name == "Poisson on a mesh" else None
 
 
 def methods_of(problem, x):
-    """Settings of GeoQ by name. A network sees the inputs (x) or the inputs and the prediction (x, p)."""
+    """Settings of GeoQ by name. The factor sees the inputs and the prediction (x, p), the default, or the inputs alone (x)."""
     increment = partial(FieldScaleIncrement, domain=domain_of(problem))
     methods = {
-        "GeoQ": increment(),
+        "GeoQ (x, p)": increment(),
         "GeoQ (x)": increment(factor=FieldFactor(sees=(inputs,))),
-        "GeoQ (x, p)": increment(factor=FieldFactor(sees=(inputs, prediction))),
-        "GeoQ (x, p, moments)": increment(
-            factor=FieldFactor(sees=(inputs, prediction, moments))
-        ),
     }
     if problem.name in PERIODIC:
         n_axes = x.ndim - 2

@@ -32,6 +32,7 @@ from geoq.increments.field_network import (
     check_sees,
     check_visible,
     inputs,
+    log_bound,
     max_rows,
     n_input_channels,
     name_of,
@@ -45,8 +46,6 @@ from geoq.training.loop import RowLoss, Training, TrainingResult, seeded, train_
 
 # The exponent a_c of a channel is one of these.
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-# If held-out errors choose what the networks see, this number of networks is trained for each choice.
-N_TRIALS = 1
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ class FieldFactor:
     Attributes:
         sees: what the networks see, some of ``inputs``, ``prediction``, ``displacement``, ``anchor_error`` and ``log_bound``
             (from ``geoq.increments``). Arrays that do not lie on the cells of the error are seen as constant channels if they
-            have at most 32 numbers. None means that held-out errors choose between the inputs, and the inputs with the
-            prediction.
+            have at most 32 numbers. None means the inputs and the prediction, and the inputs
+            alone for time series and groups.
         widths: channels at each resolution of a network; one resolution is two convolutions.
         dropout: fraction of the activations that are dropped in training.
         n_splits: number of parts of the tuples. For each part, one network is trained on the other parts; the part stops
@@ -111,18 +110,22 @@ class FieldFactor:
     def check_shapes(self, shapes: Shapes) -> None:
         """Refuse errors without cells, and fields to be seen that lie on other cells."""
         layout = layout_of(self.domain, shapes)
-        for sees in self._views(shapes, layout):
-            check_visible(sees, shapes, layout)
+        check_visible(self.sees or (), shapes, layout)
 
-    def _views(self, shapes: Shapes, layout: Layout) -> list[tuple[Seen, ...]]:
-        """What networks may see; held-out errors choose one of these."""
+    def _sees(self, calibration: CalibrationSet, layout: Layout) -> tuple[Seen, ...]:
+        """What the networks see, without fields on other cells.
+
+        The surrogates of time series and groups are trained on other periods or groups than the deployed surrogate, so that
+        their predictions differ systematically. There the networks see the inputs alone.
+        """
         if self.sees is not None:
-            return [self.sees]
-        if not layout.is_visible(shapes.inputs):
-            return [(prediction,)]
-        if not layout.is_visible(shapes.outputs):
-            return [(inputs,)]
-        return [(inputs,), (inputs, prediction)]
+            return self.sees
+        shapes = Shapes.of(calibration)
+        rows = {inputs: shapes.inputs, prediction: shapes.outputs}
+        visible = [seen for seen, row in rows.items() if layout.is_visible(row)]
+        if calibration.position is not None and inputs in visible:
+            return (inputs,)
+        return tuple(visible) or (log_bound,)
 
     def fit(
         self, calibration: CalibrationSet, bound_of: BoundOf, quantile: float
@@ -131,8 +134,17 @@ class FieldFactor:
         splits = self._splits(calibration)
         if not splits:
             return Learned.nothing(calibration)
+        layout = layout_of(self.domain, Shapes.of(calibration))
+        settings = replace(self, sees=self._sees(calibration, layout))
         with seeded(self.training.random_state):
-            fitted = self._trained(calibration, bound_of, quantile, splits)
+            fitted = FittedField.fresh(
+                settings, calibration, bound_of, layout, len(splits)
+            )
+            loss = self._loss(calibration, fitted, bound_of, quantile)
+            fitted.trainings = tuple(
+                train_on(network, loss, self.training, *rows)
+                for network, rows in zip(fitted.networks, splits, strict=True)
+            )
         validation = _Validation(
             calibration, [held_out for _, held_out in splits], bound_of
         )
@@ -141,28 +153,6 @@ class FieldFactor:
         if not fitted.exponent.any() or len(validation.tuples) < n_required(quantile):
             return Learned.nothing(calibration)
         return Learned(fitted, validation.tuples, validation.factors(fitted))
-
-    def _trained(
-        self,
-        calibration: CalibrationSet,
-        bound_of: BoundOf,
-        quantile: float,
-        splits: list[tuple[Tensor, Tensor]],
-    ) -> "FittedField":
-        """Train the first networks of each view, and all networks of the view with the smallest held-out loss."""
-        shapes = Shapes.of(calibration)
-        layout = layout_of(self.domain, shapes)
-        trials = []
-        for sees in self._views(shapes, layout):
-            fitted = FittedField.fresh(
-                replace(self, sees=sees), calibration, bound_of, layout, len(splits)
-            )
-            loss = self._loss(calibration, fitted, bound_of, quantile)
-            fitted.train(loss, splits[:N_TRIALS])
-            trials.append((sum(t.best_loss for t in fitted.trainings), fitted, loss))
-        _, fitted, loss = min(trials, key=lambda trial: trial[0])
-        fitted.train(loss, splits)
-        return fitted
 
     def _splits(self, calibration: CalibrationSet) -> list[tuple[Tensor, Tensor]]:
         """For each network: the rows to train on, and the rows that stop the training.
@@ -292,15 +282,6 @@ class FittedField:
         free = torch.full((n_out,), math.inf)
         return FittedField(
             networks, settings, layout, shape, torch.ones(n_out), -free, free
-        )
-
-    def train(self, loss: RowLoss, splits: list[tuple[Tensor, Tensor]]) -> None:
-        """Train the networks of these parts that are not trained yet."""
-        n_trained = len(self.trainings)
-        remaining = zip(self.networks[n_trained:], splits[n_trained:], strict=False)
-        self.trainings += tuple(
-            train_on(network, loss, self.settings.training, *rows)
-            for network, rows in remaining
         )
 
     def seen(self, features: GeometricFeatures, bound: Tensor) -> tuple[Tensor, Tensor]:
