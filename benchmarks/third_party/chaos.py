@@ -160,9 +160,11 @@ def rollout_rows(geoq, start, truth, tolerances):
     held_out = geoq.held_out_.error.numpy()
     held_out = held_out.reshape(len(held_out), n_steps, *truth.shape[2:])
     per_step = np.broadcast_to(conformal_quantile(held_out), error.shape)
+    # After a rollout has diverged, the bound of GeoQ is infinite: these values are left out of both losses.
+    finite = np.isfinite(answer.error_hat) & np.isfinite(error)
     rows = [
-        {"method": OURS, **bound_scores(error, answer.error_hat, answer.safe)},
-        {"method": PER_STEP, **bound_scores(error, per_step, None)},
+        {"method": OURS, **bound_scores(error, answer.error_hat, answer.safe, finite)},
+        {"method": PER_STEP, **bound_scores(error, per_step, None, finite)},
     ]
     for tolerance in tolerances:
         kept = until((error <= tolerance).reshape(*error.shape[:2], -1).all(axis=2))
@@ -187,11 +189,10 @@ def rollout_rows(geoq, start, truth, tolerances):
     return rows
 
 
-def bound_scores(error, bound, safe):
+def bound_scores(error, bound, safe, finite):
     """Loss and coverage. A rollout counts as safe if its first step is; safe steps have only safe steps before them."""
     within = error <= bound
     by_rollout = within.reshape(len(within), -1).mean(axis=1)
-    finite = np.isfinite(bound) & np.isfinite(error)
     found = {
         "kind": "rollout",
         "pinball": pinball(error[finite], bound[finite], QUANTILE),
@@ -200,6 +201,7 @@ def bound_scores(error, bound, safe):
         "least_step": float(within.mean(axis=0).min()),
         "whole": float((by_rollout >= QUANTILE).mean()),
         "n_fresh": len(error),
+        "diverged": float((~finite).any(axis=(1, 2)).mean()),
     }
     if safe is not None:
         supported = np.logical_and.accumulate(safe, axis=1)
@@ -237,7 +239,8 @@ def shift_row(geoq, name, start, truth, tolerance=TOLERANCES[0]):
     answer = geoq.assess(start, truth.shape[1], tolerance)
     error = abs(answer.prediction - truth)
     kept = until((error <= tolerance).all(axis=2))
-    scores = bound_scores(error, answer.error_hat, answer.safe)
+    finite = np.isfinite(answer.error_hat) & np.isfinite(error)
+    scores = bound_scores(error, answer.error_hat, answer.safe, finite)
     return scores | {
         "method": OURS,
         "kind": "shift",
