@@ -333,7 +333,7 @@ def of_setting(problem, rows, setting, reference, chosen):
     if problem.endswith("_ablation"):
         in_order = sorted(methods, key=[*paper, *methods].index)
         cells = table(rows, in_order, setting, present(rows, ABLATION_METRICS), paper)
-        return [f"**{setting}**", cells.replace("| method |", "| choice |")]
+        return [f"**The {setting}**", cells.replace("| method |", "| choice |")]
     metrics, safe_metrics = METRICS, SAFE_METRICS
     if "band_coverage" in rows[0]:
         rows = [r | in_thousandths(r) for r in rows]

@@ -35,8 +35,10 @@ def draw(rows, folder):
             label = f"seed {row['seed']}: {chosen:.0f} steps chosen"
             axes.axvline(chosen, color=color, lw=1.2, ls="--", label=label)
         axes.axhline(1, color="0.6", lw=0.8)
-        axes.set(xlabel="training steps", title=setting, ylim=(0.6, 1.6))
-        axes.legend(frameon=False, loc="upper left")
+        axes.set(xlabel="training steps", title=setting, ylim=(0.1, 1.8))
+        axes.legend(
+            loc="lower right", facecolor="white", framealpha=1, edgecolor="none"
+        )
     panels[0].set_ylabel("held-out loss / loss of the initial weights")
     path = folder / "kuramoto-sivashinsky-training.png"
     figure.savefig(path, dpi=110)

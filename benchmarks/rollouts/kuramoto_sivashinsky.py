@@ -226,10 +226,11 @@ def draw(folder, dt, data, ours, theirs):
 
 
 def place_in_file(row):
-    """Time steps in their order, then the order of the parts, then seeds."""
+    """Time steps in their order, the sum before the capped sum, then the order of the parts, then seeds."""
     setting, part = row["setting"], row["part"]
     place = ORDER.index(part) if part in ORDER else 0
-    return -float(setting.split("dt=")[1]), setting, place, row["seed"]
+    is_capped = setting.startswith("capped")
+    return -float(setting.split("dt=")[1]), is_capped, place, row["seed"]
 
 
 def main():
