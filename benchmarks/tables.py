@@ -40,6 +40,7 @@ NOTES = {
 # The module of benchmarks that writes each results file.
 SCRIPTS = {
     "forrester": "forrester",
+    "forrester_forms": "forrester --paper-forms",
     "defaults": "suite.defaults",
     "fresh": "suite.defaults --set fresh",
     "second_fresh": "suite.defaults --set second",
