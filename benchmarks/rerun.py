@@ -60,6 +60,7 @@ RUNS = (
     Run("two-cores", 10, "fields", "fields.run"),
     Run("two-cores", 10, "cost", "costs.cost --quality --jobs 2", "quality"),
     Run("gpu", 5, "forrester", "forrester --jobs 16 --pictures docs"),
+    Run("gpu", 3, "forrester_forms", "forrester --paper-forms --jobs 16"),
     Run("gpu", 6, "speed", "costs.speed"),
     Run("gpu", 1, "gpu_search", "costs.gpu_search"),
     Run("gpu", 10, "fresh", f"suite.defaults --set fresh {SEEDS}"),
