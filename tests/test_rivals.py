@@ -488,7 +488,15 @@ class Cubic(RegressorMixin, BaseEstimator):
         return np.polyval(self.coefficients_, x[:, 0])
 
 
-def test_cv_plus_is_that_of_mapie():
+@pytest.fixture
+def global_seed():
+    """The global random numbers of NumPy, which MAPIE uses, are as before afterwards."""
+    state = np.random.get_state()  # noqa: NPY002
+    yield
+    np.random.set_state(state)  # noqa: NPY002
+
+
+def test_cv_plus_is_that_of_mapie(global_seed):
     rng = np.random.default_rng(2)
     x = rng.uniform(-1, 1, (117, 1))
     y = np.sin(4 * x[:, 0]) + 0.2 * rng.standard_normal(117)

@@ -137,10 +137,3 @@ def test_all_dimensions_before_the_grid_are_channels():
         scale_of(error.reshape(30, 4, 48), line),
         scale_of(error, scale).reshape(4, 48),
     )
-
-
-def test_an_error_without_a_grid_is_refused():
-    with pytest.raises(
-        ValueError, match=r"LowRankScale\(n_spatial=2\), but an error has shape \(3,\)"
-    ):
-        LowRankScale().check_shape((3,))

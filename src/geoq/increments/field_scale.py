@@ -93,13 +93,16 @@ class FieldScaleIncrement:
         check_domain(self.domain)
         if self.factor is not None:
             check_object(self.factor, Factor, "factor", "FieldFactor()")
-        own = getattr(self.factor, "domain", None)
+        if isinstance(self.factor, FieldFactor):
+            self._check_one_domain(self.factor.domain)
+        check_reference(self.reference)
+
+    def _check_one_domain(self, own: Domain | None) -> None:
         if own is not None and own != self.domain:
             raise ValueError(
                 f"factor has domain={own!r}, but FieldScaleIncrement has domain={self.domain!r}; pass the domain to "
                 "FieldScaleIncrement alone."
             )
-        check_reference(self.reference)
 
     def check_shapes(self, shapes: Shapes) -> None:
         """Refuse errors without cells, seen fields on other cells, and a reference for errors that are not elementwise."""
