@@ -231,6 +231,46 @@ def test_the_shape_of_a_row_determines_the_grid(shape, n_axes, is_field):
     assert has_grid(shape) is is_field
 
 
+def on_nodes(n, nodes, seed=0):
+    """Smooth random functions at the nodes of a mesh."""
+    rng = np.random.default_rng(seed)
+    waves = 4 * np.random.default_rng(9).standard_normal((12, 2)) @ nodes.T
+    return (rng.standard_normal((n, 1, 12)) @ np.sin(waves)) / 4
+
+
+def test_a_region_on_a_mesh_detects_noise_whatever_the_numbers_of_the_nodes(tmp_path):
+    rng = np.random.default_rng(1)
+    nodes = rng.uniform(size=(400, 2))
+    x, queries = on_nodes(120, nodes), on_nodes(60, nodes, seed=1)
+    noisy = queries + 0.2 * rng.standard_normal(queries.shape)
+    numbers = rng.permutation(400)
+    scores = []
+    for order in (np.arange(400), numbers):
+        region = FieldRegion.on_mesh(nodes[order])
+        geoq = fitted(x[..., order], safe_region=region)
+        inside = geoq.assess(queries[..., order])
+        assert inside.safe.mean() >= 0.85
+        assert geoq.assess(noisy[..., order]).safe.mean() <= 0.05
+        scores.append(inside.support_score)
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-6)
+    answer = geoq.assess(noisy[:1, ..., numbers])
+    assert re.search(r"around node \d+", answer.reason(0))
+    geoq.save(tmp_path / "mesh.geoq")
+    own = {"surrogate": surrogate, "increment_model": geoq.increment_model_}
+    loaded = GeoQ.load(tmp_path / "mesh.geoq", **own)
+    np.testing.assert_array_equal(
+        loaded.assess(noisy[:1, ..., numbers]).support_score, answer.support_score
+    )
+
+
+def test_a_mesh_of_other_nodes_is_refused():
+    nodes = np.random.default_rng(0).uniform(size=(40, 2))
+    with pytest.raises(ValueError, match=r"on_mesh was called with 30 nodes"):
+        fitted(on_nodes(30, nodes), safe_region=FieldRegion.on_mesh(nodes[:30]))
+    with pytest.raises(ValueError, match=r"has shape \(40,\) or values"):
+        FieldRegion.on_mesh(nodes[:, 0])
+
+
 def test_windows_contain_the_cells_around_their_place():
     field = torch.arange(400.0).reshape(1, 1, 20, 20)
     windows = windows_of(field)

@@ -22,13 +22,14 @@ quantile of the largest ratio, in which a field does not contribute to the thres
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import fields as fields_of
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from scipy.spatial import cKDTree
 from scipy.stats import binom
 from torch import Tensor
 
@@ -49,7 +50,6 @@ from geoq.regions.field_scores import (
     Values,
     Windows,
     grid_axes,
-    place_of,
     windows_of,
 )
 from geoq.regions.safe_region import SAFE
@@ -76,12 +76,15 @@ class _Data:
 
     @staticmethod
     def of(
-        points: CalibrationPoints, coordinates: Coordinates, n_spatial: int
+        points: CalibrationPoints, coordinates: Coordinates, rule: "FieldRegion"
     ) -> "_Data":
         """The fields of the calibration points; a few of them show whether outputs are later states."""
         n = min(N_COMPARED, max(8, CHUNK_NUMBERS // points.inputs[:1].numel()))
         few = points.inputs[:n], points.outputs[:n]
-        layout = Layout.of(coordinates.inverse(few[0]), few[1].to(few[0]), n_spatial)
+        n_spatial = rule.n_spatial or grid_axes(points.inputs.shape[1:])
+        layout = Layout.of(
+            coordinates.inverse(few[0]), few[1].to(few[0]), n_spatial, rule.order
+        )
         return _Data(coordinates, points.inputs, points.outputs, layout)
 
     def __getitem__(self, rows: slice | Tensor) -> Fields:
@@ -186,6 +189,7 @@ class FieldRegion:
         quantile: alpha_safe, the fraction of held-out fields that the region contains, nearly.
         n_spatial: the number of axes of the grid, which come last. None means all axes of a row but the first one, which
             counts channels.
+        order: the numbers of the nodes of a mesh along a curve through it, see ``on_mesh``. None means a regular grid.
 
     Example:
         >>> FieldRegion(quantile=0.9)
@@ -194,9 +198,26 @@ class FieldRegion:
 
     quantile: float = 0.95
     n_spatial: int | None = None
+    order: Sequence[int] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "FieldRegion.quantile")
+        if self.order is not None:
+            object.__setattr__(self, "order", tuple(self.order))
+
+    @staticmethod
+    def on_mesh(coordinates: np.ndarray, quantile: float = 0.95) -> "FieldRegion":
+        """The region for inputs at the nodes of a mesh, the last axis of ``x``; ``coordinates`` has one row per node.
+
+        A window is a group of seven neighbouring nodes: successive leaves of a k-d tree of the nodes.
+        """
+        nodes = np.asarray(coordinates, dtype=float)
+        if nodes.ndim != 2 or not np.isfinite(nodes).all():
+            raise ValueError(
+                f"FieldRegion.on_mesh(coordinates) has shape {nodes.shape} or values that are not finite; pass one row of "
+                "coordinates for each node."
+            )
+        return FieldRegion(quantile, 1, cKDTree(nodes, leafsize=1).indices.tolist())
 
     def fit(self, calibration: CalibrationSet) -> "FittedFieldRegion":
         """Set the thresholds from the held-out fields of the interpolating folds."""
@@ -208,7 +229,12 @@ class FieldRegion:
             raise ValueError(
                 f"FieldRegion(n_spatial={self.n_spatial}), but a row of x has shape {tuple(shape)}; lower n_spatial."
             )
-        data = _Data.of(points, points.coordinates, self.n_spatial or grid_axes(shape))
+        if self.order is not None and len(self.order) != shape[-1]:
+            raise ValueError(
+                f"FieldRegion.on_mesh was called with {len(self.order)} nodes, but a row of x has shape {tuple(shape)}; put the "
+                "nodes last in x, and give the coordinates of all of them."
+            )
+        data = _Data.of(points, points.coordinates, self)
         fewest = min(len(left_in) for left_in, _ in points.splits)
         n_patterns = max(1, min(N_PATTERNS, fewest // FIELDS_PER_PATTERN))
         summaries = _Summaries.of(data, n_patterns)
@@ -324,7 +350,8 @@ class FittedFieldRegion:
         label = [f"channel {c}" for c in names or range(n_channels)]
         changed = self.coordinates.changed(inputs).reshape(fields.inputs.shape)[0]
         if changed.any():
-            return self._explain_constant(fields, changed.nonzero()[0].tolist(), label)
+            raw = self.coordinates.inverse(inputs).reshape(changed.shape)
+            return self._explain_constant(raw, changed.nonzero()[0].tolist(), label)
         ratio = self.ratios(inputs, prediction)[0]
         which = int(ratio.argmax())
         if ratio[which] <= SAFE:
@@ -337,12 +364,10 @@ class FittedFieldRegion:
         )
         return explanations[which](fields, which, label)
 
-    def _explain_constant(
-        self, fields: Fields, place: list[int], label: list[str]
-    ) -> str:
+    def _explain_constant(self, raw: Tensor, place: list[int], label: list[str]) -> str:
         channel, *cell = place
-        value = float(fields.inputs[(0, *place)])
-        constant = float(self.coordinates.mean.reshape(fields.inputs.shape[1:])[*place])
+        value = float(raw[*place])
+        constant = float(self.coordinates.mean.reshape(raw.shape)[*place])
         return (
             f"cell {tuple(cell)} of {label[channel]} is {value:.4g}, but it is {constant:.4g} in all the data, so its effect is "
             "unknown"
@@ -357,8 +382,8 @@ class FittedFieldRegion:
             assert self.cloud.answers is not None
             distance = self.cloud.answers.distances(fields.joined)[0]
             what = "the prediction and the input do not occur together in the data"
-        cell = place_of(int(distance.argmax()), grid)
-        at = f"cell {cell[0]}" if len(cell) == 1 else f"cell {cell}"
+        cell = self.layout.cell(int(distance.argmax()), grid)
+        at = f"{'cell' if self.layout.order is None else 'node'} {cell}"
         return (
             f"{what}, most of all around {at}: its windows are {float(distance.mean()):.2g} from the nearest windows of the "
             f"data on average (held-out fields: at most {float(self.thresholds[which]):.2g})"
@@ -409,7 +434,7 @@ class FittedFieldRegion:
         cloud = _Cloud(
             **{name: _PARTS[name](**part) for name, part in parts.items() if part}
         )
-        layout = Layout(n_spatial, bool(answers), bool(changes))
+        layout = Layout(n_spatial, bool(answers), bool(changes), rule.order)
         return FittedFieldRegion(rule, coordinates, layout, cloud, arrays["thresholds"])
 
 

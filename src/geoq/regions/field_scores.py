@@ -93,17 +93,20 @@ class Layout:
         n_spatial: the number of axes of the grid, which come last.
         answers: whether the outputs live on the grid of the inputs.
         changes: whether the answer is the change from the input to the output, as in a step in time.
+        order: the nodes of a mesh along a curve through it; None for a grid.
     """
 
     n_spatial: int
     answers: bool
     changes: bool
+    order: Sequence[int] | None = None
 
     @staticmethod
     def of(
         inputs: Float[Tensor, " n *input"],
         outputs: Float[Tensor, " n *output"],
         n_spatial: int,
+        order: Sequence[int] | None = None,
     ) -> "Layout":
         """Use changes where the outputs are closer to the inputs than to their mean."""
         grid = inputs.shape[inputs.ndim - n_spatial :]
@@ -113,16 +116,26 @@ class Layout:
         if changes:
             step = (outputs - inputs.reshape(outputs.shape)).square().mean()
             changes = bool(step < (outputs - outputs.mean(dim=0)).square().mean())
-        return Layout(n_spatial, on_grid, changes)
+        return Layout(n_spatial, on_grid, changes, order)
 
     def fields(self, inputs: Tensor, output: Tensor) -> Fields:
         """Arrange inputs and outputs with their channels first."""
         grid = inputs.shape[inputs.ndim - self.n_spatial :]
-        fields = inputs.reshape(len(inputs), -1, *grid).double()
+        fields = self._ordered(inputs.reshape(len(inputs), -1, *grid).double())
         if not self.answers:
             return Fields(fields)
-        answer = output.reshape(len(output), -1, *grid).to(fields)
+        answer = self._ordered(output.reshape(len(output), -1, *grid).to(fields))
         return Fields(fields, answer - fields if self.changes else answer)
+
+    def _ordered(self, fields: Tensor) -> Tensor:
+        return fields if self.order is None else fields[..., list(self.order)]
+
+    def cell(self, window: int, grid: Sequence[int]) -> int | tuple[int, ...]:
+        """The cell or node of the user in the middle of the window with this number."""
+        place = place_of(window, grid)
+        if self.order is not None:
+            return self.order[place[0]]
+        return place[0] if len(place) == 1 else place
 
 
 def window_sizes(grid: Sequence[int]) -> list[int]:
