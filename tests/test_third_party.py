@@ -8,7 +8,6 @@ import torch
 
 from benchmarks.record import RESULTS
 from benchmarks.third_party import packages, recurrent, table
-from benchmarks.third_party.planes import PlaneRegion
 from benchmarks.third_party.rivals import (
     PerValue,
     RegressionScaled,
@@ -76,21 +75,6 @@ def test_the_echo_state_network_takes_the_steps_of_reservoirpy():
     states = recipe.states(series, n_warm=0)
     memory = nodes.Reservoir(20, **recipe.weights(), seed=0).run(series)
     np.testing.assert_allclose(states[1:, 2:], memory[:-1])
-
-
-def test_states_off_a_plane_are_not_safe_although_they_are_near():
-    rng = np.random.default_rng(0)
-    angle = 0.1 * np.arange(600) + 0.1 * rng.normal(size=600).cumsum()
-    around = 1 + 0.3 * np.sin(0.37 * np.arange(600))
-    circle = around[:, None] * np.stack([np.sin(angle), np.cos(angle)], axis=1)
-    states = np.column_stack([circle, circle.sum(axis=1)])  # in a plane
-
-    geoq = RolloutGeoQ(lambda x: 0.99 * x, None, n_calibration=5)
-    geoq.set_params(safe_region=PlaneRegion(n_axes=2)).fit(states, progress=None)
-    inside = states[:300:30] * 0.97
-    off = inside + np.array([0.0, 0.0, 0.1])
-    assert geoq.assess(inside, 5).safe.all()
-    assert not geoq.assess(off, 5).safe[:, 0].any()
 
 
 ROWS = [

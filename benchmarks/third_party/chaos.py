@@ -11,7 +11,6 @@ import numpy as np
 
 from benchmarks.record import QUANTILE
 from benchmarks.solvers import runge_kutta
-from benchmarks.third_party.planes import PlaneRegion
 from benchmarks.third_party.recurrent import EchoState, train_gru
 from benchmarks.third_party.rivals import StepRules, conformal_quantile, until
 from geoq import RolloutGeoQ
@@ -25,7 +24,6 @@ FAR = 50.0
 # Tolerances in standard deviations of each coordinate.
 TOLERANCES = (0.2, 1.0)
 OURS, PER_STEP, EXCEEDANCE = "GeoQ", "per-step quantiles", "exceedance quantile"
-PLANES = "GeoQ, PlaneRegion"
 RULES = {"per_step": PER_STEP, "exceedance": EXCEEDANCE}
 
 
@@ -110,8 +108,6 @@ def measure(case, seed, sizes):
     started = time.process_time()
     geoq.fit(known, progress=None)
     fitting = time.process_time() - started
-    planes = RolloutGeoQ(model, train, safe_region=PlaneRegion(), **settings)
-    planes.fit(known, progress=None)
 
     def fresh(trajectories):
         """States at the start of the forecasts, after the warm-up, and the truth."""
@@ -126,9 +122,7 @@ def measure(case, seed, sizes):
     ]
     n_shifted = max(sizes["fresh"] // 3, 10)
     for name, moved in shifts(case, flow, rng, n_shifted, n_times).items():
-        queries = fresh(moved)
-        rows.append(shift_row(geoq, name, *queries))
-        rows.append(shift_row(planes, name, *queries) | {"method": PLANES})
+        rows.append(shift_row(geoq, name, *fresh(moved)))
     return [row | {"setting": case.name, "seed": seed} for row in rows]
 
 

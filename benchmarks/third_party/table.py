@@ -10,7 +10,7 @@ import sys
 
 from benchmarks.record import RESULTS
 
-OURS, PLANES = "GeoQ", "GeoQ, PlaneRegion"
+OURS = "GeoQ"
 # Simple bounds, with which GeoQ is compared.
 SIMPLE = ("per-cell conformal", "regression-scaled conformal", "per-step quantiles")
 
@@ -138,8 +138,8 @@ def average(rows):
 
 def shifted(rows):
     lines = [
-        "| case | shift | error / error without shift | coverage | safe | coverage of safe | trusted steps | broken | planes: safe | planes: trusted steps | planes: broken |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| case | shift | error / error without shift | coverage | safe | coverage of safe | trusted steps | broken |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     own = select(rows, kind="shift")
     for setting in in_order(own, "setting"):
@@ -147,7 +147,6 @@ def shifted(rows):
         usual = mean(select(case, shift="none"), "error")
         for number, shift in enumerate(in_order(case, "shift")):
             here = select(case, shift=shift, method=OURS)
-            planes = select(case, shift=shift, method=PLANES)
             cells = [
                 setting if number == 0 else "",
                 shift,
@@ -157,9 +156,6 @@ def shifted(rows):
                 text(mean(here, "safe_coverage")),
                 text(mean(here, "trusted"), 0),
                 text(mean(here, "broken")),
-                text(mean(planes, "safe_fraction")),
-                text(mean(planes, "trusted"), 0),
-                text(mean(planes, "broken")),
             ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -222,7 +218,6 @@ def _shift_points(axes, rows):
     kinds = {
         "fields": ([r for r in rows if "trusted" not in r], "o", "#3a7ca5"),
         "rollouts": (select(rollouts, method=OURS), "X", "#c1440e"),
-        "rollouts, PlaneRegion": (select(rollouts, method=PLANES), "^", "#4f7942"),
     }
     for label, (own, marker, color) in kinds.items():
         axes.scatter(

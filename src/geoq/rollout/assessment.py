@@ -44,7 +44,7 @@ class RolloutAssessment:
             it is less than ``trust.largest_ratio`` of the step.
         gaps: the rollouts without an answer, for example because a coordinate of the initial state is nan. They are not safe,
             their numbers are nan and their horizons 0. None if all rollouts have an answer.
-        initial: the initial states and their first steps, if they are states on a grid.
+        initial: the initial states and their first steps, if they have more than one coordinate.
         changed: the rollouts whose initial state changes a coordinate that is constant in the data, or whose forcing is outside
             its range in the data, and the reason.
     """

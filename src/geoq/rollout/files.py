@@ -17,6 +17,7 @@ from geoq.folds import UnavailableFolds
 from geoq.geometry import Embedding, Geometry
 from geoq.increments.climatology import FittedClimatology
 from geoq.regions.field_region import FittedFieldRegion
+from geoq.regions.local_region import FittedLocalRegion, LocalRegion
 from geoq.regions.safe_region import DistanceRegion, FittedDistanceRegion, FittedRegion
 from geoq.representation import Representation, Standardization
 from geoq.rollout.additive import AdditiveRecursion
@@ -250,8 +251,12 @@ def _restored_region(
     meaning = tuple(stored["meaning"])
     if isinstance(rule, DistanceRegion):
         return FittedDistanceRegion(stored["threshold"], meaning, rule)
-    fields = rule.initial_rule(state)
-    initial = None if fields is None else FittedFieldRegion.from_state(fields, arrays)
+    first = rule.initial_rule(state)
+    initial: FittedFieldRegion | FittedLocalRegion | None = None
+    if isinstance(first, LocalRegion):
+        initial = FittedLocalRegion.from_state(first, arrays)
+    elif first is not None:
+        initial = FittedFieldRegion.from_state(first, arrays)
     return FittedRolloutRegion(stored["threshold"], rule, initial, meaning)
 
 

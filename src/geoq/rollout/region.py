@@ -1,4 +1,4 @@
-"""The safe region of rollouts: a threshold on the support distance of all steps, and a test of initial states on a grid."""
+"""The safe region of rollouts: a threshold on the support distance of all steps, and a test of initial states."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,6 +12,7 @@ from geoq.geometry import GeometricFeatures
 from geoq.quantiles import check_quantile, inverse_cdf_quantile
 from geoq.regions.field_region import FieldRegion, FittedFieldRegion
 from geoq.regions.field_scores import MIN_CELLS, grid_axes
+from geoq.regions.local_region import FittedLocalRegion, LocalRegion
 from geoq.regions.safe_region import SAFE, FittedRegion
 from geoq.rollout.features import RolloutFeatures
 
@@ -30,8 +31,9 @@ class RolloutRegion:
     The quantile is taken over whole rollouts, unlike in ``DistanceRegion``. A threshold that one step in twenty exceeds would
     end the supported horizon of nearly every rollout of a hundred steps.
 
-    Distances hardly change if a state of many coordinates becomes noisy or is shifted. So an initial state with a grid of 16
-    cells or more must also be in a ``FieldRegion``, which compares its windows, its moments and its first step with the data.
+    Distances hardly change if a state of many coordinates becomes noisy or is shifted, or if a state leaves an attractor. So an
+    initial state with a grid of 16 cells or more must also be in a ``FieldRegion``, which compares its windows, its moments and
+    its first step with the data, and a smaller state in a ``LocalRegion``, which contains the surface that the data form.
     Both tests then have the quantile :math:`(1 + \alpha_{safe}) / 2`, so that together they exclude at most the fraction
     :math:`1 - \alpha_{safe}` of the held-out rollouts. A state with one axis counts as a line of cells.
 
@@ -76,12 +78,14 @@ class RolloutRegion:
         initial = fields.fit(replace(first, features=states, error=first.error))
         return FittedRolloutRegion(threshold, self, initial)
 
-    def initial_rule(self, state: tuple[int, ...]) -> FieldRegion | None:
-        """The rule for initial states of this shape; None if they have no grid of enough cells."""
-        n_spatial = grid_axes(state) if state else 0
-        if math.prod(state[len(state) - n_spatial :]) < MIN_CELLS:
+    def initial_rule(self, state: tuple[int, ...]) -> FieldRegion | LocalRegion | None:
+        """The rule for initial states of this shape; None for a single number, or without data."""
+        if math.prod(state) < 2:
             return None
-        return FieldRegion((1 + self.quantile) / 2, n_spatial)
+        quantile, n_spatial = (1 + self.quantile) / 2, grid_axes(state)
+        if math.prod(state[len(state) - n_spatial :]) < MIN_CELLS:
+            return LocalRegion(quantile)
+        return FieldRegion(quantile, n_spatial)
 
 
 @dataclass(frozen=True)
@@ -91,13 +95,13 @@ class FittedRolloutRegion:
     Attributes:
         threshold: the largest support distance of a safe step.
         rule: the rule that has set it.
-        initial: the region of initial states; None for states without a grid.
+        initial: the region of initial states; None for states of a single number.
         meaning: why a step is safe, and why it is not.
     """
 
     threshold: float
     rule: RolloutRegion = RolloutRegion()
-    initial: FittedFieldRegion | None = None
+    initial: FittedFieldRegion | FittedLocalRegion | None = None
     meaning: tuple[str, str] = MEANING
 
     def support_score(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
@@ -111,7 +115,7 @@ class FittedRolloutRegion:
 
 @dataclass(frozen=True)
 class InitialStates:
-    """Initial states on a grid and their first steps, which explain why they are not safe.
+    """Initial states and their first steps, which explain why they are not safe.
 
     Attributes:
         region: the region of initial states.
@@ -119,7 +123,7 @@ class InitialStates:
         prediction: the states that the first step ends at.
     """
 
-    region: FittedFieldRegion
+    region: FittedFieldRegion | FittedLocalRegion
     inputs: Float[Tensor, " n *state"]
     prediction: Float[Tensor, " n *state"]
 
