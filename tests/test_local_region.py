@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from geoq import RolloutGeoQ
+from geoq import FieldRegion, RolloutGeoQ
 from geoq.regions.local_region import ROUNDING, LocalRegion, local_scores
+from geoq.rollout import RolloutRegion
 
 
 def henon(n):
@@ -54,6 +55,23 @@ def test_states_off_an_attractor_are_not_safe_although_they_are_near_the_data():
     assert np.median(outside.support_score[:, 1]) < geoq.safe_region_.threshold
     first = int(np.flatnonzero(~outside.safe[:, 0])[0])
     assert "off the surface that its 20 nearest states" in outside.reason(first)
+
+
+@pytest.mark.parametrize(
+    ("state", "bounded", "places"),
+    [((3,), 3, None), ((3, 4), 12, None), ((203,), 3, (0, 1, 2))],
+)
+def test_small_states_and_small_outputs_of_long_states_are_compared(
+    state, bounded, places
+):
+    left_out = torch.arange(np.prod(state)).reshape(state) >= bounded
+    assert RolloutRegion(0.9).initial_rule(left_out) == LocalRegion(0.95, places)
+
+
+@pytest.mark.parametrize(("state", "bounded"), [((64,), 64), ((64,), 1), ((2, 20), 3)])
+def test_states_on_a_grid_are_compared_as_fields(state, bounded):
+    left_out = torch.arange(np.prod(state)).reshape(state) >= bounded
+    assert isinstance(RolloutRegion().initial_rule(left_out), FieldRegion)
 
 
 def test_a_quantile_that_is_no_fraction_is_refused():

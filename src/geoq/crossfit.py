@@ -53,7 +53,8 @@ class CalibrationPoints:
         splits: the training rows and the held-out rows of each fold.
         metric: the metric of the geometry; None for a representation of the user.
         coordinates: the standardisation of the inputs.
-        exact: the coordinates of the error in which all errors are zero; None if there are none.
+        exact: the coordinates of the error in which all errors are zero; None if there are none. For rollouts, the coordinates
+            of the state that are not bounded.
     """
 
     inputs: Float[Tensor, " n_points *coordinates"]

@@ -31,9 +31,11 @@ class LocalRegion:
 
     Attributes:
         quantile: the fraction of the held-out states that the region contains.
+        places: the coordinates of the flat state that are compared; None means all.
     """
 
     quantile: float = 0.95
+    places: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "LocalRegion.quantile")
@@ -43,7 +45,7 @@ class LocalRegion:
         data = calibration.data
         assert data is not None
         assert isinstance(data.coordinates, Coordinates)
-        states = data.inputs.flatten(start_dim=1).double()
+        states = self.compared(data.inputs)
         scores = []
         for fold in calibration.fold.unique().tolist():
             left_in = torch.as_tensor(data.splits[fold][0], device=states.device)
@@ -51,6 +53,11 @@ class LocalRegion:
             scores.append(local_scores(states[left_in], states[held_out]))
         threshold = float(inverse_cdf_quantile(torch.cat(scores), self.quantile))
         return FittedLocalRegion(self, data.coordinates, states, threshold)
+
+    def compared(self, states: Float[Tensor, " n *state"]) -> Float[Tensor, " n d"]:
+        """The coordinates that are compared."""
+        flat = states.flatten(start_dim=1).double()
+        return flat if self.places is None else flat[:, list(self.places)]
 
 
 def local_scores(
@@ -92,7 +99,7 @@ class FittedLocalRegion:
     ) -> Float[Tensor, " n 1"]:
         """The score of each state divided by the threshold; the prediction does not matter."""
         del prediction
-        queries = inputs.flatten(start_dim=1).to(self.states)
+        queries = self.rule.compared(inputs).to(self.states)
         return local_scores(self.states, queries)[:, None] / self.threshold
 
     def explain_field(

@@ -84,10 +84,11 @@ class RolloutProblem:
         return CalibrationPoints(
             inputs=own(self.embedding.normalized)[before],
             outputs=states[before + 1],
-            error=states.new_zeros(len(before), 0),
+            error=states.new_zeros(1).expand(len(before), *self.state),
             splits=tuple(splits),
             metric=None,
             coordinates=Coordinates(mean, scale, no, states.amin(0) == states.amax(0)),
+            exact=self.output.left_out(self.state).to(before.device),
         )
 
     def all_states(self, plan: FoldPlan, folds: Folds) -> ReferenceStates:

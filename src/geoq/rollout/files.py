@@ -232,7 +232,10 @@ def _restore(
     region = numbers["safe_region"]
     geoq.safe_region = _RULES[region["rule"]](**region["settings"])
     geoq.safe_region_ = _restored_region(
-        geoq.safe_region, region, geoq.forcing_.state, without_prefix("region.", arrays)
+        geoq.safe_region,
+        region,
+        output.left_out(geoq.forcing_.state),
+        without_prefix("region.", arrays),
     )
     geoq.held_out_ = HeldOutRollouts(
         **{part: arrays[f"held_out.{part}"] for part in _HELD_OUT},
@@ -245,13 +248,13 @@ def _restore(
 def _restored_region(
     rule: RolloutRegion | DistanceRegion,
     stored: dict[str, Any],
-    state: tuple[int, ...],
+    left_out: Tensor,
     arrays: dict[str, Tensor],
 ) -> FittedRegion:
     meaning = tuple(stored["meaning"])
     if isinstance(rule, DistanceRegion):
         return FittedDistanceRegion(stored["threshold"], meaning, rule)
-    first = rule.initial_rule(state)
+    first = rule.initial_rule(left_out)
     initial: FittedFieldRegion | FittedLocalRegion | None = None
     if isinstance(first, LocalRegion):
         initial = FittedLocalRegion.from_state(first, arrays)

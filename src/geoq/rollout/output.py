@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -58,6 +58,12 @@ class Output:
             return states.reshape(*states.shape[:2], *self.shape)
         chosen = states.flatten(start_dim=2)[:, :, self.places.to(states.device)]
         return chosen.reshape(*states.shape[:2], *self.shape)
+
+    def left_out(self, state: tuple[int, ...]) -> Bool[Tensor, " *state"]:
+        """The coordinates of the state that are not selected."""
+        others = torch.ones(math.prod(state), dtype=torch.bool)
+        others[self.places.cpu()] = False
+        return others.reshape(state)
 
     def index(self, state: tuple[int, ...]) -> tuple[np.ndarray, ...] | None:
         """An index that selects this output, for an estimator from a file; None if the output is the whole state."""

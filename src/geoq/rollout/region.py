@@ -33,7 +33,8 @@ class RolloutRegion:
 
     Distances hardly change if a state of many coordinates becomes noisy or is shifted, or if a state leaves an attractor. So an
     initial state with a grid of 16 cells or more must also be in a ``FieldRegion``, which compares its windows, its moments and
-    its first step with the data, and a smaller state in a ``LocalRegion``, which contains the surface that the data form.
+    its first step with the data. A smaller state, or a small output of a state with a long memory, must be in a ``LocalRegion``,
+    which contains the surface that the data form.
     Both tests then have the quantile :math:`(1 + \alpha_{safe}) / 2`, so that together they exclude at most the fraction
     :math:`1 - \alpha_{safe}` of the held-out rollouts. A state with one axis counts as a line of cells.
 
@@ -53,8 +54,9 @@ class RolloutRegion:
     def fit(self, calibration: CalibrationSet) -> "FittedRolloutRegion":
         """Set the threshold from the farthest step of each held-out rollout, and the region of initial states."""
         data = calibration.data
-        state = () if data is None else tuple(data.outputs.shape[1:])
-        fields = self.initial_rule(state)
+        left_out = None if data is None else data.exact
+        state = () if left_out is None else tuple(left_out.shape)
+        fields = None if left_out is None else self.initial_rule(left_out)
         quantile = self.quantile if fields is None else fields.quantile
         distance = calibration.features.support_distance
         rollout = calibration.group.unique(return_inverse=True)[1]
@@ -78,13 +80,20 @@ class RolloutRegion:
         initial = fields.fit(replace(first, features=states, error=first.error))
         return FittedRolloutRegion(threshold, self, initial)
 
-    def initial_rule(self, state: tuple[int, ...]) -> FieldRegion | LocalRegion | None:
-        """The rule for initial states of this shape; None for a single number, or without data."""
+    def initial_rule(
+        self, left_out: Bool[Tensor, " *state"]
+    ) -> FieldRegion | LocalRegion | None:
+        """The rule for initial states, given which coordinates are not bounded; None for a single number."""
+        state, quantile = tuple(left_out.shape), (1 + self.quantile) / 2
         if math.prod(state) < 2:
             return None
-        quantile, n_spatial = (1 + self.quantile) / 2, grid_axes(state)
+        n_spatial = grid_axes(state)
         if math.prod(state[len(state) - n_spatial :]) < MIN_CELLS:
             return LocalRegion(quantile)
+        # A few values and a long memory are no line of cells.
+        places = (~left_out).flatten().nonzero()[:, 0].tolist()
+        if len(state) == 1 and 2 <= len(places) < MIN_CELLS:
+            return LocalRegion(quantile, tuple(places))
         return FieldRegion(quantile, n_spatial)
 
 
