@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from geoq import FieldRegion, RolloutGeoQ
+from geoq.neighbors import Neighbors
 from geoq.regions.local_region import ROUNDING, LocalRegion, local_scores
 from geoq.rollout import RolloutRegion
 
@@ -36,7 +37,7 @@ def test_the_score_counts_deviations_along_and_across_the_nearest_states():
     queries = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 0.01]], dtype=torch.float64)
     expected = [0.0, 2 / np.sqrt(2), 0.01 / ROUNDING / np.sqrt(2)]
     torch.testing.assert_close(
-        local_scores(states, queries),
+        local_scores(Neighbors(states), queries),
         torch.tensor(expected, dtype=torch.float64),
         rtol=1e-5,
         atol=1e-9,

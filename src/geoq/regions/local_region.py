@@ -9,6 +9,7 @@ this surface can be near the data, compared with distances in sparse parts of th
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -50,7 +51,7 @@ class LocalRegion:
         for fold in calibration.fold.unique().tolist():
             left_in = torch.as_tensor(data.splits[fold][0], device=states.device)
             held_out = calibration.point[calibration.fold == fold]
-            scores.append(local_scores(states[left_in], states[held_out]))
+            scores.append(local_scores(Neighbors(states[left_in]), states[held_out]))
         threshold = float(inverse_cdf_quantile(torch.cat(scores), self.quantile))
         return FittedLocalRegion(self, data.coordinates, states, threshold)
 
@@ -61,13 +62,14 @@ class LocalRegion:
 
 
 def local_scores(
-    states: Float[Tensor, " n d"], queries: Float[Tensor, " m d"]
+    states: Neighbors, queries: Float[Tensor, " m d"]
 ) -> Float[Tensor, " m"]:
     """The score s of each query relative to these states."""
-    n_nearest = min(N_NEAREST, len(states))
-    nearest, parts = Neighbors(states).nearest(queries, n_nearest)[1], []
-    for rows in chunks(len(queries), 2 * n_nearest * states.shape[1]):
-        near = states[nearest[rows]]
+    points = states.points
+    n_nearest = min(N_NEAREST, len(points))
+    nearest, parts = states.nearest(queries, n_nearest)[1], []
+    for rows in chunks(len(queries), 2 * n_nearest * points.shape[1]):
+        near = points[nearest[rows]]
         centre = near.mean(dim=1, keepdim=True)
         spread = near - centre
         covariance = spread.mT @ spread / n_nearest
@@ -100,7 +102,11 @@ class FittedLocalRegion:
         """The score of each state divided by the threshold; the prediction does not matter."""
         del prediction
         queries = self.rule.compared(inputs).to(self.states)
-        return local_scores(self.states, queries)[:, None] / self.threshold
+        return local_scores(self._neighbors, queries)[:, None] / self.threshold
+
+    @cached_property
+    def _neighbors(self) -> Neighbors:
+        return Neighbors(self.states)
 
     def explain_field(
         self, inputs: Float[Tensor, " 1 *state"], prediction: Tensor

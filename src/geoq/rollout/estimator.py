@@ -84,8 +84,9 @@ class RolloutGeoQ:
             None trains it on all trajectories first.
         train_surrogate: a function ``train_surrogate(segments)`` that returns a new surrogate. It is called once per fold
             with a list of contiguous pieces of trajectories, which contain no held-out state; with forcing, each piece is a
-            pair (states, forcing) of arrays of equal length. ``TrainRollout`` is such a recipe. ``TrainedFolds`` uses surrogates that were trained elsewhere. None means that no retraining is possible:
-            the surrogate has never seen the trajectories given to ``fit``.
+            pair (states, forcing) of arrays of equal length. ``TrainRollout`` is such a recipe. ``TrainedFolds`` uses
+            surrogates that were trained elsewhere. None means that no retraining is possible: the surrogate has never seen
+            the trajectories given to ``fit``.
         representation: phi, fixed and shared by all folds. None means the standardised state, and with forcing the
             standardised state and forcing; a function receives both.
         folds: which states are held out together; the group of a state is the number of its trajectory. The default holds
