@@ -75,7 +75,12 @@ RUNS = (
     Run("gpu", 5, "third_party", "third_party.run --jobs 16"),
     Run("gpu", 10, "one_input", "suite.one_input --seed-list 600 --jobs 16"),
     Run("gpu", 15, "ablation", "suite.ablation --seed-list 600 601 --jobs 16"),
-    Run("gpu", 35, "defaults", f"suite.defaults {SEEDS}"),
+    Run(
+        "gpu",
+        15,
+        "defaults",
+        "suite.defaults --seed-list 700 701 702 --jobs 16",
+    ),
     Run(
         "gpu",
         15,

@@ -154,26 +154,68 @@ def n_kept_apart(n_rows, fraction=0.2):
     return max(round(fraction * n_rows), n_required(QUANTILE))
 
 
-def mc_dropout(study, setting):
-    del setting
+def dropout_passes(study, name, x):
+    """Mean and 1.96 standard deviations over passes of one network with dropout."""
     baseline = MCDropout(
-        lambda x, y: study.networks["deployed"],  # noqa: ARG005
+        lambda x, y: study.networks[name],  # noqa: ARG005
         n_passes=study.settings.n_passes,
         random_state=study.seed,
     )
-    mean, bound = baseline.fit(study.x[:2], study.y[:2]).predict(study.x_test)
+    return baseline.fit(study.x[:2], study.y[:2]).predict(x)
+
+
+def mc_dropout(study, setting):
+    del setting
+    mean, bound = dropout_passes(study, "deployed", study.x_test)
     return Answer(bound, mean)
 
 
-def deep_ensemble(study, setting, *, seen=identity):
-    """1.96 standard deviations of ``seen(p)`` over the members' probabilities p."""
-    del setting
-    answers = [
-        evaluate(study.networks[name], study.x_test, "member") for name in study.members
-    ]
-    mean = sum(answers) / len(answers)
+def mc_dropout_scaled(study, setting):
+    """MC dropout times the best factor of each time on the held-out simulations of the fold networks."""
+
+    def held_out():
+        mean, bound = torch.empty_like(study.y), torch.empty_like(study.y)
+        for number, name in enumerate(study.fold_names):
+            rows = torch.from_numpy(study.fold == number).to(mean.device)
+            mean[rows], bound[rows] = dropout_passes(study, name, study.x[rows])
+        return mean, bound
+
+    calibration = study.remembered("held-out passes", held_out)
+    test = dropout_passes(study, "deployed", study.x_test)
+    return scaled(setting, study.y, calibration, test)
+
+
+def ensemble_spread(study, names, x, seen=identity):
+    """Mean of the members' probabilities p, and 1.96 standard deviations of ``seen(p)``."""
+    answers = [evaluate(study.networks[name], x, "member") for name in names]
     _, deviation = spread(seen(p) for p in answers)
-    return Answer(GAUSSIAN_95 * deviation, mean)
+    return sum(answers) / len(answers), GAUSSIAN_95 * deviation
+
+
+def deep_ensemble(study, setting, *, seen=identity):
+    del setting
+    mean, bound = ensemble_spread(study, study.members, study.x_test, seen)
+    return Answer(bound, mean)
+
+
+def deep_ensemble_scaled(study, setting):
+    """An ensemble trained on 80 % of the simulations, times the best factor of each time on the others."""
+    names, kept = study.split_members, study.kept_apart
+    calibration = ensemble_spread(study, names, study.x[kept])
+    test = ensemble_spread(study, names, study.x_test)
+    return scaled(setting, study.y[kept], calibration, test)
+
+
+def scaled(setting, y, calibration, test):
+    """Multiply the bound of a test case by the factor of each time that is best for the calibration cases.
+
+    ``calibration`` and ``test`` are pairs of the predicted probability and the bound.
+    """
+    by_time = zip(y.unbind(1), *(part.unbind(1) for part in calibration), strict=True)
+    factors = [best_factor(setting.error(y, p), bound) for y, p, bound in by_time]
+    mean, bound = test
+    per_time = torch.stack(factors)[:, None, None]
+    return Answer((per_time * bound).clamp(max=1), mean)
 
 
 def static(study, setting):

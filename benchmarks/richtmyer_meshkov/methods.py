@@ -30,8 +30,10 @@ from benchmarks.richtmyer_meshkov.bounds import (
     by_distance_and_doubt,
     by_doubt,
     deep_ensemble,
+    deep_ensemble_scaled,
     doubt_times_factor,
     mc_dropout,
+    mc_dropout_scaled,
     split_conformal,
     static,
     static_column,
@@ -245,6 +247,13 @@ METHODS = [
         settings=(BINARY,),
         networks=members,
     ),
+    Method("MC dropout, scaled per time", mc_dropout_scaled, continuous=True),
+    Method(
+        "Deep ensemble, scaled per time",
+        deep_ensemble_scaled,
+        continuous=True,
+        networks=lambda study: study.split_members,
+    ),
     Method("Static per cell", static),
     Method("Static per column", static_column),
     Method("Distance bins", partial(binned, bins_of=by_distance)),
@@ -286,11 +295,6 @@ METHODS = [
         "Quantile network (x)", partial(quantile_network, sees=of_x), continuous=True
     ),
     Method("GeoQ (paper, k_a=1)", GeoQForm(film_unet, paper_form(1)), continuous=True),
-    Method(
-        "GeoQ (paper, k_a=5, background penalty)",
-        GeoQForm(penalised_unet, paper_form(5)),
-        continuous=True,
-    ),
     Method(
         "GeoQ (paper, k_a=1, background penalty)",
         GeoQForm(penalised_unet, paper_form(1)),

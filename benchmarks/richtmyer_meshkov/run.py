@@ -291,7 +291,7 @@ def main():
         action="append",
         choices=[method.name for method in METHODS],
         metavar="NAME",
-        help="measure this method only; may be repeated",
+        help="measure this method only; may be repeated, and the order is kept",
     )
     parser.add_argument(
         "--epochs", type=int, help="epochs of each training of the operator"
@@ -313,7 +313,8 @@ def main():
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     work = arguments.work or Path(f"build/richtmyer_meshkov{suffix}")
     seeds = arguments.seeds or ([0] if small else [0, 1])
-    methods = [m for m in METHODS if m.name in (arguments.method or [m.name])]
+    by_name = {method.name: method for method in METHODS}
+    methods = [by_name[name] for name in arguments.method or by_name]
     with stage("data"):
         data = read_data(arguments.data, work, settings, device)
         checksum = simulations.checksum(data)

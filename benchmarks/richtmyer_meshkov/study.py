@@ -179,9 +179,15 @@ class Study:
         others = range(1, self.settings.n_members)
         return ["deployed", *(f"member-{number}" for number in others)]
 
+    @property
+    def split_members(self):
+        """Networks that are not trained on the rows ``kept_apart``."""
+        others = range(1, self.settings.n_members)
+        return ["split", *(f"split-{number}" for number in others)]
+
     @cached_property
     def kept_apart(self):
-        """Rows that calibrate split conformal prediction."""
+        """Rows that calibrate split conformal prediction and the scaled ensemble."""
         order = np.random.default_rng(self.seed).permutation(len(self.x))
         return np.sort(order[: n_kept_apart(len(self.x))])
 
@@ -198,7 +204,11 @@ class Study:
             for number, name in enumerate(self.fold_names)
         }
         proper = np.setdiff1d(everything, self.kept_apart)
-        return of_members | of_folds | {"split": (proper, first)}
+        of_split = {
+            name: (proper, first + number)
+            for number, name in enumerate(self.split_members)
+        }
+        return of_members | of_folds | of_split
 
     @cached_property
     def networks(self):
