@@ -30,10 +30,9 @@ def test_parameters_are_the_constructor_arguments_by_name():
 def test_an_unknown_name_is_refused_and_changes_nothing():
     estimator = Estimator(None, None)
     with pytest.raises(ValueError, match=r"no parameter 'k'; it has surrogate, .*"):
-        set_params(estimator, {"n_anchors": 5, "k": 3})
+        set_params(estimator, n_anchors=5, k=3)
     assert estimator.n_anchors == 1
-    set_params(estimator, {"n_anchors": 5})
-    assert estimator.n_anchors == 5
+    assert set_params(estimator, n_anchors=5).n_anchors == 5
 
 
 def test_the_clone_of_scikit_learn_has_the_parameters_but_not_what_was_learned():

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 from uuid import uuid4
 
 import torch
@@ -27,6 +27,9 @@ try:
     import fcntl
 except ImportError:  # Windows: without locks, the files of killed processes stay
     fcntl = None  # type: ignore[assignment]
+
+# The numbers and the arrays of a file.
+Content: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]
 
 FORMAT = "geoq 3"
 # A representation or an increment model is another one if its answers differ by more than this fraction of the largest one.
@@ -95,7 +98,7 @@ def write(
         ) from exc
 
 
-def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read(path: str | Path) -> Content:
     """Read the numbers and arrays of a file; refused unless it is complete, unaltered and written by geoq.
 
     The arrays are in memory: later changes of the file do not reach them.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geoq import files, masks
+from geoq import archive, files, masks, parameters
 from geoq.arrays import (
     Array,
     Inputs,
@@ -43,7 +43,7 @@ from geoq.increments.protocol import (
 )
 from geoq.increments.two_laws import TwoLawIncrement
 from geoq.metric import Metric, SensitivityMetric, all_coordinates, coordinates_of
-from geoq.parameters import get_params, represent, set_params
+from geoq.parameters import represent
 from geoq.preparation import (
     check_arguments,
     check_deployed,
@@ -396,7 +396,7 @@ class GeoQ:
             calibration: False leaves the calibration tuples out. ``assess`` and ``conformalize`` do not need them; ``bounds``
                 needs them for increment models without ``HasLevels``.
         """
-        files.save(self, path, calibration=calibration)
+        archive.write(path, *files.state(self, calibration=calibration))
 
     @classmethod
     def load(
@@ -423,6 +423,7 @@ class GeoQ:
         return files.load(
             cls,
             path,
+            archive.read(path),
             surrogate=surrogate,
             representation=representation,
             increment_model=increment_model,
@@ -436,12 +437,5 @@ class GeoQ:
     def __repr__(self) -> str:
         return represent(self, fitted=hasattr(self, "probes_"))
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 (scikit-learn's signature)
-        """The constructor arguments, as scikit-learn's ``clone`` needs them."""
-        del deep
-        return get_params(self)
-
-    def set_params(self, **params: Any) -> "GeoQ":
-        """Change constructor arguments."""
-        set_params(self, params)
-        return self
+    get_params = parameters.get_params
+    set_params = parameters.set_params

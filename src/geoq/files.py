@@ -4,7 +4,6 @@ A file contains arrays and numbers, never code. The user's callables are not in 
 that a different callable is refused. ``rollout/files.py`` does the same for ``RolloutGeoQ``.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,35 +76,8 @@ _NOT_NEGATIVE = (
 )
 
 
-@dataclass(frozen=True)
-class Content:
-    """The numbers and arrays of a file, which is read once.
-
-    Attributes:
-        path: the file.
-        numbers: its settings and numbers.
-        arrays: its arrays.
-    """
-
-    path: str | Path
-    numbers: dict[str, Any]
-    arrays: dict[str, Tensor]
-
-    @staticmethod
-    def read(path: str | Path) -> "Content":
-        """The content of a file, refused unless the file is complete and unaltered."""
-        return Content(path, *archive.read(path))
-
-
-def save(geoq: "GeoQ", path: str | Path, *, calibration: bool) -> None:
-    """Write a calibrated estimator to one file, with or without its calibration tuples."""
-    archive.write(path, *state(geoq, calibration=calibration))
-
-
-def state(
-    geoq: "GeoQ", *, calibration: bool = True
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The numbers and arrays of a calibrated estimator."""
+def state(geoq: "GeoQ", *, calibration: bool = True) -> archive.Content:
+    """The numbers and arrays of a calibrated estimator, with or without its calibration tuples."""
     check_fitted(geoq, "probes_")
     if not calibration:
         tuple_files.check_droppable(geoq)
@@ -118,7 +90,7 @@ def state(
     return numbers | tuple_numbers, arrays | tuple_arrays
 
 
-def _query_state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _query_state(geoq: "GeoQ") -> archive.Content:
     """The numbers and arrays that answer queries."""
     name, settings, weights = _model_state(geoq.increment_model_)
     points = geoq.geometry_.points
@@ -197,34 +169,15 @@ def _model_state(
 def load(
     cls: type["GeoQ"],
     path: str | Path,
+    content: archive.Content,
     *,
     surrogate: Surrogate,
     representation: Representation | None,
     increment_model: IncrementModel | None,
     error_functional: ErrorFunctional | None,
 ) -> "GeoQ":
-    """Read a calibrated estimator; see ``GeoQ.load``."""
-    return restored(
-        cls,
-        Content.read(path),
-        surrogate=surrogate,
-        representation=representation,
-        increment_model=increment_model,
-        error_functional=error_functional,
-    )
-
-
-def restored(
-    cls: type["GeoQ"],
-    content: Content,
-    *,
-    surrogate: Surrogate,
-    representation: Representation | None,
-    increment_model: IncrementModel | None,
-    error_functional: ErrorFunctional | None,
-) -> "GeoQ":
-    """The estimator that a file describes."""
-    numbers, path = content.numbers, content.path
+    """The estimator that the content of a file describes; see ``GeoQ.load``."""
+    numbers, stored = content
     if "estimator" in numbers:
         raise ValueError(
             f"{path} holds a {numbers['estimator']}; load it with {numbers['estimator']}.load."
@@ -233,8 +186,8 @@ def restored(
     if error_functional is not None:
         check_callable(error_functional, "error_functional")
     with archive.restoring(path):
-        _check(numbers, content.arrays)
-        arrays = archive.placed(numbers, content.arrays)
+        _check(numbers, stored)
+        arrays = archive.placed(numbers, stored)
         geoq = cls(
             surrogate,
             None,
@@ -253,9 +206,8 @@ def restored(
         outputs, repeats = numbers["output_names"], without_prefix("repeats.", arrays)
         geoq.output_names_ = None if outputs is None else tuple(outputs)
         geoq.repeats_ = Repeats(**repeats) if repeats else None
-    geoq.increment_model = geoq.increment_model_ = _restored_model(
-        content, arrays, increment_model
-    )
+        own = _restored_model(numbers, arrays)
+    geoq.increment_model = geoq.increment_model_ = _chosen_model(own, increment_model)
     present = _answers(geoq)
     cannot_ask = geoq.schema_ is not None and not isinstance(geoq.probes_, Table)
     if cannot_ask:
@@ -367,27 +319,29 @@ def _restore_geometry(
 
 
 def _restored_model(
-    content: Content,
-    arrays: dict[str, Tensor],
-    given: IncrementModel | None,
-) -> IncrementModel:
-    name = content.numbers.get("increment_model")
-    own = _MODELS.get(name) if isinstance(name, str) else None
+    numbers: dict[str, Any], arrays: dict[str, Tensor]
+) -> IncrementModel | None:
+    """The increment model in the file; None if it was an object of the user."""
+    own = _MODELS.get(numbers.get("increment_model"))
     if own is None:
-        if given is None:
-            raise ValueError(
-                "the file was saved with an increment model of the user, which it does not contain; pass the fitted model as "
-                "increment_model."
-            )
-        return given
-    if given is not None:
-        raise ValueError(
-            f"the file contains its increment model ({name}); leave increment_model out."
-        )
+        return None
     weights = without_prefix("increment.", arrays)
-    with archive.restoring(content.path):
-        model: IncrementModel = own.from_state(
-            content.numbers["increment_settings"], weights
+    model: IncrementModel = own.from_state(numbers["increment_settings"], weights)
+    return model
+
+
+def _chosen_model(
+    own: IncrementModel | None, given: IncrementModel | None
+) -> IncrementModel:
+    if own is not None and given is not None:
+        raise ValueError(
+            f"the file contains its increment model ({type(own).__name__}); leave increment_model out."
+        )
+    model = given if own is None else own
+    if model is None:
+        raise ValueError(
+            "the file was saved with an increment model of the user, which it does not contain; pass the fitted model as "
+            "increment_model."
         )
     return model
 

@@ -5,38 +5,29 @@ time of ``import geoq``.
 """
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 # Settings are shown in full up to this many characters. Longer settings are shown by the name of their type.
 LONGEST_SETTING = 100
 _MODELS = ("surrogate", "train_surrogate")
 
 
-def get_params(estimator: Any) -> dict[str, Any]:
-    """Return the constructor arguments by name.
-
-    Args:
-        estimator: a dataclass object.
+def get_params(estimator: Any, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 (scikit-learn's signature)
+    """The constructor arguments by name, as scikit-learn's ``clone`` needs them.
 
     Example:
         >>> from geoq import SafeRegion
         >>> get_params(SafeRegion(n_neighbors=5))
         {'n_neighbors': 5, 'quantile': 0.95}
     """
+    del deep
     return {part.name: getattr(estimator, part.name) for part in fields(estimator)}
 
 
-def set_params(estimator: Any, params: dict[str, Any]) -> None:
-    """Change constructor arguments.
-
-    Args:
-        estimator: a dataclass object.
-        params: the new values by name.
-
-    Raises:
-        ValueError: the constructor has no argument of such a name. Then no argument is changed.
-    """
-    names = [part.name for part in fields(estimator)]
+def set_params(estimator: T, /, **params: Any) -> T:
+    """Change constructor arguments; if one of the names is wrong, none is changed."""
+    names = [*get_params(estimator)]
     for name in params:
         if name not in names:
             raise ValueError(
@@ -44,18 +35,11 @@ def set_params(estimator: Any, params: dict[str, Any]) -> None:
             )
     for name, value in params.items():
         setattr(estimator, name, value)
+    return estimator
 
 
 def represent(estimator: Any, *, fitted: bool) -> str:
-    """Describe an estimator in one line.
-
-    Args:
-        estimator: a dataclass object with two models as its first arguments.
-        fitted: whether the estimator is fitted.
-
-    Returns:
-        The names of the models, all settings that differ from the defaults, and whether the estimator is fitted.
-    """
+    """The names of the two models, all settings that differ from the defaults, and whether the estimator is fitted."""
     defaults = get_params(type(estimator)(None, None))
     parts = [
         f"{name}={_name(value) if name in _MODELS else _short(value)}"

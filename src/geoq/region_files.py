@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from geoq.archive import without_prefix
+from geoq.archive import Content, without_prefix
 from geoq.regions.field_region import FieldRegion, FittedFieldRegion
 from geoq.regions.safe_region import (
     DistanceRegion,
@@ -27,9 +27,7 @@ _RULES: dict[str, type[SupportRegion | FieldRegion | DistanceRegion | SafeRegion
 _WITH_STATE = (FittedSupportRegion, FittedFieldRegion)
 
 
-def state(
-    region: FittedRegion,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def state(region: FittedRegion) -> Content:
     """The settings and the arrays of a fitted region."""
     rule: Any = getattr(region, "rule", region)
     if type(rule) not in _RULES.values():

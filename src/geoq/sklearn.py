@@ -185,21 +185,22 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         Raises:
             ValueError: the file is unusable, or the regressor is not the one that was calibrated.
         """
-        content = files.Content.read(path)
-        if "sklearn" not in content.numbers:
+        content = archive.read(path)
+        if "sklearn" not in content[0]:
             raise ValueError(
                 f"{path} was not saved by a GeoQRegressor; load it with the class that saved it."
             )
         archive.check_given(estimator, "estimator", path)
-        own = content.numbers["sklearn"]
+        own = content[0]["sklearn"]
         with archive.restoring(path):
             output_shape = tuple(own["output_shape"])
             n_features, names = own["n_features_in"], own["feature_names"]
             check_count(n_features, "n_features_in")
             possible = not names or len(names) == n_features
             archive.check_value("feature_names", possible, "not one name per column")
-        geoq = files.restored(
+        geoq = files.load(
             GeoQ,
+            path,
             content,
             surrogate=_FittedClone(estimator, output_shape),
             representation=representation,

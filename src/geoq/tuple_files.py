@@ -58,7 +58,7 @@ def check_droppable(geoq: "GeoQ") -> None:
         )
 
 
-def state(geoq: "GeoQ") -> tuple[dict[str, Any], dict[str, Tensor]]:
+def state(geoq: "GeoQ") -> archive.Content:
     """The calibration tuples: each column is an array of its own, or rows of an array of the points."""
     calibration, points = geoq.calibration_, geoq.geometry_.points
     columns = dict(zip(_FEATURES, calibration.features.stored, strict=False))

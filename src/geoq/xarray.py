@@ -10,12 +10,11 @@ from uuid import uuid4
 
 import numpy as np
 
-from geoq import archive, files
+from geoq import archive, files, parameters
 from geoq.checks import check_fitted
 from geoq.conformal import POINTWISE, Guarantee
 from geoq.estimator import GeoQ
 from geoq.increments.protocol import IncrementModel
-from geoq.parameters import get_params, set_params
 from geoq.regions.field_region import FittedFieldRegion
 from geoq.representation import Representation
 from geoq.rollout import RolloutGeoQ
@@ -293,15 +292,8 @@ class XarrayGeoQ:
         numbers, arrays = files.state(self.geoq_)
         archive.write(path, numbers | {"xarray": own}, arrays)
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 (scikit-learn's signature)
-        """The constructor arguments, as scikit-learn's ``clone`` needs them."""
-        del deep
-        return get_params(self)
-
-    def set_params(self, **params: Any) -> "XarrayGeoQ":
-        """Change constructor arguments."""
-        set_params(self, params)
-        return self
+    get_params = parameters.get_params
+    set_params = parameters.set_params
 
     @classmethod
     def load(
@@ -314,13 +306,14 @@ class XarrayGeoQ:
         error_functional: ErrorFunctional | None = None,
     ) -> "XarrayGeoQ":
         """Read a calibrated estimator; the arguments are the arguments of ``GeoQ.load``."""
-        content = files.Content.read(path)
-        if "xarray" not in content.numbers:
+        content = archive.read(path)
+        if "xarray" not in content[0]:
             raise ValueError(
                 f"{path} was not saved by an XarrayGeoQ; load it with the class that saved it."
             )
-        geoq = files.restored(
+        geoq = files.load(
             GeoQ,
+            path,
             content,
             surrogate=surrogate,
             representation=representation,
@@ -328,7 +321,7 @@ class XarrayGeoQ:
             error_functional=error_functional,
         )
         with archive.restoring(path):
-            labels = Labels.restored(content.numbers["xarray"], geoq)
+            labels = Labels.restored(content[0]["xarray"], geoq)
         estimator = cls(geoq, labels.sample_dim)
         estimator.geoq_ = copy.copy(geoq)
         estimator.x_, estimator.y_ = labels.x, labels.y

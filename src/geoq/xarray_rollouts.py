@@ -11,9 +11,8 @@ from uuid import uuid4
 import numpy as np
 import xarray as xr
 
-from geoq import archive
+from geoq import archive, parameters
 from geoq.checks import check_count, check_fitted
-from geoq.parameters import get_params, set_params
 from geoq.representation import Representation
 from geoq.rollout import RolloutAssessment, RolloutGeoQ, files
 from geoq.rollout.assessment import WITHOUT_TOLERANCE
@@ -269,15 +268,8 @@ class XarrayRolloutGeoQ:
                 archive.check_value(f"the shape {stored}", same, "not possible")
         return estimator
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 (scikit-learn's signature)
-        """The constructor arguments, as scikit-learn's ``clone`` needs them."""
-        del deep
-        return get_params(self)
-
-    def set_params(self, **params: Any) -> "XarrayRolloutGeoQ":
-        """Change constructor arguments."""
-        set_params(self, params)
-        return self
+    get_params = parameters.get_params
+    set_params = parameters.set_params
 
     def __dask_tokenize__(self) -> str:
         # Otherwise Dask would pickle the whole calibration to name its tasks.

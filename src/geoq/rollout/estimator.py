@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from geoq import parameters
 from geoq.arrays import Array, chunks, restore, to_tensor
 from geoq.checks import (
     check_callable,
@@ -18,7 +19,7 @@ from geoq.checks import (
 )
 from geoq.fold_plan import FoldPlan
 from geoq.folds import Folds, TemporalFolds
-from geoq.parameters import get_params, represent, set_params
+from geoq.parameters import represent
 from geoq.probing import N_PROBES, Probes
 from geoq.regions.safe_region import Region, fit_region
 from geoq.representation import Representation, Standardization
@@ -422,15 +423,8 @@ class RolloutGeoQ:
     def __repr__(self) -> str:
         return represent(self, fitted=hasattr(self, "held_out_"))
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 (scikit-learn's signature)
-        """The constructor arguments, as scikit-learn's ``clone`` needs them."""
-        del deep
-        return get_params(self)
-
-    def set_params(self, **params: Any) -> "RolloutGeoQ":
-        """Change constructor arguments."""
-        set_params(self, params)
-        return self
+    get_params = parameters.get_params
+    set_params = parameters.set_params
 
     def _check_arguments(self) -> None:
         for name in ("n_calibration", "n_starts", "n_anchors", "n_support"):
