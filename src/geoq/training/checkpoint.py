@@ -6,8 +6,7 @@ the calibration that it belongs to.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from geoq import archive
-from geoq.checks import warn
+from geoq.checks import add_note_on_error, warn
 from geoq.fold_plan import FoldPlan
 from geoq.training.recipe_id import Unrecognisable, array_id, object_id, recipe_id
 
@@ -86,7 +85,7 @@ class Checkpoint:
                     "use an empty folder."
                 )
             archive.write(manifest, own, {})
-        with _way_out("Delete the folder to start again."):
+        with add_note_on_error("Delete the folder to start again."):
             stored, _ = archive.read(manifest)
         self._check(stored, own, callables)
         return FinishedFolds(place, _hash(own))
@@ -211,8 +210,8 @@ class FinishedFolds:
     def _file(self, fold: int) -> Path:
         return self.folder / f"fold-{fold + 1:04d}.geoq"
 
-    def _read(self, file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        with _way_out(f"Delete {file} to compute its content again."):
+    def _read(self, file: Path) -> archive.Content:
+        with add_note_on_error(f"Delete {file} to compute its content again."):
             numbers, arrays = archive.read(file)
             if numbers.get("calibration") != self.calibration:
                 raise ValueError(f"{file} belongs to another calibration.")
@@ -228,15 +227,6 @@ class FinishedFolds:
                 f"checkpoint={str(self.folder)!r} cannot be written ({exc.strerror or exc}); fit continues, but an interrupted run "
                 "will train this fold again."
             )
-
-
-@contextmanager
-def _way_out(note: str) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as exc:
-        exc.add_note(note)
-        raise
 
 
 def _hash(facts: Mapping[str, str]) -> str:

@@ -157,12 +157,11 @@ class PredictedFolds:
         self, x: Rows, y: Rows, folds: Sequence[Fold]
     ) -> list[Float[Tensor, " _ *output"]]:
         del x, y
-
-        def checked(fold: Fold) -> Tensor:
-            rows = take(stored(self.arrays[fold.number]), fold.evaluated_rows)
-            return evaluate(lambda part: part, rows, f"the prediction of {fold}")
-
-        return [checked(fold) for fold in folds]
+        rows = (take(stored(self.arrays[f.number]), f.evaluated_rows) for f in folds)
+        return [
+            evaluate(lambda part: part, own, f"the prediction of {fold}")
+            for fold, own in zip(folds, rows, strict=True)
+        ]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from geoq.arrays import few_threads
 from geoq.checks import warn
 from geoq.settings import is_integer, is_number
 from geoq.training import progress
 from geoq.training.recorded import recorded
+from geoq.training.threads import n_weights, threads_for
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ def train_on(
 ) -> TrainingResult:
     """Train the network as ``train`` does, with training rows and validation rows that the caller chooses."""
     optimisation = _Optimisation(network, loss, training, repeatable=repeatable)
-    with threads_for(network):
+    with threads_for(n_weights(network)):
         result = optimisation.run(training_rows, validation_rows)
     network.eval()
     log(network, result)
@@ -272,15 +272,6 @@ def validation_batches(rows: Int[Tensor, " n"], batch_size: int) -> tuple[Tensor
     size = max(batch_size, 1024) if batch_size >= 64 else batch_size
     batches: tuple[Tensor, ...] = rows.split(size)
     return batches
-
-
-def threads_for(network: nn.Module) -> AbstractContextManager[None]:
-    """Use one thread while a small network is trained on the CPU."""
-    parameters = list(network.parameters())
-    on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
-    # The number of parameters stands for the work: small networks have small batches.
-    n_numbers = 4 * sum(parameter.numel() for parameter in parameters)
-    return few_threads(n_numbers) if on_cpu else nullcontext()
 
 
 class _Optimisation:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, TypeAlias
 
 from tqdm import tqdm
 
@@ -46,19 +46,12 @@ class Progress:
         return f"{self.stage}: {counted} after {duration(self.elapsed)}{left}"
 
 
-@runtime_checkable
-class Writable(Protocol):
-    """A text file that is open for writing, or ``sys.stdout``."""
-
-    def write(self, text: str, /) -> object: ...
-
-
 @dataclass(frozen=True)
 class ProgressBar:
     """A bar with the remaining time, the default of ``fit(x, y, progress=...)``.
 
     Args:
-        file: where the bar is drawn. None means standard error, if it is a terminal or a notebook; otherwise there is no bar.
+        file: where the bar is drawn, a text file that is open for writing. None means standard error, if it is a terminal or a notebook; otherwise there is no bar.
 
     Example:
         >>> import io
@@ -73,7 +66,7 @@ class ProgressBar:
         True
     """
 
-    file: Writable | None = None
+    file: Any = None
 
     def open(self, length: float) -> Any:
         """A bar of tqdm; a disabled one where a bar cannot be redrawn."""
@@ -82,7 +75,7 @@ class ProgressBar:
         # With disable=None tqdm shows the bar on a terminal only.
         return tqdm(
             total=length,
-            file=cast(Any, self.file),
+            file=self.file,
             disable=False if self.file is not None or _in_notebook() else None,
             ncols=min(120, size.columns),
             nrows=size.lines,
@@ -143,14 +136,7 @@ _running: ContextVar[_Running | None] = ContextVar("running", default=None)
 
 @contextmanager
 def shown(show: ShowProgress, n_trainings: int, length: float) -> Iterator[None]:
-    """Show the progress of the calibration in this context.
-
-    Args:
-        show: how the progress is shown.
-        n_trainings: the number of trainings.
-        length: the length of the bar; a stage that takes about as long as a training counts as one.
-    """
-    check_progress(show)
+    """Show the progress of the calibration in this context, with a bar whose length is in units of one training."""
     opened = (
         show.open(length)
         if isinstance(show, ProgressBar)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from geoq.arrays import Array, chunks, restore, take, to_tensor
 from geoq.settings import check_function, check_object
-from geoq.training.loop import Training, TrainingResult, seeded, threads_for, train
+from geoq.training.loop import Training, TrainingResult, seeded, train
 from geoq.training.stacked import Member, Pairs, Task, can_stack, train_stack
+from geoq.training.threads import n_weights, threads_for
 
 # Networks are trained as a stack while their batches (inputs and outputs) have at most STACK_NUMBERS numbers in total, and
 # their weights at most STACK_WEIGHTS. Larger networks gain nothing, and all of them would be in memory at once.
@@ -29,7 +30,7 @@ def train_together(
         places = [place for place, other in enumerate(sizes) if other == size]
         stack = [members[place] for place in places]
         # Threads for the size of one network: on a busy machine the threads of a stack wait for each other at every product.
-        with threads_for(stack[0].network):
+        with threads_for(n_weights(stack[0].network)):
             results |= zip(places, train_stack(stack, task, training), strict=True)
     return [results[place] for place in range(len(members))]
 

@@ -9,22 +9,21 @@ from jaxtyping import Int
 from torch import Tensor
 
 from geoq.arrays import Array
+from geoq.quantiles import check_fraction
 from geoq.surrogate import Surrogate, TrainSurrogate
 from geoq.training.fold_surrogates import Fold, evaluate_fold, train_for
 
 
 def shared_folds(folds: Sequence[Fold], smallest: float) -> list[list[int]]:
-    """Sets of folds that share one training, as lists of their places in the sequence ``folds``.
+    """Sets of folds that share one training, as lists of their places.
 
     Each fold joins the first set whose common training rows remain at least the fraction ``smallest`` of the training rows of
     each of its folds.
     """
     sets: list[list[int]] = []
-    for place, fold in enumerate(folds):
+    for place in range(len(folds)):
         for places in sets:
-            members = [folds[other].training_rows for other in places] + [
-                fold.training_rows
-            ]
+            members = [folds[other].training_rows for other in (*places, place)]
             if len(common_rows(members)) >= smallest * max(map(len, members)):
                 places.append(place)
                 break
@@ -53,9 +52,6 @@ class SharedTraining:
         smallest: Each training has at least this fraction of the training rows of each of its folds. A smaller value gives
             fewer trainings and larger bounds.
 
-    Raises:
-        ValueError: ``smallest`` is not above 0 and at most 1.
-
     Example:
         With six random folds, three folds share a training on half of the data: two trainings instead of six.
 
@@ -73,10 +69,7 @@ class SharedTraining:
     pretrained: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.smallest <= 1:
-            raise ValueError(
-                f"SharedTraining(smallest={self.smallest}): smallest must be a fraction above 0 and at most 1."
-            )
+        check_fraction(self.smallest, "SharedTraining.smallest")
 
     def __call__(self, x: Array, y: Array) -> Surrogate:
         return self.train_surrogate(x, y)
@@ -90,16 +83,12 @@ class SharedTraining:
     def predictions(self, x: Array, y: Array, folds: Sequence[Fold]) -> list[Tensor]:
         sets = shared_folds(folds, self.smallest)
         rows = [
-            common_rows([folds[place].training_rows for place in places])
-            for places in sets
+            common_rows([folds[p].training_rows for p in places]) for places in sets
         ]
         trained = train_for(folds, self.train_surrogate, x, y, rows)
-        surrogate_of = {
-            place: surrogate
+        predicted = {
+            place: evaluate_fold(surrogate, x, folds[place])
             for places, surrogate in zip(sets, trained, strict=True)
             for place in places
         }
-        return [
-            evaluate_fold(surrogate_of[place], x, fold)
-            for place, fold in enumerate(folds)
-        ]
+        return [predicted[place] for place in range(len(folds))]

@@ -107,14 +107,8 @@ def train_stack(
 ) -> list[TrainingResult]:
     """Train the networks of all members in place. Each ends in eval mode, with the weights of its lowest validation loss.
 
-    Args:
-        members: The members. All batches must have the same size: each member has at least ``training.batch_size`` training
-            rows, or all members have the same number of training rows.
-        task: The data and the loss.
-        training: Settings of the training, except the seed, which each member has for itself.
-
-    Returns:
-        The result of each member.
+    All batches must have the same size: each member has at least ``training.batch_size`` training rows, or all members have
+    the same number of training rows. The seeds are the seeds of the members.
     """
     stack = _Stack([member.network for member in members], task, training.learning_rate)
     size = training.batch_size

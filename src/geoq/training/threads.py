@@ -1,11 +1,10 @@
-"""How many threads train a surrogate: one thread if its network and its data are small.
+"""How many threads train a surrogate: one thread if its network and its data are small, because it gains nothing from more.
 
-On a busy machine the threads of OpenMP, which PyTorch uses, spin while they wait for each other, and they take the core that the
-awaited thread needs. An operation of microseconds then takes milliseconds. Measured on two cores with ten busy processes: 400
-steps of a network with 5,000 weights took 69 s with two threads and 2.4 s with one thread. A small network gains nothing from
-more threads, so its trainings use one. Large networks, and models that are not torch modules, keep all threads.
+Measured on two cores with ten busy processes: 400 steps of a network with 5,000 weights took 69 s with two threads and 2.4 s with
+one thread. Large networks, and models that are not torch modules, keep all threads.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -29,20 +28,19 @@ def n_weights(surrogate: object) -> int | None:
     return sum(weight.numel() for weight in weights)
 
 
-def threads_for(n_weights: int | None, x: Rows) -> AbstractContextManager[None]:
+def threads_for(
+    n_weights: int | None, x: Rows | None = None
+) -> AbstractContextManager[None]:
     """Use one thread while a small network is trained on few data.
 
     Args:
         n_weights: the number of weights; None if it is not available.
-        x: the inputs. A batch can contain all of them.
+        x: the inputs, all of which a batch can contain; None if the batches of a small network are small.
     """
     if n_weights is None:
         return nullcontext()
-    n_numbers = 1
-    for size in x.shape:
-        n_numbers *= int(size)
     # An optimiser stores about four numbers for each weight.
-    return few_threads(max(4 * n_weights, n_numbers))
+    return few_threads(max(4 * n_weights, 0 if x is None else math.prod(x.shape)))
 
 
 def _parts(surrogate: Any) -> Iterator[Any]:
