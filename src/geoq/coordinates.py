@@ -106,9 +106,7 @@ class Coordinates:
         return self.changed(coordinates).reshape(len(coordinates), -1).any(dim=1)
 
     def explain(
-        self,
-        coordinates: Float[Tensor, " 1 *coordinates"],
-        names: Names | None = None,
+        self, coordinates: Float[Tensor, " 1 *coordinates"], names: Names | None = None
     ) -> str:
         """Which constant input a query changes; an empty text if it changes none."""
         changed = self.changed(coordinates).reshape(-1).nonzero()

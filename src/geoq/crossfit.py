@@ -231,8 +231,17 @@ class Observations:
     absent: Bool[Tensor, " n *output"] | None
     training_y: Rows
 
-    def __len__(self) -> int:
-        return len(self.embedding)
+    def points(self, plan: FoldPlan, errors: list[Tensor]) -> CalibrationPoints:
+        """The points as increment models and safe regions may use them; ``errors`` are all errors of the points."""
+        return CalibrationPoints(
+            inputs=self.embedding.coordinates,
+            outputs=to_tensor(self.y, "y"),
+            error=self.error,
+            splits=plan.splits,
+            metric=self.metric,
+            coordinates=self.coordinates,
+            exact=masks.exact_coordinates(errors),
+        )
 
 
 def cross_fit(
@@ -258,76 +267,57 @@ def cross_fit(
         checkpoint: where finished folds are kept.
     """
     # Line 8, first part: the anchors and features of the held-out points.
-    held_out = [
-        _HeldOut.relate(data, number, plan, geometry)
-        for number in range(len(plan.splits))
-    ]
+    numbers = range(len(plan.splits))
+    held_out = [_HeldOut.relate(data, n, plan, geometry) for n in numbers]
     point, anchors = (
         torch.cat([getattr(part, name) for part in held_out])
         for name in ("unseen", "anchors")
     )
-    z = data.embedding.z
-    # Tuples of one point share its fields.
-    absent, of_points = data.absent, data.error
-    if absent is not None:
-        donors = similar_points(geometry)
+    z, absent, errors = data.embedding.z, data.absent, [data.error]
+    donors = None if absent is None else similar_points(geometry)
+    error: Tensor | Gathered
+    of_anchors: Tensor | Gathered
+    if fold_surrogates is None:
+        # Tuples of one point share its fields.
         of_points = masks.from_donors(data.error, absent, donors)
-    error: Tensor | Gathered = Gathered(of_points, z.dtype, point)
-    errors = [data.error]
-    of_anchors: Tensor | Gathered = Gathered(data.error, z.dtype, None, anchors)
-    prediction = Gathered(data.prediction, z.dtype, point)
-    if fold_surrogates is not None:
+        error = Gathered(of_points, z.dtype, point)
+        of_anchors = Gathered(data.error, z.dtype, None, anchors)
+        prediction = Gathered(data.prediction, z.dtype, point)
+    else:
         tuples = _predicted(
             data, held_out, fold_surrogates, error_functional, checkpoint
         )
         error, of_anchors = tuples.error, tuples.anchor_error
-        if absent is not None:
+        if donors is not None and absent is not None:
             rows = masks.donors_of_tuples(donors, point, plan)
-            error = masks.from_donors(tuples.error, absent[point], rows)
+            error = masks.from_donors(error, absent[point], rows)
         errors.append(error)
         every = torch.arange(len(point), device=z.device)
         prediction = Gathered(tuples.prediction, z.dtype, every)
+    neighborhoods = [h.neighborhood.parts for h in held_out if h.neighborhood]
     parts = [
         Gathered(z, z.dtype, point, anchors),
         torch.cat([part.support_distance for part in held_out]),
         of_anchors,
         prediction,
         Gathered(data.embedding.coordinates, z.dtype, point),
-        *_joined([part.neighborhood for part in held_out]),
+        *(torch.cat(column) for column in zip(*neighborhoods, strict=True)),
     ]
-
-    def on_device(numbers: np.ndarray) -> Tensor:
-        return torch.as_tensor(numbers, device=z.device)
-
-    dependence = plan.dependence
+    position, dependence = None, plan.dependence
+    if dependence is not None:
+        position = torch.as_tensor(dependence.position[plan.point], device=z.device)
     # Line 10: the tuples of all folds together. Line 11, T, is computed when it is needed.
     return assembled(
         CalibrationSet,
         features=GeometricFeatures.of(parts),
         error=error,
         point=point,
-        fold=on_device(plan.per_tuple(range(len(plan.splits)))),
-        family=on_device(plan.per_tuple(plan.family)),
-        position=None
-        if dependence is None
-        else on_device(dependence.position[plan.point]),
+        fold=torch.as_tensor(plan.per_tuple(numbers), device=z.device),
+        family=torch.as_tensor(plan.per_tuple(plan.family), device=z.device),
+        position=position,
         reach=0 if dependence is None else dependence.reach,
-        data=CalibrationPoints(
-            inputs=data.embedding.coordinates,
-            outputs=to_tensor(data.y, "y"),
-            error=data.error,
-            splits=plan.splits,
-            metric=data.metric,
-            coordinates=data.coordinates,
-            exact=masks.exact_coordinates(errors),
-        ),
+        data=data.points(plan, errors),
     )
-
-
-def _joined(neighborhoods: list[Neighborhood | None]) -> list[Tensor]:
-    """The parts of the neighbourhoods of all folds; nothing if they were not collected."""
-    parts = [part.parts for part in neighborhoods if part is not None]
-    return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
 def _predicted(

@@ -1,6 +1,7 @@
 """GeoQ: Algorithm 1 of the paper, from the calibration to the answers."""
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -78,7 +79,7 @@ from geoq.table import (
     output_names,
     output_rows,
 )
-from geoq.training import Checkpoint
+from geoq.training.checkpoint import Checkpoint, FinishedFolds
 from geoq.training.duration import TrainingTime, measure
 from geoq.training.fold_surrogates import (
     FoldSurrogates,
@@ -215,39 +216,48 @@ class GeoQ:
             check_finite(embedding.z, "representation(x)", way_out)
             parts = (prediction.to(inputs.device), self.metric_, self.coordinates_)
             own = (embedding, self.error_, *parts, absent, for_training)
-            data = Observations(x, y, *own)
-            self.geometry_ = Geometry(
-                data.embedding,
-                n_anchors=self.n_anchors,
-                n_support=self.n_support_,
-                collects=uses_neighborhood(self.increment_model),
-            )
-            # Lines 6-11: the calibration tuples of all folds, and T.
-            self.calibration_ = cross_fit(
-                data,
-                plan,
-                fold_surrogates=sources_of(
-                    masks.masked_folds(self.train_surrogate, self.mask_), trained
-                ),
-                error_functional=self.error_functional,
-                geometry=self.geometry_,
-                checkpoint=finished,
-            )
-            self.exact_ = exact_of(self.calibration_, self.increment_model)
-            n_numbers = len(self.calibration_) * (inputs[0].numel() + error[0].numel())
-            # Line 12: the increment model g.
-            with stage("increment model"), few_threads(n_numbers):
-                self.increment_model_ = fit_increment(
-                    self.increment_model, self.calibration_
-                )
-            # The threshold tau_safe of line 16.
-            with stage("safe region"), few_threads(n_numbers):
-                self.safe_region_ = fit_region(self.safe_region, self.calibration_)
+            folds = masks.masked_folds(self.train_surrogate, self.mask_)
+            source = sources_of(folds, trained)
+            self._calibrate(Observations(x, y, *own), plan, source, finished)
         self.conformal_factors_ = ConformalFactors()
         probes.check_unchanged()
         self.probes_ = probes.inputs
         self.schema_ = x.schema if isinstance(x, Table) else None
         self.output_names_ = output_names(y)
+
+    def _calibrate(
+        self,
+        data: Observations,
+        plan: FoldPlan,
+        source: FoldSurrogates | None,
+        finished: FinishedFolds | None,
+    ) -> None:
+        """Lines 6-12 and the threshold of line 16."""
+        self.geometry_ = Geometry(
+            data.embedding,
+            n_anchors=self.n_anchors,
+            n_support=self.n_support_,
+            collects=uses_neighborhood(self.increment_model),
+        )
+        # Lines 6-11: the calibration tuples of all folds, and T.
+        self.calibration_ = cross_fit(
+            data,
+            plan,
+            fold_surrogates=source,
+            error_functional=self.error_functional,
+            geometry=self.geometry_,
+            checkpoint=finished,
+        )
+        self.exact_ = exact_of(self.calibration_, self.increment_model)
+        row_numbers = math.prod(data.x.shape[1:]) + data.error[0].numel()
+        n_numbers = len(self.calibration_) * row_numbers
+        # Line 12: the increment model g.
+        with stage("increment model"), few_threads(n_numbers):
+            model = fit_increment(self.increment_model, self.calibration_)
+            self.increment_model_ = model
+        # The threshold tau_safe of line 16.
+        with stage("safe region"), few_threads(n_numbers):
+            self.safe_region_ = fit_region(self.safe_region, self.calibration_)
 
     def _plan(
         self, x: Rows, y: Rows, groups: Sequence[Any] | None
@@ -361,11 +371,7 @@ class GeoQ:
         return restored(self, parts, queries)
 
     def conformalize(
-        self,
-        x: Inputs,
-        y: Inputs,
-        *,
-        guarantee: Guarantee = POINTWISE,
+        self, x: Inputs, y: Inputs, *, guarantee: Guarantee = POINTWISE
     ) -> "GeoQ":
         """Scale the bound so that it holds at its level on pairs that neither surrogate nor calibration has seen.
 

@@ -19,12 +19,7 @@ from geoq.checks import check_callable, check_count, check_fitted, warn
 from geoq.conformal import ConformalFactors
 from geoq.folds import UnavailableFolds
 from geoq.frames import frame_state, rebuilt
-from geoq.geometry import (
-    Embedding,
-    Geometry,
-    mean_over_channels,
-    mean_over_field,
-)
+from geoq.geometry import Embedding, Geometry, mean_over_channels, mean_over_field
 from geoq.increments.field_scale import FieldScaleIncrement
 from geoq.increments.indicator import IndicatorIncrement
 from geoq.increments.paper import FieldIncrement, NormScaledIncrement

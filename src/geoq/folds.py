@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from geoq.arrays import few_threads
-from geoq.settings import check_integer, check_object, check_seed, is_integer, is_number
+from geoq.settings import check_integer, check_object, check_seed, is_number
 
 Split: TypeAlias = tuple[np.ndarray, np.ndarray]
 
@@ -68,9 +68,10 @@ class DependentFolds(Protocol):
     ) -> Dependence | None: ...
 
 
-def _complements(held_out: Iterable[np.ndarray], n_points: int) -> Iterator[Split]:
-    for rows in held_out:
-        yield np.setdiff1d(np.arange(n_points), rows), rows
+def _splits(fold: Int[np.ndarray, " n"], n_folds: int) -> Iterator[Split]:
+    """The splits in which each point is held out by the fold of this number."""
+    for number in range(n_folds):
+        yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)
 
 
 def distinct_rows(points: np.ndarray) -> Int[np.ndarray, " n"]:
@@ -127,10 +128,7 @@ class RandomFolds:
         fold = np.empty(n_distinct, dtype=int)
         for number, part in enumerate(np.array_split(order, self.n_folds)):
             fold[part] = number
-        yield from _complements(
-            (np.flatnonzero(fold[distinct] == f) for f in range(self.n_folds)),
-            len(points),
-        )
+        yield from _splits(fold[distinct], self.n_folds)
 
 
 @dataclass(frozen=True)
@@ -164,9 +162,7 @@ class ClusterFolds:
         # Rounding must not separate rows with equal inputs.
         distinct = distinct_rows(points)
         clusters = clusters[np.unique(distinct, return_index=True)[1]][distinct]
-        yield from _complements(
-            (np.flatnonzero(clusters == c) for c in range(self.n_folds)), len(points)
-        )
+        yield from _splits(clusters, self.n_folds)
 
 
 @dataclass(frozen=True)
@@ -189,17 +185,11 @@ class TemporalFolds:
     ) -> Iterator[Split]:
         del y, groups
         _check_fold_count("TemporalFolds", self.n_folds, len(points), "points")
-        if not is_integer(self.gap) or self.gap < 0:
-            raise ValueError(
-                f"TemporalFolds(gap={self.gap!r}): gap must be an integer >= 0."
-            )
+        check_integer(self.gap, "TemporalFolds.gap", 0)
         rows = np.arange(len(points))
         for held_out in np.array_split(rows, self.n_folds):
-            before, after = (
-                rows < held_out[0] - self.gap,
-                rows > held_out[-1] + self.gap,
-            )
-            yield rows[before | after], held_out
+            before = rows < held_out[0] - self.gap
+            yield rows[before | (rows > held_out[-1] + self.gap)], held_out
 
     def dependence(
         self, n_points: int, groups: np.ndarray | None = None
@@ -227,17 +217,11 @@ class GroupFolds:
         sizes = np.bincount(codes)
         n_folds = len(sizes) if self.n_folds is None else self.n_folds
         _check_fold_count("GroupFolds", n_folds, len(sizes), "groups")
-        fold_of_group, load = (
-            np.empty(len(sizes), dtype=int),
-            np.zeros(n_folds, dtype=int),
-        )
+        fold_of_group, load = np.empty_like(sizes), np.zeros(n_folds, dtype=int)
         for group in np.argsort(-sizes, kind="stable"):
             fold_of_group[group] = load.argmin()
             load[fold_of_group[group]] += sizes[group]
-        folds = fold_of_group[codes]
-        yield from _complements(
-            (np.flatnonzero(folds == f) for f in range(n_folds)), len(points)
-        )
+        yield from _splits(fold_of_group[codes], n_folds)
 
     def dependence(
         self, n_points: int, groups: np.ndarray | None = None
@@ -279,9 +263,8 @@ class NestedFolds:
         _check_fold_count(
             "NestedFolds", self.n_folds, len(points) - 1, "proper nested subsets"
         )
-        centre_first = np.argsort(
-            np.linalg.norm(points - points.mean(axis=0), axis=1), kind="stable"
-        )
+        distance = np.linalg.norm(points - points.mean(axis=0), axis=1)
+        centre_first = np.argsort(distance, kind="stable")
         smallest = 1 / (self.n_folds + 1) if self.smallest is None else self.smallest
         if not is_number(smallest) or not 0 < smallest < 1:
             raise ValueError(

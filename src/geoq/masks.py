@@ -20,17 +20,8 @@ from torch import Tensor
 from geoq.arrays import Array, Rows, chunks, nonzero_counts, to_tensor
 from geoq.fold_plan import FoldPlan
 from geoq.scratch import room
-from geoq.surrogate import (
-    ErrorFunctional,
-    TrainSurrogate,
-    TrainTogether,
-    errors_of,
-)
-from geoq.training.fold_surrogates import (
-    FoldSurrogates,
-    PredictedFolds,
-    TrainedFolds,
-)
+from geoq.surrogate import ErrorFunctional, TrainSurrogate, TrainTogether, errors_of
+from geoq.training.fold_surrogates import FoldSurrogates, PredictedFolds, TrainedFolds
 
 
 def exact_coordinates(
@@ -201,16 +192,13 @@ def without_absent(
 def from_donors(
     error: Float[Tensor, " n *field"],
     absent: Bool[Tensor, " n *output"] | None,
-    donors: Int[Tensor, " n n_donors"],
+    donors: Int[Tensor, " n n_donors"] | None,
 ) -> Float[Tensor, " n *field"]:
     """The errors; an absent cell has the error of the first donor in which it is present, so that it changes no quantile.
 
-    Args:
-        error: errors of points or of tuples.
-        absent: where an error is absent.
-        donors: rows of the errors; -1 stands for no donor.
+    The donors of an error are rows of the errors; -1 stands for no donor.
     """
-    if absent is None or absent.shape != error.shape:
+    if donors is None or absent is None or absent.shape != error.shape:
         return error
     found, missing = present_mean(error, absent), absent.clone()
     for column in donors.T:

@@ -19,10 +19,7 @@ from geoq.quantiles import check_quantile, pinball_loss
 
 
 def pinball(
-    error: Array,
-    error_hat: Array,
-    quantile: float,
-    where: Array | None = None,
+    error: Array, error_hat: Array, quantile: float, where: Array | None = None
 ) -> float:
     r"""Mean pinball loss; it is smallest if the bound is the quantile of the error.
 
@@ -48,11 +45,7 @@ def pinball(
     return float(pinball_loss(values, estimates, quantile).mean())
 
 
-def coverage(
-    error: Array,
-    error_hat: Array,
-    where: Array | None = None,
-) -> float:
+def coverage(error: Array, error_hat: Array, where: Array | None = None) -> float:
     r"""Fraction of the errors that do not exceed their bound.
 
     .. math:: \operatorname{mean} 1[E \le \widehat E]
@@ -77,11 +70,7 @@ def coverage(
     return float((values <= estimates).double().mean())
 
 
-def correlation(
-    error: Array,
-    error_hat: Array,
-    where: Array | None = None,
-) -> float:
+def correlation(error: Array, error_hat: Array, where: Array | None = None) -> float:
     """Pearson correlation of errors and bounds.
 
     Args:
@@ -106,11 +95,7 @@ def correlation(
     return float(torch.corrcoef(torch.stack([values, estimates]))[0, 1])
 
 
-def relative_l2(
-    y: Array,
-    y_hat: Array,
-    where: Array | None = None,
-) -> float:
+def relative_l2(y: Array, y_hat: Array, where: Array | None = None) -> float:
     r"""Norm of the error of a prediction divided by the norm of the reference, over all values together.
 
     .. math:: \|y - \widehat y\|_2 / \|y\|_2
@@ -150,10 +135,7 @@ class CoverageBin:
 
 
 def coverage_by_bin(
-    error: Array,
-    error_hat: Array,
-    score: Array,
-    n_bins: int,
+    error: Array, error_hat: Array, score: Array, n_bins: int
 ) -> list[CoverageBin]:
     """Coverage in bins of the support score that contain about the same number of rows.
 

@@ -33,13 +33,7 @@ from geoq.metric import FittedMetric, Metric, predictor
 from geoq.probing import N_PROBES, Probes
 from geoq.regions.safe_region import NeedsNeighbors, Region
 from geoq.settings import check_object
-from geoq.surrogate import (
-    answers_of,
-    errors_of,
-    evaluate,
-    observe,
-    relative_norm_error,
-)
+from geoq.surrogate import answers_of, errors_of, evaluate, observe, relative_norm_error
 from geoq.table import Table, check_same_order, listed, values
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, folds_id
 from geoq.training.fold_surrogates import check_models, is_pretrained

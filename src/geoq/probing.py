@@ -48,11 +48,7 @@ class Probes:
 
     @staticmethod
     def of(
-        ask: Ask,
-        x: Rows,
-        answers: Tensor,
-        name: str = "surrogate",
-        remedy: str = "",
+        ask: Ask, x: Rows, answers: Tensor, name: str = "surrogate", remedy: str = ""
     ) -> "Probes":
         """Some rows of x; refused if the answers differ in another batch, in another order or at another call.
 

@@ -172,10 +172,7 @@ def answers(geoq: "GeoQ", x: Rows) -> Iterator[dict[str, Tensor]]:
         parts |= {} if explains is None else {"inputs": features.inputs}
         parts = {name: view.blank(part) for name, part in parts.items()}
         none = torch.zeros_like(safe)
-        yield parts | {
-            "prediction": prediction,
-            "lost": none if lost is None else lost,
-        }
+        yield parts | {"prediction": prediction, "lost": none if lost is None else lost}
 
 
 def increment_of(

@@ -9,12 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from geoq.arrays import Array, Rows, RowsT, chunks, restore, to_tensor
-from geoq.checks import (
-    cast_to_weights,
-    check_array_kind,
-    check_finite,
-    weights_dtype,
-)
+from geoq.checks import cast_to_weights, check_array_kind, check_finite, weights_dtype
 from geoq.scratch import empty_like_rows
 from geoq.table import Table, native, values
 

@@ -6,13 +6,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from geoq.xarray_labels import (
-    Labelled,
-    check_no_gaps,
-    check_same_grid,
-    span,
-    stacked,
-)
+from geoq.xarray_labels import Labelled, check_no_gaps, check_same_grid, span, stacked
 
 # The dimension of the steps in an answer and in a forcing.
 STEP = "step"

@@ -9,10 +9,4 @@ from geoq.baselines.deep_ensemble import DeepEnsemble
 from geoq.baselines.gaussian_process import GaussianProcess
 from geoq.baselines.mc_dropout import MCDropout
 
-__all__ = [
-    "Bound",
-    "DeepEnsemble",
-    "GaussianProcess",
-    "MCDropout",
-    "SplitConformal",
-]
+__all__ = ["Bound", "DeepEnsemble", "GaussianProcess", "MCDropout", "SplitConformal"]

@@ -47,9 +47,7 @@ class Planes:
     """
 
     def __init__(
-        self,
-        points: Float[np.ndarray, " n n_inputs"],
-        pairs: Sequence[tuple[int, int]],
+        self, points: Float[np.ndarray, " n n_inputs"], pairs: Sequence[tuple[int, int]]
     ) -> None:
         self.points, self.pairs = points, list(pairs)
         self._low, self._high = points.min(axis=0), points.max(axis=0)

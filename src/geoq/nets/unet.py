@@ -16,28 +16,12 @@ GELU_GAIN = 1.534
 # effect during the first thousands of training steps.
 MAX_DEPTH_WITH_DEFAULT_INIT = 3
 
-# Convolutions, and averages over cells, on grids of one, two and three axes.
+# Convolutions, averages over cells, and periodic continuations, on grids of one, two and three axes.
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+PADDINGS: tuple[Any, ...] = (nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d)
 # A function from the numbers of input and output channels to a new layer that keeps the cells.
 NewLayer = Callable[[int, int], nn.Module]
-
-
-class PeriodicPadding(nn.Module):
-    """Continue a field by one cell at both ends of its periodic axes.
-
-    Args:
-        periodic: Whether each axis of the grid is periodic.
-    """
-
-    def __init__(self, periodic: Sequence[bool]) -> None:
-        super().__init__()
-        # PyTorch starts with the last axis.
-        self.padding = [int(axis) for axis in reversed(periodic) for _ in range(2)]
-
-    def forward(self, field: Tensor) -> Tensor:
-        """Return the continued field."""
-        return nn.functional.pad(field, self.padding, mode="circular")
 
 
 def convolution(
@@ -47,9 +31,11 @@ def convolution(
     layer = CONVOLUTIONS[n_spatial - 1]
     if not any(periodic):
         return layer(n_in, n_out, kernel_size=3, padding=1)
-    padding: Any = tuple(int(not axis) for axis in periodic)
+    # One cell at both ends of each periodic axis; PyTorch starts with the last axis.
+    ends = tuple(int(axis) for axis in reversed(periodic) for _ in range(2))
+    zeros: Any = tuple(int(not axis) for axis in periodic)
     return nn.Sequential(
-        PeriodicPadding(periodic), layer(n_in, n_out, kernel_size=3, padding=padding)
+        PADDINGS[n_spatial - 1](ends), layer(n_in, n_out, kernel_size=3, padding=zeros)
     )
 
 

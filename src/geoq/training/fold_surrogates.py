@@ -19,13 +19,7 @@ from geoq.arrays import Rows, take, to_tensor
 from geoq.checks import TRAINED, add_note_on_error, check_callable
 from geoq.probing import FirstFold
 from geoq.scratch import in_use, is_lazy, stored
-from geoq.surrogate import (
-    Surrogate,
-    TrainSurrogate,
-    TrainTogether,
-    evaluate,
-    own_copy,
-)
+from geoq.surrogate import Surrogate, TrainSurrogate, TrainTogether, evaluate, own_copy
 from geoq.table import Table, native, new_levels
 from geoq.training import progress
 from geoq.training.checkpoint import FinishedFolds
