@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -32,6 +32,9 @@ from geoq.coordinates import Coordinates, changed, log_where
 from geoq.table import LevelColumn, Names, Schema, cell, listed, shortened
 
 logger = logging.getLogger(__name__)
+
+# The values of a column in the data, without missing ones.
+Values: TypeAlias = Float[Tensor, " n"]
 
 # The distance between two categories, and between a missing value and the mean: the range of a uniform number.
 UNEQUAL = math.sqrt(12)
@@ -67,19 +70,14 @@ class Coordinate(NamedTuple):
 class Kind(Protocol):
     """What a column is: it turns the values of the data, without missing ones, into coordinates."""
 
-    def coordinates(
-        self, values: Tensor, missing: float, name: str, /
-    ) -> list[Coordinate]: ...
+    def coordinates(self, values: Tensor, missing: float, /) -> list[Coordinate]: ...
 
 
 @dataclass(frozen=True)
 class Number:
     """A number, standardised by its mean and standard deviation."""
 
-    def coordinates(
-        self, values: Float[Tensor, " n"], missing: float, name: str
-    ) -> list[Coordinate]:
-        del name
+    def coordinates(self, values: Values, missing: float) -> list[Coordinate]:
         return [_value(values, log=False), *_missing(missing)]
 
 
@@ -87,13 +85,7 @@ class Number:
 class Log:
     """A positive number, of which the logarithm is standardised."""
 
-    def coordinates(
-        self, values: Float[Tensor, " n"], missing: float, name: str
-    ) -> list[Coordinate]:
-        if len(values) and float(values.min()) <= 0:
-            raise ValueError(
-                f"{name} has the value {float(values.min()):.4g}, but Log() needs positive values; pass Number() for it."
-            )
+    def coordinates(self, values: Values, missing: float) -> list[Coordinate]:
         return [_value(values, log=True), *_missing(missing)]
 
 
@@ -113,21 +105,15 @@ class Periodic:
                 f"Periodic(period={self.period}): period must be a positive number."
             )
 
-    def coordinates(
-        self, values: Float[Tensor, " n"], missing: float, name: str
-    ) -> list[Coordinate]:
-        del name
+    def coordinates(self, values: Values, missing: float) -> list[Coordinate]:
         constant = len(values.remainder(self.period).unique()) <= 1
+        phase = 2 * math.pi * values[:1] / self.period
         circle = [
-            Coordinate(
-                part,
-                self.period,
-                mean=float(_circle(part)(2 * math.pi * values[:1] / self.period).sum())
-                if constant
-                else 0.0,
-                constant=constant,
+            Coordinate(part, self.period, mean if constant else 0.0, constant=constant)
+            for part, mean in (
+                (Part.SINE, float(phase.sin().sum())),
+                (Part.COSINE, float(phase.cos().sum())),
             )
-            for part in (Part.SINE, Part.COSINE)
         ]
         return [*circle, *_missing(missing)]
 
@@ -136,10 +122,7 @@ class Periodic:
 class Category:
     """Levels that are equal or not; all different levels are equally far apart."""
 
-    def coordinates(
-        self, values: Float[Tensor, " n"], missing: float, name: str
-    ) -> list[Coordinate]:
-        del name
+    def coordinates(self, values: Values, missing: float) -> list[Coordinate]:
         levels, counts = values.unique(return_counts=True)
         scale = math.sqrt(2) / UNEQUAL
         frequency = (1 - missing) * counts / max(1, len(values))
@@ -157,10 +140,8 @@ class Category:
 class Ignored:
     """A column that the geometry does not use; the model receives it."""
 
-    def coordinates(
-        self, values: Float[Tensor, " n"], missing: float, name: str
-    ) -> list[Coordinate]:
-        del values, missing, name
+    def coordinates(self, values: Values, missing: float) -> list[Coordinate]:
+        del values, missing
         return []
 
 
@@ -180,10 +161,6 @@ def _missing(fraction: float, scale: float = 1 / UNEQUAL) -> list[Coordinate]:
         return []
     constant = fraction == 1
     return [Coordinate(Part.MISSING, mean=fraction, scale=scale, constant=constant)]
-
-
-def _circle(part: Part) -> Any:
-    return torch.sin if part == Part.SINE else torch.cos
 
 
 @dataclass(frozen=True)
@@ -380,8 +357,12 @@ def fit_columns(
             raise TypeError(
                 f"{name} holds categories, but its kind is {kind!r}; convert the column to numbers, or pass Category()."
             )
+        if isinstance(kind, Log) and len(present) and float(present.min()) <= 0:
+            raise ValueError(
+                f"{name} has the value {float(present.min()):.4g}, but Log() needs positive values; pass Number() for it."
+            )
         missing = 1 - len(present) / len(column)
-        found.append(kind.coordinates(present, missing, name))
+        found.append(kind.coordinates(present, missing))
     if not any(found):
         raise ValueError(
             "all columns are ignored; leave at least one to measure distances."

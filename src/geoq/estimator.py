@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geoq import archive, files, masks, parameters
+from geoq import archive, files, masks, parameters, preparation
 from geoq.arrays import (
     Array,
     Inputs,
@@ -44,16 +44,6 @@ from geoq.increments.protocol import (
 )
 from geoq.increments.two_laws import TwoLawIncrement
 from geoq.metric import Metric, SensitivityMetric, all_coordinates, coordinates_of
-from geoq.parameters import represent
-from geoq.preparation import (
-    check_arguments,
-    check_deployed,
-    check_problem,
-    fit_metric,
-    no_recipe,
-    observed,
-    open_checkpoint,
-)
 from geoq.probing import unchanged
 from geoq.queries import (
     answers,
@@ -129,7 +119,7 @@ class GeoQ:
 
     surrogate: Surrogate | None
     train_surrogate: TrainSurrogate | FoldSurrogates | None = field(
-        default_factory=no_recipe  # required: None is a statement about the data
+        default_factory=preparation.no_recipe  # required: None is a statement about the data
     )
     _: KW_ONLY
     representation: Representation | Metric = field(default_factory=SensitivityMetric)
@@ -191,7 +181,7 @@ class GeoQ:
         absent, for_training = masks.some_absent(self.mask_, y)
         y = masks.filled(self.mask_, y)
         inputs, plan = self._plan(x, y, groups)
-        finished = open_checkpoint(self, checkpoint, x, y, plan)
+        finished = preparation.open_checkpoint(self, checkpoint, x, y, plan)
         # One step per fold with a surrogate of its own, one for the increment model and one for the safe region.
         n_folds, given = len(plan.splits), self.surrogate
         n_trainings = count_trainings(given, self.train_surrogate, n_folds)
@@ -201,8 +191,8 @@ class GeoQ:
             trained = deployed(self.surrogate, self.train_surrogate, x, for_training)
             self.surrogate_ = masks.masked_surrogate(trained, self.mask_)
             # Line 4, second half: the observed errors E.
-            prediction, error = observed(self, x, y, absent)
-            probes = check_deployed(self, x, y, prediction)
+            prediction, error = preparation.observed(self, x, y, absent)
+            probes = preparation.check_deployed(self, x, y, prediction)
             self.error_ = masks.present_mean(converted(error, inputs), absent)
             if isinstance(self.increment_model, ChecksErrors):
                 self.increment_model.check_errors(
@@ -210,7 +200,7 @@ class GeoQ:
                 )
             self.error_size_ = mean_over_field(masks.outside(self.mask_, self.error_))
             # Line 3: phi, or the metric, which needs the deployed surrogate.
-            self.metric_ = fit_metric(self, inputs, x, y, finished)
+            self.metric_ = preparation.fit_metric(self, inputs, x, y, finished)
             embedding = embed(self, x, all_coordinates(self.coordinates_, inputs))
             way_out = "representation must return finite numbers"
             check_finite(embedding.z, "representation(x)", way_out)
@@ -263,7 +253,7 @@ class GeoQ:
         self, x: Rows, y: Rows, groups: Sequence[Any] | None
     ) -> tuple[Tensor, FoldPlan]:
         """The inputs as numbers and the folds; refused if the data or a setting is unusable."""
-        inputs = check_arguments(self, x, y)
+        inputs = preparation.check_arguments(self, x, y)
         # Line 4, first half: the coordinates nu, fitted to the inputs of line 2.
         self.coordinates_ = coordinates_of(self.representation, inputs, x)
         # Line 5: the folds.
@@ -271,7 +261,7 @@ class GeoQ:
         points = coordinates.reshape(len(inputs), -1).cpu().numpy()
         plan = draw_folds(self.folds, points, groups)
         self.repeats_ = Repeats.of(points, to_tensor(y, "y"))
-        self.n_support_ = check_problem(self, x, y, plan)
+        self.n_support_ = preparation.check_problem(self, x, y, plan)
         return inputs, plan
 
     def estimate(
@@ -441,7 +431,7 @@ class GeoQ:
         return describe(self)
 
     def __repr__(self) -> str:
-        return represent(self, fitted=hasattr(self, "probes_"))
+        return parameters.represent(self, fitted=hasattr(self, "probes_"))
 
     get_params = parameters.get_params
     set_params = parameters.set_params

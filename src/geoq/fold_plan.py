@@ -14,9 +14,11 @@ from geoq.folds import (
     Dependence,
     DependentFolds,
     Folds,
+    Groups,
     NestedFolds,
     RandomFolds,
     Split,
+    Splits,
     count_independent,
 )
 from geoq.settings import check_object
@@ -47,7 +49,7 @@ class FoldPlan:
 
     @staticmethod
     def draw(
-        folds: Any, points: Float[np.ndarray, " n d"], groups: np.ndarray | None
+        folds: Any, points: Float[np.ndarray, " n d"], groups: Groups
     ) -> "FoldPlan":
         """Draw the folds of a scheme; refuse folds without training points or without held-out points."""
         if isinstance(folds, FoldPlan):
@@ -76,8 +78,8 @@ class FoldPlan:
         return plan
 
     def split(
-        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
-    ) -> Iterable[Split]:
+        self, points: np.ndarray, y: None = None, groups: Groups = None
+    ) -> Splits:
         del points, y, groups
         return self.splits
 
@@ -88,9 +90,8 @@ class FoldPlan:
 
     def per_tuple(self, numbers: Iterable[int]) -> Int[np.ndarray, " n_tuples"]:
         """One number per fold, repeated for each tuple of the fold."""
-        return np.repeat(
-            np.array([*numbers]), [len(held_out) for _, held_out in self.splits]
-        )
+        n_tuples = [len(held_out) for _, held_out in self.splits]
+        return np.repeat(np.array([*numbers]), n_tuples)
 
     @property
     def fewest_left_in(self) -> int:
@@ -249,8 +250,8 @@ class _GroupedFolds:
     codes: Int[np.ndarray, " n"]
 
     def split(
-        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
-    ) -> Iterable[Split]:
+        self, points: np.ndarray, y: None = None, groups: Groups = None
+    ) -> Splits:
         del y, groups
         sizes = np.bincount(self.codes)
         means = np.zeros((len(sizes), points.shape[1]))

@@ -6,18 +6,20 @@ nu(x), one flattened row per point.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from geoq.arrays import few_threads
 from geoq.settings import check_integer, check_object, check_seed, is_number
 
 Split: TypeAlias = tuple[np.ndarray, np.ndarray]
+Splits: TypeAlias = Iterable[Split]
+Groups: TypeAlias = np.ndarray | None
 
 
 @runtime_checkable
@@ -25,8 +27,8 @@ class Folds(Protocol):
     """A scheme yields pairs of row numbers (train, held_out). They need not be a partition: nested folds overlap."""
 
     def split(
-        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
-    ) -> Iterable[Split]: ...
+        self, points: np.ndarray, y: None = None, groups: Groups = None
+    ) -> Splits: ...
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,10 @@ def count_independent(
 class DependentFolds(Protocol):
     """A scheme that states which points depend on each other; leave-one-out scores then leave all of them out."""
 
-    def dependence(
-        self, n_points: int, groups: np.ndarray | None = None
-    ) -> Dependence | None: ...
+    def dependence(self, n_points: int, groups: Groups = None) -> Dependence | None: ...
 
 
-def _splits(fold: Int[np.ndarray, " n"], n_folds: int) -> Iterator[Split]:
+def _splits(fold: Int[np.ndarray, " n"], n_folds: int) -> Splits:
     """The splits in which each point is held out by the fold of this number."""
     for number in range(n_folds):
         yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)
@@ -117,8 +117,8 @@ class RandomFolds:
     random_state: int = 0
 
     def split(
-        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
-    ) -> Iterator[Split]:
+        self, points: np.ndarray, y: None = None, groups: Groups = None
+    ) -> Splits:
         del y, groups
         check_seed(self.random_state, "RandomFolds.random_state")
         distinct = distinct_rows(points)
@@ -144,8 +144,8 @@ class ClusterFolds:
     random_state: int = 0
 
     def split(
-        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
-    ) -> Iterator[Split]:
+        self, points: np.ndarray, y: None = None, groups: Groups = None
+    ) -> Splits:
         # Here, because it takes a third of a second to import.
         from sklearn.cluster import KMeans
 
@@ -181,8 +181,8 @@ class TemporalFolds:
     gap: int = 0
 
     def split(
-        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
-    ) -> Iterator[Split]:
+        self, points: np.ndarray, y: None = None, groups: Groups = None
+    ) -> Splits:
         del y, groups
         _check_fold_count("TemporalFolds", self.n_folds, len(points), "points")
         check_integer(self.gap, "TemporalFolds.gap", 0)
@@ -191,9 +191,7 @@ class TemporalFolds:
             before = rows < held_out[0] - self.gap
             yield rows[before | (rows > held_out[-1] + self.gap)], held_out
 
-    def dependence(
-        self, n_points: int, groups: np.ndarray | None = None
-    ) -> Dependence | None:
+    def dependence(self, n_points: int, groups: Groups = None) -> Dependence | None:
         del groups
         return Dependence(np.arange(n_points), self.gap) if self.gap else None
 
@@ -210,8 +208,8 @@ class GroupFolds:
     n_folds: int | None = None
 
     def split(
-        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
-    ) -> Iterator[Split]:
+        self, points: np.ndarray, y: None = None, groups: Groups = None
+    ) -> Splits:
         del y
         codes = self._codes(len(points), groups)
         sizes = np.bincount(codes)
@@ -223,13 +221,11 @@ class GroupFolds:
             load[fold_of_group[group]] += sizes[group]
         yield from _splits(fold_of_group[codes], n_folds)
 
-    def dependence(
-        self, n_points: int, groups: np.ndarray | None = None
-    ) -> Dependence | None:
+    def dependence(self, n_points: int, groups: Groups = None) -> Dependence | None:
         return Dependence(self._codes(n_points, groups), reach=0)
 
     @staticmethod
-    def _codes(n_points: int, groups: np.ndarray | None) -> np.ndarray:
+    def _codes(n_points: int, groups: Groups) -> np.ndarray:
         if groups is None:
             raise ValueError(
                 "GroupFolds needs the group of each point; call fit(x, y, groups=labels)."
@@ -257,8 +253,8 @@ class NestedFolds:
     smallest: float | None = None
 
     def split(
-        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
-    ) -> Iterator[Split]:
+        self, points: np.ndarray, y: None = None, groups: Groups = None
+    ) -> Splits:
         del y, groups
         _check_fold_count(
             "NestedFolds", self.n_folds, len(points) - 1, "proper nested subsets"
@@ -303,17 +299,12 @@ class CombinedFolds:
         return f"CombinedFolds({', '.join(map(repr, self.schemes))})"
 
     def split(
-        self,
-        points: Float[np.ndarray, " n d"],
-        y: None = None,
-        groups: np.ndarray | None = None,
-    ) -> Iterator[Split]:
+        self, points: np.ndarray, y: None = None, groups: Groups = None
+    ) -> Splits:
         for scheme in self.schemes:
             yield from scheme.split(points, y, groups)
 
-    def dependence(
-        self, n_points: int, groups: np.ndarray | None = None
-    ) -> Dependence | None:
+    def dependence(self, n_points: int, groups: Groups = None) -> Dependence | None:
         known = [
             s.dependence(n_points, groups)
             for s in self.schemes
@@ -352,8 +343,8 @@ class UnavailableFolds:
         return self.name
 
     def split(
-        self, points: np.ndarray, y: None = None, groups: np.ndarray | None = None
-    ) -> Iterable[Split]:
+        self, points: np.ndarray, y: None = None, groups: Groups = None
+    ) -> Splits:
         del points, y, groups
         raise ValueError(
             f"folds={self.name}, but a file stores only the name of the fold scheme; calibrate a new estimator, or set folds and "

@@ -196,7 +196,7 @@ LABELS = np.arange(120) // 4
             {},
             "TemporalFolds.n_folds=2.5 must be",
         ),
-        ({"folds": make(TemporalFolds, gap=1.5)}, {}, r"TemporalFolds\(gap=1.5\)"),
+        ({"folds": make(TemporalFolds, gap=1.5)}, {}, "TemporalFolds.gap=1.5"),
         ({"folds": make(NestedFolds, smallest="x")}, {}, r"smallest='x'"),
         ({"folds": make(NestedFolds, smallest=np.nan)}, {}, r"smallest=nan"),
         (

@@ -25,32 +25,6 @@ MAX_TREE_DIMS = 8
 
 
 @final
-class Line:
-    """Engine for one dimension: the sorted points on both sides of a query."""
-
-    block_size = 2**13
-
-    def __init__(self, points: Float[Tensor, " n_points 1"]) -> None:
-        self.value, self.order = points[:, 0].double().sort(stable=True)
-
-    def propose(self, block: Block, n_proposed: int) -> Proposals:
-        """Propose ``n_proposed`` points on each side, and as many as may be excluded."""
-        n_points = len(self.value)
-        n_side = n_proposed + block.n_excluded
-        n_candidates = min(2 * n_side, n_points)
-        query = block.queries[block.rows, 0].double()
-        first = torch.searchsorted(self.value, query) - n_side
-        first = first.clamp(0, n_points - n_candidates)
-        end = first + n_candidates
-        before = query - self.value[(first - 1).clamp(min=0)]
-        after = self.value[end.clamp(max=n_points - 1)] - query
-        before = before.masked_fill(first == 0, math.inf)
-        after = after.masked_fill(end == n_points, math.inf)
-        place = first[:, None] + torch.arange(n_candidates, device=first.device)
-        return self.order[place], torch.minimum(before, after).square()
-
-
-@final
 class Tree:
     """Engine for few dimensions on a CPU: SciPy's k-d tree."""
 
@@ -176,11 +150,8 @@ class Products:
     ) -> Iterator[tuple[int, Float[Tensor, " n_rows n_block"]]]:
         """Values of consecutive points, infinite where excluded, as (first point, values).
 
-        Args:
-            block: The queries.
-            factor: Power of two from ``_rescaling``.
-            multiple: Number of points per tile is a multiple of this.
-            keep: Array for the values of all points; None reuses one array for all tiles.
+        The number of points per tile is a multiple of ``multiple``. Without an array ``keep`` for the values of all points, all
+        tiles use the same array.
         """
         centred, points, excluded = self.centred, self.centred.points, block.excluded
         n_points, n_dims = points.shape

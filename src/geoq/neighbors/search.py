@@ -2,7 +2,7 @@
 
 import math
 from functools import cached_property
-from typing import NamedTuple, Protocol, final, runtime_checkable
+from typing import NamedTuple, TypeAlias, final
 
 import torch
 from jaxtyping import Float, Int, Num
@@ -17,16 +17,9 @@ from geoq.neighbors.distances import (
     distances_to_all,
     first_copies,
 )
-from geoq.neighbors.engines import MAX_TREE_DIMS, Line, Products, Proposals, Tree
+from geoq.neighbors.engines import MAX_TREE_DIMS, Products, Tree
 
-
-@runtime_checkable
-class Engine(Protocol):
-    """Fast method that proposes neighbours and bounds the squared distance of all other points."""
-
-    block_size: int
-
-    def propose(self, block: Block, n_proposed: int) -> Proposals: ...
+Engine: TypeAlias = Tree | Products
 
 
 class _Answer(NamedTuple):
@@ -47,7 +40,7 @@ class Neighbors:
     .. math:: \mathcal N_k(q) = \text{first } k \text{ of the pairs }
         (\lVert q - p_j \rVert_2, j) \text{ in lexicographic order}
 
-    Distances are computed in float64. An engine (sorted values, k-d tree or matrix products) proposes a few more than k
+    Distances are computed in float64. An engine (k-d tree or matrix products) proposes a few more than k
     points and a lower bound of the distance to all other points. Where the k-th distance is below the bound, the answer
     is final. The other queries are searched again with more proposals, and finally among all points that the bound does
     not rule out. The answer for a query does not depend on the other queries.
@@ -139,7 +132,7 @@ class Neighbors:
                 f"k={k}, but only {int(fewest)} points differ from point {int(at)} by "
                 f"more than reach={reach} in position; lower k or reach."
             )
-        # Line and tree cannot exclude many points. A few large groups are searched one
+        # A tree cannot exclude many points. A few large groups are searched one
         # by one, each among all other groups; many groups are searched by products.
         if reach == 0 and self._engine(k, excluded.most) is not self._engine(k, 1):
             groups = position.unique()
@@ -276,13 +269,11 @@ class Neighbors:
 
     def _engine(self, k: int, n_excluded: int) -> Engine:
         """Fastest engine for k neighbours with up to ``n_excluded`` excluded points."""
-        if n_excluded <= 4 * k + 64:  # Line and tree must propose excluded points, too.
-            n_dims = self.points.shape[1]
-            if n_dims == 1:
-                return self._line
-            if n_dims <= MAX_TREE_DIMS and self.points.device.type == "cpu":
-                return self._tree
-        return self._fast
+        few_dims = (
+            self.points.shape[1] <= MAX_TREE_DIMS and self.points.device.type == "cpu"
+        )
+        # A tree must propose excluded points, too.
+        return self._tree if few_dims and n_excluded <= 4 * k + 64 else self._fast
 
     @property
     def _is_wide(self) -> bool:
@@ -294,10 +285,6 @@ class Neighbors:
     def _mostly_copies(self) -> bool:
         """Whether at least half of the points are copies of earlier points."""
         return 2 * len(first_copies(self.points, 1, None)) <= len(self.points)
-
-    @cached_property
-    def _line(self) -> Line:
-        return Line(self.points)
 
     @cached_property
     def _tree(self) -> Tree:

@@ -27,6 +27,11 @@ from geoq.training.threads import n_weights, threads_for
 
 logger = logging.getLogger(__name__)
 
+# Lists of the numbers of folds that are computed together.
+Jobs: TypeAlias = list[list[int]]
+# The predictions of each fold.
+Predictions: TypeAlias = list[Float[Tensor, " _ *output"]]
+
 
 @dataclass(frozen=True)
 class Fold:
@@ -62,7 +67,7 @@ class FoldSurrogates(Protocol):
 
     def jobs(
         self, x: Any, y: Any, folds: Sequence[Fold], n_workers: int, /
-    ) -> list[list[int]]: ...
+    ) -> Jobs: ...
 
     def predictions(
         self, x: Any, y: Any, folds: Sequence[Fold], /
@@ -92,16 +97,12 @@ class TrainedFolds:
     surrogates: Sequence[Surrogate]
     pretrained: ClassVar[bool] = True
 
-    def jobs(
-        self, x: Rows, y: Rows, folds: Sequence[Fold], n_workers: int
-    ) -> list[list[int]]:
+    def jobs(self, x: Rows, y: Rows, folds: Sequence[Fold], n_workers: int) -> Jobs:
         del x, y, n_workers
         _check_count("TrainedFolds", len(self.surrogates), folds[0].n_folds)
         return one_by_one(folds)
 
-    def predictions(
-        self, x: Rows, y: Rows, folds: Sequence[Fold]
-    ) -> list[Float[Tensor, " _ *output"]]:
+    def predictions(self, x: Rows, y: Rows, folds: Sequence[Fold]) -> Predictions:
         del y
         return [evaluate_fold(self.surrogates[fold.number], x, fold) for fold in folds]
 
@@ -131,9 +132,7 @@ class PredictedFolds:
     def __repr__(self) -> str:
         return f"PredictedFolds of {len(self.arrays)} folds"
 
-    def jobs(
-        self, x: Rows, y: Rows, folds: Sequence[Fold], n_workers: int
-    ) -> list[list[int]]:
+    def jobs(self, x: Rows, y: Rows, folds: Sequence[Fold], n_workers: int) -> Jobs:
         del y, n_workers
         _check_count("PredictedFolds", len(self.arrays), folds[0].n_folds)
         for fold in folds:
@@ -147,9 +146,7 @@ class PredictedFolds:
                 )
         return one_by_one(folds)
 
-    def predictions(
-        self, x: Rows, y: Rows, folds: Sequence[Fold]
-    ) -> list[Float[Tensor, " _ *output"]]:
+    def predictions(self, x: Rows, y: Rows, folds: Sequence[Fold]) -> Predictions:
         del x, y
         rows = (take(stored(self.arrays[f.number]), f.evaluated_rows) for f in folds)
         return [
@@ -174,18 +171,14 @@ class FreshFolds:
     first: FirstFold = field(default_factory=FirstFold, repr=False, compare=False)
     pretrained: ClassVar[bool] = False
 
-    def jobs(
-        self, x: Rows, y: Rows, folds: Sequence[Fold], n_workers: int
-    ) -> list[list[int]]:
+    def jobs(self, x: Rows, y: Rows, folds: Sequence[Fold], n_workers: int) -> Jobs:
         if not isinstance(self.train_surrogate, TrainTogether):
             return one_by_one(folds)
         return in_jobs(
             folds, self.train_surrogate.n_together(native(x), native(y)), n_workers
         )
 
-    def predictions(
-        self, x: Rows, y: Rows, folds: Sequence[Fold]
-    ) -> list[Float[Tensor, " _ *output"]]:
+    def predictions(self, x: Rows, y: Rows, folds: Sequence[Fold]) -> Predictions:
         subsets = [fold.training_rows for fold in folds]
         with threads_for(self.n_weights, x):
             surrogates = train_for(folds, self.train_surrogate, x, y, subsets)
@@ -261,14 +254,14 @@ def describe_folds(folds: Sequence[Fold]) -> str:
     return f"the surrogates of {folds[0]} to {folds[-1]} together"
 
 
-def in_jobs(folds: Sequence[Fold], n_together: int, n_workers: int) -> list[list[int]]:
+def in_jobs(folds: Sequence[Fold], n_together: int, n_workers: int) -> Jobs:
     """At most ``n_together`` folds per job, and fewer if there would not be a job for every worker."""
     step = min(n_together, math.ceil(len(folds) / n_workers))
     numbers = [fold.number for fold in folds]
     return [numbers[i : i + step] for i in range(0, len(numbers), step)]
 
 
-def one_by_one(folds: Sequence[Fold]) -> list[list[int]]:
+def one_by_one(folds: Sequence[Fold]) -> Jobs:
     """One job per fold."""
     return [[fold.number] for fold in folds]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from geoq.arrays import Array
 from geoq.quantiles import check_fraction
 from geoq.surrogate import Surrogate, TrainSurrogate
-from geoq.training.fold_surrogates import Fold, evaluate_fold, train_for
+from geoq.training.fold_surrogates import Fold, Jobs, evaluate_fold, train_for
 
 
 def shared_folds(folds: Sequence[Fold], smallest: float) -> list[list[int]]:
@@ -74,9 +74,7 @@ class SharedTraining:
     def __call__(self, x: Array, y: Array) -> Surrogate:
         return self.train_surrogate(x, y)
 
-    def jobs(
-        self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int
-    ) -> list[list[int]]:
+    def jobs(self, x: Array, y: Array, folds: Sequence[Fold], n_workers: int) -> Jobs:
         del x, y, n_workers
         return [[fold.number for fold in folds]]
 
