@@ -33,13 +33,18 @@ except ImportError as exc:
 from geoq.xarray_labels import (
     InputNames,
     Labelled,
-    Labels,
+    applied,
+    array_of,
     check_no_gaps,
     check_same_grid,
+    check_storable,
+    described,
     labels_of,
+    listed,
     masked_outputs,
     span,
     stacked,
+    template,
     warn_of_dates,
     with_nan,
 )
@@ -47,8 +52,8 @@ from geoq.xarray_rollouts import XarrayRolloutGeoQ
 
 __all__ = ["XarrayGeoQ", "XarrayRolloutGeoQ"]
 
-# The variables of an answer: for each its type, and its dimensions other than the samples.
-Parts: TypeAlias = dict[str, tuple[np.dtype[Any], dict[Hashable, int]]]
+# The variables of an answer: for each its type, and the sizes of its dimensions other than the samples.
+Sizes: TypeAlias = dict[str, tuple[np.dtype[Any], dict[Hashable, int]]]
 
 # The variables of an answer as xarray writes them on the axes of a plot.
 _LONG_NAMES = {
@@ -131,11 +136,11 @@ class XarrayGeoQ:
             ValueError: the samples of x and y differ, or the data or a setting is unusable. These checks come before any
                 training.
         """
-        with self._larger_than_memory(x, y):
+        x, y = self._samples_first(x, "x"), self._samples_first(y, "y")
+        with larger_than_memory(*(p.data for p in (x, y) if p.chunks is not None)):
             x, y = self._pairs(x, y)
-            parts = self._empty(x), self._empty(y), x[self.sample_dim].values
-            labels = Labels(self.sample_dim, *parts)
-            labels.check()
+            empty = {"x": self._empty(x), "y": self._empty(y)}
+            check_storable(empty, x[self.sample_dim])
             if groups is None:
                 warn_of_dates(y, self.geoq.folds)
             self.geoq_ = copy.copy(self.geoq).fit(
@@ -145,7 +150,8 @@ class XarrayGeoQ:
                 checkpoint=checkpoint,
                 progress=progress,
             )
-        self.x_, self.y_, self.labels_ = labels.x, labels.y, labels.samples
+        self.x_, self.y_ = empty["x"], empty["y"]
+        self.labels_ = x[self.sample_dim].values
         return self
 
     def conformalize(
@@ -159,16 +165,13 @@ class XarrayGeoQ:
         self.geoq_.conformalize(x.values, masked_outputs(y), guarantee=guarantee)
         return self
 
-    def _larger_than_memory(self, x: Labelled, y: Labelled) -> Any:
-        """A context with scratch files if x or y is chunked."""
-        parts = (self._samples_first(x, "x"), self._samples_first(y, "y"))
-        return larger_than_memory(*(p.data for p in parts if p.chunks is not None))
-
-    def _pairs(self, x: Labelled, y: Labelled) -> tuple[xr.DataArray, xr.DataArray]:
-        """Inputs and outputs with their samples first, in memory or in scratch files; refused unless the samples match."""
+    def _pairs(
+        self, x: xr.DataArray, y: xr.DataArray
+    ) -> tuple[xr.DataArray, xr.DataArray]:
+        """Inputs and outputs in memory or in scratch files; refused unless their samples match."""
         x, y = (
             part if part.chunks is None else part.copy(data=stored(part.data))
-            for part in (self._samples_first(x, "x"), self._samples_first(y, "y"))
+            for part in (x, y)
         )
         dim = self.sample_dim
         if not x.get_index(dim).equals(y.get_index(dim)):
@@ -215,7 +218,7 @@ class XarrayGeoQ:
         # Computed here, so that unusable levels are refused before a lazy answer is computed.
         given = [*self.geoq_.bounds(self.geoq_.probes_[:1], levels)]
         dtype, dims = self._parts()["error_hat"]
-        parts: Parts = {"error_hat": (dtype, {**dims, dim: len(given)})}
+        parts: Sizes = {"error_hat": (dtype, {**dims, dim: len(given)})}
         if dim in {*dims, *self.y_.coords, *self._sample_coords(x)}:
             raise ValueError(
                 f"dim={dim!r}, but the answer already has a coordinate of this name; choose another name, for example "
@@ -233,27 +236,12 @@ class XarrayGeoQ:
         return self._apply(self._expected, x, parts)["expected_error"]
 
     def _apply(
-        self, function: Callable[[Any], Any], x: xr.DataArray, parts: Parts
+        self, function: Callable[[Any], Any], x: xr.DataArray, parts: Sizes
     ) -> xr.Dataset:
-        """Apply a function to blocks of samples and label its answers; lazy if the samples are chunked."""
-        grid = x.dims[1:]
+        """Apply a function to blocks of samples and label its answers."""
         sizes = {dim: n for _, dims in parts.values() for dim, n in dims.items()}
-        # A variable has no coordinates. The coordinates of x are not the coordinates of the answer.
-        queries = x.variable
-        if x.chunks is not None:
-            queries = queries.chunk(dict.fromkeys(grid, -1))
-        answers = xr.apply_ufunc(
-            function,
-            queries,
-            input_core_dims=[grid],
-            output_core_dims=[[*dims] for _, dims in parts.values()],
-            exclude_dims=set(grid),
-            dask="parallelized",
-            output_dtypes=[dtype for dtype, _ in parts.values()],
-            dask_gufunc_kwargs={"output_sizes": sizes},
-        )
-        variables = answers if len(parts) > 1 else (answers,)
-        return self._labelled(dict(zip(parts, variables, strict=True)), x)
+        own = {name: (dtype, [*dims]) for name, (dtype, dims) in parts.items()}
+        return self._labelled(applied(function, [x], [x.dims[1:]], own, sizes), x)
 
     def reason(self, x: Labelled, label: Any) -> str:
         """Explain the bound and the flag of one sample in words and numbers.
@@ -288,7 +276,12 @@ class XarrayGeoQ:
     def save(self, path: str | Path) -> None:
         """Write the calibration and the coordinates to one file, see ``GeoQ.save``; ``GeoQ.load`` reads it as well."""
         check_fitted(self, "geoq_")
-        own = Labels(self.sample_dim, self.x_, self.y_, self.labels_).described()
+        own = {
+            "sample_dim": self.sample_dim,
+            "x": described(self.x_),
+            "y": described(self.y_),
+            "labels": listed(xr.DataArray(self.labels_, name=self.sample_dim)),
+        }
         numbers, arrays = files.state(self.geoq_)
         archive.write(path, numbers | {"xarray": own}, arrays)
 
@@ -321,11 +314,19 @@ class XarrayGeoQ:
             error_functional=error_functional,
         )
         with archive.restoring(path):
-            labels = Labels.restored(content[0]["xarray"], geoq)
-        estimator = cls(geoq, labels.sample_dim)
-        estimator.geoq_ = copy.copy(geoq)
-        estimator.x_, estimator.y_ = labels.x, labels.y
-        estimator.labels_ = labels.samples
+            own = content[0]["xarray"]
+            estimator = cls(geoq, own["sample_dim"])
+            estimator.geoq_ = copy.copy(geoq)
+            estimator.x_, estimator.y_ = template(own["x"]), template(own["y"])
+            estimator.labels_ = array_of(own["labels"])
+            prediction = geoq.calibration_.features[:1].prediction
+            for name, stored, expected in (
+                ("x", estimator.x_.shape[1:], geoq.coordinates_.mean.shape),
+                ("y", estimator.y_.shape[1:], prediction.shape[1:]),
+                ("labels", estimator.labels_.shape, geoq.error_.shape[:1]),
+            ):
+                what = f"the shape {stored} of {name}"
+                archive.check_value(what, stored == tuple(expected), "not possible")
         return estimator
 
     def __dask_tokenize__(self) -> str:
@@ -367,7 +368,7 @@ class XarrayGeoQ:
         check_same_grid(array, fitted, fitted.dims[1:], name)
         return array.transpose(*fitted.dims)
 
-    def _parts(self) -> Parts:
+    def _parts(self) -> Sizes:
         """The variables of an assessment."""
         real = np.dtype(str(self.geoq_.error_.dtype).removeprefix("torch."))
         output = dict(zip(self.y_.dims[1:], self.y_.shape[1:], strict=True))

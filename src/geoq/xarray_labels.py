@@ -1,10 +1,10 @@
-"""The labels of an XarrayGeoQ: in the form of JSON, as names of inputs and anchors, and in messages."""
+"""Labels of arrays: in the form of JSON, as names of inputs and anchors, and in messages; answers with labels."""
 
 import json
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import numpy as np
 import xarray as xr
@@ -12,11 +12,12 @@ import xarray as xr
 from geoq import archive
 from geoq.arrays import Array, chunks
 from geoq.checks import shortened, warn
-from geoq.estimator import GeoQ
 from geoq.folds import RandomFolds
 from geoq.scratch import room
 
 Labelled: TypeAlias = xr.DataArray | xr.Dataset
+# The variables of an answer: the type and the own dimensions of each.
+Parts: TypeAlias = Mapping[str, tuple[np.dtype[Any], Sequence[Hashable]]]
 # Kinds of NumPy types that a file can store: booleans, numbers, strings, times and time differences.
 _STORABLE_KINDS = "biufUmM"
 # Successive samples with at least this correlation are alike. It is measured in at most about this many cells.
@@ -25,55 +26,41 @@ ALIKE, MOST_CELLS = 0.5, 500
 _NO_LABEL = {"f": np.nan, "M": "NaT", "m": "NaT", "U": "", "S": b"", "i": -1, "u": 0}
 
 
-@dataclass(frozen=True, eq=False)
-class Labels:
-    """The data of ``fit`` without their values.
+def applied(
+    function: Callable[..., Any],
+    arrays: Sequence[xr.DataArray],
+    core: Sequence[Sequence[Hashable]],
+    parts: Parts,
+    sizes: Mapping[Hashable, int],
+) -> dict[str, xr.Variable]:
+    """The variables of the answers of a function to blocks of samples; lazy if the samples are chunked.
 
-    Attributes:
-        sample_dim: the name of the dimension of the samples.
-        x: the inputs without samples.
-        y: the reference outputs without samples.
-        samples: the labels of the samples.
+    Args:
+        function: receives blocks of the arrays, and returns the variables in the order of ``parts``.
+        arrays: the arrays. Their coordinates are not the coordinates of the answer.
+        core: the dimensions of one sample of each array, whose chunks are joined.
+        parts: the variables.
+        sizes: the sizes of their own dimensions.
     """
-
-    sample_dim: str
-    x: xr.DataArray
-    y: xr.DataArray
-    samples: np.ndarray
-
-    def check(self) -> None:
-        """Refuse attributes that a file cannot store, and warn of coordinates that it cannot store."""
-        samples = xr.DataArray(self.samples, name=self.sample_dim)
-        check_storable({"x": self.x, "y": self.y}, samples)
-
-    def described(self) -> dict[str, Any]:
-        """The labels in the form of JSON."""
-        return {
-            "sample_dim": self.sample_dim,
-            "x": described(self.x),
-            "y": described(self.y),
-            "labels": listed(xr.DataArray(self.samples, name=self.sample_dim)),
-        }
-
-    @staticmethod
-    def restored(described: dict[str, Any], geoq: GeoQ) -> "Labels":
-        """The inverse of ``described``, refused unless the sizes are the sizes of the calibration."""
-        x, y = template(described["x"]), template(described["y"])
-        labels = Labels(described["sample_dim"], x, y, array_of(described["labels"]))
-        prediction = geoq.calibration_.features[:1].prediction
-        for name, stored, expected in (
-            ("x", x.shape[1:], geoq.coordinates_.mean.shape),
-            ("y", y.shape[1:], prediction.shape[1:]),
-            ("labels", labels.samples.shape, geoq.error_.shape[:1]),
-        ):
-            same = stored == tuple(expected)
-            archive.check_value(f"the shape {stored} of {name}", same, "not possible")
-        return labels
+    variables = [
+        part.variable.chunk(dict.fromkeys(dims, -1)) if part.chunks else part.variable
+        for part, dims in zip(arrays, core, strict=True)
+    ]
+    answers = xr.apply_ufunc(
+        function,
+        *variables,
+        input_core_dims=core,
+        output_core_dims=[dims for _, dims in parts.values()],
+        exclude_dims={dim for dims in core for dim in dims},
+        dask="parallelized",
+        output_dtypes=[dtype for dtype, _ in parts.values()],
+        dask_gufunc_kwargs={"output_sizes": sizes},
+    )
+    found = answers if len(parts) > 1 else (answers,)
+    return dict(zip(parts, found, strict=True))
 
 
-def check_storable(
-    arrays: Mapping[str, xr.DataArray], labels: xr.DataArray | None = None
-) -> None:
+def check_storable(arrays: Mapping[str, xr.DataArray], *labels: xr.DataArray) -> None:
     """Refuse attributes that a file cannot store, and warn of coordinates and labels that it cannot store."""
     for name, array in arrays.items():
         _check_attributes(array, name)
@@ -82,8 +69,8 @@ def check_storable(
     try:
         for array in arrays.values():
             described(array)
-        if labels is not None:
-            listed(labels)
+        for label in labels:
+            listed(label)
     except ValueError as exc:
         warn(f"save will refuse this estimator: {exc}")
 
@@ -168,15 +155,7 @@ class InputNames(Sequence[str]):
     def __len__(self) -> int:
         return int(np.prod(self.template.shape[1:]))
 
-    @overload
-    def __getitem__(self, number: int) -> str: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> list[str]: ...
-
-    def __getitem__(self, number: int | slice) -> str | list[str]:
-        if isinstance(number, slice):
-            return [self[place] for place in range(*number.indices(len(self)))]
+    def __getitem__(self, number: int) -> str:  # type: ignore[override]  # no slices
         if not 0 <= number < len(self):
             raise IndexError(f"input {number}, but there are {len(self)}.")
         places = np.unravel_index(number, self.template.shape[1:])

@@ -21,6 +21,7 @@ from geoq.training.checkpoint import Checkpoint
 from geoq.training.progress import BAR, ShowProgress
 from geoq.xarray_labels import (
     Labelled,
+    applied,
     array_of,
     check_same_grid,
     check_storable,
@@ -167,25 +168,10 @@ class XarrayRolloutGeoQ:
             for name, value in vars(probe).items()
             if isinstance(value, np.ndarray) and name != "tolerance"
         }
-        core = self._core
-        # Variables have no coordinates. The dimensions of a state and of a forcing are joined in each chunk.
-        variables = [
-            part.variable.chunk(dict.fromkeys(dims, -1))
-            if part.chunks
-            else part.variable
-            for part, dims in zip(arrays, core, strict=True)
-        ]
-        answers = xr.apply_ufunc(
-            partial(self._assess, n_steps, largest, tuple(parts)),
-            *variables,
-            input_core_dims=core,
-            output_core_dims=[dims for _, dims in parts.values()],
-            exclude_dims={dim for dims in core for dim in dims},
-            dask="parallelized",
-            output_dtypes=[dtype for dtype, _ in parts.values()],
-            dask_gufunc_kwargs={"output_sizes": {STEP: n_steps, **output.sizes}},
-        )
-        return self._labelled(dict(zip(parts, answers, strict=True)), arrays[0], probe)
+        function = partial(self._assess, n_steps, largest, tuple(parts))
+        sizes = {STEP: n_steps, **output.sizes}
+        answers = applied(function, arrays, self._core, parts, sizes)
+        return self._labelled(answers, arrays[0], probe)
 
     def bound(
         self, x0: Labelled, n_steps: int, *, forcing: Labelled | None = None
