@@ -239,9 +239,7 @@ def _frequency_table(
     return value, logit
 
 
-def _merge_small_bins(
-    sums: Float[Tensor, " 3 n_bins"],
-) -> Float[Tensor, " 3 n_merged"]:
+def _merge_small_bins(sums: Float[Tensor, " 3 n_bins"]) -> Float[Tensor, " 3 n_merged"]:
     """Merge a bin with the bin before it if one of them holds few errors of both values.
 
     The rows of ``sums`` are the number of errors, the number of larger errors, and the sum of the predictions. The edges for

@@ -39,14 +39,7 @@ from geoq.increments.climatology import (
     reference_state,
 )
 from geoq.increments.edge import counted_coordinates
-from geoq.increments.law import (
-    LEVEL,
-    LEVELS,
-    TABLE,
-    Blend,
-    Law,
-    LawFeatures,
-)
+from geoq.increments.law import LEVEL, LEVELS, TABLE, Blend, Law, LawFeatures
 from geoq.increments.resemblance import Resemblance
 from geoq.increments.shapes import MIN_GRID_SIZE, Shapes
 from geoq.increments.spline import SmoothingSpline, best_smoothing

@@ -56,11 +56,7 @@ MOST_POINTS = 20_000
 
 
 def summary(
-    figure: Figure,
-    assessment: Any,
-    *,
-    error: Any = None,
-    output: SupportsIndex = 0,
+    figure: Figure, assessment: Any, *, error: Any = None, output: SupportsIndex = 0
 ) -> list[Axes]:
     """Draw all queries: bounds over support scores and, if true errors are given, bounds against true errors.
 
@@ -208,11 +204,7 @@ def fields(
 
 
 def rollouts(
-    figure: Figure,
-    assessment: Any,
-    rows: Iterable[SupportsIndex],
-    *,
-    error: Any = None,
+    figure: Figure, assessment: Any, rows: Iterable[SupportsIndex], *, error: Any = None
 ) -> list[Axes]:
     """Draw the largest bound at each step of some rollouts, one panel per rollout.
 
@@ -355,8 +347,7 @@ def _n_columns(figure: Figure, n_maps: int, height: int, width: int) -> int:
     """The number of columns with the largest maps."""
     across, upwards = figure.get_figwidth() / width, figure.get_figheight() / height
     return max(
-        range(1, n_maps + 1),
-        key=lambda n: min(across / n, upwards / -(-n_maps // n)),
+        range(1, n_maps + 1), key=lambda n: min(across / n, upwards / -(-n_maps // n))
     )
 
 

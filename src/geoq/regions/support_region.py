@@ -185,9 +185,7 @@ class FittedSupportRegion:
         return support_score <= SAFE
 
     def explain(
-        self,
-        inputs: Float[Tensor, " 1 *coordinates"],
-        names: Names | None = None,
+        self, inputs: Float[Tensor, " 1 *coordinates"], names: Names | None = None
     ) -> str:
         """Why one query is safe or not: the score with the largest ratio, and the inputs behind it."""
         return _Explanation(self, inputs, names).text()
@@ -215,10 +213,7 @@ class _Explanation:
     """The text for one query."""
 
     def __init__(
-        self,
-        region: FittedSupportRegion,
-        inputs: Tensor,
-        names: Names | None,
+        self, region: FittedSupportRegion, inputs: Tensor, names: Names | None
     ) -> None:
         self.region, self.cloud, self.names = region, region.cloud, names
         self.coordinates = region.metric.coordinates

@@ -117,9 +117,7 @@ class RolloutProblem:
         return ReferenceStates(geometry, climatology, self.output)
 
     def features(
-        self,
-        states: Float[Tensor, " n n_times *state"],
-        reference: ReferenceStates,
+        self, states: Float[Tensor, " n n_times *state"], reference: ReferenceStates
     ) -> RolloutFeatures:
         """Features along rollouts relative to the reference states; the first state of a rollout is the initial one."""
         like = self.trajectories.states

@@ -12,11 +12,7 @@ from torch import Tensor
 
 from geoq import parameters
 from geoq.arrays import Array, chunks, restore, to_tensor
-from geoq.checks import (
-    check_callable,
-    check_count,
-    check_fitted,
-)
+from geoq.checks import check_callable, check_count, check_fitted
 from geoq.fold_plan import FoldPlan
 from geoq.folds import Folds, TemporalFolds
 from geoq.parameters import represent
@@ -55,10 +51,7 @@ from geoq.rollout.trajectories import TrainStepper, roll_out
 from geoq.settings import check_object
 from geoq.surrogate import Surrogate
 from geoq.training.checkpoint import Checkpoint, FinishedFolds
-from geoq.training.fold_surrogates import (
-    TrainedFolds,
-    count_trainings,
-)
+from geoq.training.fold_surrogates import TrainedFolds, count_trainings
 from geoq.training.progress import BAR, ShowProgress, check_progress, shown, stage
 from geoq.unanswered import Gaps, blank, unusable_rows, with_stand_in
 

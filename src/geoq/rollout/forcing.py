@@ -40,8 +40,7 @@ class Forcing:
 
     @staticmethod
     def gather(
-        trajectories: Array | Sequence[Array],
-        forcing: Array | Sequence[Array] | None,
+        trajectories: Array | Sequence[Array], forcing: Array | Sequence[Array] | None
     ) -> tuple[Trajectories, "Forcing"]:
         """The trajectories with their forcing as one row per state; unusable ones are refused."""
         gathered = Trajectories.gather(trajectories)

@@ -46,8 +46,7 @@ def without_error(
 
 
 def group_quantiles(
-    ratio: Float[Tensor, " n n_steps n_coordinates"],
-    level: Float[Tensor, " n_steps"],
+    ratio: Float[Tensor, " n n_steps n_coordinates"], level: Float[Tensor, " n_steps"]
 ) -> Float[Tensor, " n_steps n_coordinates"]:
     """The quantile of the ratios of each group at each step, repeated for its coordinates; zero if none of them counts."""
     parts = []

@@ -41,10 +41,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from geoq.quantiles import (
-    check_quantile,
-    pinball_loss,
-)
+from geoq.quantiles import check_quantile, pinball_loss
 from geoq.rollout.features import RolloutCalibration, RolloutFeatures
 from geoq.rollout.levels import (
     counted_ratios,
