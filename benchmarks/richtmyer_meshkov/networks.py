@@ -16,7 +16,7 @@ from benchmarks.richtmyer_meshkov.bounds import (
     two_valued_bound,
     wrong,
 )
-from geoq.increments import Grid
+from geoq.increments.domain import Grid, Layout
 from geoq.increments.field_network import FieldNetwork
 from geoq.increments.prior import PredictionPrior
 from geoq.nets.unet import UNet
@@ -81,7 +81,7 @@ def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
         network = FieldNetwork(
             some.shape[1],
             n_times,
-            domain=Grid(2),
+            layout=Layout(Grid(2), tuple(some.shape[2:]), on_cells=True),
             widths=study.settings.widths,
             dropout=0.0,
         ).to(x.device)

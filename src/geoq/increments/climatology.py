@@ -8,10 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from geoq.archive import state_of, with_prefix, without_prefix
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.increments.shapes import Shapes
 from geoq.quantiles import check_quantile, rank
+from geoq.settings import check_object
 
 # At most this many order statistics are used per coordinate, and the table has this many points per coordinate.
 N_ORDERED, N_PLACES = 2048, 256
@@ -50,12 +52,7 @@ class Climatology:
     def fit(
         self, outputs: Float[Tensor, " n *output"], quantile: float
     ) -> "FittedClimatology":
-        """Tabulate the quantiles of the distances.
-
-        Args:
-            outputs: reference outputs, one row per point.
-            quantile: quantile level of the distances.
-        """
+        """Tabulate the quantiles of the distances to the outputs of all points."""
         check_quantile(quantile, "quantile")
         values = outputs.reshape(len(outputs), -1)
         places = torch.linspace(
@@ -141,21 +138,15 @@ def fit_reference(
 
 
 def check_reference(reference: object) -> None:
-    """Refuse anything that is not a reference, and a class in place of an object."""
-    if reference is None:
-        return
-    if isinstance(reference, type) or not isinstance(reference, Reference):
-        raise TypeError(
-            f"reference={reference!r} cannot be fitted; pass an object with fit(outputs, quantile), such as Climatology()."
-        )
+    """Refuse anything that is not a reference."""
+    if reference is not None:
+        check_object(reference, Reference, "reference", "Climatology()")
 
 
 def check_reference_shapes(reference: Reference | None, shapes: Shapes) -> None:
     """Refuse a reference for errors that are not elementwise, because it has one scale per output."""
-    check_reference(reference)
-    if reference is None:
-        return
-    if math.prod(shapes.outputs) != math.prod(shapes.error):
+    elementwise = math.prod(shapes.outputs) == math.prod(shapes.error)
+    if reference is not None and not elementwise:
         raise ValueError(
             f"reference={reference!r} has one scale per output, but outputs have shape {shapes.outputs} and errors have "
             f"shape {shapes.error}; use an elementwise error functional, such as absolute_error, or no reference."
@@ -173,9 +164,8 @@ def natural_scale(
     predicted = features.prediction.reshape(n, -1).double()
     natural = torch.as_tensor(reference(predicted)).to(predicted)
     usable = (natural >= 0) & natural.isfinite()
-    if predicted.isfinite().all() and (
-        natural.shape != anchor.shape or not usable.all()
-    ):
+    fits = natural.shape == anchor.shape and usable.all()
+    if predicted.isfinite().all() and not fits:
         raise ValueError(
             f"{type(reference).__name__} returned scales of shape {tuple(natural.shape)} with smallest value "
             f"{float(natural.min()):.3g} for errors of shape {tuple(anchor.shape)}; a reference must return a finite, "
@@ -203,13 +193,10 @@ def reference_state(reference: FittedReference | None) -> dict[str, Tensor]:
         raise TypeError(
             f"reference={reference!r} is an object of the user, which a file cannot hold; use Climatology()."
         )
-    return {f"reference.{name}": array for name, array in vars(reference).items()}
+    return with_prefix("reference.", state_of(reference))
 
 
 def reference_from_state(arrays: dict[str, Tensor]) -> FittedClimatology | None:
     """The reference that ``reference_state`` described."""
-    if "reference.table" not in arrays:
-        return None
-    return FittedClimatology(
-        *(arrays[f"reference.{name}"] for name in ("low", "high", "table"))
-    )
+    own = without_prefix("reference.", arrays)
+    return FittedClimatology(**own) if own else None

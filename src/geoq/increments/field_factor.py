@@ -35,9 +35,9 @@ from geoq.increments.field_network import (
     log_bound,
     max_rows,
     n_input_channels,
-    name_of,
     names_of,
     prediction,
+    words_of,
 )
 from geoq.increments.shapes import Shapes
 from geoq.quantiles import n_required, pinball_loss
@@ -99,18 +99,12 @@ class FieldFactor:
     def network(self, n_in: int, n_out: int, layout: Layout) -> FieldNetwork:
         """A new network."""
         return FieldNetwork(
-            n_in,
-            n_out,
-            domain=layout.domain,
-            widths=self.widths,
-            dropout=self.dropout,
-            pooled=not layout.on_cells,
+            n_in, n_out, layout=layout, widths=self.widths, dropout=self.dropout
         )
 
     def check_shapes(self, shapes: Shapes) -> None:
         """Refuse errors without cells, and fields to be seen that lie on other cells."""
-        layout = layout_of(self.domain, shapes)
-        check_visible(self.sees or (), shapes, layout)
+        check_visible(self.sees or (), shapes, layout_of(self.domain, shapes))
 
     def _sees(self, calibration: CalibrationSet, layout: Layout) -> tuple[Seen, ...]:
         """What the networks see, without fields on other cells.
@@ -145,9 +139,8 @@ class FieldFactor:
                 train_on(network, loss, self.training, *rows)
                 for network, rows in zip(fitted.networks, splits, strict=True)
             )
-        validation = _Validation(
-            calibration, [held_out for _, held_out in splits], bound_of
-        )
+        held_out = [rows for _, rows in splits]
+        validation = _Validation(calibration, held_out, bound_of)
         validation.choose_exponents(fitted, quantile)
         # With fewer validation tuples than the quantile level requires, the lift would be infinite.
         if not fitted.exponent.any() or len(validation.tuples) < n_required(quantile):
@@ -163,9 +156,8 @@ class FieldFactor:
         n_splits = min(self.n_splits, len(groups))
         order = torch.arange(len(groups))
         if calibration.position is None:
-            order = torch.randperm(
-                len(groups), generator=torch.Generator().manual_seed(0)
-            )
+            generator = torch.Generator().manual_seed(0)
+            order = torch.randperm(len(groups), generator=generator)
         part = (order * n_splits // len(groups)).to(group.device)[group]
         splits = []
         for number in range(n_splits):
@@ -182,7 +174,7 @@ class FieldFactor:
         bound_of: BoundOf,
         quantile: float,
     ) -> RowLoss:
-        # Channels with errors of different sizes have equal weights, and families of folds have equal weights.
+        """The pinball loss; channels with errors of different sizes have equal weights, and so have families of folds."""
         size = _channel_size(calibration, fitted.layout.n_axes).float()
         size = torch.where(size > 0, size, 1.0)
         weight = (calibration.weight * len(calibration)).float()
@@ -259,13 +251,9 @@ class FittedField:
         shape, sees = calibration.field_shape, settings.sees
         assert sees is not None
         some = calibration.subsample(max_rows(shape))
+        parts = [some.features[r] for r in chunks(len(some), 4 * math.prod(shape))]
         channels = torch.cat(
-            [
-                channels_of(
-                    sees, some.features[rows], bound_of(some.features[rows]), layout
-                )
-                for rows in chunks(len(some), 4 * math.prod(shape))
-            ]
+            [channels_of(sees, part, bound_of(part), layout) for part in parts]
         )
         n_out = layout.n_outputs(shape)
         networks = [
@@ -316,8 +304,7 @@ class FittedField:
 
     def __str__(self) -> str:
         used = int((self.exponent > 0).sum())
-        names = [name_of(seen) or "a function" for seen in self.settings.sees or ()]
-        seen = " and ".join(names).replace("_", " ")
+        seen = " and ".join(words_of(self.settings.sees or ()))
         return (
             f"a factor learned from {seen} on {used} of {len(self.exponent)} channels"
         )

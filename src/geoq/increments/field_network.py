@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from geoq.geometry import GeometricFeatures
-from geoq.increments.domain import Domain, Layout
+from geoq.increments.domain import Layout
 from geoq.increments.shapes import Shapes
 
 # Normalisations are computed from this many rows, and factors are validated on this many rows; large fields use fewer.
@@ -59,23 +59,23 @@ SEEN: dict[str, Seen] = {
 }
 
 
-def name_of(seen: Seen) -> str | None:
-    """The name of a function in ``SEEN``; None for a function of the user."""
-    return next((name for name, own in SEEN.items() if own is seen), None)
-
-
 def names_of(sees: Sequence[Seen]) -> list[str]:
     """The names of the functions, for a file; a function of the user is refused."""
-    names = []
     for seen in sees:
-        name = name_of(seen)
-        if name is None:
+        if seen not in SEEN.values():
             raise ValueError(
                 f"sees contains {seen!r}, a function of the user, which a file cannot hold; use some of {', '.join(SEEN)} "
                 "(from geoq.increments)."
             )
-        names.append(name)
-    return names
+    return [seen.__name__ for seen in sees]
+
+
+def words_of(sees: Sequence[Seen]) -> list[str]:
+    """What the networks see, in words."""
+    return [
+        seen.__name__.replace("_", " ") if seen in SEEN.values() else "a function"
+        for seen in sees
+    ]
 
 
 def channels_of(
@@ -106,23 +106,19 @@ def check_sees(sees: Any) -> None:
         )
 
 
-def rows_seen(shapes: Shapes) -> dict[Seen, tuple[str, tuple[int, ...]]]:
-    """What each function of ``SEEN`` returns: its name in messages, and the shape of one row."""
-    return {
+def check_visible(sees: Sequence[Seen], shapes: Shapes, layout: Layout) -> None:
+    """Refuse fields to be seen that lie on other cells."""
+    rows_seen = {
         inputs: ("inputs", shapes.inputs),
         prediction: ("outputs", shapes.outputs),
         displacement: ("representation", shapes.z),
         anchor_error: ("errors", shapes.error),
         log_bound: ("errors", shapes.error),
     }
-
-
-def check_visible(sees: Sequence[Seen], shapes: Shapes, layout: Layout) -> None:
-    """Refuse fields to be seen that lie on other cells."""
-    for seen, (what, shape) in rows_seen(shapes).items():
+    for seen, (what, shape) in rows_seen.items():
         # The shapes are compared, not the sizes: another grid can have equally many cells.
         if seen in sees and not layout.is_visible(shape):
-            name = name_of(seen)
+            name = seen.__name__
             raise ValueError(
                 f"sees contains {name}, but a row of the {what} has shape {shape} and an error has shape {shapes.error}, "
                 f"which do not end in the same cells, {layout.cells}; put the cells last in both, or remove {name} from sees."
@@ -140,10 +136,10 @@ class FieldNetwork(nn.Module):
     Args:
         n_in: number of channels that it sees.
         n_out: number of channels that it returns.
-        domain: where the fields lie.
+        layout: where the fields lie. If the errors do not lie on the cells, the network returns one number per channel, the mean
+            over the cells.
         widths: channels at each resolution.
         dropout: fraction of the activations that are dropped in training.
-        pooled: whether it returns one number per channel, the mean over the cells.
     """
 
     def __init__(
@@ -151,22 +147,18 @@ class FieldNetwork(nn.Module):
         n_in: int,
         n_out: int,
         *,
-        domain: Domain,
+        layout: Layout,
         widths: tuple[int, ...],
         dropout: float,
-        pooled: bool = False,
     ) -> None:
         super().__init__()
-        self.unet = domain.network(n_in, n_out, widths, dropout)
-        self.pooled = pooled
+        self.unet = layout.domain.network(n_in, n_out, widths, dropout)
+        self.pooled = not layout.on_cells
         for parameter in self.unet.output.parameters():
             nn.init.zeros_(parameter)
-        self.register_buffer("mean", torch.zeros(n_in))
-        self.register_buffer("whitening", torch.eye(n_in))
-        self.register_buffer("distances", torch.tensor([0.0, 1.0, 0.0, 0.0]))
-        self.mean: Tensor
-        self.whitening: Tensor
-        self.distances: Tensor
+        self.mean = nn.Buffer(torch.zeros(n_in))
+        self.whitening = nn.Buffer(torch.eye(n_in))
+        self.distances = nn.Buffer(torch.tensor([0.0, 1.0, 0.0, 0.0]))
 
     def fit_normalization(
         self, channels: Tensor, n_inputs: int, distance: Float[Tensor, " n"]
@@ -189,17 +181,12 @@ class FieldNetwork(nn.Module):
             standardised = flat[:n_inputs] / deviation[:n_inputs, None]
             variances, directions = torch.linalg.eigh(torch.cov(standardised))
             least = (MIN_VARIANCE * variances.max()).clamp(min=1e-30)
-            uncorrelated = directions / variances.clamp(min=least).sqrt()
-            self.whitening[:n_inputs, :n_inputs] = (
-                uncorrelated / deviation[:n_inputs, None]
-            )
+            own = directions / variances.clamp(min=least).sqrt()
+            self.whitening[:n_inputs, :n_inputs] = own / deviation[:n_inputs, None]
         log = distance.clamp(min=1e-30).log()
         spread = log.std(correction=0)
-        self.distances.copy_(
-            torch.stack(
-                [log.mean(), spread if spread > 0 else spread + 1, log.min(), log.max()]
-            )
-        )
+        spread = spread if spread > 0 else spread + 1
+        self.distances.copy_(torch.stack([log.mean(), spread, log.min(), log.max()]))
 
     def copy_normalization(self, network: "FieldNetwork") -> None:
         """Copy the normalisation of another network."""
@@ -209,11 +196,9 @@ class FieldNetwork(nn.Module):
     def forward(self, seen: tuple[Tensor, Tensor]) -> Tensor:
         channels, distance = seen
         centred = channels - self.mean.view(-1, *(1,) * (channels.ndim - 2))
-        white = torch.tensordot(self.whitening, centred, dims=([0], [1])).transpose(
-            0, 1
-        )
+        white = torch.tensordot(self.whitening, centred, dims=([0], [1]))
         centre, spread, low, high = self.distances
         # The network never sees a distance outside the range of the calibration.
         log = distance.float().clamp(min=1e-30).log().clamp(low, high)
-        answer: Tensor = self.unet(white, (log - centre) / spread)
+        answer: Tensor = self.unet(white.transpose(0, 1), (log - centre) / spread)
         return answer.flatten(2).mean(dim=2) if self.pooled else answer.flatten(1)

@@ -41,9 +41,9 @@ from geoq.increments.field_network import (
     log_bound,
     max_rows,
     n_input_channels,
-    name_of,
     names_of,
     prediction,
+    words_of,
 )
 from geoq.increments.prior import (
     CellPrior,
@@ -192,10 +192,7 @@ class IndicatorIncrement:
             if predicted.shape == error.shape
             and _largest_difference(values, predicted, error)[1]
         ]
-        otherwise = (
-            "pass the two values as values=, threshold the errors in error_functional, or use "
-            "FieldScaleIncrement()"
-        )
+        otherwise = "pass the two values as values=, threshold the errors in error_functional, or use FieldScaleIncrement()"
         raise ValueError(
             f"IndicatorIncrement(values={_name(self.values)}) is for errors that take one of two values, but some errors "
             f"differ from both by up to {difference:.3g}; {[*fitting, otherwise][0]}."
@@ -233,15 +230,10 @@ class IndicatorIncrement:
                 logit, target[rows].float(), weight
             )
 
+        trainings = map(self.training.with_seed_offset, range(self.n_networks))
         self.trainings_ = tuple(
-            train(
-                network,
-                loss,
-                self.training.with_seed_offset(number),
-                calibration.group,
-                repeatable=True,
-            )
-            for number, network in enumerate(self.networks_)
+            train(network, loss, training, calibration.group, repeatable=True)
+            for network, training in zip(self.networks_, trainings, strict=True)
         )
         return self
 
@@ -269,12 +261,7 @@ class IndicatorIncrement:
         for number in range(self.n_networks):
             with seeded(self.training.with_seed_offset(number).random_state):
                 network = FieldNetwork(
-                    n_in,
-                    n_out,
-                    domain=self.layout_.domain,
-                    widths=self.widths,
-                    dropout=0.0,
-                    pooled=not self.layout_.on_cells,
+                    n_in, n_out, layout=self.layout_, widths=self.widths, dropout=0.0
                 )
             networks.append(network.to(device))
         self.networks_ = nn.ModuleList(networks)
@@ -311,12 +298,9 @@ class IndicatorIncrement:
 
     def describe(self) -> str:
         """The fitted bound in one sentence."""
-        names = [
-            (name_of(seen) or "a function").replace("_", " ") for seen in self.sees
-        ]
         return (
-            f"the error takes one of two values ({_name(self.values)}), and the bound is the larger one where its "
-            f"probability exceeds {1 - self.quantile:.3g}, estimated from {', '.join(names)} and the distance to the data"
+            f"the error takes one of two values ({_name(self.values)}), and the bound is the larger one where its probability "
+            f"exceeds {1 - self.quantile:.3g}, estimated from {', '.join(words_of(self.sees))} and the distance to the data"
         )
 
     def at_level(self, quantile: float) -> "IndicatorIncrement":
@@ -375,10 +359,8 @@ class IndicatorIncrement:
         model.layout_ = Layout(domain or Grid(len(cells)), cells, settings["on_cells"])
         # The names of a network's weights start with its number; the other arrays belong to the prior.
         prior = {name: weights[name] for name in weights if not name[0].isdigit()}
-        has_table = "value" in prior
-        model.prior_ = (FittedPredictionPrior if has_table else FittedCellPrior)(
-            **prior
-        )
+        kind = FittedPredictionPrior if "value" in prior else FittedCellPrior
+        model.prior_ = kind(**prior)
         # Refused here if the file does not contain all networks.
         mean = weights[f"{model.n_networks - 1}.mean"]
         with torch.device("meta") as meta:

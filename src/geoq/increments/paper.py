@@ -6,7 +6,7 @@ The rate h is a network, and T standardises the features (line 11). The incremen
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import reduce
 from typing import Any
@@ -58,14 +58,10 @@ class _ScaledRate(nn.Module):
     ) -> None:
         super().__init__()
         self.network, self.n_spatial = network, n_spatial
-        self.register_buffer("mean", torch.zeros(n_features))
-        self.register_buffer("scale", torch.ones(n_features))
-        self.register_buffer("typical_rate", torch.ones(field_shape))
-        self.register_buffer("offset", torch.zeros(field_shape))
-        self.mean: Tensor
-        self.scale: Tensor
-        self.typical_rate: Tensor
-        self.offset: Tensor
+        self.mean = nn.Buffer(torch.zeros(n_features))
+        self.scale = nn.Buffer(torch.ones(n_features))
+        self.typical_rate = nn.Buffer(torch.ones(field_shape))
+        self.offset = nn.Buffer(torch.zeros(field_shape))
 
     def forward(self, features: GeometricFeatures) -> Tensor:
         standardised = Standardization(self.mean, self.scale)(features.flat.float())
@@ -79,11 +75,9 @@ class _ScaledRate(nn.Module):
         standardization = calibration.standardization
         self.mean.copy_(standardization.mean)
         self.scale.copy_(standardization.scale)
-        norm = calibration.features.norm
-        positive = norm > 0
-        rate = calibration.increment[positive] / norm[positive].view(
-            -1, *(1,) * self.offset.ndim
-        )
+        norm = calibration.features.norm.view(-1, *(1,) * self.offset.ndim)
+        positive = norm.flatten() > 0
+        rate = calibration.increment[positive] / norm[positive]
         if not len(rate):
             self.typical_rate.zero_()
             return
@@ -116,18 +110,16 @@ def _fit_rate(
 ) -> tuple[TrainingResult, ...]:
     """Train the rate with the pinball loss, each channel divided by its mean increment; return the course of the training."""
     increment = calibration.increment.float()
-    # The best bound of a coordinate does not depend on its weight in the loss, but a shared network that is trained for a
-    # finite time fits the coordinates with large weights first. Therefore outputs in different units get equal weights.
+    # A network that is trained for a finite time fits the coordinates with large weights first, so channels in different units
+    # get equal weights.
     typical = module.channel_mean(increment.mean(dim=0))
     weight = torch.where(typical > 0, 1 / typical, 0)
     if weights:
         weight = weight * weight.new_tensor(weights).view(-1, *(1,) * (weight.ndim - 1))
 
     def loss(net: nn.Module, rows: Tensor) -> Tensor:
-        return (
-            weight
-            * pinball_loss(increment[rows], net(calibration.features[rows]), quantile)
-        ).mean()
+        bound = net(calibration.features[rows])
+        return (weight * pinball_loss(increment[rows], bound, quantile)).mean()
 
     module.to(increment.device)
     module.fit_normalization(calibration, quantile)
@@ -231,10 +223,8 @@ class NormScaledIncrement:
         return model
 
     def _build(self, n_features: int, field_shape: tuple[int, ...]) -> None:
-        def make_network() -> nn.Module:
-            return MLP(n_features, math.prod(field_shape), hidden=self.hidden)
-
-        network = _initialized(make_network, self.training.random_state)
+        with seeded(self.training.random_state):
+            network = MLP(n_features, math.prod(field_shape), hidden=self.hidden)
         self.module_ = _ScaledRate(network, n_features, field_shape, n_spatial=0)
 
 
@@ -251,12 +241,8 @@ class _FieldNetwork(nn.Module):
         super().__init__()
         self.grid = z_shape[-n_spatial:]
         self.n_in = math.prod(z_shape[:-n_spatial])
-        self.unet = UNet(
-            self.n_in,
-            math.prod(field_shape[:-n_spatial]),
-            n_spatial=n_spatial,
-            widths=widths,
-        )
+        n_out = math.prod(field_shape[:-n_spatial])
+        self.unet = UNet(self.n_in, n_out, n_spatial=n_spatial, widths=widths)
 
     def forward(self, psi: Tensor) -> Tensor:
         displacement = psi[:, :-1].view(-1, self.n_in, *self.grid)
@@ -354,16 +340,7 @@ class FieldIncrement:
 
     def _build(self, z_shape: tuple[int, ...], field_shape: tuple[int, ...]) -> None:
         self.z_shape_ = z_shape
-
-        def make_network() -> nn.Module:
-            return _FieldNetwork(field_shape, z_shape, self.n_spatial, self.widths)
-
-        network = _initialized(make_network, self.training.random_state)
-        self.module_ = _ScaledRate(
-            network, math.prod(z_shape) + 1, field_shape, self.n_spatial
-        )
-
-
-def _initialized(make_network: Callable[[], nn.Module], random_state: int) -> nn.Module:
-    with seeded(random_state):
-        return make_network()
+        n_features, n_spatial = math.prod(z_shape) + 1, self.n_spatial
+        with seeded(self.training.random_state):
+            network = _FieldNetwork(field_shape, z_shape, n_spatial, self.widths)
+        self.module_ = _ScaledRate(network, n_features, field_shape, n_spatial)

@@ -65,13 +65,7 @@ class CellPrior:
         prediction: Float[Tensor, " n *output"],
         group: Int[Tensor, " n"],
     ) -> "FittedCellPrior":
-        """Estimate the prior from held-out errors; only ``is_larger`` is used.
-
-        Args:
-            is_larger: which errors took the larger of their two values.
-            prediction: the predictions of the surrogate.
-            group: the group of each row.
-        """
+        """Estimate the prior from held-out errors; only ``is_larger`` is used, see ``PredictionPrior.fit``."""
         del prediction, group
         return FittedCellPrior(_cell_logit(is_larger))
 
@@ -81,8 +75,7 @@ class FittedCellPrior(nn.Module):
 
     def __init__(self, offset: Float[Tensor, " n_channels n_cells"]) -> None:
         super().__init__()
-        self.register_buffer("offset", offset)
-        self.offset: Tensor
+        self.offset = nn.Buffer(offset)
 
     def forward(
         self, prediction: Float[Tensor, " n *output"]
@@ -149,12 +142,9 @@ class FittedPredictionPrior(nn.Module):
         logit: Float[Tensor, " n_channels n_bins"],
     ) -> None:
         super().__init__()
-        self.register_buffer("offset", offset)
-        self.register_buffer("value", value)
-        self.register_buffer("logit", logit)
-        self.offset: Tensor
-        self.value: Tensor
-        self.logit: Tensor
+        self.offset = nn.Buffer(offset)
+        self.value = nn.Buffer(value)
+        self.logit = nn.Buffer(logit)
 
     def forward(
         self, prediction: Float[Tensor, " n *output"]
@@ -174,19 +164,13 @@ def _cell_logit(
 
 
 def _sampled_cells(is_larger: Tensor) -> Int[Tensor, " n n_sampled"]:
-    """Cells of each row, all of them or a random sample.
-
-    Each row has its own sample. So all rows are used, although the cells of one row depend on each other, and errors that are
-    confined to a few cells are sampled too.
-    """
+    """Cells of each row: all of them, or a random sample of each row, so that errors in a few cells are sampled too."""
     n, _, n_cells = is_larger.shape
     n_sampled = max(1, MAX_CHANNEL_VALUES // n)
-    generator = torch.Generator().manual_seed(0)
-    cells = (
-        torch.randint(n_cells, (n, n_sampled), generator=generator)
-        if n_sampled < n_cells
-        else torch.arange(n_cells).expand(n, -1)
-    )
+    cells = torch.arange(n_cells).expand(n, -1)
+    if n_sampled < n_cells:
+        generator = torch.Generator().manual_seed(0)
+        cells = torch.randint(n_cells, (n, n_sampled), generator=generator)
     return cells.to(is_larger.device)
 
 
@@ -234,8 +218,7 @@ def _frequency_table(
     n, n_larger, total = _merge_small_bins(sums)
     frequency = ((n_larger + 0.5) / (n + 1)).clamp(MIN_FREQUENCY, 1 - MIN_FREQUENCY)
     table = torch.stack([total / n, frequency.logit()]).float()
-    padded = torch.cat([table, table[:, -1:].expand(2, N_BINS - len(n))], dim=1)
-    value, logit = padded
+    value, logit = torch.cat([table, table[:, -1:].expand(2, N_BINS - len(n))], dim=1)
     return value, logit
 
 
@@ -269,9 +252,8 @@ def _bin_edges(
     be an edge twice gets a bin of its own.
     """
     both = (prediction[is_larger].sort().values, prediction[~is_larger].sort().values)
-    edges, count = torch.cat(list(map(_equal_count_edges, both))).unique(
-        return_counts=True
-    )
+    every = torch.cat([_equal_count_edges(ordered) for ordered in both])
+    edges, count = every.unique(return_counts=True)
     below = edges[count > 1].nextafter(edges.new_tensor(-torch.inf))
     every_edge: Tensor = torch.cat([edges, below]).unique()
     return every_edge
@@ -307,11 +289,10 @@ def _coefficients(
         hessian = (x.T * (p * (1 - p))) @ x + RIDGE * torch.eye(3).to(x)
         step = torch.linalg.solve(hessian, gradient)
         # Far from the minimum a full step can raise the loss.
-        while (
-            lower := loss(weights - step)
-        ) > smallest and step.norm() > STEP_TOLERANCE:
+        while step.norm() > STEP_TOLERANCE and loss(weights - step) > smallest:
             step = step / 2
         if step.norm() <= STEP_TOLERANCE:
             break
-        weights, smallest = weights - step, lower
+        weights = weights - step
+        smallest = loss(weights)
     return weights.float()

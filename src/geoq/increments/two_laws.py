@@ -101,7 +101,7 @@ class TwoLawIncrement:
         held_out = _held_out_spline(calibration, smoothing)
         # Errors in units of the natural scale; the bound is multiplied by it at the end.
         features = self._law_features(calibration.features, held_out)
-        natural = self._natural(calibration.features)
+        natural = natural_scale(calibration.features, self.reference_)
         error = calibration.error.reshape(len(calibration), -1).double()
         weight, inner = calibration.weight.double(), calibration.interpolating
         features, error = _over(features, natural), error / natural
@@ -160,9 +160,6 @@ class TwoLawIncrement:
             disagreement=_per_output((prediction - spline).abs_(), n_outputs),
         )
 
-    def _natural(self, features: GeometricFeatures) -> Float[Tensor, " n n_outputs"]:
-        return natural_scale(features, self.reference_)
-
     def at_tuples(self, calibration: CalibrationSet) -> Tensor:
         """The increments at calibration tuples. The spline of a tuple does not contain the points that its fold held out."""
         features = calibration.features
@@ -174,12 +171,10 @@ class TwoLawIncrement:
         shape = features.anchor_error.shape
         # A GPU needs large arrays, the cache of a CPU small ones.
         n_arrays = 8 if features.anchor_error.is_cuda else 256
+        slices = chunks(len(features), n_arrays * math.prod(shape[1:]))
         parts = [
             self._increment(part, self.spline_(_z(part.inputs, self.metric_)))
-            for part in (
-                features[rows]
-                for rows in chunks(len(features), n_arrays * math.prod(shape[1:]))
-            )
+            for part in (features[rows] for rows in slices)
         ]
         return joined(parts).reshape(shape).to(features.support_distance)
 
@@ -190,7 +185,7 @@ class TwoLawIncrement:
         xp = functions_of(own["anchor"])
         natural: Any = 1.0
         if self.reference_ is not None:
-            (natural,) = own_arrays(self._natural(features))
+            (natural,) = own_arrays(natural_scale(features, self.reference_))
         bound, pi = self.inside_(own, natural), 0.0
         if self.resemblance_ is not None:
             pi = self.resemblance_(features)[:, None]
@@ -236,7 +231,6 @@ class TwoLawIncrement:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Settings and fitted numbers, for a file."""
-        settings = {"quantile": self.quantile}
         arrays = {
             **with_prefix("spline.", state_of(self.spline_)),
             **with_prefix("inside.", state_of(self.inside_)),
@@ -248,7 +242,7 @@ class TwoLawIncrement:
             arrays |= with_prefix("resemblance.", state_of(self.resemblance_))
         if self.metric_ is not None:
             arrays |= with_prefix("metric.", self.metric_.state())
-        return settings, arrays
+        return {"quantile": self.quantile}, arrays
 
     @staticmethod
     def from_state(
