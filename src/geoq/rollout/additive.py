@@ -148,9 +148,8 @@ class AdditiveRecursion:
     def __call__(self, features: RolloutFeatures) -> Float[Tensor, " n n_steps *state"]:
         psi = self.psi(features).float().nan_to_num(posinf=0.0)
         row_numbers = psi.shape[1] * max(psi.shape[2], self.module_.coefficient.numel())
-        bound = torch.cat(
-            [self.module_(psi[rows]) for rows in chunks(len(psi), row_numbers)]
-        )
+        parts = [self.module_(psi[rows]) for rows in chunks(len(psi), row_numbers)]
+        bound = torch.cat(parts)
         return bound.reshape(features.climatology.shape).to(features.climatology)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -217,12 +216,9 @@ class _Sum(nn.Module):
     def __init__(self, network: nn.Module, n_features: int, n_outputs: int) -> None:
         super().__init__()
         self.network = network
-        self.register_buffer("mean", torch.zeros(n_features))
-        self.register_buffer("scale", torch.ones(n_features))
-        self.register_buffer("coefficient", torch.ones(n_outputs))
-        self.mean: Tensor
-        self.scale: Tensor
-        self.coefficient: Tensor
+        self.mean = nn.Buffer(torch.zeros(n_features))
+        self.scale = nn.Buffer(torch.ones(n_features))
+        self.coefficient = nn.Buffer(torch.ones(n_outputs))
 
     def forward(self, psi: Tensor) -> Tensor:
         standardised = Standardization(self.mean, self.scale)(psi)

@@ -7,13 +7,7 @@ import torch
 from torch import Tensor
 
 from geoq.arrays import Array
-from geoq.checks import (
-    add_note_on_error,
-    check_callable,
-    check_count,
-    check_rows,
-    shortened,
-)
+from geoq.checks import add_note_on_error, check_callable, shortened
 from geoq.fold_plan import FoldPlan
 from geoq.probing import Ask
 from geoq.quantiles import n_required
@@ -109,12 +103,6 @@ def plan_starts(
             "raise n_starts or give more data."
         )
     return starts
-
-
-def check_initial_states(x0: Array, n_steps: int, shape: tuple[int, ...]) -> None:
-    """Refuse initial states whose shape differs from the fitted states, and a number of steps below 1."""
-    check_count(n_steps, "n_steps")
-    check_rows(x0, "x0", shape, "RolloutGeoQ was fitted on states", "state")
 
 
 def check_tolerance(

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from geoq.arrays import take, to_tensor
@@ -16,9 +15,13 @@ from geoq.fold_plan import FoldPlan
 from geoq.folds import ClusterFolds, Folds
 from geoq.geometry import Embedding, Geometry
 from geoq.increments.climatology import Climatology
-from geoq.representation import Representation, Standardization
-from geoq.rollout.features import ReferenceStates, RolloutCalibration, RolloutFeatures
-from geoq.rollout.fold_rollouts import FreshRollouts, TrainedRollouts
+from geoq.rollout.features import (
+    Embed,
+    ReferenceStates,
+    RolloutCalibration,
+    RolloutFeatures,
+)
+from geoq.rollout.fold_rollouts import FoldRollouts
 from geoq.rollout.output import Output
 from geoq.rollout.runaways import DataRange
 from geoq.rollout.trajectories import Trajectories
@@ -34,9 +37,8 @@ class RolloutProblem:
 
     Attributes:
         trajectories: the states of all trajectories.
+        embed: phi and nu; nu is fitted to these states.
         embedding: phi and nu of these states.
-        normalization: nu, fitted to these states.
-        representation: phi. None means nu.
         data_range: the range of the data; a rollout outside it has diverged.
         quantile: tau, the quantile level of the climatology.
         n_anchors: k_a, the number of anchors that displacements are measured from.
@@ -46,9 +48,8 @@ class RolloutProblem:
     """
 
     trajectories: Trajectories
+    embed: Embed
     embedding: Embedding
-    normalization: Standardization
-    representation: Representation | None
     data_range: DataRange
     quantile: float
     n_anchors: int
@@ -69,10 +70,8 @@ class RolloutProblem:
             np.flatnonzero(goes_on), device=self.embedding.z.device
         )
         states = own(to_tensor(self.trajectories.states, "trajectories"))
-        mean, scale = (
-            own(part[None])[0]
-            for part in (self.normalization.mean, self.normalization.scale)
-        )
+        nu = self.embed.normalization
+        mean, scale = (own(part[None])[0] for part in (nu.mean, nu.scale))
         no = torch.zeros_like(mean, dtype=torch.bool)
         splits = []
         for kept, held_out in plan.splits:
@@ -94,10 +93,8 @@ class RolloutProblem:
     def all_states(self, plan: FoldPlan, folds: Folds) -> ReferenceStates:
         """All states, which the features of queries are relative to.
 
-        All states are denser than the states that a fold leaves in, so the distance to the nearest k of them would be smaller
-        than the distances that the bound was fitted to. The nearest k of a random part of the states are on average as far as
-        the nearest k / p of all states, where p is the fraction of this part.
-        The states that ``ClusterFolds`` leave in are not such a part, so k stays as it is.
+        The nearest k of a random part of the states, such as those that a fold leaves in, are on average as far as the nearest
+        k / p of all states, where p is the fraction of this part. ``ClusterFolds`` do not leave such a part, so k stays as it is.
         """
         n = len(self.trajectories)
         n_kept = np.mean([len(kept) for kept, _ in plan.splits])
@@ -112,16 +109,10 @@ class RolloutProblem:
         geometry = Geometry(
             self.embedding[rows], n_anchors=self.n_anchors, n_support=self.n_support
         )
-        values = self.output(states.to(self.normalization.mean)[:, None])[:, 0]
+        states = states.to(self.embed.normalization.mean)
+        values = self.output(states[:, None])[:, 0]
         climatology = Climatology().fit(values, self.quantile)
         return ReferenceStates(geometry, climatology, self.output)
-
-    def features(
-        self, states: Float[Tensor, " n n_times *state"], reference: ReferenceStates
-    ) -> RolloutFeatures:
-        """Features along rollouts relative to the reference states; the first state of a rollout is the initial one."""
-        like = self.trajectories.states
-        return reference.features(states, self.normalization, self.representation, like)
 
 
 def cross_fit_rollouts(
@@ -129,29 +120,20 @@ def cross_fit_rollouts(
     plan: FoldPlan,
     starts: list[np.ndarray],
     *,
-    fold_rollouts: FreshRollouts | TrainedRollouts,
-    checkpoint: FinishedFolds | None = None,
+    fold_rollouts: FoldRollouts,
+    checkpoint: FinishedFolds | None,
 ) -> RolloutCalibration:
-    """Roll out the surrogate of every fold from held-out states, and compute errors and features.
+    """Roll out the surrogate of every fold from its held-out rows ``starts``, and compute errors and features.
 
-    Args:
-        problem: the trajectories and the settings.
-        plan: the folds.
-        starts: for each fold, the held-out rows that its rollouts start from.
-        fold_rollouts: the source of the rollouts.
-        checkpoint: keeps the rollouts of finished folds.
-
-    Returns:
-        The rollouts of all folds. Features are relative to the states that the fold leaves in.
+    The features are relative to the states that the fold leaves in.
     """
     trajectories, device = problem.trajectories, problem.embedding.z.device
     truth = to_tensor(trajectories.states, "trajectories")
     ahead = torch.arange(1, fold_rollouts.n_steps + 1, device=device)
+    kept = [torch.as_tensor(rows) for rows, _ in plan.splits]
     folds = [
-        Fold(number, len(starts), torch.as_tensor(kept), torch.as_tensor(first))
-        for number, ((kept, _), first) in enumerate(
-            zip(plan.splits, starts, strict=True)
-        )
+        Fold(number, len(starts), kept[number], torch.as_tensor(first))
+        for number, first in enumerate(starts)
     ]
     features: dict[int, RolloutFeatures] = {}
     errors: dict[int, Tensor] = {}
@@ -161,7 +143,7 @@ def cross_fit_rollouts(
         fold = folds[number]
         reference = problem.reference_states(fold.training_rows.to(device))
         inside = problem.data_range.cut(rolled.to(device))
-        features[number] = problem.features(inside, reference)
+        features[number] = reference.features(inside, problem.embed)
         rows = fold.evaluated_rows.to(device)[:, None] + ahead
         prediction = features[number].prediction
         error = problem.output(truth[rows].to(prediction) - prediction).abs()

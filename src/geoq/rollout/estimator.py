@@ -12,7 +12,7 @@ from torch import Tensor
 
 from geoq import parameters
 from geoq.arrays import Array, chunks, restore, to_tensor
-from geoq.checks import check_callable, check_count, check_fitted
+from geoq.checks import check_callable, check_count, check_fitted, check_rows
 from geoq.fold_plan import FoldPlan
 from geoq.folds import Folds, TemporalFolds
 from geoq.parameters import represent
@@ -23,7 +23,6 @@ from geoq.rollout import files
 from geoq.rollout.assessment import RolloutAssessment
 from geoq.rollout.checks import (
     check_all_stored,
-    check_initial_states,
     check_lengths,
     check_models,
     check_tolerance,
@@ -31,7 +30,7 @@ from geoq.rollout.checks import (
     plan_starts,
 )
 from geoq.rollout.crossfit import RolloutProblem, cross_fit_rollouts
-from geoq.rollout.features import embed
+from geoq.rollout.features import Embed
 from geoq.rollout.fold_rollouts import (
     deployed_surrogate,
     open_checkpoint,
@@ -173,7 +172,8 @@ class RolloutGeoQ:
         states = to_tensor(gathered.states, "trajectories")
         self.normalization_ = Standardization.fit(states)
         self.probes_ = gathered.states[:N_PROBES]
-        embedding = embed(states, self.normalization_, self._phi, self.probes_)
+        embed = Embed(self.normalization_, self._phi, self.probes_)
+        embedding = embed(states)
         self.limit_, self.data_range_ = self.forcing_.limits(
             embedding.normalized, self.normalization_
         )
@@ -182,9 +182,8 @@ class RolloutGeoQ:
         starts = plan_starts(self, gathered, plan)
         problem = RolloutProblem(
             gathered,
+            embed,
             embedding,
-            self.normalization_,
-            self._phi,
             self.data_range_,
             self.scheme.quantile,
             self.n_anchors,
@@ -230,9 +229,8 @@ class RolloutGeoQ:
         with stage("safe region"):
             self.safe_region_ = fit_region(self.safe_region, self.calibration_.tuples)
         features = self.calibration_.features
-        safe = self.safe_region_.contains(
-            score_along(self.safe_region_, features).flatten()
-        )
+        score = score_along(self.safe_region_, features).flatten()
+        safe = self.safe_region_.contains(score)
         bound = bound_of(self.scheme_, features).flatten(start_dim=2)
         error = self.calibration_.error.flatten(start_dim=2)
         self.held_out_ = HeldOutRollouts(
@@ -270,7 +268,9 @@ class RolloutGeoQ:
         if self.representation is not None:
             check_callable(self.representation, "representation")
         output = self.reference_states_.output
-        check_initial_states(x0, n_steps, self.forcing_.state)
+        check_count(n_steps, "n_steps")
+        shape = self.forcing_.state
+        check_rows(x0, "x0", shape, "RolloutGeoQ was fitted on states", "state")
         along = self.forcing_.along(forcing, x0, n_steps)
         if isinstance(tolerance, Relative):
             data = self.reference_states_, self.normalization_
@@ -285,14 +285,14 @@ class RolloutGeoQ:
         x0 = self.forcing_.join(x0, None if along is None else along[:, 0])
         unsafe = self._unsafe(x0, along)
         # The arrays are filled chunk by chunk; joining a list of chunks would need twice the memory.
-        for rows, answers in self._answers(
-            x0, n_steps, along, unsafe[0], largest, trust
-        ):
+        parts = self._answers(x0, n_steps, along, unsafe[0], largest, trust)
+        for rows, answers in parts:
             for name, part in answers.items():
                 if name not in arrays:
                     arrays[name] = part.new_empty((len(x0), *part.shape[1:]))
                 arrays[name][rows] = part
         lost, first = arrays.pop("lost"), arrays.pop("first_step", None)
+        nu = self.normalization_
         return RolloutAssessment(
             **{name: restore(array, x0) for name, array in arrays.items()},
             threshold=self.safe_region_.threshold,
@@ -301,9 +301,7 @@ class RolloutGeoQ:
             tolerance=tolerance,
             joint=JointBand(self.held_out_.excess, self.held_out_.start),
             trust=trust,
-            gaps=Gaps.of(lost, x0, self.normalization_, "coordinate")
-            if lost.any()
-            else None,
+            gaps=Gaps.of(lost, x0, nu, "coordinate") if lost.any() else None,
             changed=unsafe[1],
             initial=InitialStates.of(self.safe_region_, first),
         )
@@ -330,9 +328,8 @@ class RolloutGeoQ:
             forcing = None if along is None else along[rows, [*range(n_steps), -1]]
             states = roll_out(self._step, usable, n_steps, self.limit_, forcing)
             inside = self.data_range_.cut(states)
-            features = self.reference_states_.features(
-                inside, self.normalization_, self._phi, x0
-            )
+            embed = Embed(self.normalization_, self._phi, x0)
+            features = self.reference_states_.features(inside, embed)
             diverged = ~features.alive
             score = blank(score_along(self.safe_region_, features), lost)
             bound = blank(bound_of(self.scheme_, features), lost)
@@ -422,10 +419,8 @@ class RolloutGeoQ:
     def _check_arguments(self) -> None:
         for name in ("n_calibration", "n_starts", "n_anchors", "n_support"):
             check_count(getattr(self, name), name)
-        check_object(
-            self.scheme, RolloutScheme, "scheme", "SaturatingGrowth(quantile=0.9)"
-        )
-        check_object(
-            self.safe_region, Region, "safe_region", "DistanceRegion(quantile=0.95)"
-        )
+        example = "SaturatingGrowth(quantile=0.9)"
+        check_object(self.scheme, RolloutScheme, "scheme", example)
+        example = "DistanceRegion(quantile=0.95)"
+        check_object(self.safe_region, Region, "safe_region", example)
         check_models(self.surrogate, self.train_surrogate, self.representation)

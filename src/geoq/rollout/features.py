@@ -115,23 +115,12 @@ class ReferenceStates:
         return texts
 
     def features(
-        self,
-        states: Float[Tensor, " n n_times *state"],
-        normalization: Standardization,
-        representation: Representation | None,
-        like: Array,
+        self, states: Float[Tensor, " n n_times *state"], embed: "Embed"
     ) -> RolloutFeatures:
-        """Features along rollouts.
-
-        Args:
-            states: the states of the rollouts, the initial state first.
-            normalization: nu.
-            representation: phi. None means nu.
-            like: an array of the user's kind, NumPy or torch, which the representation receives.
-        """
+        """Features along rollouts, given their states, the initial state first."""
         before, after = states[:, :-1].flatten(0, 1), states[:, 1:].flatten(0, 1)
         alive = before.isfinite().flatten(start_dim=1).all(dim=1)
-        queries = embed(before[alive], normalization, representation, like)
+        queries = embed(before[alive])
         relation = self.geometry.relate(queries)
 
         def fill(values: Tensor, otherwise: float) -> Tensor:
@@ -154,18 +143,27 @@ class ReferenceStates:
         return RolloutFeatures(along, climatology, reached)
 
 
-def embed(
-    states: Tensor,
-    normalization: Standardization,
-    representation: Representation | None,
-    like: Array,
-) -> Embedding:
-    """Phi and nu of the states."""
-    normalized = normalization(states.to(normalization.mean))
-    if representation is None:
-        return Embedding(z=normalized, normalized=normalized)
-    z = evaluate(representation, restore(states, like), "representation")
-    return Embedding(z.to(normalized), normalized)
+@dataclass(frozen=True)
+class Embed:
+    """Phi and nu of states.
+
+    Attributes:
+        normalization: nu.
+        representation: phi. None means nu.
+        like: an array of the user's kind, NumPy or torch, which the representation receives.
+    """
+
+    normalization: Standardization
+    representation: Representation | None
+    like: Array
+
+    def __call__(self, states: Tensor) -> Embedding:
+        normalized = self.normalization(states.to(self.normalization.mean))
+        if self.representation is None:
+            return Embedding(z=normalized, normalized=normalized)
+        own = restore(states, self.like)
+        z = evaluate(self.representation, own, "representation")
+        return Embedding(z.to(normalized), normalized)
 
 
 @dataclass(frozen=True)

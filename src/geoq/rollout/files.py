@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from geoq import archive
-from geoq.archive import with_prefix, without_prefix
+from geoq.archive import state_of, with_prefix, without_prefix
 from geoq.arrays import to_tensor
 from geoq.checks import check_count, check_fitted
 from geoq.folds import UnavailableFolds
@@ -21,13 +21,13 @@ from geoq.regions.local_region import FittedLocalRegion, LocalRegion
 from geoq.regions.safe_region import DistanceRegion, FittedDistanceRegion, FittedRegion
 from geoq.representation import Representation, Standardization
 from geoq.rollout.additive import AdditiveRecursion
+from geoq.rollout.checks import one_step
 from geoq.rollout.features import ReferenceStates
 from geoq.rollout.forcing import Forcing
 from geoq.rollout.horizon import HeldOutRollouts
 from geoq.rollout.output import Output
 from geoq.rollout.region import FittedRolloutRegion, RolloutRegion
 from geoq.rollout.saturating import SaturatingGrowth
-from geoq.rollout.trajectories import roll_out
 from geoq.surrogate import Surrogate, evaluate
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ _SCHEMES: dict[str, type[SaturatingGrowth | AdditiveRecursion]] = {
 _RULES: dict[str, type[RolloutRegion | DistanceRegion]] = {
     rule.__name__: rule for rule in (RolloutRegion, DistanceRegion)
 }
-_CLIMATOLOGY = ("low", "high", "table")
 _HELD_OUT = ("bound", "error", "supported", "start", "excess")
 # Arrays without nan and infinity.
 _FINITE = ("mean", "scale", "points.", "climatology.", "scheme.", "probe.")
@@ -55,7 +54,6 @@ def save(geoq: "RolloutGeoQ", path: str | Path, **labels: Any) -> None:
         )
     settings, weights = scheme.state()
     geometry = geoq.reference_states_.geometry
-    climatology = geoq.reference_states_.climatology
     output = geoq.reference_states_.output
     numbers = {
         "estimator": "RolloutGeoQ",
@@ -79,7 +77,7 @@ def save(geoq: "RolloutGeoQ", path: str | Path, **labels: Any) -> None:
         "scale": geoq.normalization_.scale,
         "points.z": geometry.points.z,
         "output": output.places,
-        **{f"climatology.{part}": getattr(climatology, part) for part in _CLIMATOLOGY},
+        **with_prefix("climatology.", state_of(geoq.reference_states_.climatology)),
         **with_prefix("held_out.", geoq.held_out_.arrays),
         **with_prefix("scheme.", weights),
         **with_prefix("probe.", _answers(geoq)),
@@ -219,9 +217,7 @@ def _restore(
     geoq.limit_, geoq.data_range_ = geoq.forcing_.limits(
         geometry.points.normalized, geoq.normalization_
     )
-    climatology = FittedClimatology(
-        *(arrays[f"climatology.{part}"] for part in _CLIMATOLOGY)
-    )
+    climatology = FittedClimatology(**without_prefix("climatology.", arrays))
     output = Output(arrays["output"], tuple(numbers["output_shape"]))
     geoq.output = output.index(geoq.forcing_.state)
     geoq.reference_states_ = ReferenceStates(geometry, climatology, output)
@@ -265,9 +261,8 @@ def _restored_region(
 
 def _answers(geoq: "RolloutGeoQ") -> dict[str, Tensor]:
     """The stored states, and the answers of the callables at them."""
-    unlimited = torch.full_like(geoq.limit_, torch.inf)
     step, phi = geoq.forcing_.step(geoq.surrogate_), geoq.representation
-    after = roll_out(step, geoq.probes_, 1, unlimited)[:, 1]
+    after = one_step(step)(geoq.probes_)
     answers = {"x": to_tensor(geoq.probes_, "x"), "surrogate": after}
     if phi is not None:
         phi = geoq.forcing_.representation(phi)

@@ -1,16 +1,13 @@
 """Rollouts of the fold surrogates: sources of fold predictions in which a prediction is a whole rollout.
 
-``fold_predictions`` in ``training/fold_surrogates.py`` runs the folds, keeps their predictions in a checkpoint and distributes
-them over workers. It passes two arrays to a source, inputs x and reference outputs y, and was written for pairs. Rollouts use
-the same function with other arrays. The first array contains the states of all trajectories, one row per state. The second
-array contains the number of the trajectory of each state; it is needed to cut the states into contiguous segments for the
-training. The rows ``fold.evaluated_rows`` are the held-out states that the rollouts of the fold start from.
+``fold_predictions`` in ``training/fold_surrogates.py`` passes two arrays to a source: here the states of all trajectories, and the
+number of the trajectory of each state. The rollouts of a fold start from the held-out states ``fold.evaluated_rows``.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -50,11 +47,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FreshRollouts:
-    """One training per fold on the segments that it leaves in, together if the recipe supports it, then the rollouts.
+class FoldRollouts:
+    """Rollouts of the fold surrogates, which a recipe trains on the segments that each fold leaves in, or which are given.
 
     Attributes:
-        train_surrogate: the user's recipe.
+        recipe: the user's recipe, or the surrogates in the order of the folds.
         n_steps: the number of steps of the rollouts.
         limit: the largest absolute value of each coordinate; a rollout beyond it has diverged.
         n_weights: the number of weights of the deployed surrogate, which determines the number of threads.
@@ -62,19 +59,24 @@ class FreshRollouts:
         first: keeps the surrogate of the first fold while the next one is trained.
     """
 
-    train_surrogate: TrainStepper
+    recipe: TrainStepper | TrainedFolds
     n_steps: int
     limit: Float[Tensor, " *state"]
-    n_weights: int | None = None
-    n_forcing: int = 0
+    n_weights: int | None
+    n_forcing: int
     first: FirstFold = field(default_factory=FirstFold, repr=False, compare=False)
-    pretrained: ClassVar[bool] = False
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether the surrogates are given."""
+        return isinstance(self.recipe, TrainedFolds)
 
     def jobs(
         self, states: Array, number: Array, folds: Sequence[Fold], n_workers: int
     ) -> list[list[int]]:
-        del number
-        recipe = self.train_surrogate
+        recipe = self.recipe
+        if isinstance(recipe, TrainedFolds):
+            return recipe.jobs(states, number, folds, n_workers)
         if not isinstance(recipe, TrainSteppersTogether):
             return one_by_one(folds)
         with add_note_on_error(f"while calling {type(recipe).__name__}.n_together"):
@@ -84,19 +86,20 @@ class FreshRollouts:
     def predictions(
         self, states: Array, number: Array, folds: Sequence[Fold]
     ) -> list[Float[Tensor, " _ n_times *state"]]:
+        if isinstance(self.recipe, TrainedFolds):
+            given = self.recipe.surrogates
+            return [self._rolled_out(given[f.number], states, f) for f in folds]
+        trajectories = Trajectories(states, np.asarray(number))
+        subsets = [fold.training_rows for fold in folds]
         with threads_for(self.n_weights, states):
             surrogates = trained(
-                self.train_surrogate,
-                Trajectories(states, np.asarray(number)),
-                [fold.training_rows for fold in folds],
-                describe_folds(folds),
+                self.recipe, trajectories, subsets, describe_folds(folds)
             )
         self.first.check()
         rollouts = [
-            rolled_out(surrogate, states, fold, self)
+            self._rolled_out(surrogate, states, fold)
             for surrogate, fold in zip(surrogates, folds, strict=True)
         ]
-
         values = slice(-self.n_forcing or None)  # without the forcing of the next step
 
         def first_step(states: Array) -> Tensor:
@@ -106,50 +109,14 @@ class FreshRollouts:
         self.first.keep(first_step, starts, rollouts[0][:, 1, values], REMEDY)
         return rollouts
 
-
-@dataclass(frozen=True)
-class TrainedRollouts:
-    """Rollouts of fold surrogates that were trained elsewhere.
-
-    Attributes:
-        folds: the surrogates, in the order of the folds.
-        n_steps: the number of steps of the rollouts.
-        limit: the largest absolute value of each coordinate; a rollout beyond it has diverged.
-        n_forcing: the number of values at the end of a state that are given at every step.
-    """
-
-    folds: TrainedFolds
-    n_steps: int
-    limit: Float[Tensor, " *state"]
-    n_forcing: int = 0
-    pretrained: ClassVar[bool] = True
-
-    def jobs(
-        self, states: Array, number: Array, folds: Sequence[Fold], n_workers: int
-    ) -> list[list[int]]:
-        return self.folds.jobs(states, number, folds, n_workers)
-
-    def predictions(
-        self, states: Array, number: Array, folds: Sequence[Fold]
-    ) -> list[Float[Tensor, " _ n_times *state"]]:
-        del number
-        surrogates = self.folds.surrogates
-        return [
-            rolled_out(surrogates[fold.number], states, fold, self) for fold in folds
-        ]
-
-
-def rolled_out(
-    surrogate: Surrogate,
-    states: Array,
-    fold: Fold,
-    settings: FreshRollouts | TrainedRollouts,
-) -> Float[Tensor, " n_starts n_times *state"]:
-    """The rollouts of the fold from the states ``fold.evaluated_rows``."""
-    with add_note_on_error(f"while rolling out the surrogate of {fold}"):
-        rows, n_steps = fold.evaluated_rows, settings.n_steps
-        forcing = forcing_from(states, rows, n_steps, settings.n_forcing)
-        return roll_out(surrogate, take(states, rows), n_steps, settings.limit, forcing)
+    def _rolled_out(
+        self, surrogate: Surrogate, states: Array, fold: Fold
+    ) -> Float[Tensor, " n_starts n_times *state"]:
+        """The rollouts of the fold from the states ``fold.evaluated_rows``."""
+        rows, n_steps = fold.evaluated_rows, self.n_steps
+        with add_note_on_error(f"while rolling out the surrogate of {fold}"):
+            forcing = forcing_from(states, rows, n_steps, self.n_forcing)
+            return roll_out(surrogate, take(states, rows), n_steps, self.limit, forcing)
 
 
 def trained(
@@ -158,14 +125,7 @@ def trained(
     subsets: Sequence[Tensor],
     what: str,
 ) -> list[Surrogate]:
-    """Train a surrogate on each subset of the states, together if the recipe supports it.
-
-    Args:
-        train_surrogate: the recipe.
-        trajectories: all states.
-        subsets: for each surrogate, the rows that it is trained on; they are cut into contiguous segments.
-        what: the name of these surrogates in the note on an error.
-    """
+    """Train a surrogate on each subset of the rows, together if the recipe supports it; errors get a note with ``what``."""
     kept = [rows.numpy() for rows in subsets]
     with add_note_on_error(f"while training {what}"):
         if len(kept) > 1 and isinstance(train_surrogate, TrainSteppersTogether):
@@ -190,19 +150,19 @@ def deployed_surrogate(geoq: "RolloutGeoQ", trajectories: Trajectories) -> Surro
     return found.surrogate if isinstance(found, ForcedStep) else found
 
 
-def source_of_rollouts(
-    geoq: "RolloutGeoQ", n_folds: int
-) -> FreshRollouts | TrainedRollouts:
-    """The source of the fold rollouts: the recipe, the surrogates of the folds, or the deployed surrogate."""
+def source_of_rollouts(geoq: "RolloutGeoQ", n_folds: int) -> FoldRollouts:
+    """The rollouts of the recipe, of the surrogates of the folds, or of the deployed surrogate."""
     recipe, forcing = geoq.train_surrogate, geoq.forcing_
     if recipe is None:
         # The deployed surrogate has seen none of these data, so it serves as the surrogate of every fold.
         recipe = TrainedFolds([geoq.surrogate_] * n_folds)
-    recipe, n_steps, limit = forcing.recipe(recipe), geoq.n_calibration, geoq.limit_
-    if isinstance(recipe, TrainedFolds):
-        return TrainedRollouts(recipe, n_steps, limit, forcing.n_forcing)
-    size = n_weights(geoq.surrogate_)
-    return FreshRollouts(recipe, n_steps, limit, size, forcing.n_forcing)
+    return FoldRollouts(
+        forcing.recipe(recipe),
+        geoq.n_calibration,
+        geoq.limit_,
+        n_weights(geoq.surrogate_),
+        forcing.n_forcing,
+    )
 
 
 def open_checkpoint(

@@ -127,19 +127,19 @@ class Forcing:
         self, forcing: Array | None, x0: Array, n_steps: int
     ) -> Float[Tensor, " n n_steps n_forcing"] | None:
         """The forcing of each step of the rollouts from x0; refused unless it fits the forcing of ``fit``."""
-        if self.shape is None or forcing is None:
-            if self.shape is not None:
-                raise ValueError(
-                    f"forcing=None, but fit received a forcing of shape {self.shape} per state; pass forcing with shape "
-                    f"{(n_steps, *self.shape)} for all rollouts, or {(len(x0), n_steps, *self.shape)}."
-                )
+        if self.shape is None:
             if forcing is not None:
                 raise ValueError(
                     "forcing is given, but fit received no forcing; leave it out, or fit with forcing."
                 )
             return None
-        values = to_tensor(forcing, "forcing")
         common, each = (n_steps, *self.shape), (len(x0), n_steps, *self.shape)
+        if forcing is None:
+            raise ValueError(
+                f"forcing=None, but fit received a forcing of shape {self.shape} per state; pass forcing with shape {common} for "
+                f"all rollouts, or {each}."
+            )
+        values = to_tensor(forcing, "forcing")
         if tuple(values.shape) not in (common, each):
             raise ValueError(
                 f"forcing has shape {tuple(values.shape)}, but {len(x0)} rollouts of n_steps={n_steps} need {each}, or {common} "
@@ -227,10 +227,11 @@ def check_arguments(surrogate: Surrogate | None, *, forced: bool) -> None:
     try:
         signature.bind(*([None] * (1 + forced)))
     except TypeError as exc:
-        given, needed = "forcing", "surrogate(states, forcing)"
-        if not forced:
-            given, needed = "no forcing", "surrogate(states)"
+        conflict = (
+            "a forcing and calls surrogate(states, forcing); let it take both."
+            if forced
+            else "no forcing and calls surrogate(states); pass forcing to fit as well."
+        )
         raise TypeError(
-            f"surrogate has the arguments {signature}, but fit received {given} and calls {needed}; "
-            + ("let it take both." if forced else "pass forcing to fit as well.")
+            f"surrogate has the arguments {signature}, but fit received {conflict}"
         ) from exc

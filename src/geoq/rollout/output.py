@@ -45,19 +45,16 @@ class Output:
             raise ValueError(
                 f"output={index!r} selects no coordinate, {known}; {advice}"
             )
-        flat = torch.from_numpy(chosen.reshape(-1).copy())
-        return Output(flat, chosen.shape)
+        return Output(torch.from_numpy(chosen.reshape(-1).copy()), chosen.shape)
 
     def __call__(
         self, states: Float[Tensor, " n n_times *state"]
     ) -> Float[Tensor, " n n_times *output"]:
         """The outputs of states along rollouts."""
-        if math.prod(self.shape) == math.prod(states.shape[2:]) and _in_order(
-            self.places
-        ):
-            return states.reshape(*states.shape[:2], *self.shape)
-        chosen = states.flatten(start_dim=2)[:, :, self.places.to(states.device)]
-        return chosen.reshape(*states.shape[:2], *self.shape)
+        flat = states.flatten(start_dim=2)
+        if flat.shape[2] != len(self.places) or not _in_order(self.places):
+            flat = flat[:, :, self.places.to(states.device)]
+        return flat.reshape(*states.shape[:2], *self.shape)
 
     def left_out(self, state: tuple[int, ...]) -> Bool[Tensor, " *state"]:
         """The coordinates of the state that are not selected."""

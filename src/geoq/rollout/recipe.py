@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -113,17 +112,16 @@ class TrainRollout:
         for own in runs:
             self.check_lengths([len(run) for run in own])
         task = Windows(inputs, torch.arange(0), 1, self.loss, n_forcing)
-        networks = self._trained(task, runs, [self._fresh(task)] * len(runs))
-        same = [partial(_identity, network) for network in networks]
+        networks = self._trained(task, runs, lambda _: self._fresh(task))
         task = replace(task, n_rollout=self.n_rollout)
-        networks = self._trained(task, runs, same)
+        networks = self._trained(task, runs, networks.__getitem__)
         return [TrainedNetwork(network) for network in networks]
 
     def _trained(
         self,
         task: "Windows",
         runs: Sequence[Sequence[np.ndarray]],
-        makers: Sequence[Callable[[], nn.Module]],
+        make: Callable[[int], nn.Module],
     ) -> list[nn.Module]:
         """Make the networks and train them on rollouts: pairs if these have one step, otherwise fine-tuning."""
         states, n_steps = task.inputs, task.n_rollout
@@ -137,8 +135,11 @@ class TrainRollout:
             [own[part] for part in training.hold_out(torch.arange(len(own)).to(own))]
             for own in places.split([len(start) for start in starts])
         ]
-        if len(makers) > 1 and not training.n_decays:
-            networks = [_seeded(make, seed) for make in makers]
+        networks: list[nn.Module] = []
+        if len(runs) > 1 and not training.n_decays:
+            for number in range(len(runs)):
+                with seeded(seed):
+                    networks.append(make(number))
             if can_stack(networks[0], task):
                 members = [
                     Member(network, learned, held_out, seed)
@@ -151,22 +152,18 @@ class TrainRollout:
             return task.mean_loss(net, self.loss, rows)
 
         networks = []
-        for make, (learned, held_out) in zip(makers, rows, strict=True):
+        for number, (learned, held_out) in enumerate(rows):
             # Initial weights and dropout use the same random numbers one after the other, as in every training.
             with seeded(seed):
-                networks.append(make())
+                networks.append(make(number))
                 train_on(networks[-1], loss, training, learned, held_out)
         return networks
 
-    def _fresh(self, task: "Windows") -> Callable[[], nn.Module]:
+    def _fresh(self, task: "Windows") -> nn.Module:
         rows = task.inputs[:1]
-
-        def make() -> nn.Module:
-            network = made_by(self.make_network).to(rows.device)
-            check_network(network, self.make_network, rows, task.split(rows)[0])
-            return network
-
-        return make
+        network = made_by(self.make_network).to(rows.device)
+        check_network(network, self.make_network, rows, task.split(rows)[0])
+        return network
 
     def check_lengths(self, lengths: list[int]) -> None:
         """Refuse segments that are all too short for a fine-tuning rollout."""
@@ -241,12 +238,3 @@ def with_forcing(states: Array, *forcing: Array) -> Tensor:
 def _starts(run: Int[np.ndarray, " n_rows"], n_steps: int) -> Int[Tensor, " _"]:
     """The rows of the run after which at least ``n_steps`` rows of the run follow."""
     return torch.from_numpy(run[: max(0, len(run) - n_steps)])
-
-
-def _identity(network: nn.Module) -> nn.Module:
-    return network
-
-
-def _seeded(make: Callable[[], nn.Module], random_state: int) -> nn.Module:
-    with seeded(random_state):
-        return make()

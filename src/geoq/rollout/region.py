@@ -53,31 +53,23 @@ class RolloutRegion:
 
     def fit(self, calibration: CalibrationSet) -> "FittedRolloutRegion":
         """Set the threshold from the farthest step of each held-out rollout, and the region of initial states."""
-        data = calibration.data
-        left_out = None if data is None else data.exact
-        state = () if left_out is None else tuple(left_out.shape)
-        fields = None if left_out is None else self.initial_rule(left_out)
-        quantile = self.quantile if fields is None else fields.quantile
+        left_out = None if calibration.data is None else calibration.data.exact
+        rule = None if left_out is None else self.initial_rule(left_out)
+        quantile = self.quantile if rule is None else rule.quantile
         distance = calibration.features.support_distance
         rollout = calibration.group.unique(return_inverse=True)[1]
         farthest = distance.new_zeros(int(rollout.max()) + 1)
         farthest.scatter_reduce_(0, rollout, distance, "amax")
         threshold = float(inverse_cdf_quantile(farthest, quantile))
-        if fields is None:
+        if rule is None or left_out is None:
             return FittedRolloutRegion(threshold, self)
         # The steps of a rollout follow each other, its first step first.
         is_first = torch.ones_like(rollout, dtype=torch.bool)
         is_first[1:] = rollout[1:] != rollout[:-1]
         first = calibration[is_first.nonzero()[:, 0]]
-        features = first.features
-        states = GeometricFeatures(
-            features.displacement,
-            features.support_distance,
-            features.anchor_error,
-            _of_shape(features.prediction, state),
-            features.inputs,
-        )
-        initial = fields.fit(replace(first, features=states, error=first.error))
+        ends = _of_shape(first.features.prediction, tuple(left_out.shape))
+        features = replace(first.features, prediction=ends)
+        initial = rule.fit(replace(first, features=features))
         return FittedRolloutRegion(threshold, self, initial)
 
     def initial_rule(

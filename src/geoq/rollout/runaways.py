@@ -38,12 +38,7 @@ class DataRange:
     def of(
         points: Float[Tensor, " n *state"], normalization: Standardization
     ) -> "DataRange":
-        """The range of the data.
-
-        Args:
-            points: the standardised states of the data.
-            normalization: nu, which has standardised them.
-        """
+        """The range of the data, given their states after standardisation by nu."""
         mean, scale = normalization.mean, normalization.scale
         low, high = (mean + scale * end for end in (points.amin(0), points.amax(0)))
         width = high - low
@@ -60,9 +55,8 @@ class DataRange:
         kept = inside.flatten(start_dim=2).all(dim=2)
         kept[:, 0] = True
         kept = kept.long().cumprod(dim=1).bool()
-        return torch.where(
-            kept.reshape(*kept.shape, *(1,) * (states.ndim - 2)), states, torch.nan
-        )
+        kept = kept.reshape(*kept.shape, *(1,) * (states.ndim - 2))
+        return torch.where(kept, states, torch.nan)
 
 
 def warn_of_runaways(
@@ -74,13 +68,7 @@ def warn_of_runaways(
 ) -> None:
     """Warn if calibration rollouts diverge, with their fraction for the fold surrogates and the deployed surrogate.
 
-    Args:
-        calibration: the calibration rollouts.
-        deployed: the deployed surrogate, which is rolled out only if calibration rollouts diverge. None if it is the surrogate
-            of every fold.
-        trajectories: the states of all trajectories.
-        data_range: the range of the data.
-        n_forcing: the number of values at the end of a state that are given at every step.
+    The deployed surrogate is rolled out only in this case; None if it is the surrogate of every fold.
     """
     diverged = ~calibration.features.alive[:, -1]
     if not diverged.any():
@@ -94,11 +82,8 @@ def warn_of_runaways(
         f"n_calibration={calibration.n_steps} steps (up to {100 * worst:.3g} % in a fold)"
     )
     if deployed is not None:
-        data, rows, n_steps = (
-            trajectories.states,
-            calibration.start,
-            calibration.n_steps,
-        )
+        data, n_steps = trajectories.states, calibration.n_steps
+        rows = calibration.start
         forcing = forcing_from(data, rows, n_steps, n_forcing)
         limit = torch.maximum(data_range.low.abs(), data_range.high.abs())
         rolled = roll_out(deployed, take(data, rows), n_steps, limit, forcing)
