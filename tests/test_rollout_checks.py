@@ -56,6 +56,10 @@ class EverySecond:
             "safe_region is the class RolloutRegion, but an object",
         ),
         ({"safe_region": SafeRegion(701)}, "n_neighbors=701"),
+        (
+            {"representation": np.tanh},
+            "use neither anchors nor displacements, so it has no effect",
+        ),
         ({"scheme": SaturatingGrowth}, "pass for example scheme="),
         ({"scheme": "additive"}, "scheme='additive' has no quantile and no fit"),
         ({"folds": 5}, "folds=5 has no split"),

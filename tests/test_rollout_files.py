@@ -13,22 +13,23 @@ from geoq import (
 from geoq.rollout import AdditiveRecursion, RolloutRegion, SaturatingGrowth
 
 SURROGATE = analogue([STATES[:300]])
+SUM = AdditiveRecursion(training=Training(n_steps=30, check_every=10))
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {"scheme": SaturatingGrowth(0.9)},
-        {"scheme": AdditiveRecursion(training=Training(n_steps=30, check_every=10))},
+        {"scheme": SUM, "representation": np.tanh},
         {"safe_region": DistanceRegion(0.8)},
     ],
     ids=["SaturatingGrowth", "AdditiveRecursion", "DistanceRegion"],
 )
 def test_a_loaded_estimator_gives_the_answers_of_the_saved_one(tmp_path, settings):
-    path = tmp_path / "rollout.geoq"
-    geoq = small(SURROGATE, None, representation=np.tanh, **settings)
+    path, phi = tmp_path / "rollout.geoq", settings.get("representation")
+    geoq = small(SURROGATE, None, **settings)
     geoq.fit(STATES[300:800]).save(path)
-    loaded = RolloutGeoQ.load(path, surrogate=SURROGATE, representation=np.tanh)
+    loaded = RolloutGeoQ.load(path, surrogate=SURROGATE, representation=phi)
     same_answers(geoq, loaded)
     assert loaded.safe_region_.rule == geoq.safe_region_.rule
     assert loaded.safe_region_.threshold == geoq.safe_region_.threshold
@@ -63,7 +64,8 @@ def test_an_output_of_one_number_can_be_saved(tmp_path):
 
 def test_other_callables_and_other_classes_are_refused(tmp_path):
     path = tmp_path / "rollout.geoq"
-    small(SURROGATE, None, representation=np.tanh).fit(STATES[300:800]).save(path)
+    geoq = small(SURROGATE, None, representation=np.tanh, scheme=SUM)
+    geoq.fit(STATES[300:800]).save(path)
     other = analogue([STATES[:250]])
     with pytest.raises(ValueError, match="surrogate is not the one"):
         RolloutGeoQ.load(path, surrogate=other, representation=np.tanh)

@@ -11,10 +11,11 @@ from geoq.checks import add_note_on_error, check_callable, shortened
 from geoq.fold_plan import FoldPlan
 from geoq.probing import Ask
 from geoq.quantiles import n_required
-from geoq.regions.safe_region import NeedsNeighbors
-from geoq.representation import Representation
+from geoq.regions.safe_region import DistanceRegion, NeedsNeighbors
 from geoq.rollout.recipe import TrainRollout
-from geoq.rollout.trajectories import TrainStepper, Trajectories, roll_out
+from geoq.rollout.region import RolloutRegion
+from geoq.rollout.saturating import SaturatingGrowth
+from geoq.rollout.trajectories import Trajectories, roll_out
 from geoq.surrogate import Surrogate
 from geoq.training.fold_surrogates import (
     TrainedFolds,
@@ -28,12 +29,9 @@ if TYPE_CHECKING:
     from geoq.rollout.estimator import RolloutGeoQ
 
 
-def check_models(
-    surrogate: Surrogate | None,
-    train_surrogate: TrainStepper | TrainedFolds | None,
-    representation: Representation | None,
-) -> None:
-    """Refuse objects that cannot be called, and the absence of any model."""
+def check_models(geoq: "RolloutGeoQ") -> None:
+    """Refuse objects that cannot be called, the absence of any model, and a representation without an effect."""
+    surrogate, train_surrogate = geoq.surrogate, geoq.train_surrogate
     check_any_model(surrogate, train_surrogate, "segments")
     pretrained = isinstance(train_surrogate, TrainedFolds)
     check_deployed_surrogate_given(surrogate, train_surrogate, pretrained=pretrained)
@@ -45,8 +43,17 @@ def check_models(
         )
     if surrogate is not None:
         check_callable(surrogate, "surrogate")
-    if representation is not None:
-        check_callable(representation, "representation")
+    if geoq.representation is not None:
+        check_callable(geoq.representation, "representation")
+        region = geoq.safe_region
+        if isinstance(geoq.scheme, SaturatingGrowth) and isinstance(
+            region, RolloutRegion | DistanceRegion
+        ):
+            raise ValueError(
+                f"representation={shortened(geoq.representation)}, but SaturatingGrowth and {type(region).__name__} use neither "
+                "anchors nor displacements, so it has no effect; leave it out, or pass scheme=AdditiveRecursion() or "
+                "safe_region=SafeRegion()."
+            )
     if not (train_surrogate is None or pretrained or callable(train_surrogate)):
         raise TypeError(
             "train_surrogate must be callable as train_surrogate(segments), got "

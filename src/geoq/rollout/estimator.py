@@ -80,8 +80,10 @@ class RolloutGeoQ:
             pair (states, forcing) of arrays of equal length. ``TrainRollout`` is such a recipe. ``TrainedFolds`` uses
             surrogates that were trained elsewhere. None means that no retraining is possible: the surrogate has never seen
             the trajectories given to ``fit``.
-        representation: phi, fixed and shared by all folds. None means the standardised state, and with forcing the
-            standardised state and forcing; a function receives both.
+        representation: phi, fixed and shared by all folds. It determines the anchors and displacements, which
+            ``AdditiveRecursion`` and ``SafeRegion`` use; the default scheme and region use distances of standardised states alone,
+            so a representation is refused with them. None means the standardised state, and with forcing the standardised
+            state and forcing; a function receives both.
         folds: which states are held out together; the group of a state is the number of its trajectory. The default holds
             out blocks of time, because a forecast starts after the data and not between them. The paper's folds are
             ``ClusterFolds(5)``.
@@ -423,4 +425,4 @@ class RolloutGeoQ:
         check_object(self.scheme, RolloutScheme, "scheme", example)
         example = "DistanceRegion(quantile=0.95)"
         check_object(self.safe_region, Region, "safe_region", example)
-        check_models(self.surrogate, self.train_surrogate, self.representation)
+        check_models(self)
