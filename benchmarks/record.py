@@ -309,7 +309,8 @@ def _code(tree: ast.Module) -> str:
         has_docstring = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         if has_docstring and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
-    return ast.dump(tree)
+    # Python 3.12 added an empty list to each function and class.
+    return ast.dump(tree).replace(", type_params=[]", "")
 
 
 def installed(package: str) -> str | None:
