@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -48,9 +48,8 @@ class Grid:
             raise ValueError(
                 f"Grid(n_axes={self.n_axes!r}), but a grid is a line, a plane or a volume; choose 1, 2 or 3."
             )
-        usable = isinstance(self.periodic, tuple) and all(
-            isinstance(axis, bool) for axis in self.periodic
-        )
+        usable = isinstance(self.periodic, tuple)
+        usable = usable and all(isinstance(axis, bool) for axis in self.periodic)
         if not usable or len(self.periodic) not in (0, self.n_axes):
             raise ValueError(
                 f"Grid({self.n_axes}, periodic={self.periodic!r}): periodic has one entry, True or False, for each axis of the "
@@ -72,9 +71,7 @@ class Grid:
 
     def layout(self, shapes: Shapes) -> "Layout":
         """Where these arrays lie on the grid; refused if neither an error nor an input has the axes of the grid."""
-        error, inputs = (
-            shape[-self.n_axes :] for shape in (shapes.error, shapes.inputs)
-        )
+        error, inputs = shapes.error[-self.n_axes :], shapes.inputs[-self.n_axes :]
         few = math.prod(error) < MIN_CELLS and error != inputs
         if len(error) == self.n_axes and not few:
             warn_of_channels_last(shapes.error, self.n_axes)
@@ -141,19 +138,9 @@ class Mesh:
 
     def stencils(self, n_blocks: int) -> list[Stencils]:
         """The stencils of each block of a network; each block has twice as many neighbours as the block before it."""
-        n_neighbors = (
-            self.n_neighbors or NEIGHBORS_PER_DIMENSION * self.coordinates.shape[1]
-        )
-        return [self._stencils(n_neighbors * 2**block) for block in range(n_blocks)]
-
-    def _stencils(self, n_neighbors: int) -> Stencils:
-        if n_neighbors not in self._known:
-            self._known[n_neighbors] = Stencils.of(self.coordinates, n_neighbors)
-        return self._known[n_neighbors]
-
-    @cached_property
-    def _known(self) -> dict[int, Stencils]:
-        return {}
+        usual = NEIGHBORS_PER_DIMENSION * self.coordinates.shape[1]
+        n_neighbors = self.n_neighbors or usual
+        return [_stencils(self, n_neighbors * 2**block) for block in range(n_blocks)]
 
     def network(
         self, n_in: int, n_out: int, widths: tuple[int, ...], dropout: float
@@ -179,6 +166,12 @@ class Mesh:
                 "must be interpolated to common nodes."
             )
         return Layout(self, cells, on_cells=False)
+
+
+@lru_cache(maxsize=8)
+def _stencils(mesh: Mesh, n_neighbors: int) -> Stencils:
+    """The stencils of a mesh; kept, because several networks use them."""
+    return Stencils.of(mesh.coordinates, n_neighbors)
 
 
 Domain = Grid | Mesh

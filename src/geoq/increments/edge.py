@@ -29,9 +29,8 @@ MAX_RATIOS = 2**22
 def edge_distance(calibration: CalibrationSet) -> float:
     """The support distance up to which a query counts as interpolation."""
     distance = calibration.features.support_distance.double()
-    return float(
-        inverse_cdf_quantile(distance[calibration.interpolating], EDGE_QUANTILE)
-    )
+    inner = distance[calibration.interpolating]
+    return float(inverse_cdf_quantile(inner, EDGE_QUANTILE))
 
 
 def steepest_slope(
@@ -76,15 +75,9 @@ def required_lift(
 ) -> float:
     """The lift: the smallest number, at least 1, that makes the bound hold inside the data in every family of folds.
 
-    A learned factor covers new points less often than the points that it was fitted to, so each tuple is compared with the
-    factor that was learned without its group. Queries can resemble any family of folds; therefore the bound is lifted until
-    it holds in each family with enough tuples.
-
-    Args:
-        learned: the learned factor, and the tuples on which the bound is validated.
-        bound_of: the bound without the factor.
-        edge: only tuples with a support distance up to this one are used.
-        quantile: quantile level of the bound.
+    Each tuple is compared with the factor that was learned without its group, because a factor covers new points less often than
+    the points that it was fitted to. Queries can resemble any family of folds, so the bound must hold in each family with enough
+    tuples. Only tuples with a support distance up to ``edge`` are used.
     """
     tuples, held_out = learned.validation_set, learned.out_of_group_factor
     columns = random_coordinates(tuples, MAX_RATIOS // len(tuples))

@@ -93,11 +93,8 @@ class FieldScaleIncrement:
         check_domain(self.domain)
         if self.factor is not None:
             check_object(self.factor, Factor, "factor", "FieldFactor()")
-        if isinstance(self.factor, FieldFactor):
-            self._check_one_domain(self.factor.domain)
         check_reference(self.reference)
-
-    def _check_one_domain(self, own: Domain | None) -> None:
+        own = self.factor.domain if isinstance(self.factor, FieldFactor) else None
         if own is not None and own != self.domain:
             raise ValueError(
                 f"factor has domain={own!r}, but FieldScaleIncrement has domain={self.domain!r}; pass the domain to "
@@ -123,7 +120,6 @@ class FieldScaleIncrement:
         """Estimate the scale and the coefficient, learn the factor, and compute the lift."""
         self.reference_ = fit_reference(self.reference, calibration, self.quantile)
         self.edge_ = edge_distance(calibration)
-        device = calibration.point.device
         self.slope_ = steepest_slope(calibration, self.quantile)
         layout = layout_of(self.domain, Shapes.of(calibration))
         scale = LowRankScale(layout.n_axes).fit(
@@ -136,22 +132,21 @@ class FieldScaleIncrement:
         scale = scale / scale.mean() if scale.any() else torch.ones_like(scale)
         if calibration.data is not None and calibration.data.exact is not None:
             scale[calibration.data.exact.flatten().cpu()] = 0
-        coefficient = _coefficient(calibration, self.reference_, scale, self.quantile)
-        self.scale_, self.coefficient_ = scale.to(device), coefficient
+        self.coefficient_ = _coefficient(
+            calibration, self.reference_, scale, self.quantile
+        )
+        self.scale_ = scale.to(calibration.point.device)
         learned: Any = self._factor.fit(calibration, self._bound, self.quantile)
         if not isinstance(learned, Learned):
             raise TypeError(
                 f"{type(self._factor).__name__}.fit returned {learned!r}, but it must return a Learned."
             )
         self.factor_ = learned.fitted
-        self.lift_ = self._lift(learned)
-        return self
-
-    def _lift(self, learned: Learned) -> float:
         lift = required_lift(
             learned, self._bound, edge=self.edge_, quantile=self.quantile
         )
-        return lift if math.isfinite(lift) else 1.0
+        self.lift_ = lift if math.isfinite(lift) else 1.0
+        return self
 
     def _bound(self, features: GeometricFeatures) -> Float[Tensor, " n n_coordinates"]:
         """The bound b, without factor, lift and slope."""
@@ -250,8 +245,5 @@ def _coefficient(
     positive = shape > 0
     if not positive.any():
         return 1.0
-    return float(
-        weighted_quantile(
-            error[positive] / shape[positive], (weight * shape)[positive], quantile
-        )
-    )
+    ratio = error[positive] / shape[positive]
+    return float(weighted_quantile(ratio, (weight * shape)[positive], quantile))

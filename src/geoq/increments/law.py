@@ -99,13 +99,7 @@ class LawFeatures:
     def column(
         self, name: str, scale: Tensor | None = None, outputs: Tensor | None = None
     ) -> Tensor:
-        """One feature as it enters the law: one value per query, or per query and output.
-
-        Args:
-            name: the name of the feature.
-            scale: the scale of the errors, for features in units of the error.
-            outputs: a subset of the outputs of each row; None means all outputs.
-        """
+        """One feature as it enters the law: one value per query, or one for each of some outputs (None: all) of a query."""
         if name in ("distance", "nearest"):
             own: Tensor = logarithms(self.distance, self.nearest)[NAMES.index(name)]
             return own
@@ -175,18 +169,11 @@ class Law:
         blend: "Blend | None" = None,
         counted: Int[Tensor, " n_counted"] | None = None,
     ) -> "Law":
-        """Fit the law to calibration tuples.
+        """Fit the law to the features, errors and weights of calibration tuples.
 
-        Args:
-            features: the features of the tuples.
-            error: their errors.
-            weight: their weights.
-            levels: the quantile levels whose pinball losses the slopes minimise together.
-            ridge: penalty on the slopes.
-            blend: the other law of the blend. The intercepts are then set for the blended bound, from residuals that are held
-                out: the slopes for the residuals of one part of the tuples are fitted to the other parts. None takes the
-                intercept of the regression.
-            counted: the outputs that the law is fitted to; None means all outputs.
+        The slopes minimise the pinball losses of all ``levels`` together, with the penalty ``ridge``. With a ``blend`` the
+        intercepts are set for the blended bound, from held-out residuals; without it they come from the regression. The law is
+        fitted to the outputs ``counted``; None means all outputs.
         """
         scale = _scale(error, weight)
         outputs = _random_outputs(len(error), error.shape[1], counted)
@@ -195,13 +182,8 @@ class Law:
             outputs = outputs.to(error.device)
             own, chosen = scale[outputs], error.gather(1, outputs)
         columns = [features.column(name, own, outputs) for name in NAMES]
-        phi = torch.stack(
-            [
-                (c[:, None] if c.ndim == 1 else c).expand(chosen.shape).reshape(-1)
-                for c in columns
-            ],
-            dim=1,
-        )
+        columns = [c[:, None] if c.ndim == 1 else c for c in columns]
+        phi = torch.stack([c.expand(chosen.shape).reshape(-1) for c in columns], dim=1)
         mean, deviation = phi.mean(dim=0), phi.std(dim=0, correction=0) + 1e-9
         phi = (phi - mean) / deviation
         target = (chosen / own + MIN_ERROR).log().reshape(-1)
@@ -224,27 +206,21 @@ class Law:
         return Law(scale, mean, deviation, low, high, line.slopes, table)
 
     @cached_property
-    def _numbers(self) -> tuple[Any, Any, Any, Any, float]:
+    def _numbers(self) -> tuple[Any, ...]:
         """Scale, slopes and limits of the features before they are standardised, and the constant at the level 0.95."""
-        scale, mean, deviation, low, high, slopes, _ = own_arrays(
-            *state_of(self).values()
-        )
+        parts = own_arrays(*state_of(self).values())
+        scale, mean, deviation, low, high, slopes, _ = parts
         slope, low, high = (
-            part.reshape(-1, 1, 1)
-            for part in (
-                slopes / deviation,
-                low * deviation + mean,
-                high * deviation + mean,
-            )
+            slopes / deviation,
+            low * deviation + mean,
+            high * deviation + mean,
         )
-        constant = self.intercept(LEVEL) - float((slopes / deviation * mean).sum())
-        return scale, slope, low, high, constant
+        constant = self.intercept(LEVEL) - float((slope * mean).sum())
+        columns = (part.reshape(-1, 1, 1) for part in (slope, low, high))
+        return scale, *columns, constant
 
     def __call__(self, features: dict[str, Any], natural: Any = 1.0) -> Any:
-        """Log b of each output at the level 0.95; ``natural`` multiplies the scale.
-
-        The features are the result of ``LawFeatures.arrays``; the answer is an array of the same kind.
-        """
+        """Log b of each output at the level 0.95, given ``LawFeatures.arrays``; ``natural`` multiplies the scale."""
         scale, slope, low, high, constant = self._numbers
         xp, scale = functions_of(scale), scale * natural
 
@@ -309,11 +285,7 @@ def _held_out_residuals(
     levels: tuple[float, ...],
     ridge: float,
 ) -> Float[Tensor, " n_values"]:
-    """Residuals under slopes that were fitted without the part of the tuple.
-
-    Residuals of the fit itself would be too small, because the slopes adapt to the tuples; with few tuples the bound would cover
-    less than its level.
-    """
+    """Residuals under slopes that were fitted without the part of the tuple; those of the fit itself would be too small."""
     residual = torch.empty_like(target)
     for number in part.unique():
         own = part == number

@@ -2,23 +2,7 @@
 
 An increment model estimates an upper conditional quantile of the part of the error that the anchors do not explain (line 12). It
 needs ``quantile``, ``fit`` and ``__call__``, and nothing else. A model with more capabilities implements further protocols of
-this module; geoq checks with ``isinstance`` before it uses a capability.
-
-Example:
-    The smallest increment model adds the same number to every anchor error.
-
-    >>> from geoq.quantiles import inverse_cdf_quantile
-    >>> class ConstantIncrement:
-    ...     quantile = 0.95
-    ...
-    ...     def fit(self, calibration):
-    ...         self.constant_ = inverse_cdf_quantile(calibration.increment, self.quantile)
-    ...         return self
-    ...
-    ...     def __call__(self, features):
-    ...         return self.constant_.expand_as(features.anchor_error)
-    >>> isinstance(ConstantIncrement(), IncrementModel)
-    True
+this module; geoq checks with ``isinstance`` before it uses a capability. ``docs/own-increment.md`` has an example.
 """
 
 import copy
@@ -204,21 +188,15 @@ def check_shapes(
 ) -> None:
     """Refuse outputs of which the error functional or the increment model cannot use the shape.
 
-    Args:
-        model: the increment model; it checks the shapes if it implements ``ChecksShapes``.
-        error_functional: it is called with ``y`` in place of the predictions.
-        z: a few representations.
-        x: their inputs.
-        y: their reference outputs.
+    The arrays are the representations ``z``, the inputs and the reference outputs of a few rows. The error functional is called
+    with ``y`` in place of the predictions.
     """
     same = restore(to_tensor(y, "y").clone(), y)
-    error = to_tensor(
-        error_functional(own_copy(y), same), "the output of error_functional"
-    )
+    errors = error_functional(own_copy(y), same)
+    error = to_tensor(errors, "the output of error_functional")
     if error.ndim == 0 or len(error) != len(y):
         raise ValueError(
-            f"error_functional returned shape {tuple(error.shape)} for {len(y)} pairs; "
-            "it must return one row per pair."
+            f"error_functional returned shape {tuple(error.shape)} for {len(y)} pairs; it must return one row per pair."
         )
     if isinstance(model, ChecksShapes):
         model.check_shapes(Shapes(*(tuple(p.shape[1:]) for p in (z, error, x, y))))

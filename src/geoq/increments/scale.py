@@ -64,14 +64,7 @@ class LowRankScale:
         like: Float[Tensor, " *field"],
         quantile: float,
     ) -> Float[Tensor, " *field"]:
-        """The scale of errors that are read in chunks.
-
-        Args:
-            error_of: the errors of some tuples.
-            weight: the weights of the tuples.
-            like: the error of one tuple.
-            quantile: the quantile level of the coefficients.
-        """
+        """The scale of errors that are read in chunks by ``error_of``; ``like`` is the error of one tuple."""
         n_cells = math.prod(like.shape[like.ndim - self.n_spatial :])
         fields = like.reshape(-1, n_cells)
         some = torch.randperm(n_cells, generator=torch.Generator().manual_seed(0))
@@ -87,16 +80,9 @@ class LowRankScale:
         typical = mean.sum(dim=1, keepdim=True) / counts.sum(dim=1, keepdim=True)
         maps, sampled = self.maps(torch.where(counts, mean, typical)), torch.cat(parts)
         maps = torch.where(counts, maps, MIN_FRACTION * maps)
+        channels = zip(sampled.unbind(1), maps[:, some], counts[:, some], strict=True)
         coefficient = torch.stack(
-            [
-                _coefficient(
-                    sampled[:, channel],
-                    maps[channel, some],
-                    weight[:, None] * counts[channel, some],
-                    quantile,
-                )
-                for channel in range(len(maps))
-            ]
+            [_coefficient(e, m, weight[:, None] * c, quantile) for e, m, c in channels]
         )
         scale: Tensor = coefficient[:, None] * maps
         return scale.reshape(like.shape)
@@ -124,9 +110,7 @@ def _coefficient(
     quantile: float,
 ) -> Float[Tensor, ""]:
     """The multiple of the shape with the smallest pinball loss: the quantile of e / shape, weighted by the shape."""
-    weights = weight.double() * shape
-    multiple = weighted_quantile(
-        (error / shape).reshape(-1), weights.reshape(-1), quantile
-    )
+    ratio, weights = (error / shape).reshape(-1), (weight.double() * shape).reshape(-1)
+    multiple = weighted_quantile(ratio, weights, quantile)
     # If nearly all errors are zero, their quantile is zero too. Then the scale is the shape.
     return torch.where(multiple > 0, multiple, 1.0)

@@ -50,13 +50,7 @@ class SmoothingSpline:
         values: Float[Tensor, " n n_outputs"],
         smoothing: float,
     ) -> "SmoothingSpline":
-        """The spline through pairs; rows with equal points are averaged.
-
-        Args:
-            points: the points in the coordinates of the metric.
-            values: the outputs.
-            smoothing: see ``best_smoothing``.
-        """
+        """The spline through points, in the coordinates of the metric, and outputs; rows with equal points are averaged."""
         centres, values = _centres(points, values)
         equations = _Equations.of(centres)
         kernel, tail = equations.kernel, equations.tail
@@ -164,9 +158,8 @@ class _Equations:
         span = left[:, size > 1e-10 * size[0]]
         n_free = len(centres) - span.shape[1]
         trace = float(kernel.diagonal().sum() - (span * (kernel @ span)).sum())
-        return _Equations(
-            kernel, tail, span.shape[1], trace / n_free if n_free else 1.0
-        )
+        size_of_kernel = trace / n_free if n_free else 1.0
+        return _Equations(kernel, tail, span.shape[1], size_of_kernel)
 
 
 def _kernel(points: Tensor, centres: Tensor, n_tail: int) -> Tensor:

@@ -23,7 +23,6 @@ quantile of the largest ratio, in which a field does not contribute to the thres
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from dataclasses import fields as fields_of
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from scipy.spatial import cKDTree
 from scipy.stats import binom
 from torch import Tensor
 
-from geoq.archive import with_prefix, without_prefix
+from geoq.archive import state_of, with_prefix, without_prefix
 from geoq.arrays import CHUNK_NUMBERS, chunks
 from geoq.coordinates import Coordinates
 from geoq.crossfit import CalibrationPoints, CalibrationSet
@@ -80,11 +79,10 @@ class _Data:
     ) -> "_Data":
         """The fields of the calibration points; a few of them show whether outputs are later states."""
         n = min(N_COMPARED, max(8, CHUNK_NUMBERS // points.inputs[:1].numel()))
-        few = points.inputs[:n], points.outputs[:n]
+        inputs, outputs = points.inputs[:n], points.outputs[:n]
         n_spatial = rule.n_spatial or grid_axes(points.inputs.shape[1:])
-        layout = Layout.of(
-            coordinates.inverse(few[0]), few[1].to(few[0]), n_spatial, rule.order
-        )
+        raw = coordinates.inverse(inputs)
+        layout = Layout.of(raw, outputs.to(inputs), n_spatial, rule.order)
         return _Data(coordinates, points.inputs, points.outputs, layout)
 
     def __getitem__(self, rows: slice | Tensor) -> Fields:
@@ -154,10 +152,8 @@ class _Summaries:
         sums = [(f.mean(dim=2), f.square().mean(dim=2)) for f in flat]
         mean, square = (torch.cat(part) for part in zip(*sums, strict=True))
         channels = Channels.fit(mean, square)
-        found = [
-            (channels.moments(fields), channels.blocks(fields))
-            for fields in (data[rows].inputs for rows in parts)
-        ]
+        inputs = (data[rows].inputs for rows in parts)
+        found = [(channels.moments(own), channels.blocks(own)) for own in inputs]
         moments, blocks = (torch.cat(part) for part in zip(*found, strict=True))
         return _Summaries(channels, moments, blocks, n_patterns)
 
@@ -264,9 +260,8 @@ def _held_out_scores(
         for part in data.chunks(len(held_out)):
             rows = held_out[part]
             prediction = calibration.features.prediction[rows]
-            scores.append(
-                cloud.scores(data.with_outputs(calibration.point[rows], prediction))
-            )
+            fields = data.with_outputs(calibration.point[rows], prediction)
+            scores.append(cloud.scores(fields))
     return torch.cat(scores)
 
 
@@ -315,11 +310,11 @@ class FittedFieldRegion:
     ) -> Float[Tensor, " n n_scores"]:
         """Each score divided by its threshold, one column per score."""
         numbers = self.fields(inputs[:1], prediction[:1]).numbers
-        parts = []
-        for rows in chunks(len(inputs), numbers):
-            fields = self.fields(inputs[rows], prediction[rows])
-            parts.append(self.cloud.scores(fields) / self.thresholds)
-        return torch.cat(parts)
+        parts = [
+            self.cloud.scores(self.fields(inputs[rows], prediction[rows]))
+            for rows in chunks(len(inputs), numbers)
+        ]
+        return torch.cat(parts) / self.thresholds
 
     def fields(self, inputs: Tensor, prediction: Tensor) -> Fields:
         """Queries as fields in the units of the user."""
@@ -356,24 +351,21 @@ class FittedFieldRegion:
         which = int(ratio.argmax())
         if ratio[which] <= SAFE:
             return "windows, moments and patterns of the field are within the region of the held-out fields"
-        explanations = (
-            self._explain_windows,
-            self._explain_moments,
-            self._explain_patterns,
-            self._explain_windows,
-        )
-        return explanations[which](fields, which, label)
+        if SCORES[which] == "moments":
+            return self._explain_moments(fields, label)
+        if SCORES[which] == "patterns":
+            return self._explain_patterns(fields, which)
+        return self._explain_windows(fields, which)
 
     def _explain_constant(self, raw: Tensor, place: list[int], label: list[str]) -> str:
         channel, *cell = place
-        value = float(raw[*place])
         constant = float(self.coordinates.mean.reshape(raw.shape)[*place])
         return (
-            f"cell {tuple(cell)} of {label[channel]} is {value:.4g}, but it is {constant:.4g} in all the data, so its effect is "
-            "unknown"
+            f"cell {tuple(cell)} of {label[channel]} is {float(raw[*place]):.4g}, but it is {constant:.4g} in all the data, so its "
+            "effect is unknown"
         )
 
-    def _explain_windows(self, fields: Fields, which: int, _label: list[str]) -> str:
+    def _explain_windows(self, fields: Fields, which: int) -> str:
         grid = fields.inputs.shape[2:]
         if SCORES[which] == "windows":
             distance = self.cloud.windows.distances(fields.inputs)[0]
@@ -389,7 +381,7 @@ class FittedFieldRegion:
             f"data on average (held-out fields: at most {float(self.thresholds[which]):.2g})"
         )
 
-    def _explain_moments(self, fields: Fields, _which: int, label: list[str]) -> str:
+    def _explain_moments(self, fields: Fields, label: list[str]) -> str:
         channels, known = self.cloud.channels, self.cloud.moments
         found = channels.moments(fields.inputs)
         number = int(known.gaps(found)[0].argmax())
@@ -402,7 +394,7 @@ class FittedFieldRegion:
             return f"{text}; its nearest values in the data are {ends[0]:.4g} and {ends[1]:.4g}"
         return f"{text}; it ranges from {ends[0]:.4g} to {ends[1]:.4g} in the data"
 
-    def _explain_patterns(self, fields: Fields, which: int, _label: list[str]) -> str:
+    def _explain_patterns(self, fields: Fields, which: int) -> str:
         along = self.cloud.patterns(self.cloud.channels.blocks(fields.inputs))
         gaps = self.cloud.along.gaps(along)[0]
         axis = int(gaps.argmax())
@@ -419,10 +411,9 @@ class FittedFieldRegion:
             "thresholds": self.thresholds,
             **with_prefix("coordinates.", vars(self.coordinates)),
         }
-        for name, part in vars(self.cloud).items():
+        for name, part in state_of(self.cloud).items():
             if part is not None:
-                own = {f.name: getattr(part, f.name) for f in fields_of(part)}
-                arrays |= with_prefix(f"{name}.", own)
+                arrays |= with_prefix(f"{name}.", state_of(part))
         return arrays
 
     @staticmethod
@@ -431,9 +422,7 @@ class FittedFieldRegion:
         n_spatial, answers, changes = arrays["layout"].tolist()
         coordinates = Coordinates(**without_prefix("coordinates.", arrays))
         parts = {name: without_prefix(f"{name}.", arrays) for name in _PARTS}
-        cloud = _Cloud(
-            **{name: _PARTS[name](**part) for name, part in parts.items() if part}
-        )
+        cloud = _Cloud(**{n: _PARTS[n](**part) for n, part in parts.items() if part})
         layout = Layout(n_spatial, bool(answers), bool(changes), rule.order)
         return FittedFieldRegion(rule, coordinates, layout, cloud, arrays["thresholds"])
 

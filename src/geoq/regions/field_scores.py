@@ -67,9 +67,6 @@ class Fields:
     inputs: Float[Tensor, " n channels *grid"]
     answer: Float[Tensor, " n more *grid"] | None = None
 
-    def __len__(self) -> int:
-        return len(self.inputs)
-
     @property
     def joined(self) -> Float[Tensor, " n all *grid"]:
         """Input and answer as channels of one field."""
@@ -109,9 +106,8 @@ class Layout:
         order: Sequence[int] | None = None,
     ) -> "Layout":
         """Use changes where the outputs are closer to the inputs than to their mean."""
-        grid = inputs.shape[inputs.ndim - n_spatial :]
-        on_grid = outputs.ndim > n_spatial
-        on_grid = on_grid and outputs.shape[outputs.ndim - n_spatial :] == grid
+        grid, own = inputs.shape[-n_spatial:], outputs.shape[-n_spatial:]
+        on_grid = outputs.ndim > n_spatial and own == grid
         changes = on_grid and inputs.numel() == outputs.numel()
         if changes:
             step = (outputs - inputs.reshape(outputs.shape)).square().mean()
@@ -198,7 +194,7 @@ class Windows:
         """Find the principal axes of windows of the data, and keep the windows in these axes."""
         mean, scale = drawn.mean(dim=0), drawn.std(dim=0, correction=0)
         varies = scale > TINY * mean.abs().clamp(min=1)
-        scale = torch.where(varies, scale, torch.ones_like(scale))
+        scale = torch.where(varies, scale, 1.0)
         standard = (drawn - mean) / scale
         _, size, directions = torch.linalg.svd(standard, full_matrices=False)
         size = (size / math.sqrt(len(drawn))).clamp(min=TINY)
@@ -268,13 +264,10 @@ class Channels:
     @staticmethod
     def fit(mean: Float[Tensor, " n channels"], square: Tensor) -> "Channels":
         """Combine the means and the mean squares of the channels of all fields."""
-        variance = (square.mean(dim=0) - mean.mean(dim=0).square()).clamp(min=0)
-        size = square.mean(dim=0).sqrt()
-        varies = variance.sqrt() > CHANGED * size
-        return Channels(
-            mean.mean(dim=0),
-            torch.where(varies, variance.sqrt(), torch.zeros_like(size)),
-        )
+        mean, square = mean.mean(dim=0), square.mean(dim=0)
+        deviation = (square - mean.square()).clamp(min=0).sqrt()
+        varies = deviation > CHANGED * square.sqrt()
+        return Channels(mean, torch.where(varies, deviation, 0.0))
 
     @property
     def scale(self) -> Float[Tensor, " channels"]:
@@ -307,15 +300,13 @@ class Channels:
     ) -> Float[Tensor, " n n_blocks"]:
         """Means over blocks of cells in deviations of the channel; the cells themselves if there are few."""
         grid = fields.shape[2:]
-        shape = (-1, *(1 for _ in grid))
+        shape = (-1, *(1,) * len(grid))
         standard = (fields - self.mean.reshape(shape)) / self.scale.reshape(shape)
         coarser = (math.prod(fields.shape[1:]) / N_BLOCKS) ** (1 / len(grid))
         if coarser > 1:
-            pool: Callable[..., Tensor] = (
-                functional.adaptive_avg_pool1d,
-                functional.adaptive_avg_pool2d,
-                functional.adaptive_avg_pool3d,
-            )[len(grid) - 1]
+            pool: Callable[..., Tensor] = getattr(
+                functional, f"adaptive_avg_pool{len(grid)}d"
+            )
             standard = pool(standard, [max(1, int(n / coarser)) for n in grid])
         return standard.flatten(start_dim=1)
 

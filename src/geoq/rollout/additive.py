@@ -50,11 +50,9 @@ class AdditiveRecursion:
     The network h is trained with the pinball loss of the sum. The bound grows at every step, within the calibration horizon and
     past it, although the error of a chaotic system saturates.
 
-    The number of training steps is chosen by cross-validation over the folds. The folds are divided into at most five parts.
-    Each part in turn stops a training on the other parts early. The final training uses all folds and has the mean of
-    these numbers of steps. Whole folds are held out, because the rollouts of one fold have one surrogate in common: the loss
-    of other rollouts of the same surrogates decreases far longer than the loss of a new surrogate. A single held-out part is
-    not enough: the best number of steps differs between folds from zero to several hundred.
+    The number of training steps is chosen by cross-validation over whole folds, because the rollouts of one fold have one surrogate
+    in common. Each of at most five parts of the folds stops a training on the other parts early; the final training uses all folds
+    and has the mean of these numbers of steps, which differ between folds from zero to several hundred.
 
     Attributes:
         quantile: tau, the quantile level.

@@ -64,13 +64,9 @@ class RolloutGeoQ:
     A forced surrogate also receives inputs that are given at every step,
     :math:`\widehat u_{n+1} = \widehat F(\widehat u_n, f_n)`; see the argument ``forcing`` of ``fit``.
 
-    ``RolloutGeoQ`` has these methods of ``GeoQ``: ``fit`` with a checkpoint, ``assess``, ``bound``, ``save`` and ``load``,
-    ``get_params`` and ``set_params``, and the same repr. It does not have these:
-
-    - ``conformalize``: conformal risk control on whole held-out rollouts already sets the bound of each step at the quantile
-      level of the scheme. This holds for the default scheme; the paper's ``AdditiveRecursion`` has no conformal factors.
-    - ``bounds`` at several levels: for the same reason each level needs its own fit, with another ``quantile`` of the scheme.
-    - ``expected_error``: the schemes estimate an upper quantile of the error and not its mean.
+    Unlike ``GeoQ``, it has no ``conformalize``, because conformal risk control on whole held-out rollouts already sets the bound of
+    each step at the quantile level of the default scheme. For the same reason it has no ``bounds`` at several levels: each level
+    needs its own fit, with another ``quantile`` of the scheme. The schemes do not estimate an ``expected_error``.
 
     Attributes:
         surrogate: the trained model, a function from a batch of states to the next states, or ``step(states, forcing)``.

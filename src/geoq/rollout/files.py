@@ -227,12 +227,9 @@ def _restore(
     geoq.scheme = geoq.scheme_ = scheme
     region = numbers["safe_region"]
     geoq.safe_region = _RULES[region["rule"]](**region["settings"])
-    geoq.safe_region_ = _restored_region(
-        geoq.safe_region,
-        region,
-        output.left_out(geoq.forcing_.state),
-        without_prefix("region.", arrays),
-    )
+    left_out = output.left_out(geoq.forcing_.state)
+    own = without_prefix("region.", arrays)
+    geoq.safe_region_ = _restored_region(geoq.safe_region, region, left_out, own)
     geoq.held_out_ = HeldOutRollouts(
         **{part: arrays[f"held_out.{part}"] for part in _HELD_OUT},
         quantile=scheme.quantile,

@@ -8,10 +8,9 @@ all steps up to it are safe, have no bound above the tolerance :math:`\varepsilo
 .. math:: s_n = r_n^{1-a} \, m_n^a < \lambda, \qquad r_n = \max_j \widehat E_{n,j} / \varepsilon_j, \qquad
     m_n = \operatorname{median} \max_{m \le n} r_m, \qquad a = 1/3.
 
-The median is taken over the held-out rollouts. With a = 0 only the bound of the rollout counts, and with a = 1 all rollouts are
-trusted for the same number of steps: the steps within which few enough held-out rollouts exceed the tolerance. The first rule
-is better where the bound of a rollout is informative. The second one depends less on differences between the held-out
-rollouts and the queries. The rule in between is at least nearly as good as both.
+The median is taken over the held-out rollouts. With a = 0 only the bound of the rollout counts. With a = 1 all rollouts are
+trusted for the same number of steps, which depends less on differences between the held-out rollouts and the queries. The rule
+in between is at least nearly as good as both.
 
 A rollout is called broken if its error exceeds the tolerance at a trusted step. Let t be the first step at which the error
 exceeds the tolerance, and M the largest score up to this step,
@@ -70,11 +69,8 @@ class Trust:
         """
         n_steps = min(ratio.shape[1], len(self.typical))
         known, holds = ratio[:, :n_steps], torch.zeros_like(ratio, dtype=torch.bool)
-        typical = torch.tensor(
-            self.typical[:n_steps], dtype=torch.float64, device=ratio.device
-        )
-        score = scores(known, typical)
-        holds[:, :n_steps] = (known <= 1) & (score < self.limit)
+        typical = known.new_tensor(self.typical[:n_steps], dtype=torch.float64)
+        holds[:, :n_steps] = (known <= 1) & (scores(known, typical) < self.limit)
         return holds
 
     @property
@@ -168,14 +164,11 @@ class HeldOutRollouts:
     @property
     def arrays(self) -> dict[str, Tensor]:
         """The arrays for a file, with only the largest bound and error of each step if there are too many numbers."""
-        all_fit = self.bound.numel() <= MOST_STORED
-        bound, error = (
-            part if all_fit else part.amax(dim=2, keepdim=True)
-            for part in (self.bound, self.error)
-        )
-        stored = ("supported", "start", "excess")
-        others = {name: getattr(self, name) for name in stored}
-        return {"bound": bound, "error": error, **others}
+        arrays = {n: part for n, part in vars(self).items() if n != "quantile"}
+        if self.bound.numel() > MOST_STORED:
+            for name in ("bound", "error"):
+                arrays[name] = arrays[name].amax(dim=2, keepdim=True)
+        return arrays
 
 
 def over_tolerance(

@@ -69,9 +69,8 @@ class WithMemory:
             raise TypeError(
                 f"step returned {type(answer).__name__}, but WithMemory needs two arrays; return (values, memory)."
             )
-        for part, name, n in zip(
-            answer, ("values", "memory"), (self.n_values, self.n_memory), strict=True
-        ):
+        sizes = {"values": self.n_values, "memory": self.n_memory}
+        for part, (name, n) in zip(answer, sizes.items(), strict=True):
             if tuple(part.shape) != (len(states), n):
                 raise ValueError(
                     f"step returned {name} of shape {tuple(part.shape)} for a batch of {len(states)} states, but "
@@ -81,13 +80,10 @@ class WithMemory:
         return joined
 
     def states(self, values: Array, *forcing: Array) -> Array:
-        """The states along a true trajectory: the memory after the model has received the values one by one.
+        """The states along a true trajectory of shape (n_times, n_values), and its forcing of shape (n_times, *forcing), if any.
 
-        The memory starts at zero; leave out the first states, until it no longer depends on this start.
-
-        Args:
-            values: a trajectory, an array of shape (n_times, n_values).
-            forcing: its forcing, an array of shape (n_times, *forcing), if the step has one.
+        The memory of a state is the memory after the model has received the values before it one by one. It starts at zero; leave
+        out the first states, until it no longer depends on this start.
         """
         if values.ndim != 2 or values.shape[1] != self.n_values:
             raise ValueError(

@@ -94,14 +94,9 @@ class TrainRollout:
     def train_many(
         self, states: Array, runs: Sequence[Sequence[Int[np.ndarray, " _"]]]
     ) -> list[TrainedNetwork]:
-        """Train one network for each entry of ``runs``, all networks together where that is possible.
+        """Train one network for each list of runs of consecutive rows, all networks together where that is possible.
 
-        Args:
-            states: the states of all trajectories.
-            runs: for each network, the runs of consecutive rows that it is trained on.
-
-        Returns:
-            The networks; up to rounding, each equals ``self([states[run] for run in runs[i]])``.
+        Up to rounding, network i equals ``self([states[run] for run in runs[i]])``.
         """
         return self._networks(to_tensor(states, "states"), runs, 0)
 

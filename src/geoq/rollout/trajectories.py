@@ -61,16 +61,7 @@ class Trajectories:
     def gather(
         trajectories: Array | Sequence[Array], argument: str = "trajectories"
     ) -> "Trajectories":
-        """Join trajectories; refuse unusable ones.
-
-        Args:
-            trajectories: one trajectory, an array with time as the first axis, or a list of such arrays.
-            argument: the name of the user's argument in messages.
-
-        Raises:
-            ValueError: a trajectory has an unusable shape, another shape of states than the first one, or missing values.
-            TypeError: NumPy arrays and tensors are mixed, or a trajectory is neither.
-        """
+        """Join one trajectory, an array with time as the first axis, or a list of them; unusable ones are refused."""
         several = isinstance(trajectories, Sequence | Iterator)
         if not several or isinstance(trajectories, str):
             # Anything else is refused by its own kind: a data frame, a dictionary, a file name.
@@ -127,14 +118,9 @@ class Trajectories:
     ) -> Int[np.ndarray, " n"]:
         """Rows that calibration rollouts start from, evenly spread over the usable held-out rows.
 
-        A held-out row is usable if its trajectory continues for ``n_steps`` states after it. If there are enough rows whose
+        A held-out row is usable if its trajectory continues for ``n_steps`` states after it. If there are ``n_starts`` rows whose
         next ``n_steps`` states are all held out, only these are used: the surrogate of the fold has then seen no state of
         the true trajectory.
-
-        Args:
-            held_out: the rows that the fold holds out.
-            n_steps: the number of steps of a rollout.
-            n_starts: the number of rows to choose; fewer are returned if fewer are usable.
         """
         last = np.minimum(held_out + n_steps, len(self) - 1)
         enough = (last - held_out == n_steps) & (
@@ -170,18 +156,9 @@ def roll_out(
 
     .. math:: \widehat u_0 = u, \quad \widehat u_{n+1} = \widehat F(\widehat u_n)
 
-    A rollout stops when it becomes nan, infinite or larger than ``limit``. From that step its states are nan, and the
-    surrogate is not called on it any more.
-
-    Args:
-        surrogate: the model of one time step.
-        x0: initial states, one per row.
-        n_steps: the number of steps.
-        limit: the largest absolute value of each coordinate.
-        forcing: the last values of the states at each time, which replace those that the surrogate returns.
-
-    Returns:
-        The states of the rollouts, the initial state first.
+    A rollout stops when it becomes nan, infinite or larger than ``limit`` in a coordinate. From that step its states are nan, and the
+    surrogate is not called on it any more. The ``forcing`` replaces the last values of the states that the surrogate returns.
+    The first of the returned states is the initial one.
     """
     check_kind(surrogate, x0)
     start = to_tensor(x0, "x0")
