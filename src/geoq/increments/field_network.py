@@ -166,11 +166,6 @@ class FieldNetwork(nn.Module):
         """Standardise each channel, and decorrelate the first ``n_inputs`` channels.
 
         If the inputs are states at successive times, decorrelation gives their differences the same variance as the states.
-
-        Args:
-            channels: the channels of some rows, standardised inputs first.
-            n_inputs: number of channels of standardised inputs.
-            distance: support distances of these rows.
         """
         flat = channels.transpose(0, 1).reshape(channels.shape[1], -1).double()
         self.mean.copy_(flat.mean(dim=1))

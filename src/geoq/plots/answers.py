@@ -98,10 +98,8 @@ def summary(
         answered = np.isfinite(bound).reshape(len(bound), -1).all(axis=1)
         true, bound, safe = true[answered], bound[answered], safe[answered]
         each = np.broadcast_to(safe.reshape(-1, *[1] * (bound.ndim - 1)), bound.shape)
-        n_drawn = min(MOST_POINTS, bound.size)
-        drawn = np.random.default_rng(0).choice(
-            bound.size, n_drawn, replace=False, shuffle=False
-        )
+        rng, n_drawn = np.random.default_rng(0), min(MOST_POINTS, bound.size)
+        drawn = rng.choice(bound.size, n_drawn, replace=False, shuffle=False)
         values = [part.reshape(-1)[drawn] for part in (true, bound, each)]
         estimate_against_error(right[0], *values)
         covered = [
@@ -168,19 +166,16 @@ def fields(
         )
     one = slice(row, row + 1)
     prediction = channels_of(assessment.prediction[one], "prediction", n_spatial)
-    channel = row_index(
-        channel, len(prediction), "channel", "the channels of prediction"
-    )
-    given = {"bound": assessment.error_hat}
-    for name, values in (("expected", expected), ("error", error)):
-        if values is not None:
-            true_errors(values, name, assessment.error_hat)
-            given[name] = values
+    whole = "the channels of prediction"
+    channel = row_index(channel, len(prediction), "channel", whole)
+    given = {"bound": assessment.error_hat, "expected": expected, "error": error}
     errors = {}
     for name, values in given.items():
-        channels = channels_of(values[one], "error_hat", n_spatial)
-        # An error with a single channel belongs to all channels of the prediction.
-        errors[name] = channels[channel if len(channels) > 1 else 0]
+        if values is not None:
+            true_errors(values, name, assessment.error_hat)
+            channels = channels_of(values[one], "error_hat", n_spatial)
+            # An error with a single channel belongs to all channels of the prediction.
+            errors[name] = channels[channel if len(channels) > 1 else 0]
     outputs = {"prediction": prediction[channel]}
     if truth is not None:
         true_outputs(truth, assessment.prediction)
@@ -315,11 +310,7 @@ def _maps(
 ) -> list[Axes]:
     """Draw maps in the number of columns that makes them largest; the first axis of the grid points upwards.
 
-    Args:
-        figure: the figure.
-        outputs: the prediction, and the reference output if it is known.
-        errors: the bound and other errors.
-        largest: the end of the range of the errors. None means the largest error.
+    The range of the errors ends at ``largest``; None means the largest error.
     """
     set_layout(figure, "compressed")
     n_maps = len(outputs) + len(errors)
@@ -357,7 +348,7 @@ def _lines(
     errors: dict[str, Float[np.ndarray, " length"]],
     largest: float | None,
 ) -> list[Axes]:
-    """Draw the outputs in the upper panel and the errors in the lower one; see ``_maps`` for the arguments."""
+    """Draw the outputs in the upper panel and the errors in the lower one."""
     set_layout(figure)
     upper, lower = figure.subplots(2, 1, sharex=True)
     for name, values in outputs.items():
@@ -375,9 +366,8 @@ def _lines(
 
 def _label(name: str, errors: dict[str, np.ndarray]) -> str:
     if name != "error":
-        return {"bound": "bound of the error", "expected": "expected error"}.get(
-            name, name
-        )
+        words = {"bound": "bound of the error", "expected": "expected error"}
+        return words.get(name, name)
     covered = (errors["error"] <= errors["bound"])[~np.isnan(errors["bound"])]
     return f"true error, {covered.mean():.1%} within the bound"
 
@@ -400,10 +390,8 @@ def _rollout(
     if not safe.all():
         # Crosses slightly above the lower edge, at any range of errors.
         at_edge: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "ms": 4}
-        height = np.full((~safe).sum(), 0.04)
-        axes.plot(
-            step[~safe], height, "x", color=ESTIMATE, label="step not safe", **at_edge
-        )
+        at_edge |= {"color": ESTIMATE, "label": "step not safe"}
+        axes.plot(step[~safe], np.full((~safe).sum(), 0.04), "x", **at_edge)
     if (n_calibrated := assessment.n_calibrated) <= n_steps:
         label = "calibration horizon"
         axes.axvline(n_calibrated, color=REFERENCE, lw=1.2, ls=":", label=label)

@@ -1,7 +1,7 @@
 """A picture of a calibration: held-out errors and bounds over distance, coverage, and the folds."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, SupportsIndex, runtime_checkable
+from typing import Any, SupportsIndex
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -15,6 +15,7 @@ from geoq.checks import check_fitted
 from geoq.crossfit import CalibrationSet
 from geoq.estimator import GeoQ
 from geoq.folds import CombinedFolds
+from geoq.increments import TwoLawIncrement
 from geoq.masks import outside
 from geoq.plots.checks import check_figure, numbers_of, row_index
 from geoq.plots.style import (
@@ -76,17 +77,10 @@ def calibration(figure: Figure, geoq: GeoQ, *, output: SupportsIndex = 0) -> lis
     return [first, second, third, fourth]
 
 
-@runtime_checkable
-class AtTuples(Protocol):
-    """An increment model that uses other data of a calibration tuple than of a query."""
-
-    def at_tuples(self, calibration: CalibrationSet, /) -> Tensor: ...
-
-
 def _increments(geoq: GeoQ, tuples: CalibrationSet) -> Tensor:
     """The increments at calibration tuples."""
     model = geoq.increment_model_
-    if not isinstance(model, AtTuples):
+    if not isinstance(model, TwoLawIncrement):
         return model(tuples.features)
     if tuples.data is None:
         raise ValueError(
@@ -167,31 +161,20 @@ def _style(number: int) -> tuple[str, str]:
 def _errors_over_distance(axes: Axes, tuples: _Tuples) -> None:
     """Draw each error, and the median bound of each bin."""
     least = floor_of(np.quantile(tuples.error, [0.01]), tuples.bound.clip(0))
+    distance, error = tuples.distance, tuples.error.clip(least)
+    points: dict[str, Any] = {"s": 9, "lw": 0.7, "alpha": 0.4}
     for number, name in enumerate(tuples.names):
         own = tuples.of_family(number)
         color, marker = _style(number)
         axes.scatter(
-            tuples.distance[own],
-            tuples.error[own].clip(least),
-            s=9,
-            lw=0.7,
-            alpha=0.4,
-            c=color,
-            marker=marker,
-            label=name,
+            distance[own], error[own], c=color, marker=marker, label=name, **points
         )
     missed = tuples.covered < 1
     if missed.any():
-        axes.scatter(
-            tuples.distance[missed],
-            tuples.error[missed].clip(least),
-            s=40,
-            lw=1.2,
-            facecolors="none",
-            edgecolors=TRUE,
-            label="above its bound" if tuples.is_number else "partly above its bound",
-        )
-    middle = [np.median(tuples.distance[rows]) for rows in tuples.bins]
+        label = "above its bound" if tuples.is_number else "partly above its bound"
+        circles: dict[str, Any] = {"s": 40, "facecolors": "none", "edgecolors": TRUE}
+        axes.scatter(distance[missed], error[missed], lw=1.2, label=label, **circles)
+    middle = [np.median(distance[rows]) for rows in tuples.bins]
     bound = [np.median(tuples.bound[rows]).clip(least) for rows in tuples.bins]
     axes.plot(middle, bound, color=TRUE, lw=1.8, ls="--", label="median bound")
     axes.set(xlabel="support distance", ylabel="held-out error", yscale="log")
@@ -222,19 +205,17 @@ def _coverage_of_families(axes: Axes, tuples: _Tuples) -> None:
         for number in range(len(tuples.names))
     ]
     places = range(len(covered))
+    text: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 9}
+    text |= {"bbox": {"color": "white", "pad": 1}}
+    text |= {"xytext": (0, -9), "textcoords": "offset points"}
     for place, value in zip(places, covered, strict=True):
         color, marker = _style(place)
         axes.plot([place], [value], marker, color=color, ms=9, mew=2)
-        text: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 9}
-        text["bbox"] = {"color": "white", "pad": 1}
-        n = int(tuples.of_family(place).sum())
-        note = f"{value:.1%} of {n}"
-        below: dict[str, Any] = {"xytext": (0, -9), "textcoords": "offset points"}
-        axes.annotate(note, (place, value), **below, **text)
+        note = f"{value:.1%} of {tuples.of_family(place).sum()}"
+        axes.annotate(note, (place, value), **text)
     axes.set_xticks(places, tuples.names)
-    axes.set(
-        xlabel="family of folds", ylabel="coverage", xlim=(-0.6, len(places) - 0.4)
-    )
+    axes.set(xlabel="family of folds", ylabel="coverage")
+    axes.set_xlim(-0.6, len(places) - 0.4)
     _mark_level(axes, tuples.level, min(covered))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -84,9 +85,7 @@ def inputs(
     panels: list[Axes] = grid.flat[: len(sweeps)].tolist()
     for empty in grid.flat[len(sweeps) :]:
         empty.remove()
-    starts = np.cumsum([0, *(len(sweep.steps) for sweep in sweeps)])
-    for axes, sweep, start in zip(panels, sweeps, starts, strict=False):
-        rows = slice(start, start + len(sweep.steps))
+    for axes, sweep, rows in zip(panels, sweeps, _rows_of(sweeps), strict=True):
         _panel(axes, sweep, shown[rows])
         axes.set_xlabel(sweep.label(names))
     for first in grid[:, 0]:
@@ -249,13 +248,16 @@ def _sweep(
     yield _Sweep(number, column, steps, at, data, log)
 
 
+def _rows_of(sweeps: list[_Sweep]) -> list[slice]:
+    """The queries of each sweep, which follow each other."""
+    ends = np.cumsum([0, *(len(sweep.steps) for sweep in sweeps)]).tolist()
+    return [slice(start, end) for start, end in pairwise(ends)]
+
+
 def _queries(query: Rows, sweeps: list[_Sweep]) -> Any:
-    """The queries of all sweeps, one after the other, in the user's kind of rows."""
-    n = sum(len(sweep.steps) for sweep in sweeps)
-    ends = np.cumsum([len(sweep.steps) for sweep in sweeps]).tolist()
-    rows_of = [
-        slice(end - len(s.steps), end) for s, end in zip(sweeps, ends, strict=True)
-    ]
+    """The queries of all sweeps, in the user's kind of rows."""
+    rows_of = _rows_of(sweeps)
+    n = rows_of[-1].stop
     moved = np.repeat(to_tensor(query, "x0").cpu().numpy(), n, axis=0)
     for sweep, rows in zip(sweeps, rows_of, strict=True):
         moved[rows, sweep.number] = sweep.steps
@@ -273,10 +275,8 @@ def _queries(query: Rows, sweeps: list[_Sweep]) -> Any:
         dtype = state["dtypes"][sweep.number]
         columns[sweep.column.name][rows] = values_of(sweep.column, sweep.steps, dtype)
     series = {
-        name: nw.new_series(name, own, dtype, backend=state["library"])
-        for (name, own), dtype in zip(
-            columns.items(), frame.schema.values(), strict=True
-        )
+        name: nw.new_series(name, columns[name], dtype, backend=state["library"])
+        for name, dtype in frame.schema.items()
     }
     return nw.from_dict(series).to_native()
 
@@ -296,22 +296,17 @@ def _panel(axes: Axes, sweep: _Sweep, shown: _Shown) -> None:
         axes.plot(at, high, color=ESTIMATE, lw=1.6, ls="--", label="error bound")
     else:
         band: dict[str, Any] = {"color": ESTIMATE, "alpha": 0.3, "lw": 0}
-        axes.fill_between(
-            at, low, high, label="prediction \N{PLUS-MINUS SIGN} bound", **band
-        )
+        label = "prediction \N{PLUS-MINUS SIGN} bound"
+        axes.fill_between(at, low, high, label=label, **band)
         axes.plot(at, shown.prediction, color=TRUE, lw=1.6, label="prediction")
     if sweep.log:
         axes.set_xscale("log")
-    ticks = sweep.places(np.unique(sweep.data))[
-        :: max(1, len(sweep.data) // MOST_TICKS)
-    ]
+    data = np.unique(sweep.data)
+    ticks = sweep.places(data)[:: max(1, len(sweep.data) // MOST_TICKS)]
     style: dict[str, Any] = {"color": REFERENCE, "ms": 7, "mew": 0.6, "alpha": 0.6}
-    edge = axes.get_xaxis_transform()
+    style |= {"transform": axes.get_xaxis_transform(), "label": "calibration points"}
     if len(ticks):
-        height = np.full(len(ticks), 0.02)
-        axes.plot(
-            ticks, height, "|", transform=edge, label="calibration points", **style
-        )
+        axes.plot(ticks, np.full(len(ticks), 0.02), "|", **style)
     here = sweep.places(np.array([sweep.at]))[0]
     axes.axvline(here, color=TRUE, lw=1.0, ls=":", label="x0")
     axes.set_xlim(at[0], at[-1])
@@ -343,12 +338,12 @@ def _levels(axes: Axes, sweep: _Sweep, shown: _Shown) -> None:
 
 def _limits(sweeps: list[_Sweep], shown: _Shown) -> tuple[float, float]:
     """The range of values within the ranges of the data; bounds far outside would hide all others."""
+    # Categories and periodic numbers have no range.
+    ranges = [s.data if len(s.data) else s.steps for s in sweeps]
     inside = np.concatenate(
         [
-            (s.steps >= s.data.min()) & (s.steps <= s.data.max())
-            if len(s.data)
-            else np.ones(len(s.steps), dtype=bool)
-            for s in sweeps
+            (s.steps >= own.min()) & (s.steps <= own.max())
+            for s, own in zip(sweeps, ranges, strict=True)
         ]
     )
     ends = shown.ends[inside]

@@ -82,14 +82,7 @@ def local_scores(
 
 @dataclass(frozen=True)
 class FittedLocalRegion:
-    """The states of the data and the threshold.
-
-    Attributes:
-        rule: the rule that has set the threshold.
-        coordinates: the standardisation of states.
-        states: the standardised states of the data.
-        threshold: the largest score of a safe state.
-    """
+    """The standardised states of the data, their coordinates that are compared, and the largest score of a safe state."""
 
     rule: LocalRegion
     coordinates: Coordinates

@@ -76,15 +76,7 @@ Explains: TypeAlias = ExplainsFlags | ExplainsFields
 
 @dataclass(frozen=True)
 class Explanations:
-    """What a region needs to explain the flags of queries: itself, their coordinates T(x), and the queries.
-
-    Attributes:
-        region: the fitted region.
-        coordinates: T.
-        inputs: T of the queries.
-        queries: the queries.
-        prediction: the predictions.
-    """
+    """What explains the flags of queries: the fitted region, T, T of the queries, the queries and the predictions."""
 
     region: Explains | FittedRegion
     coordinates: Coordinates | ColumnCoordinates
@@ -105,11 +97,10 @@ class Explanations:
             )
         own = self.inputs[one]
         if isinstance(self.coordinates, ColumnCoordinates):
-            schema = schema_of(self.queries).named(names)
-            new = self.coordinates.explain_new(own, self.queries, query, schema)
+            names = schema_of(self.queries).named(names)
+            new = self.coordinates.explain_new(own, self.queries, query, names)
             if new:
                 return new
-            names = schema
         if isinstance(self.region, ExplainsFlags):
             return self.region.explain(own, names)
         return ""
@@ -123,12 +114,7 @@ class NeedsNeighbors(Protocol):
 
 
 def fit_region(region: Region, calibration: CalibrationSet) -> FittedRegion:
-    """Fit a safe region, and check its scores at some calibration tuples.
-
-    Raises:
-        TypeError: ``fit`` does not return a fitted region.
-        ValueError: the threshold is not a number, or a score is unusable.
-    """
+    """Fit a safe region; refused unless it is usable and has usable scores at some calibration tuples."""
     name = type(region).__name__
     fitted: Any = region.fit(calibration)
     if isinstance(fitted, type) or not isinstance(fitted, FittedRegion):
@@ -164,11 +150,8 @@ def flags_of(
             f"{name}.support_score returned nan; return a number for every query."
         )
     safe: Any = region.contains(score)
-    if (
-        not isinstance(safe, Tensor)
-        or tuple(safe.shape) != shape
-        or safe.is_floating_point()
-    ):
+    is_flag = isinstance(safe, Tensor) and not safe.is_floating_point()
+    if not is_flag or tuple(safe.shape) != shape:
         raise ValueError(
             f"{name}.contains returned {_described(safe)} for {shape[0]} queries; return a boolean tensor with one flag per query."
         )
@@ -292,13 +275,9 @@ class FittedSafeRegion:
         rule: SafeRegion, calibration: CalibrationSet, threshold: float
     ) -> "FittedSafeRegion":
         """The region with a known threshold."""
-        return FittedSafeRegion(
-            rule,
-            calibration.standardization,
-            calibration.standardization(calibration.features.flat),
-            rule.n_averaged(calibration),
-            threshold,
-        )
+        nu, n_neighbors = calibration.standardization, rule.n_averaged(calibration)
+        cloud = nu(calibration.features.flat)
+        return FittedSafeRegion(rule, nu, cloud, n_neighbors, threshold)
 
     @cached_property
     def _neighbors(self) -> Neighbors:
@@ -310,10 +289,8 @@ class FittedSafeRegion:
         .. math:: S(\psi) = \frac{1}{K_{safe}} \sum_{\psi_j \in \mathcal N_{T, K_{safe}}(\psi)} d_T(\psi, \psi_j)
             (eq:safe_score_standardized)
         """
-        distances, _ = self._neighbors.nearest(
-            self.standardization(features.flat), self.n_neighbors
-        )
-        return distances.mean(dim=1)
+        psi = self.standardization(features.flat)
+        return self._neighbors.nearest(psi, self.n_neighbors)[0].mean(dim=1)
 
     def contains(self, support_score: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
         """Whether the score is at most the threshold."""

@@ -19,7 +19,6 @@ against the points that its fold left in; K is the number of scores. A constant 
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -76,25 +75,18 @@ class SupportRegion:
         metric = data.metric
         if has_grid(data.inputs.shape[1:]):
             return FieldRegion(self.quantile).fit(calibration)
-        if (
-            metric is None
-            or math.prod(metric.coordinates.input_shape) > self.max_inputs
-            or metric.coordinates.constant.all()
-        ):
+        if metric is None:
             return DistanceRegion(self.quantile).fit(calibration)
-        points = _varying(data.inputs, metric.coordinates)
-        cloud = Cloud(
-            points,
-            _numpy(metric.importance)[_varies(metric.coordinates)],
-            _columns(metric.coordinates),
-            self.min_weight,
-        )
-        scores = [
-            replace(cloud, points=points[train]).scores(
-                _without_new_levels(metric.coordinates, points, train, held_out)
-            )
-            for train, held_out in _splits(calibration, data)
-        ]
+        known = metric.coordinates
+        if math.prod(known.input_shape) > self.max_inputs or known.constant.all():
+            return DistanceRegion(self.quantile).fit(calibration)
+        points = _varying(data.inputs, known)
+        importance = _numpy(metric.importance)[_varies(known)]
+        cloud = Cloud(points, importance, _columns(known), self.min_weight)
+        scores = []
+        for train, held_out in _splits(calibration, data):
+            queries = _without_new_levels(known, points, train, held_out)
+            scores.append(replace(cloud, points=points[train]).scores(queries))
         thresholds = _thresholds(np.concatenate(scores), self.quantile)
         return FittedSupportRegion(self, metric, cloud, thresholds)
 
@@ -232,11 +224,7 @@ class _Explanation:
         if ratio[SCORES.index("input")] > SAFE:
             # The most specific reason, even if another score exceeds its threshold by more.
             return self._input()
-        texts: dict[str, Callable[[], str]] = {
-            "distance": self._distance,
-            "pair": self._pair,
-            "axis": self._axis,
-        }
+        texts = {"distance": self._distance, "pair": self._pair, "axis": self._axis}
         return texts[SCORES[int(ratio.argmax())]]()
 
     def _label(self, j: int) -> str:

@@ -118,9 +118,8 @@ class Cloud:
     @cached_property
     def axes(self) -> tuple[np.ndarray, np.ndarray]:
         """Directions of the principal axes as columns, and their deviations."""
-        _, size, directions = np.linalg.svd(
-            self.points - self.mean, full_matrices=False
-        )
+        centred = self.points - self.mean
+        _, size, directions = np.linalg.svd(centred, full_matrices=False)
         size = size / math.sqrt(len(self.points))
         return directions[size > MIN_DEVIATION].T, size[size > MIN_DEVIATION]
 
@@ -148,23 +147,17 @@ class Cloud:
         centred = t - self.mean
         p = centred @ directions
         off = np.linalg.norm(centred - p @ directions.T, axis=1) / MIN_DEVIATION
-        return np.column_stack(
-            [self.along(p) / deviation, np.where(off > ROUNDING, off, 0.0)]
-        )
+        off = np.where(off > ROUNDING, off, 0.0)
+        return np.column_stack([self.along(p) / deviation, off])
 
     def scores(self, t: np.ndarray) -> np.ndarray:
         """The four scores, one column each."""
-        parts = [
-            np.column_stack(
-                [
-                    self.by_distance(part),
-                    self.by_input(part).max(axis=1),
-                    self.planes.largest(part),
-                    self.by_axis(part).max(axis=1),
-                ]
-            )
-            for part in _parts(t)
-        ]
+        parts = []
+        for part in _parts(t):
+            by_input, by_axis = self.by_input(part), self.by_axis(part)
+            pair, distance = self.planes.largest(part), self.by_distance(part)
+            scores = [distance, by_input.max(axis=1), pair, by_axis.max(axis=1)]
+            parts.append(np.column_stack(scores))
         return np.concatenate(parts)
 
     def largest_ratio(self, t: np.ndarray, thresholds: np.ndarray) -> np.ndarray:

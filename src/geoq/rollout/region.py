@@ -91,17 +91,10 @@ class RolloutRegion:
 
 @dataclass(frozen=True)
 class FittedRolloutRegion:
-    """A threshold on the support distance of a step, and the region of initial states.
-
-    Attributes:
-        threshold: the largest support distance of a safe step.
-        rule: the rule that has set it.
-        initial: the region of initial states; None for states of a single number.
-        meaning: why a step is safe, and why it is not.
-    """
+    """The largest support distance of a safe step, and the region of initial states; None for states of a single number."""
 
     threshold: float
-    rule: RolloutRegion = RolloutRegion()
+    rule: RolloutRegion
     initial: FittedFieldRegion | FittedLocalRegion | None = None
     meaning: tuple[str, str] = MEANING
 
@@ -116,13 +109,7 @@ class FittedRolloutRegion:
 
 @dataclass(frozen=True)
 class InitialStates:
-    """Initial states and their first steps, which explain why they are not safe.
-
-    Attributes:
-        region: the region of initial states.
-        inputs: the standardised initial states.
-        prediction: the states that the first step ends at.
-    """
+    """Standardised initial states and the states that their first steps end at, which explain why they are not safe."""
 
     region: FittedFieldRegion | FittedLocalRegion
     inputs: Float[Tensor, " n *state"]
