@@ -1,6 +1,5 @@
 """The answers of an assessment as a table: a data frame, a table in a notebook, or a line of text per query."""
 
-from collections.abc import Sequence
 from html import escape
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -21,16 +20,8 @@ N_OUTPUTS_SHOWN = 10
 STYLE = "text-align: left; white-space: normal; max-width: 48em"
 
 
-def outputs_named(
-    assessment: "Assessment", part: Any, names: Sequence[str] | None = None
-) -> list[tuple[str, np.ndarray]]:
-    """The outputs of a part of the answer with their names; the name is empty for one output, and "mean" for a field.
-
-    Args:
-        assessment: the assessment.
-        part: one number, vector or field per query.
-        names: the names of the outputs; the columns of y if None.
-    """
+def outputs_named(assessment: "Assessment", part: Any) -> list[tuple[str, np.ndarray]]:
+    """The outputs of a part of the answer with their names; the name is empty for one output, and "mean" for a field."""
     is_masked = isinstance(part, np.ma.MaskedArray)
     values = part if is_masked else torch.as_tensor(part).detach().cpu().numpy()
     values = values.reshape(len(values), -1)
@@ -41,7 +32,7 @@ def outputs_named(
         # A tensor has nan in the masked cells.
         mean = np.ma.masked_invalid(values).mean(axis=1)
         return [("mean", np.ma.filled(mean, np.nan))]
-    known = assessment.output_names if names is None else names
+    known = assessment.output_names
     if known is None or len(known) != n:
         known = [f"output {i}" for i in range(n)]
     outputs = zip(known, values.T, strict=True)

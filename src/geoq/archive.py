@@ -160,11 +160,8 @@ def check_values(
 ) -> None:
     """Refuse values that a calibration cannot produce.
 
-    Args:
-        arrays: the arrays of a file.
-        finite: starts of the names of arrays without nan and infinity.
-        defined: starts of the names of arrays without nan, but possibly with infinity.
-        errors: names of arrays without negative and infinite values.
+    The names of arrays without nan and infinity start with a text in ``finite``, and the names of arrays without nan with a text
+    in ``defined``. ``errors`` are the names of arrays without negative and infinite values.
     """
     for name, array in arrays.items():
         if not array.is_floating_point():
@@ -229,11 +226,8 @@ def check_surrogate(
 ) -> None:
     """Refuse a surrogate whose answers on the stored inputs differ by more than rounding and by more than 1 % of its errors.
 
-    Args:
-        answer: the answers of the surrogate.
-        expected: the answers in the file.
-        typical: the typical held-out error of each channel.
-        distance: the error functional between the answers in the file and these answers, averaged over each channel.
+    ``typical`` is the typical held-out error of each channel, and ``distance`` the error functional between two answers, averaged
+    over each channel.
     """
     _check_shape("surrogate", answer, expected)
     gap, expected = (answer - expected.to(answer)).abs(), expected.to(answer)

@@ -31,15 +31,9 @@ SMALL_NUMBERS = 2**19
 
 
 def to_tensor(array: Rows, name: str) -> Tensor:
-    """Convert an array to a floating-point tensor, without a copy where possible.
+    """Convert an array of real numbers, integers or booleans to a floating-point tensor, without a copy where possible.
 
-    Args:
-        array: a NumPy array or a tensor of real numbers, integers or booleans.
-        name: the name of the argument, for the error message.
-
-    Raises:
-        TypeError: the array holds something else than real numbers.
-        ValueError: values of a masked array are masked.
+    Anything else, and masked values, are refused under the name of the argument.
     """
     if isinstance(array, Table):
         array = array.array
@@ -192,13 +186,7 @@ def converted(values: Tensor, like: Tensor) -> Tensor:
 def in_chunks(
     rows_of_part: Callable[[slice], Tensor], n_rows: int, like: Tensor
 ) -> Tensor:
-    """All rows of a result that is computed in chunks; in a scratch file if it is large and scratch files are in use.
-
-    Args:
-        rows_of_part: computes some rows.
-        n_rows: the number of all rows.
-        like: a row of the result.
-    """
+    """All rows of a result like a given row, computed in chunks; in a scratch file if it is large and scratch files are in use."""
     if not in_use():
         return rows_of_part(slice(0, n_rows))
     place = empty_like_rows(like, n_rows)
@@ -208,12 +196,7 @@ def in_chunks(
 
 
 def chunks(n_rows: int, row_numbers: int) -> Iterator[slice]:
-    """Slices that cover all rows, each of about ``CHUNK_NUMBERS`` numbers and at least one row.
-
-    Args:
-        n_rows: the number of rows.
-        row_numbers: how many numbers one row holds.
-    """
+    """Slices that cover all rows of ``row_numbers`` numbers, each of about ``CHUNK_NUMBERS`` numbers and at least one row."""
     step = max(1, CHUNK_NUMBERS // max(1, row_numbers))
     return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
 

@@ -44,13 +44,7 @@ def add_note_on_error(note: str) -> Iterator[None]:
 
 
 def check_number(value: object, name: str, what: str) -> None:
-    """Refuse anything that is not a real number, such as a string, a list or an array.
-
-    Args:
-        value: what is checked.
-        name: the name of the argument.
-        what: what the number means, with an example.
-    """
+    """Refuse anything that is not a real number; ``what`` is the meaning of the number, with an example."""
     if isinstance(value, Real) and not isinstance(value, bool | np.bool_):
         return
     raise TypeError(
@@ -102,14 +96,7 @@ def clear_fitted(estimator: object) -> None:
 def check_finite(
     tensor: Tensor, name: str, way_out: str = REMOVE, if_masked: str = ""
 ) -> None:
-    """Refuse NaN and infinity.
-
-    Args:
-        tensor: what is checked.
-        name: its name in the message, which gives the position of the first bad value and their number.
-        way_out: what the user can do.
-        if_masked: another way out, for fields that are missing at the same places in all samples.
-    """
+    """Refuse NaN and infinity; ``if_masked`` is the way out for fields that are missing at the same places in all samples."""
     parts = chunks(len(tensor), tensor[:1].numel()) if tensor.ndim else [...]
     if all(bool(tensor[part].isfinite().all()) for part in parts):
         return
@@ -146,13 +133,7 @@ def check_inputs_unit(tensor: Tensor, name: str) -> None:
 def check_outputs_unit(
     tensor: Tensor, name: str, dtype: torch.dtype | None = None
 ) -> None:
-    """Refuse values that are so large or so small that their squares overflow or vanish.
-
-    Args:
-        tensor: the values.
-        name: their name in the message.
-        dtype: the precision of the computation; None means the precision of the values.
-    """
+    """Refuse values whose squares overflow or vanish in a precision, which is by default the precision of the values."""
     dtype = tensor.dtype if dtype is None else dtype
     low, high = _UNITS[dtype]
     least, most = tensor.amin().item(), tensor.amax().item()

@@ -328,13 +328,10 @@ def fit_columns(
     *,
     logarithms: bool,
 ) -> ColumnCoordinates:
-    """The coordinates of a table.
+    """The coordinates of a table, whose missing values are nan; ``schema`` is None for arrays.
 
-    Args:
-        points: the columns as numbers, with nan for missing values.
-        kinds: what columns are, by name or number; the others are found from the data.
-        schema: the columns of a data frame; None for arrays.
-        logarithms: whether positive columns that span three decades are used as logarithms.
+    Columns that are not in ``kinds`` are found from the data, with or without logarithms of positive columns that span three
+    decades.
     """
     if points.ndim != 2:
         raise ValueError(

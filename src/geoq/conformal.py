@@ -34,6 +34,7 @@ from geoq.quantiles import (
     n_required,
 )
 from geoq.regions.safe_region import FittedRegion, flags_of
+from geoq.settings import check_object
 from geoq.surrogate import errors_of, evaluate
 
 if TYPE_CHECKING:
@@ -58,14 +59,6 @@ class Guarantee(Protocol):
 
         It is computed from errors divided by their bounds, which are nan where a value is absent.
         """
-
-
-def check_guarantee(guarantee: object) -> None:
-    """Refuse objects that are not a guarantee, and classes."""
-    if isinstance(guarantee, type) or not isinstance(guarantee, Guarantee):
-        raise TypeError(
-            f"guarantee={guarantee!r} must be an object with n_required() and factor(), such as guarantee=WholeField(0.9)."
-        )
 
 
 @dataclass(frozen=True)
@@ -202,13 +195,8 @@ def _positive(factor: float, quantile: float) -> float:
 def factors_from_pairs(
     geoq: "GeoQ", x: Rows, y: Rows, guarantee: Guarantee
 ) -> ConformalFactors:
-    """The conformal factors of a fitted GeoQ, from pairs that neither surrogate nor calibration has seen.
-
-    Raises:
-        ValueError: the pairs are unusable, some of them are pairs of ``fit``, or too few of them are safe.
-        TypeError: the increment model cannot be scaled, or ``guarantee`` is not a guarantee.
-    """
-    check_guarantee(guarantee)
+    """The conformal factors of a fitted GeoQ, from pairs that neither surrogate nor calibration has seen; see ``conformalize``."""
+    check_object(guarantee, Guarantee, "guarantee", "WholeField(0.9)")
     y, absent = present_pairs(geoq.mask_, y)
     check_pairs(x, y)
     model = geoq.increment_model_

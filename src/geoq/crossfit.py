@@ -256,15 +256,8 @@ def cross_fit(
     """Features and errors of every held-out point of all folds (lines 6-10).
 
     Line 8 is computed in two parts. The neighbours of all folds are found before line 7, because they determine the points at
-    which a fold surrogate is evaluated; only predictions are kept, never the fold surrogates themselves.
-
-    Args:
-        data: the points of the data.
-        plan: the folds.
-        fold_surrogates: the source of the fold surrogates. None means the deployed surrogate, which has not seen the data.
-        error_functional: rho.
-        geometry: the geometry of all points.
-        checkpoint: where finished folds are kept.
+    which a fold surrogate is evaluated; only predictions are kept, never the fold surrogates themselves. Without a source of fold
+    surrogates, all errors are the errors of the deployed surrogate, which has not seen the data.
     """
     # Line 8, first part: the anchors and features of the held-out points.
     numbers = range(len(plan.splits))

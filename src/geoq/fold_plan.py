@@ -158,13 +158,7 @@ def draw_folds(
 
     ``RandomFolds``, ``ClusterFolds`` and ``NestedFolds`` then divide the groups, each at the mean of its points.
 
-    Args:
-        folds: the scheme.
-        points: one flat row per point.
-        groups: one label per point; None if the points are independent.
-
-    Raises:
-        ValueError: the labels are unusable, or a fold of another scheme separates the points of one group.
+    A fold of another scheme that separates the points of one group is refused.
     """
     if groups is None or isinstance(folds, FoldPlan):
         return FoldPlan.draw(folds, points, None)
@@ -204,12 +198,7 @@ def _rows_of(pair: Any, name: str) -> Split:
 
 
 def group_codes(groups: Any, n_points: int) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct labels, and the number of the label of each point.
-
-    Raises:
-        ValueError: there is not one label per point, or a label is missing.
-        TypeError: the labels cannot be ordered.
-    """
+    """The distinct labels, and the number of the label of each point; refused unless each point has a label."""
     if not hasattr(groups, "__len__"):
         raise TypeError(
             f"groups is a {type(groups).__name__}; pass a list or an array with one label per point."

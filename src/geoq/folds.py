@@ -48,10 +48,7 @@ def count_independent(
 ) -> int:
     """The number of tuples that are independent of the tuple with the fewest independent ones.
 
-    Args:
-        position: the positions of the n tuples; None if all are independent.
-        reach: tuples whose positions differ by at most this depend on each other.
-        n: the number of tuples.
+    Tuples depend on each other if their positions differ by at most ``reach``. All n are independent without positions.
     """
     if position is None:
         return n - 1

@@ -186,9 +186,6 @@ class Neighborhood:
     nearest: Float[Tensor, " n"]
     side: Float[Tensor, " n"]
 
-    def __getitem__(self, rows: slice | Tensor) -> "Neighborhood":
-        return Neighborhood(self.rows[rows], self.nearest[rows], self.side[rows])
-
     @property
     def parts(self) -> tuple[Tensor, ...]:
         """The attributes in their order."""

@@ -53,12 +53,7 @@ class Probes:
     ) -> "Probes":
         """Some rows of x; refused if the answers differ in another batch, in another order or at another call.
 
-        Args:
-            ask: returns the answers of the callable to a batch.
-            x: inputs.
-            answers: the answers to all of x in one batch or a few batches.
-            name: the name of the callable in messages.
-            remedy: what else to do, at the end of the message.
+        ``answers`` are the answers to all of x in one batch or a few batches; ``remedy`` is the end of the message.
         """
         rows = torch.arange(min(N_PROBES, len(x))) * (len(x) - 1) // N_PROBES
         inputs, known = take(x, rows), answers[rows.to(answers.device)]

@@ -49,14 +49,7 @@ def check_widths(values: Any, name: str, *, n_least: int = 1) -> None:
 
 
 def check_object(value: object, kind: type, name: str, example: str) -> None:
-    """Refuse a class in place of an object, and objects of another kind.
-
-    Args:
-        value: the setting.
-        kind: its class or protocol.
-        name: its name.
-        example: an expression that the user can pass.
-    """
+    """Refuse a class in place of an object, and objects that are not of a class or protocol; ``example`` is a usable value."""
     if isinstance(value, type):
         raise TypeError(
             f"{name} is the class {value.__name__}, but an object is needed; pass for example {name}={example}."

@@ -159,32 +159,25 @@ def _call(function: Callable[[Any], Any], x: Rows, name: str) -> Any:
 
 @torch.no_grad()
 def observe(
-    surrogate: Surrogate,
-    error_functional: ErrorFunctional,
-    x: Rows,
-    y: Rows,
-    name: str = "surrogate",
+    surrogate: Surrogate, error_functional: ErrorFunctional, x: Rows, y: Rows
 ) -> tuple[Float[Tensor, " n *output"], Float[Tensor, " n *field"]]:
     r"""Predictions of the surrogate and their observed errors.
 
     .. math:: E(x_i) = \rho(y_i, \widehat F(x_i))  (eq:pointwise_error)
     """
-    prediction = evaluate(surrogate, x, name)
-    return prediction, errors_of(prediction, error_functional, y, name)
+    prediction = evaluate(surrogate, x, "surrogate")
+    return prediction, errors_of(prediction, error_functional, y)
 
 
 @torch.no_grad()
 def errors_of(
-    prediction: Float[Tensor, " n *output"],
-    error_functional: ErrorFunctional,
-    y: Rows,
-    name: str = "surrogate",
+    prediction: Float[Tensor, " n *output"], error_functional: ErrorFunctional, y: Rows
 ) -> Float[Tensor, " n *field"]:
     """Errors of predictions with known reference outputs, computed in chunks."""
     y = cast(Array, values(y))
     if prediction.shape != y.shape:
         raise ValueError(
-            f"{name} returned shape {tuple(prediction.shape)} for y of shape {tuple(y.shape)}; "
+            f"surrogate returned shape {tuple(prediction.shape)} for y of shape {tuple(y.shape)}; "
             "reshape y or the surrogate's output until they agree."
         )
     row_numbers = int(np.prod(y.shape[1:]))

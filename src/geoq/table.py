@@ -151,9 +151,11 @@ class Schema:
             ("also has", [n for n in given if n not in self.names], "drop"),
         ):
             if columns:
-                them = "it" if len(columns) == 1 else "them"
+                noun, them = (
+                    ("column", "it") if len(columns) == 1 else ("columns", "them")
+                )
                 raise ValueError(
-                    f"{name} {wrong} the {_plural(columns)} {listed(columns)}, but GeoQ was fitted on {listed(self.names)}; "
+                    f"{name} {wrong} the {noun} {listed(columns)}, but GeoQ was fitted on {listed(self.names)}; "
                     f"{way_out} {them}."
                 )
         ordered = [given[n] for n in self.names]
@@ -378,10 +380,6 @@ def new_levels(table: Table, rows: np.ndarray) -> str:
             if number not in numbers[rows]
         ]
     )
-
-
-def _plural(names: Sequence[str]) -> str:
-    return "column" if len(names) == 1 else "columns"
 
 
 def _take(rows: Any, where: Any) -> Any:

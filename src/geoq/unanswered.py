@@ -27,9 +27,7 @@ def unusable_rows(
 ) -> Bool[Tensor, " n"] | None:
     """Which rows have missing, infinite or too distant inputs; None if there are none.
 
-    Args:
-        standardised: the standardised inputs.
-        inputs: the inputs themselves; the logarithm of a negative infinite input is finite.
+    The inputs themselves are needed, because the coordinate of a negative infinite input is finite after a logarithm.
     """
     # Two numbers decide for nearly all batches; nan makes the comparison false.
     if standardised.abs().max() <= FARTHEST and inputs.amin() > -torch.inf:

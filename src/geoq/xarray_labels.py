@@ -35,12 +35,8 @@ def applied(
 ) -> dict[str, xr.Variable]:
     """The variables of the answers of a function to blocks of samples; lazy if the samples are chunked.
 
-    Args:
-        function: receives blocks of the arrays, and returns the variables in the order of ``parts``.
-        arrays: the arrays. Their coordinates are not the coordinates of the answer.
-        core: the dimensions of one sample of each array, whose chunks are joined.
-        parts: the variables.
-        sizes: the sizes of their own dimensions.
+    ``core`` has the dimensions of one sample of each array, whose chunks are joined, and ``sizes`` the sizes of the dimensions of
+    the answers.
     """
     variables = [
         part.variable.chunk(dict.fromkeys(dims, -1)) if part.chunks else part.variable
@@ -176,10 +172,7 @@ def span(array: xr.DataArray, dim: Hashable) -> str:
 def stacked(array: Any, name: str, fitted: xr.DataArray | None = None) -> xr.DataArray:
     """A DataArray: the variables of a Dataset are stacked along ``variable``, with their units as a coordinate.
 
-    Args:
-        array: a DataArray or a Dataset.
-        name: its name in messages.
-        fitted: the array in ``fit``, whose variables are selected by their names; None in ``fit`` itself.
+    After ``fit``, the variables of the array in ``fit`` are selected by their names.
     """
     names: list[Any] = []
     if fitted is not None and "variable" in fitted.coords:

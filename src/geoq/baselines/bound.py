@@ -32,11 +32,7 @@ def spread(
     .. math:: \overline y = \frac1M \sum_m \widehat y_m, \quad
         \sigma^2 = \frac1{M - 1} \sum_m (\widehat y_m - \overline y)^2
 
-    Args:
-        predictions: At least two predictions; only one of them is in memory at a time.
-
-    Returns:
-        The mean and the standard deviation.
+    Of the predictions, at least two, only one is in memory at a time.
 
     Example:
         >>> import torch

@@ -20,14 +20,8 @@ def conformal_quantile(
 
     .. math:: \text{the } \lceil (n + 1) \tau \rceil \text{-th smallest of } n \text{ scores}
 
-    The score of a new exchangeable row does not exceed it with a probability of at least :math:`\tau`.
-
-    Args:
-        scores: Scores of the calibration rows.
-        quantile: Quantile level :math:`\tau`.
-
-    Raises:
-        ValueError: There are too few scores for a finite result.
+    The score of a new exchangeable row does not exceed it with a probability of at least :math:`\tau`. Too few scores for a finite
+    result are refused.
 
     Example:
         >>> float(conformal_quantile(torch.arange(1.0, 20.0), 0.95))
@@ -49,13 +43,8 @@ def conformal_factor(
 
     .. math:: c = \widehat Q_\tau(e_i / s_i), \quad \widehat E(x) = c \, s(x)
 
-    Args:
-        error: Errors :math:`e_i` of the calibration rows.
-        scale: Scales :math:`s_i`, in the shape of the errors, or one number per row.
-        quantile: Quantile level :math:`\tau`.
-
-    Raises:
-        ValueError: There are too few rows, or too many errors are positive where their scale is zero.
+    Scales have the shape of the errors, or are one number per row. Too few rows, and too many positive errors where the scale is
+    zero, are refused.
     """
     # Every factor bounds an error of zero, also where the scale is zero.
     per_value = scale.reshape(*scale.shape, *(1,) * (error.ndim - scale.ndim))

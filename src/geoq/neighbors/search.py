@@ -70,18 +70,7 @@ class Neighbors:
     def nearest(
         self, queries: Float[Tensor, " n_queries n_dims"], k: int
     ) -> tuple[Float[Tensor, " n_queries k"], Int[Tensor, " n_queries k"]]:
-        """Distances (ascending) and indices of the k points nearest to each query.
-
-        Args:
-            queries: The queries, on the device of the points.
-            k: Number of neighbours.
-
-        Returns:
-            The distances, in the precision of the queries, and the indices.
-
-        Raises:
-            ValueError: There are fewer than k points.
-        """
+        """Distances (ascending, in the precision of the queries) and indices of the k points nearest to each query."""
         n_points = len(self.points)
         if not 1 <= k <= n_points:
             raise ValueError(
@@ -97,7 +86,7 @@ class Neighbors:
         position: Num[Tensor, " n_points"] | None = None,
         reach: float = 0,
     ) -> tuple[Float[Tensor, " n_points k"], Int[Tensor, " n_points k"]]:
-        r"""Distances (ascending) and indices of the k nearest other points, for each point.
+        r"""Distances (ascending, in the precision of the points) and indices of the k nearest other points, for each point.
 
         .. math:: \{ p_j : j \neq i \} \quad \text{or, with positions } t, \quad
             \{ p_j : |t_i - t_j| > \text{reach} \}
@@ -106,15 +95,8 @@ class Neighbors:
 
         Args:
             k: Number of neighbours.
-            position: One number for each point, such as a time or a group number. Points that are close in position
-                are excluded.
+            position: One number for each point, such as a time or a group number.
             reach: Largest difference in position that excludes a point; zero excludes points of equal position.
-
-        Returns:
-            The distances, in the precision of the points, and the indices.
-
-        Raises:
-            ValueError: A point has fewer than k other points that are not excluded.
         """
         n_points, device = len(self.points), self.points.device
         if not 1 <= k < n_points:

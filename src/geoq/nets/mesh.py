@@ -156,12 +156,7 @@ class MeshNet(nn.Module):
     def forward(
         self, field: Float[Tensor, " n n_in n_nodes"], number: Float[Tensor, " n"]
     ) -> Float[Tensor, " n n_out n_nodes"]:
-        """Apply the blocks.
-
-        Args:
-            field: The values at the nodes.
-            number: The number that conditions each field.
-        """
+        """Apply the blocks to the values at the nodes; one number conditions each field."""
         condition = self.embedding(number[:, None])
         for block in self.blocks:
             field = block(field, condition)

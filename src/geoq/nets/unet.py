@@ -150,15 +150,7 @@ class UNet(nn.Module):
     def forward(
         self, field: Float[Tensor, " n n_in *space"], number: Float[Tensor, " n"]
     ) -> Float[Tensor, " n n_out *space"]:
-        """Apply the layers, on a GPU in the precision ``gpu_dtype`` and with channels last.
-
-        Args:
-            field: The input fields.
-            number: The number that conditions each field.
-
-        Returns:
-            The output fields, in the precision of the input fields.
-        """
+        """The output fields in the precision of the input fields; a GPU computes in ``gpu_dtype`` with channels last."""
         if not field.is_cuda:
             return self.apply_layers(field, number)
         if field.ndim == 4:

@@ -65,13 +65,8 @@ class Checkpoint:
     ) -> "FinishedFolds":
         """Start a checkpoint, or continue the checkpoint of the same calibration.
 
-        Args:
-            facts: Names and identifiers of the data, the folds and the settings of the calibration.
-            callables: The recipe and the representation.
-
-        Raises:
-            ValueError: The folder belongs to a calibration with other data, folds, settings or callables, or a callable cannot
-                be recognised.
+        The checkpoint of another calibration is refused: its data, folds and settings, which ``facts`` identifies, or its recipe
+        and representation differ.
         """
         own = dict(facts) | {name: self._id(name, of) for name, of in callables.items()}
         place = Path(self.folder)

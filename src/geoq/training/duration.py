@@ -53,15 +53,7 @@ def measure(
     splits: Sequence[tuple[np.ndarray, np.ndarray]],
     n_trainings: int,
 ) -> TrainingTime:
-    """Train and evaluate the surrogates of one job, and estimate the time of all.
-
-    Args:
-        source: the source of the fold surrogates; None if nothing is trained for the folds.
-        x: the inputs.
-        y: the reference outputs.
-        splits: the training rows and the held-out rows of each fold.
-        n_trainings: the number of all trainings.
-    """
+    """Train and evaluate the surrogates of one job, and estimate the time of all; without a source nothing is trained."""
     if source is None or source.pretrained:
         return TrainingTime(n_trainings)
     from joblib import effective_n_jobs  # here, because it takes long to import

@@ -418,12 +418,9 @@ def deployed(
 def sources_of(
     train_surrogate: TrainSurrogate | FoldSurrogates | None, surrogate: object
 ) -> FoldSurrogates | None:
-    """The source of the fold surrogates.
+    """The source of the fold surrogates, which have about the size of the deployed surrogate.
 
-    Args:
-        train_surrogate: the recipe, or a source. None means that every fold uses the deployed surrogate, which has not seen
-            any of the data.
-        surrogate: the deployed surrogate; the surrogates of the folds have about its size.
+    None means that every fold uses the deployed surrogate, which has not seen any of the data.
     """
     if train_surrogate is None or isinstance(train_surrogate, FoldSurrogates):
         return train_surrogate

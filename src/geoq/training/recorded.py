@@ -19,16 +19,10 @@ StepState = Callable[[], dict[Any, Tensor]]
 
 
 def recorded(step: Step, rows: Int[Tensor, " *shape"], state: StepState) -> Step:
-    """Record a step as a CUDA graph. The recording changes no tensor of the state.
+    """A function that replays a step as a CUDA graph, or the step itself if it does not run on a GPU or cannot be recorded.
 
-    Args:
-        step: Function of row numbers. It must do the same operations at every call, because decisions that Python takes
-            during the recording are not taken again.
-        rows: Row numbers of the shape of every later call.
-        state: Function that returns the tensors that the step changes.
-
-    Returns:
-        A function that replays the step, or ``step`` itself if it does not run on a GPU or cannot be recorded.
+    The step must do the same operations at every call, because decisions that Python takes during the recording are not taken
+    again. All calls have row numbers of the same shape. The recording changes no tensor of the state.
     """
     if not rows.is_cuda:
         return step
