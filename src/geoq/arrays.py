@@ -57,11 +57,8 @@ def to_tensor(array: Rows, name: str) -> Tensor:
         )
     if not tensor.is_floating_point():
         return tensor.to(torch.float64)
-    return (
-        tensor.to(torch.float32)
-        if tensor.dtype in (torch.float16, torch.bfloat16)
-        else tensor
-    )
+    is_half = tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.to(torch.float32) if is_half else tensor
 
 
 def _from_numpy(array: np.ndarray, name: str) -> Tensor:
@@ -91,10 +88,9 @@ def _from_numpy(array: np.ndarray, name: str) -> Tensor:
             f"{ways_out.get(kind, 'convert it first')}."
         )
     # torch shares the memory of native, positively strided arrays; anything else is copied.
-    shareable = array.dtype.isnative and all(s >= 0 for s in array.strides)
-    return shared(
-        array if shareable else np.array(array, dtype=array.dtype.newbyteorder("="))
-    )
+    if not array.dtype.isnative or any(s < 0 for s in array.strides):
+        array = np.array(array, dtype=array.dtype.newbyteorder("="))
+    return shared(array)
 
 
 def _instead_of_tensor(tensor: Tensor) -> tuple[str, str] | None:

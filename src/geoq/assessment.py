@@ -114,11 +114,8 @@ class Assessment:
         if self.gaps is not None and query % len(self) in self.gaps:
             known = self.input_names if names is None else names
             return f"NOT safe, {self.gaps.explain(query % len(self), known)}"
-        return (
-            f"safe, {self.meaning[0]}"
-            if self.safe[query]
-            else f"NOT safe, {self.meaning[1]}"
-        )
+        safe, not_safe = self.meaning
+        return f"safe, {safe}" if self.safe[query] else f"NOT safe, {not_safe}"
 
     def reason(
         self,
@@ -163,19 +160,18 @@ class Assessment:
             part[query].reshape(-1)
             for part in (self.error_hat, self.anchor_error, self.increment)
         ]
+        answer = self.prediction[query].reshape(-1).tolist()
         if not self._is_list:
             bound, anchor_error, increment = (float(part.mean()) for part in parts)
             mean = "mean " if len(parts[0]) > 1 else ""
             one = self._output_names(1, outputs)[0] if not mean and outputs else ""
             of = f" of {one}" if one else ""
-            answer = self.prediction[query].reshape(-1).tolist()
             prediction = f"prediction {answer[0]:.4g}, " if len(answer) == 1 else ""
             return [
                 f"{prediction}{mean}error bound{of} {bound:.3g}{self._level}",
                 f"  the bound is the anchor error {anchor_error:.3g} + the increment {increment:.3g}",
             ]
         names = self._output_names(len(parts[0]), outputs)
-        answer = self.prediction[query].reshape(-1).tolist()
         predictions = (
             [None if v is None else f"prediction {v:.4g}, " for v in answer]
             if len(answer) == len(names)
@@ -200,12 +196,10 @@ class Assessment:
         distance = float(self.features.support_distance[query])
         score = float(self.support_score[query])
         compared = f"  support distance {distance:.3g}, {_times(distance, self.typical_support_distance)}"
+        threshold = f"threshold {self.threshold:.3g}"
         if score == distance:
-            return [f"{compared}, threshold {self.threshold:.3g}"]
-        return [
-            compared,
-            f"  support score {score:.3g}, threshold {self.threshold:.3g}",
-        ]
+            return [f"{compared}, {threshold}"]
+        return [compared, f"  support score {score:.3g}, {threshold}"]
 
     @property
     def _is_list(self) -> bool:
@@ -262,8 +256,6 @@ class Assessment:
 
 
 def _times(value: float, typical: float) -> str:
-    return (
-        f"{value / typical:.2g} times the calibration median"
-        if typical > 0
-        else "the calibration median is 0"
-    )
+    if not typical > 0:
+        return "the calibration median is 0"
+    return f"{value / typical:.2g} times the calibration median"

@@ -150,9 +150,7 @@ def _value(values: Tensor, *, log: bool) -> Coordinate:
     constant = len(own) == 0 or bool(own.min() == own.max())
     mean = float(own.mean()) if len(own) else 0.0
     scale = abs(mean) if constant else float(own.std(correction=0))
-    return Coordinate(
-        Part.VALUE, mean=mean, scale=scale or 1.0, log=log, constant=constant
-    )
+    return Coordinate(Part.VALUE, 0.0, mean, scale or 1.0, log, constant)
 
 
 def _missing(fraction: float, scale: float = 1 / UNEQUAL) -> list[Coordinate]:
@@ -222,9 +220,8 @@ class ColumnCoordinates:
         own = points[:, self.column]
         absent = own.isnan()
         found = log_where(own, self.log)
-        phase = (
-            2 * math.pi * own / self.level.where(self._is(Part.SINE, Part.COSINE), 1)
-        )
+        period = self.level.where(self._is(Part.SINE, Part.COSINE), 1)
+        phase = 2 * math.pi * own / period
         for part, values in {
             Part.LEVEL: own == self.level,
             Part.SINE: phase.sin(),
@@ -233,12 +230,10 @@ class ColumnCoordinates:
             Part.UNSEEN: self._unseen(own),
         }.items():
             found = torch.where(self._is(part), values.to(own), found)
-        standardised = (found - self.mean) / self.scale
         # A missing number has the coordinate of the mean, beside its indicator.
-        numbers = self._is(Part.VALUE, Part.SINE, Part.COSINE)
-        return standardised.masked_fill(absent & numbers, 0.0).clamp(
-            -FARTHEST, FARTHEST
-        )
+        missing = absent & self._is(Part.VALUE, Part.SINE, Part.COSINE)
+        standardised = ((found - self.mean) / self.scale).masked_fill(missing, 0.0)
+        return standardised.clamp(-FARTHEST, FARTHEST)
 
     def _is(self, *parts: Part) -> Bool[Tensor, " m"]:
         kinds = self.part.new_tensor([int(part) for part in parts])

@@ -160,9 +160,8 @@ class ConformalFactors:
     def __call__(
         self, bound: Float[Tensor, " n *field"], safe: Bool[Tensor, " n"]
     ) -> Float[Tensor, " n *field"]:
-        factor = torch.where(
-            safe, bound.new_tensor(self.safe), bound.new_tensor(self.unsafe)
-        )
+        of_safe, of_others = bound.new_tensor([self.safe, self.unsafe])
+        factor = torch.where(safe, of_safe, of_others)
         return bound * factor.reshape(-1, *(1,) * (bound.ndim - 1))
 
     def increment(

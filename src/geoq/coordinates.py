@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from geoq.quantiles import rank
+from geoq.quantiles import inverse_cdf_quantile
 from geoq.representation import Standardization
 from geoq.table import Names
 
@@ -48,14 +48,12 @@ class Coordinates:
         if logarithms:
             log = (low > 0) & (high >= MIN_SPAN * low) & ~constant
             for place in log.nonzero():
-                column = points[(slice(None), *place)].sort().values
+                column = points[(slice(None), *place)]
                 low_end, high_end = (
-                    column[rank(len(column), level) - 1] for level in (0.05, 0.95)
+                    inverse_cdf_quantile(column, q) for q in (0.05, 0.95)
                 )
-                log[tuple(place)] = bool(
-                    len(column.unique()) >= MIN_DISTINCT
-                    and high_end >= MIN_MIDDLE_SPAN * low_end
-                )
+                distinct = len(column.unique()) >= MIN_DISTINCT
+                log[tuple(place)] = distinct and high_end >= MIN_MIDDLE_SPAN * low_end
         standard = Standardization.fit(log_where(points, log))
         return cls(standard.mean, standard.scale, log, constant)
 

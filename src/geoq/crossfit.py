@@ -151,10 +151,8 @@ class CalibrationSet:
     @property
     def weight(self) -> Float[Tensor, " n"]:
         """Weights of the tuples. They sum to 1, and every family of folds has the same total weight."""
-        count = self.family.bincount()[self.family]
-        weight: Tensor = 1 / (count * len(self.family.unique())).to(
-            self.stored_error.dtype
-        )
+        count = self.family.bincount()[self.family] * len(self.family.unique())
+        weight: Tensor = 1 / count.to(self.stored_error.dtype)
         return weight
 
     @property
@@ -173,9 +171,9 @@ class CalibrationSet:
 
         Neighbouring stretches of time touch, so a split by groups separates dependent times nearly, but not completely.
         """
-        return (
-            self.point if self.position is None else self.position // (self.reach + 1)
-        )
+        if self.position is None:
+            return self.point
+        return self.position // (self.reach + 1)
 
     @property
     def n_independent(self) -> int:

@@ -284,9 +284,8 @@ class GeoQ:
         outputs = masks.filled(mask := masks.Mask.of(outputs), outputs)
         _, plan = copy.copy(self)._plan(rows, outputs, groups)
         n = count_trainings(self.surrogate, self.train_surrogate, len(plan.splits))
-        source = sources_of(
-            masks.masked_folds(self.train_surrogate, mask), self.surrogate
-        )
+        folds = masks.masked_folds(self.train_surrogate, mask)
+        source = sources_of(folds, self.surrogate)
         return measure(source, rows, outputs, plan.splits, n)
 
     def assess(self, x: Inputs) -> Assessment:

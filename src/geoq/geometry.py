@@ -367,35 +367,27 @@ class Geometry:
 
     def relate(self, queries: Embedding) -> Relation:
         """Anchors and features of the queries relative to the points (lines 8 and 14)."""
-        flat = _rows(queries.normalized)
+        flat, k_a, k = _rows(queries.normalized), self.n_anchors, self.n_support
         if self.points.shared:
-            distances, nearest = self._support.nearest(
-                flat, max(self.n_anchors, self.n_support)
-            )
-            anchor_distance, anchors = (
-                distances[:, : self.n_anchors],
-                nearest[:, : self.n_anchors],
-            )
+            distances, nearest = self._support.nearest(flat, max(k_a, k))
+            anchor_distance, anchors = distances[:, :k_a], nearest[:, :k_a]
+            distances, nearest = distances[:, :k], nearest[:, :k]
         else:
-            distances, nearest = self._support.nearest(flat, self.n_support)
-            anchor_distance, anchors = self._anchors.nearest(
-                _rows(queries.z), self.n_anchors
-            )
+            distances, nearest = self._support.nearest(flat, k)
+            anchor_distance, anchors = self._anchors.nearest(_rows(queries.z), k_a)
+        near = self._neighborhood(flat, distances, nearest) if self.collects else None
         return Relation(
             anchors=anchors,
             anchor_distance=anchor_distance,
-            support_distance=support_distance(distances[:, : self.n_support]),
+            support_distance=support_distance(distances),
             queries=queries.z,
             points=self.points.z,
-            neighborhood=self._neighborhood(flat, distances, nearest)
-            if self.collects
-            else None,
+            neighborhood=near,
         )
 
     def _neighborhood(
-        self, queries: Tensor, distances: Tensor, nearest: Tensor
+        self, queries: Tensor, distances: Tensor, rows: Tensor
     ) -> Neighborhood:
-        rows, distances = nearest[:, : self.n_support], distances[:, : self.n_support]
         centre = anchor_mean(rows, _rows(self.points.normalized))
         length = torch.linalg.vector_norm(queries - centre, dim=1)
         side = length / distances.mean(dim=1).clamp(min=1e-12)

@@ -97,19 +97,16 @@ class Mask:
             if fill is not None:
                 missing = others[part] | np.isnan(plain[part])
                 plain[part] = np.where(missing, fill, plain[part])
-        return (
-            np.ma.array(plain, mask=others) if fill is None and others.any() else plain
-        )
+        foreign = fill is None and others.any()
+        return np.ma.array(plain, mask=others) if foreign else plain
 
     def with_gaps(self, rows: Any) -> Any:
         """A prediction with 0 in the cells that are masked in all samples, and nan in the others that it masks."""
         values = np.ma.getdata(rows)
         if values.shape[1:] != self.cells.shape:
             return rows
-        gaps = np.ma.getmaskarray(rows) & ~self.cells
-        return np.where(self.cells, 0, np.where(gaps, np.nan, values)).astype(
-            values.dtype
-        )
+        shown = np.where(np.ma.getmaskarray(rows), np.nan, values)
+        return np.where(self.cells, 0, shown).astype(values.dtype)
 
     def hidden(self, rows: Array) -> Array:
         """A masked array with this mask, or a tensor with nan in the masked cells; rows of another shape are unchanged."""

@@ -173,10 +173,8 @@ def coverage_by_bin(
     # One coverage per score: the mean over the values of its row.
     covered = covered.reshape(scores.numel(), -1).mean(dim=1)
     flat = scores.flatten()
-    ranks = (torch.arange(1, n_bins + 1) * len(flat) / n_bins).ceil().long().clamp(
-        min=1
-    ) - 1
-    upper = flat.sort().values[ranks.to(flat.device)].unique()
+    ranks = (torch.arange(1, n_bins + 1) * len(flat) / n_bins).ceil().long()
+    upper = flat.sort().values[ranks.to(flat.device) - 1].unique()
     lower = torch.cat([flat.min()[None], upper[:-1]])
     bins = torch.searchsorted(upper, flat)
     return [

@@ -34,13 +34,9 @@ def state(region: FittedRegion) -> Content:
         raise ValueError(
             f"the safe region {type(rule).__name__} cannot be saved; use {' or '.join(_RULES)}."
         )
-    settings = {
-        "rule": type(rule).__name__,
-        "settings": asdict(rule),
-        "threshold": region.threshold,
-    }
     arrays = region.state() if isinstance(region, _WITH_STATE) else {}
-    return settings, arrays
+    name, settings = type(rule).__name__, asdict(rule)
+    return {"rule": name, "settings": settings, "threshold": region.threshold}, arrays
 
 
 def restored(

@@ -190,11 +190,8 @@ def errors_of(
         error = empty_like_rows(found, len(y)) if error is None else error
         error[part] = found
     assert error is not None
-    check_finite(
-        error,
-        "error_functional(y, y_hat)",
-        "error_functional must return finite numbers",
-    )
+    way_out = "error_functional must return finite numbers"
+    check_finite(error, "error_functional(y, y_hat)", way_out)
     if error.numel() and error.min() < 0:
         raise ValueError(
             f"error_functional returned {error.min().item():g}, but an error is nonnegative; take its absolute value."

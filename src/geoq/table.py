@@ -151,12 +151,10 @@ class Schema:
             ("also has", [n for n in given if n not in self.names], "drop"),
         ):
             if columns:
-                noun, them = (
-                    ("column", "it") if len(columns) == 1 else ("columns", "them")
-                )
+                them = ("column", "it") if len(columns) == 1 else ("columns", "them")
                 raise ValueError(
-                    f"{name} {wrong} the {noun} {listed(columns)}, but GeoQ was fitted on {listed(self.names)}; "
-                    f"{way_out} {them}."
+                    f"{name} {wrong} the {them[0]} {listed(columns)}, but GeoQ was fitted on {listed(self.names)}; "
+                    f"{way_out} {them[1]}."
                 )
         ordered = [given[n] for n in self.names]
         if ordered != list(found.columns):
@@ -210,10 +208,8 @@ class Table:
 
     def copy(self) -> "Table":
         """The same rows with a data frame of their own; frames of polars cannot be changed in place by rows."""
-        own = (
-            self.native.copy() if hasattr(self.native, "copy") else self.native.clone()
-        )
-        return replace(self, native=own)
+        copy = getattr(self.native, "copy", None) or self.native.clone
+        return replace(self, native=copy())
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -227,10 +223,8 @@ class Table:
 
     def like(self, array: np.ndarray) -> Any:
         """A data frame of the same kind with these numbers: each value is a value of this table, or a number."""
-        names = list(self.native.columns)
-        parts = {
-            name: self._series(j, name, array[:, j]) for j, name in enumerate(names)
-        }
+        names = enumerate(self.native.columns)
+        parts = {name: self._series(j, name, array[:, j]) for j, name in names}
         return type(self.native)(parts)
 
     def _series(self, j: int, name: Any, values: np.ndarray) -> Any:

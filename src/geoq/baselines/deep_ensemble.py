@@ -70,10 +70,8 @@ class DeepEnsemble:
         clear_fitted(self)
         check_pairs(x, y)
         # Seeds of 31 bits, which every library accepts.
-        seeds = (
-            np.random.SeedSequence(self.random_state).generate_state(self.n_members)
-            >> 1
-        )
+        sequence = np.random.SeedSequence(self.random_state)
+        seeds = sequence.generate_state(self.n_members) >> 1
         self.members_: list[Surrogate] = []
         if isinstance(self.train_surrogate, TrainTogether):
             n_together, rows = self.train_surrogate.n_together(x, y), np.arange(len(x))

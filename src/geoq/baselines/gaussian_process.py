@@ -94,9 +94,8 @@ class GaussianProcess:
         self.normalization_ = Standardization.fit(rows)
         self.output_normalization_ = Standardization.fit(outputs.double())
         self.points_ = self.normalization_(rows)
-        self.targets_ = self.output_normalization_(outputs.double()).reshape(
-            len(rows), -1
-        )
+        targets = self.output_normalization_(outputs.double())
+        self.targets_ = targets.reshape(len(rows), -1)
         self._search(_squared_distance(self.points_, self.points_))
         return self
 
@@ -123,33 +122,29 @@ class GaussianProcess:
             for part in chunks(len(rows), len(self.points_))
         ]
         mean, deviation = (torch.cat(columns) for columns in zip(*parts, strict=True))
-        scale = self.output_normalization_.scale
-        prediction = self.output_normalization_.mean + scale * mean.reshape(
-            -1, *scale.shape
+        centre, scale = (
+            self.output_normalization_.mean,
+            self.output_normalization_.scale,
         )
+        prediction = centre + scale * mean.reshape(-1, *scale.shape)
         error_hat = GAUSSIAN_95 * scale * deviation.reshape(-1, *scale.shape)
-        return Bound(
-            *(restore(part.to(inputs.dtype), x) for part in (prediction, error_hat))
-        )
+        both = (part.to(inputs.dtype) for part in (prediction, error_hat))
+        return Bound(*(restore(part, x) for part in both))
 
     def _posterior(self, queries: Float[Tensor, " n d"]) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of an observation, computed for each length scale in turn."""
-        mean, variance = (
-            queries.new_empty(len(queries), self.targets_.shape[1]) for _ in range(2)
-        )
+        mean = queries.new_empty(len(queries), self.targets_.shape[1])
+        variance = torch.empty_like(mean)
         squared_distance = _squared_distance(queries, self.points_)
         for step, (values, vectors) in self.spectra_.items():
             of_step = self.step_ == step
             ratio = self.ratio_[of_step]
             inverse = 1 / (values[:, None] + ratio)
             projected = _correlation(squared_distance, step) @ vectors
-            mean[:, of_step] = projected @ (
-                inverse * (vectors.T @ self.targets_[:, of_step])
-            )
-            explained = projected**2 @ inverse
-            variance[:, of_step] = self.signal_[of_step] * (
-                (1 - explained).clamp(min=0) + ratio
-            )
+            targets = inverse * (vectors.T @ self.targets_[:, of_step])
+            mean[:, of_step] = projected @ targets
+            left = (1 - projected**2 @ inverse).clamp(min=0)
+            variance[:, of_step] = self.signal_[of_step] * (left + ratio)
         return mean, variance.sqrt()
 
     def _search(self, squared_distance: Float[Tensor, " n n"]) -> None:
@@ -165,9 +160,8 @@ class GaussianProcess:
         profiles: dict[int, _Profile] = {}
         n_outputs = self.targets_.shape[1]
         stride = STEPS_PER_OCTAVE
-        candidates = (
-            torch.arange(first, last + 1)[:, None].expand(-1, n_outputs) * stride
-        )
+        octaves = torch.arange(first, last + 1)[:, None]
+        candidates = octaves.expand(-1, n_outputs) * stride
         while stride:
             steps = candidates.unique().tolist()
             for step in steps:
@@ -198,9 +192,8 @@ class GaussianProcess:
 
 
 def _squared_distance(queries: Tensor, points: Tensor) -> Tensor:
-    return (
-        torch.cdist(queries, points, compute_mode="donot_use_mm_for_euclid_dist") ** 2
-    )
+    mode = "donot_use_mm_for_euclid_dist"
+    return torch.cdist(queries, points, compute_mode=mode) ** 2
 
 
 def _correlation(squared_distance: Tensor, step: int) -> Tensor:

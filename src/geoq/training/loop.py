@@ -118,13 +118,10 @@ class Training:
         if len(distinct) < 2:
             rows = torch.arange(len(groups), device=groups.device)
             return rows, rows
-        order = torch.randperm(
-            len(distinct), generator=torch.Generator().manual_seed(self.random_state)
-        )
-        n_validation = min(
-            max(1, round(self.validation_fraction * len(distinct))), len(distinct) - 1
-        )
-        held_out = torch.zeros(len(distinct), dtype=torch.bool)
+        n, generator = len(distinct), torch.Generator().manual_seed(self.random_state)
+        order = torch.randperm(n, generator=generator)
+        n_validation = min(max(1, round(self.validation_fraction * n)), n - 1)
+        held_out = torch.zeros(n, dtype=torch.bool)
         held_out[order[:n_validation]] = True
         is_validation = held_out.to(groups.device)[group]
         return (~is_validation).nonzero()[:, 0], is_validation.nonzero()[:, 0]

@@ -167,9 +167,8 @@ def _content(thing: Any) -> Any:
     if isinstance(thing, nn.Module):
         return [object_id(thing), dict(thing.state_dict())]
     if dataclasses.is_dataclass(thing):
-        return {
-            part.name: getattr(thing, part.name) for part in dataclasses.fields(thing)
-        }
+        names = [part.name for part in dataclasses.fields(thing)]
+        return {name: getattr(thing, name) for name in names}
     if hasattr(thing, "get_params"):
         return thing.get_params(deep=False)
     if hasattr(thing, "__wrapped__"):
