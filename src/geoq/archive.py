@@ -23,6 +23,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from geoq.settings import is_number
+
 try:
     import fcntl
 except ImportError:  # Windows: without locks, the files of killed processes stay
@@ -183,10 +185,9 @@ def check_value(what: str, holds: bool, problem: str) -> None:  # noqa: FBT001
         raise ValueError(f"{what} is {problem}")
 
 
-def check_number(name: str, number: object, *, above: float = -math.inf) -> None:
+def check_number(name: str, number: Any, *, above: float = -math.inf) -> None:
     """Refuse anything that is not a finite number larger than a limit."""
-    is_number = isinstance(number, int | float) and not isinstance(number, bool)
-    holds = is_number and above < float(number) < math.inf  # type: ignore[arg-type]
+    holds = is_number(number) and above < number
     check_value(f"{name}={number!r}", holds, "no possible value")
 
 

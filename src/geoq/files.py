@@ -203,26 +203,30 @@ def load(
         geoq.repeats_ = Repeats(**repeats) if repeats else None
         own = _restored_model(numbers, arrays)
     geoq.increment_model = geoq.increment_model_ = _chosen_model(own, increment_model)
+    _check_callables(geoq, path, arrays)
+    return geoq
+
+
+def _check_callables(geoq: "GeoQ", path: str | Path, arrays: dict[str, Tensor]) -> None:
+    """Refuse callables whose answers at the stored inputs differ from the answers in the file."""
     present = _answers(geoq)
-    cannot_ask = geoq.schema_ is not None and not isinstance(geoq.probes_, Table)
-    if cannot_ask:
+    can_ask = geoq.schema_ is None or isinstance(geoq.probes_, Table)
+    if can_ask:
+        with archive.restoring(path):
+            expected, typical = arrays["probe.surrogate"], _typical_error(geoq)
+        distance = partial(_distance, geoq)
+        archive.check_surrogate(present["surrogate"], expected, typical, distance)
+    else:
         warn(
             f"{path} was calibrated on a table that cannot be rebuilt here, so it was not checked whether surrogate is the model "
             "that the file was calibrated with."
         )
-    else:
-        with archive.restoring(path):
-            expected, typical = arrays["probe.surrogate"], _typical_error(geoq)
-        archive.check_surrogate(
-            present["surrogate"], expected, typical, partial(_distance, geoq)
-        )
     for name in ("representation", "increment_model"):
         archive.check_same(name, present.get(name), arrays.get(f"probe.{name}"))
-    with archive.restoring(path):
-        # The callables have answered at these inputs, so that an error here lies in the file.
-        if not cannot_ask:
+    if can_ask:
+        with archive.restoring(path):
+            # The callables have answered at these inputs, so that an error here lies in the file.
             geoq.assess(geoq.probes_)
-    return geoq
 
 
 def _typical_error(geoq: "GeoQ") -> Tensor:

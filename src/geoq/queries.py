@@ -21,7 +21,6 @@ from geoq.table import input_rows, is_frame
 from geoq.unanswered import (
     blank,
     either,
-    newly_missing_rows,
     rows_not_finite,
     unusable_rows,
     with_stand_in,
@@ -95,19 +94,21 @@ def views(geoq: "GeoQ", x: Rows) -> Iterator[View]:
 
 def _view(geoq: "GeoQ", x: Rows) -> View:
     coordinates = coordinates_of(geoq, x)
+    inputs = to_tensor(x, "x")
     if isinstance(geoq.coordinates_, ColumnCoordinates):
-        unusable = newly_missing_rows(geoq.coordinates_, to_tensor(x, "x"))
+        missing = geoq.coordinates_.newly_missing(inputs)
+        unusable = missing.any(dim=1) if missing.any() else None
     else:
-        unusable = unusable_rows(coordinates, to_tensor(x, "x"))
+        unusable = unusable_rows(coordinates, inputs)
     if unusable is not None:
         x = with_stand_in(x, unusable, geoq.probes_[:1])
         coordinates = coordinates_of(geoq, x)
     queries = embed(geoq, x, coordinates)
     prediction, absent = _prediction(geoq, x, queries.z)
-    missing = rows_not_finite(prediction)
-    finite = prediction if missing is None else prediction.nan_to_num(0.0, 0.0, 0.0)
+    failed = rows_not_finite(prediction)
+    finite = prediction if failed is None else prediction.nan_to_num(0.0, 0.0, 0.0)
     if geoq.metric_ is None and (bad := rows_not_finite(queries.z)) is not None:
-        missing = either(missing, bad)
+        failed = either(failed, bad)
         z = queries.z.nan_to_num(0.0, 0.0, 0.0)
         queries = Embedding(z, queries.normalized, queries.inputs)
     relation = geoq.geometry_.relate(queries)
@@ -119,7 +120,7 @@ def _view(geoq: "GeoQ", x: Rows) -> View:
         inputs=queries.coordinates,
         neighborhood=relation.neighborhood,
     )
-    lost = either(unusable, missing)
+    lost = either(unusable, failed)
     if absent is not None:
         prediction = prediction.masked_fill(absent, torch.nan)
     return View(relation, features, blank(prediction, unusable), lost, absent)

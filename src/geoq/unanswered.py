@@ -51,14 +51,6 @@ def either(
     return one | other.to(one.device)
 
 
-def newly_missing_rows(
-    coordinates: ColumnCoordinates, x: Float[Tensor, " n c"]
-) -> Bool[Tensor, " n"] | None:
-    """Which rows of a table miss a value in a column that is never missing in the data; None if there are none."""
-    missing = coordinates.newly_missing(x)
-    return missing.any(dim=1) if missing.any() else None
-
-
 def with_stand_in(x: RowsT, lost: Bool[Tensor, " n"] | None, stand_in: Any) -> RowsT:
     """The queries, with the stand-in in place of the lost ones; for a table, a query with an answer if there is one."""
     if lost is None:

@@ -17,12 +17,7 @@ from geoq.rollout.region import RolloutRegion
 from geoq.rollout.saturating import SaturatingGrowth
 from geoq.rollout.trajectories import Trajectories, roll_out
 from geoq.surrogate import Surrogate
-from geoq.training.fold_surrogates import (
-    TrainedFolds,
-    check_any_model,
-    check_deployed_surrogate_given,
-    check_pretrained_folds,
-)
+from geoq.training.fold_surrogates import TrainedFolds, check_sources
 from geoq.training.recipe import TrainNetwork
 
 if TYPE_CHECKING:
@@ -32,10 +27,8 @@ if TYPE_CHECKING:
 def check_models(geoq: "RolloutGeoQ") -> None:
     """Refuse objects that cannot be called, the absence of any model, and a representation without an effect."""
     surrogate, train_surrogate = geoq.surrogate, geoq.train_surrogate
-    check_any_model(surrogate, train_surrogate, "segments")
     pretrained = isinstance(train_surrogate, TrainedFolds)
-    check_deployed_surrogate_given(surrogate, train_surrogate, pretrained=pretrained)
-    check_pretrained_folds(train_surrogate)
+    check_sources(surrogate, train_surrogate, "segments", is_source=pretrained)
     if isinstance(train_surrogate, TrainNetwork):
         raise TypeError(
             "train_surrogate is a TrainNetwork, which trains on pairs (x, y), but RolloutGeoQ trains on segments of "

@@ -344,31 +344,25 @@ def _check_count(source: str, n_given: int, n_folds: int) -> None:
         )
 
 
-def check_any_model(surrogate: object, train_surrogate: object, arguments: str) -> None:
-    """Refuse a missing surrogate together with a missing recipe."""
+def check_sources(
+    surrogate: object, train_surrogate: object, arguments: str, *, is_source: bool
+) -> None:
+    """Refuse the absence of any model, and pretrained fold surrogates that are unusable or without the deployed surrogate."""
     if surrogate is None and train_surrogate is None:
         raise ValueError(
             "surrogate=None and train_surrogate=None, so there is no model whose error could be estimated; "
             f"pass a trained surrogate, or a function train_surrogate({arguments}) that returns one."
         )
 
-
-def check_deployed_surrogate_given(
-    surrogate: object, train_surrogate: object, *, pretrained: bool
-) -> None:
-    """Refuse pretrained fold surrogates without the deployed surrogate."""
-    if surrogate is None and pretrained and not callable(train_surrogate):
+    if surrogate is None and is_source and not callable(train_surrogate):
         raise ValueError(
             f"surrogate=None and train_surrogate is a {type(train_surrogate).__name__}, which does not train, so "
             "there is no model whose error could be estimated; pass the trained surrogate."
         )
 
-
-def check_pretrained_folds(train_surrogate: object) -> None:
-    """Refuse pretrained fold surrogates that cannot be called, or are in training mode."""
     if isinstance(train_surrogate, TrainedFolds):
-        for number, surrogate in enumerate(train_surrogate.surrogates):
-            check_callable(surrogate, f"TrainedFolds.surrogates[{number}]")
+        for number, trained in enumerate(train_surrogate.surrogates):
+            check_callable(trained, f"TrainedFolds.surrogates[{number}]")
 
 
 def check_models(
@@ -378,10 +372,8 @@ def check_models(
     error_functional: object,
 ) -> None:
     """Refuse callables of the user that cannot be called or are missing."""
-    check_any_model(surrogate, train_surrogate, "x, y")
     is_source = isinstance(train_surrogate, FoldSurrogates)
-    check_deployed_surrogate_given(surrogate, train_surrogate, pretrained=is_source)
-    check_pretrained_folds(train_surrogate)
+    check_sources(surrogate, train_surrogate, "x, y", is_source=is_source)
     callables = {
         "surrogate": surrogate,
         "train_surrogate": None if is_source else train_surrogate,
