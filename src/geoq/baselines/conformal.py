@@ -91,10 +91,6 @@ class SplitConformal:
     def fit(self, x: Array, y: Array) -> "SplitConformal":
         """Train the surrogate on a part of the rows and compute the bound from the others.
 
-        Args:
-            x: Inputs, one row per sample.
-            y: Reference outputs.
-
         Raises:
             ValueError: A setting is out of range, or the split leaves too few rows on one side.
         """

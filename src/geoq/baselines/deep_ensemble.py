@@ -50,10 +50,6 @@ class DeepEnsemble:
     def fit(self, x: Array, y: Array) -> "DeepEnsemble":
         """Train all members on all rows.
 
-        Args:
-            x: Inputs, one row per sample.
-            y: Reference outputs.
-
         Raises:
             ValueError: There are fewer than 2 members.
             TypeError: The seed of ``train_surrogate`` cannot be set.

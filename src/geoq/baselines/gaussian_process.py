@@ -77,10 +77,6 @@ class GaussianProcess:
     def fit(self, x: Array, y: Array) -> "GaussianProcess":
         """Find the length scale and the variances of each output coordinate.
 
-        Args:
-            x: Inputs, one row per sample.
-            y: Reference outputs.
-
         Raises:
             ValueError: ``noise_lower_bound`` is not positive, or all rows of ``x`` are equal.
         """

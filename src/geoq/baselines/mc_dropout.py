@@ -67,10 +67,6 @@ class MCDropout:
     def fit(self, x: Array, y: Array) -> "MCDropout":
         """Train the network on all rows.
 
-        Args:
-            x: Inputs, one row per sample.
-            y: Reference outputs.
-
         Raises:
             ValueError: There are fewer than 2 passes, or the network has no active dropout layer.
             TypeError: The surrogate has no attribute ``network``.
