@@ -73,7 +73,8 @@ def test_inside_the_data_the_bound_is_a_multiple_of_the_low_rank_scale():
     data = fields()
     model = PLAIN.fit(data)
     inside = data.features.support_distance <= model.edge_
-    scale = LowRankScale()(data.error, data.weight, 0.95)
+    errors = data.error.__getitem__
+    scale = LowRankScale().fit(errors, data.weight, data.error[0], 0.95)
     ratio = bound_of(model, data.features)[inside] / scale
     assert_close(ratio, ratio.mean().expand_as(ratio))
 

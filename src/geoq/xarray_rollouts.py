@@ -244,11 +244,8 @@ class XarrayRolloutGeoQ:
             given, step = own["given"], own["time_step"]
             estimator.given_ = None if given is None else template(given)
             estimator.time_step_ = None if step is None else array_of(step)[()]
-            known = geoq.forcing_
-            for part, shape in (
-                (estimator.state_, known.state),
-                (estimator.given_, known.shape),
-            ):
+            parts, known = (estimator.state_, estimator.given_), geoq.forcing_
+            for part, shape in zip(parts, (known.state, known.shape), strict=True):
                 stored = None if part is None else part.shape[1:] or (1,)
                 same = stored == shape
                 archive.check_value(f"the shape {stored}", same, "not possible")
@@ -270,16 +267,16 @@ class XarrayRolloutGeoQ:
             raise ValueError(
                 f"x0 has a dimension {STEP!r}, which the answers use; rename it, x0.rename({STEP}='start')."
             )
-        if forcing is None or self.given_ is None:
+        if self.given_ is None:
             if forcing is not None:
                 raise ValueError(
                     "forcing is given, but fit received no forcing; leave it out, or fit with forcing."
                 )
-            if self.given_ is not None:
-                raise ValueError(
-                    f"forcing=None, but fit received a forcing with dimensions {self.given_.dims}; pass forcing."
-                )
             return [states]
+        if forcing is None:
+            raise ValueError(
+                f"forcing=None, but fit received a forcing with dimensions {self.given_.dims}; pass forcing."
+            )
         along = along_steps(forcing, states, n_steps, self.time_dim)
         given = on_grid(along, self.given_, "forcing")
         return forced(states, given, self.given_, n_steps)
@@ -382,13 +379,10 @@ class XarrayRolloutGeoQ:
         answer = answer.assign_coords({STEP: np.arange(1, n_steps + 1)})
         if self.time_step_ is not None:
             lead = answer[STEP] * self.time_step_
+            answer = answer.assign_coords(lead_time=lead)
             times = known.get(self.time_dim)
-            valid = (
-                {}
-                if times is None or times.dtype.kind == "O"
-                else {"valid_time": times + lead}
-            )
-            answer = answer.assign_coords({"lead_time": lead, **valid})
+            if times is not None and times.dtype.kind != "O":
+                answer = answer.assign_coords(valid_time=times + lead)
         rule = {} if probe.trust is None else vars(probe.trust)
         answer = answer.assign_attrs({f"trust_{name}": of for name, of in rule.items()})
         largest = np.asarray(probe.tolerance, dtype=float)

@@ -10,7 +10,7 @@ long lead time, the exponent is 0 and the bound stays b.
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -73,10 +73,8 @@ class FieldFactor:
     widths: tuple[int, ...] = (16,)
     dropout: float = 0.1
     n_splits: int = 5
-    training: Training = field(
-        default_factory=lambda: Training(
-            n_steps=400, batch_size=8, learning_rate=2e-3, check_every=25, patience=6
-        )
+    training: Training = Training(
+        n_steps=400, batch_size=8, learning_rate=2e-3, check_every=25, patience=6
     )
     domain: Domain | None = None
 

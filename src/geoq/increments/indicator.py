@@ -10,7 +10,7 @@ error. Training P with the cross-entropy converges quickly.
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -144,10 +144,8 @@ class IndicatorIncrement:
     sees: tuple[Seen, ...] = (inputs, prediction)
     widths: tuple[int, ...] = (16, 32, 64)
     n_networks: int = 3
-    training: Training = field(
-        default_factory=lambda: Training(
-            n_steps=2000, batch_size=4, check_every=100, patience=3, n_decays=2
-        )
+    training: Training = Training(
+        n_steps=2000, batch_size=4, check_every=100, patience=3, n_decays=2
     )
     prior: Prior | None = None
     may_be_negative: ClassVar[bool] = True

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -23,6 +23,9 @@ from geoq.increments.quantile_regression import fit_line
 from geoq.increments.resemblance import logarithms
 from geoq.quantiles import weighted_quantile
 
+# One value per tuple and output: as a matrix, and as one vector.
+Errors: TypeAlias = Float[Tensor, " n n_outputs"]
+Vector: TypeAlias = Float[Tensor, " n_values"]
 # Scales, slopes beyond the edge and the bound of a law are fitted at this level; other levels are shifts of it.
 LEVEL = 0.95
 # The slopes of the law of the interpolating folds minimise the pinball losses of these levels together.
@@ -79,11 +82,11 @@ class LawFeatures:
     distance: Float[Tensor, " n"]
     nearest: Float[Tensor, " n"]
     side: Float[Tensor, " n"]
-    anchor: Float[Tensor, " n n_outputs"]
-    held_out: Float[Tensor, " n n_outputs"]
-    departure: Float[Tensor, " n n_outputs"]
-    variability: Float[Tensor, " n n_outputs"]
-    disagreement: Float[Tensor, " n n_outputs"]
+    anchor: Errors
+    held_out: Errors
+    departure: Errors
+    variability: Errors
+    disagreement: Errors
 
     def __len__(self) -> int:
         return len(self.distance)
@@ -125,7 +128,7 @@ class Blend:
     """
 
     pi: Float[Tensor, " n"]
-    logarithm: Float[Tensor, " n n_outputs"]
+    logarithm: Errors
     shifts: Sequence[float]
     parts: Int[Tensor, " n"]
 
@@ -161,7 +164,7 @@ class Law:
     @staticmethod
     def fit(
         features: LawFeatures,
-        error: Float[Tensor, " n n_outputs"],
+        error: Errors,
         weight: Float[Tensor, " n"],
         *,
         levels: tuple[float, ...],
@@ -268,9 +271,7 @@ class Law:
         return ", ".join(parts)
 
 
-def _scale(
-    error: Float[Tensor, " n n_outputs"], weight: Float[Tensor, " n"]
-) -> Float[Tensor, " n_outputs"]:
+def _scale(error: Errors, weight: Float[Tensor, " n"]) -> Float[Tensor, " n_outputs"]:
     """The quantile of the errors of each output; the mean if the quantile is zero, and a tiny number if all are zero."""
     quantile = weighted_quantile(error, weight[:, None].expand_as(error), LEVEL)
     scale = torch.where(quantile > 0, quantile, error.mean(dim=0))
@@ -279,12 +280,12 @@ def _scale(
 
 def _held_out_residuals(
     phi: Float[Tensor, " n_values n_columns"],
-    target: Float[Tensor, " n_values"],
-    weight: Float[Tensor, " n_values"],
+    target: Vector,
+    weight: Vector,
     part: Int[Tensor, " n_values"],
     levels: tuple[float, ...],
     ridge: float,
-) -> Float[Tensor, " n_values"]:
+) -> Vector:
     """Residuals under slopes that were fitted without the part of the tuple; those of the fit itself would be too small."""
     residual = torch.empty_like(target)
     for number in part.unique():
@@ -295,9 +296,7 @@ def _held_out_residuals(
 
 
 def _blended_intercepts(
-    residual: Float[Tensor, " n_values"],
-    other: Float[Tensor, " n_values"],
-    blend: Blend,
+    residual: Vector, other: Vector, blend: Blend
 ) -> Float[Tensor, " n_levels"]:
     r"""The intercept a at each level of ``TABLE`` for which the blended bound covers the tuples at that level.
 
@@ -322,9 +321,7 @@ def _blended_intercepts(
 
 
 def _weighted_intercepts(
-    residual: Float[Tensor, " n_values"],
-    weight: Float[Tensor, " n_values"],
-    levels: Sequence[float] = TABLE,
+    residual: Vector, weight: Vector, levels: Sequence[float] = TABLE
 ) -> Float[Tensor, " n_levels"]:
     """The weighted quantile of the residuals at each level."""
     order = residual.argsort(stable=True)

@@ -7,7 +7,7 @@ The rate h is a network, and T standardises the features (line 11). The incremen
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import reduce
 from typing import Any
 
@@ -185,9 +185,7 @@ class NormScaledIncrement:
 
     quantile: float = 0.95
     hidden: tuple[int, ...] = (64, 64)
-    training: Training = field(
-        default_factory=lambda: Training(n_steps=3000, batch_size=256)
-    )
+    training: Training = Training(n_steps=3000, batch_size=256)
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "quantile")
@@ -276,9 +274,7 @@ class FieldIncrement:
     quantile: float = 0.95
     n_spatial: int = 2
     widths: tuple[int, ...] = (32, 64, 128)
-    training: Training = field(
-        default_factory=lambda: Training(n_steps=2000, batch_size=16, check_every=50)
-    )
+    training: Training = Training(n_steps=2000, batch_size=16, check_every=50)
     weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:

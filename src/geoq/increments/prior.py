@@ -9,7 +9,7 @@ cell. With few calibration fields, networks that start from both terms end with 
 """
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +17,12 @@ from torch import Tensor, nn
 
 from geoq.arrays import chunks, nonzero_counts
 from geoq.increments.scale import LowRankScale
+
+# Which errors took the larger of their two values, predictions, one number per cell, and one channel of all rows.
+Flags: TypeAlias = Bool[Tensor, " n n_channels n_cells"]
+Predictions: TypeAlias = Float[Tensor, " n *output"]
+Maps: TypeAlias = Float[Tensor, " n_channels n_cells"]
+Channel: TypeAlias = Float[Tensor, " n n_cells"]
 
 # Frequencies are limited to [MIN_FREQUENCY, 1 - MIN_FREQUENCY], so that their logits are finite.
 MIN_FREQUENCY = 1e-6
@@ -38,11 +44,7 @@ class Prior(Protocol):
     """
 
     def fit(
-        self,
-        is_larger: Bool[Tensor, " n n_channels n_cells"],
-        prediction: Float[Tensor, " n *output"],
-        group: Int[Tensor, " n"],
-        /,
+        self, is_larger: Flags, prediction: Predictions, group: Int[Tensor, " n"], /
     ) -> nn.Module: ...
 
 
@@ -60,10 +62,7 @@ class CellPrior:
     """
 
     def fit(
-        self,
-        is_larger: Bool[Tensor, " n n_channels n_cells"],
-        prediction: Float[Tensor, " n *output"],
-        group: Int[Tensor, " n"],
+        self, is_larger: Flags, prediction: Predictions, group: Int[Tensor, " n"]
     ) -> "FittedCellPrior":
         """Estimate the prior from held-out errors; only ``is_larger`` is used, see ``PredictionPrior.fit``."""
         del prediction, group
@@ -73,13 +72,11 @@ class CellPrior:
 class FittedCellPrior(nn.Module):
     """The logits m of all cells."""
 
-    def __init__(self, offset: Float[Tensor, " n_channels n_cells"]) -> None:
+    def __init__(self, offset: Maps) -> None:
         super().__init__()
         self.offset = nn.Buffer(offset)
 
-    def forward(
-        self, prediction: Float[Tensor, " n *output"]
-    ) -> Float[Tensor, " n_channels n_cells"]:
+    def forward(self, prediction: Predictions) -> Maps:
         del prediction
         return self.offset
 
@@ -94,10 +91,7 @@ class PredictionPrior:
     """
 
     def fit(
-        self,
-        is_larger: Bool[Tensor, " n n_channels n_cells"],
-        prediction: Float[Tensor, " n *output"],
-        group: Int[Tensor, " n"],
+        self, is_larger: Flags, prediction: Predictions, group: Int[Tensor, " n"]
     ) -> "FittedPredictionPrior":
         """Estimate s, m and their coefficients from held-out errors.
 
@@ -137,7 +131,7 @@ class FittedPredictionPrior(nn.Module):
 
     def __init__(
         self,
-        offset: Float[Tensor, " n_channels n_cells"],
+        offset: Maps,
         value: Float[Tensor, " n_channels n_bins"],
         logit: Float[Tensor, " n_channels n_bins"],
     ) -> None:
@@ -147,16 +141,14 @@ class FittedPredictionPrior(nn.Module):
         self.logit = nn.Buffer(logit)
 
     def forward(
-        self, prediction: Float[Tensor, " n *output"]
+        self, prediction: Predictions
     ) -> Float[Tensor, " n n_channels n_cells"]:
         channels = prediction.reshape(len(prediction), *self.offset.shape)
         at = channels.to(self.value).transpose(0, 1)
         return _interpolate(self.value, self.logit, at).transpose(0, 1) + self.offset
 
 
-def _cell_logit(
-    is_larger: Bool[Tensor, " n n_channels n_cells"],
-) -> Float[Tensor, " n_channels n_cells"]:
+def _cell_logit(is_larger: Flags) -> Maps:
     """The map m: logits of the frequencies, approximated with few maps and at most 0."""
     frequency = nonzero_counts(is_larger) / len(is_larger)
     maps = LowRankScale().maps(frequency).float()
@@ -204,7 +196,7 @@ def _interpolate(
 
 def _frequency_table(
     is_larger: Bool[Tensor, " n n_cells"],
-    prediction: Float[Tensor, " n n_cells"],
+    prediction: Channel,
     edges: Float[Tensor, " n_edges"],
 ) -> tuple[Float[Tensor, " n_bins"], Float[Tensor, " n_bins"]]:
     """The mean prediction of each bin, and the logit of its frequency; the last bin is repeated up to ``N_BINS``."""
@@ -244,7 +236,7 @@ def _merge_small_bins(sums: Float[Tensor, " 3 n_bins"]) -> Float[Tensor, " 3 n_m
 
 
 def _bin_edges(
-    is_larger: Bool[Tensor, " n n_cells"], prediction: Float[Tensor, " n n_cells"]
+    is_larger: Bool[Tensor, " n n_cells"], prediction: Channel
 ) -> Float[Tensor, " n_edges"]:
     """Edges of bins with equal numbers of larger errors, and edges of bins with equal numbers of smaller errors.
 
@@ -268,8 +260,8 @@ def _equal_count_edges(ordered: Float[Tensor, " n"]) -> Float[Tensor, " n_edges"
 
 def _coefficients(
     is_larger: Bool[Tensor, " n n_cells"],
-    prediction_logit: Float[Tensor, " n n_cells"],
-    cell_logit: Float[Tensor, " n n_cells"],
+    prediction_logit: Channel,
+    cell_logit: Channel,
 ) -> Float[Tensor, " 3"]:
     """The coefficients a, b and d of a logistic regression on both logits, by Newton's method from (1, 0, 0)."""
     target = is_larger.flatten().double()

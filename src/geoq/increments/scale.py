@@ -37,7 +37,7 @@ class LowRankScale:
         Ten fields of two channels on a grid of 3 x 4 cells; the errors of the second channel are five times as large.
 
         >>> error = torch.ones(10, 2, 3, 4) * torch.tensor([1.0, 5.0]).view(2, 1, 1)
-        >>> scale = LowRankScale()(error, torch.full((10,), 0.1), 0.95)
+        >>> scale = LowRankScale().fit(error.__getitem__, torch.ones(10), error[0], 0.95)
         >>> scale[:, 0, 0].round(decimals=3).tolist()
         [1.0, 5.0]
     """
@@ -48,14 +48,6 @@ class LowRankScale:
     def __post_init__(self) -> None:
         check_integer(self.n_spatial, "n_spatial", 0)
         check_integer(self.rank, "rank", 0)
-
-    def __call__(
-        self,
-        error: Float[Tensor, " n *field"],
-        weight: Float[Tensor, " n"],
-        quantile: float,
-    ) -> Float[Tensor, " *field"]:
-        return self.fit(lambda rows: error[rows], weight, error[0], quantile)
 
     def fit(
         self,

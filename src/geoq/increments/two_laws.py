@@ -17,7 +17,7 @@ increment can be negative: an anchor with an unusually large error does not rais
 import copy
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -39,13 +39,15 @@ from geoq.increments.climatology import (
     reference_state,
 )
 from geoq.increments.edge import counted_coordinates
-from geoq.increments.law import LEVEL, LEVELS, TABLE, Blend, Law, LawFeatures
+from geoq.increments.law import LEVEL, LEVELS, TABLE, Blend, Errors, Law, LawFeatures
 from geoq.increments.resemblance import Resemblance
 from geoq.increments.shapes import MIN_GRID_SIZE, Shapes
 from geoq.increments.spline import SmoothingSpline, best_smoothing
 from geoq.metric import FittedMetric
 from geoq.quantiles import check_quantile
 
+# One value per query and output of the surrogate, of which there can be more than errors.
+Values: TypeAlias = Float[Tensor, " n n_values"]
 # Penalty on the slopes: of the law of the interpolating folds, divided by their number of tuples, and of the other law.
 RIDGE_INSIDE, RIDGE_OUTSIDE = 15.0, 0.01
 # Parts of the tuples for held-out residuals.
@@ -137,9 +139,7 @@ class TwoLawIncrement:
             self.outside_ = self.inside_
         return self
 
-    def _law_features(
-        self, features: GeometricFeatures, spline: Float[Tensor, " n n_values"]
-    ) -> LawFeatures:
+    def _law_features(self, features: GeometricFeatures, spline: Values) -> LawFeatures:
         """The features of the laws, in double precision; ``spline`` has the values of the spline at the queries."""
         neighborhood = features.neighborhood
         assert neighborhood is not None
@@ -178,9 +178,7 @@ class TwoLawIncrement:
         ]
         return joined(parts).reshape(shape).to(features.support_distance)
 
-    def _increment(
-        self, features: GeometricFeatures, spline: Float[Tensor, " n n_values"]
-    ) -> Float[Tensor, " n n_outputs"]:
+    def _increment(self, features: GeometricFeatures, spline: Values) -> Errors:
         own = self._law_features(features, spline).arrays()
         xp = functions_of(own["anchor"])
         natural: Any = 1.0
@@ -298,10 +296,7 @@ class _Points:
         return _Points(outputs, torch.where(deviation > 0, deviation, 1.0), held_out)
 
     def spread(
-        self,
-        rows: Int[Tensor, " n k"],
-        prediction: Float[Tensor, " n n_values"],
-        n_outputs: int,
+        self, rows: Int[Tensor, " n k"], prediction: Values, n_outputs: int
     ) -> tuple[Tensor, Tensor]:
         """Departure and variability."""
         mean, variance = _moments(self.outputs, rows)
@@ -312,9 +307,7 @@ class _Points:
         return departure, variability.expand(-1, n_outputs)
 
 
-def _per_output(
-    size: Float[Tensor, " n n_values"], n_outputs: int
-) -> Float[Tensor, " n n_outputs"]:
+def _per_output(size: Values, n_outputs: int) -> Errors:
     """One number per error: the sizes themselves, or their norm if the error is not elementwise."""
     if size.shape[1] == n_outputs:
         return size
@@ -336,9 +329,7 @@ def _pairs(calibration: CalibrationSet) -> tuple[Tensor, Tensor]:
     return points, data.outputs.reshape(len(data.outputs), -1).to(points)
 
 
-def _held_out_spline(
-    calibration: CalibrationSet, smoothing: float
-) -> Float[Tensor, " n n_values"]:
+def _held_out_spline(calibration: CalibrationSet, smoothing: float) -> Values:
     """For each tuple, the value of the spline through the points that its fold left in."""
     data = calibration.data
     assert data is not None
@@ -355,7 +346,7 @@ def _held_out_spline(
 
 def _moments(
     outputs: Float[Tensor, " n_points n_values"], rows: Int[Tensor, " n k"]
-) -> tuple[Float[Tensor, " n n_values"], Float[Tensor, " n n_values"]]:
+) -> tuple[Values, Values]:
     """Mean and variance; one neighbour at a time, so that no array (queries, k, outputs) is needed."""
     values, columns = own_arrays(outputs, rows.T)
     # Differences from the nearest neighbour, which is one of the k, keep the digits of a small variance.

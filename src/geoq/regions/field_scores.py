@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from torch.nn import functional
 from geoq.coordinates import CHANGED
 from geoq.neighbors import Neighbors
 
+# Fields with their channels first.
+Grids: TypeAlias = Float[Tensor, " n channels *grid"]
 # Cells of a window along each axis: on a line, and on grids with more axes.
 WINDOW_ON_LINE, WINDOW = 7, 3
 N_POSITIONS = 64
@@ -64,7 +67,7 @@ class Fields:
         answer: the output, or its change from the input; None if it lives on another grid.
     """
 
-    inputs: Float[Tensor, " n channels *grid"]
+    inputs: Grids
     answer: Float[Tensor, " n more *grid"] | None = None
 
     @property
@@ -159,9 +162,7 @@ def place_of(window: int, grid: Sequence[int]) -> tuple[int, ...]:
     )
 
 
-def windows_of(
-    fields: Float[Tensor, " n channels *grid"],
-) -> Float[Tensor, " n n_positions entries"]:
+def windows_of(fields: Grids) -> Float[Tensor, " n n_positions entries"]:
     """The windows of each field at evenly spread positions, each with all channels."""
     grid, cut = fields.shape[2:], fields
     for axis, (size, at) in enumerate(
@@ -215,9 +216,7 @@ class Windows:
         off = off / (MIN_DEVIATION * self.deviation[0])
         return torch.cat([along / self.deviation, off[:, None]], dim=1)
 
-    def distances(
-        self, fields: Float[Tensor, " n channels *grid"]
-    ) -> Float[Tensor, " n n_positions"]:
+    def distances(self, fields: Grids) -> Float[Tensor, " n n_positions"]:
         """Distance from the window at each position to the nearest window of the data."""
         windows = windows_of(fields)
         flat = self._coordinates(windows.reshape(-1, windows.shape[2]))
@@ -274,9 +273,7 @@ class Channels:
         """The deviation; 1 for a channel that is constant in the data."""
         return torch.where(self.deviation > 0, self.deviation, 1.0)
 
-    def moments(
-        self, fields: Float[Tensor, " n channels *grid"]
-    ) -> Float[Tensor, " n n_moments"]:
+    def moments(self, fields: Grids) -> Float[Tensor, " n n_moments"]:
         r"""Mean and logarithm of the deviation of each channel.
 
         .. math:: m_c / \sigma_c, \qquad \tfrac12 \ln(v_c / \sigma_c^2 + 10^{-4})
@@ -295,9 +292,7 @@ class Channels:
         variance = max(0.0, math.exp(2 * value) - VARIANCE_FLOOR)
         return channel, "standard deviation", math.sqrt(variance) * scale
 
-    def blocks(
-        self, fields: Float[Tensor, " n channels *grid"]
-    ) -> Float[Tensor, " n n_blocks"]:
+    def blocks(self, fields: Grids) -> Float[Tensor, " n n_blocks"]:
         """Means over blocks of cells in deviations of the channel; the cells themselves if there are few."""
         grid = fields.shape[2:]
         shape = (-1, *(1,) * len(grid))

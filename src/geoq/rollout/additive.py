@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -77,10 +77,8 @@ class AdditiveRecursion:
     quantile: float = 0.95
     psi: Callable[[RolloutFeatures], Tensor] = signed_displacement
     hidden: tuple[int, ...] = (64, 64)
-    training: Training = field(
-        default_factory=lambda: Training(
-            n_steps=1500, batch_size=16, check_every=10, patience=30
-        )
+    training: Training = Training(
+        n_steps=1500, batch_size=16, check_every=10, patience=30
     )
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from geoq.geometry import Embedding, GeometricFeatures, Geometry
 from geoq.increments.climatology import FittedClimatology
 from geoq.representation import Representation, Standardization
 from geoq.rollout.output import Output
+from geoq.rollout.trajectories import States
 from geoq.surrogate import evaluate
 
 
@@ -114,9 +115,7 @@ class ReferenceStates:
             )
         return texts
 
-    def features(
-        self, states: Float[Tensor, " n n_times *state"], embed: "Embed"
-    ) -> RolloutFeatures:
+    def features(self, states: States, embed: "Embed") -> RolloutFeatures:
         """Features along rollouts, given their states, the initial state first."""
         before, after = states[:, :-1].flatten(0, 1), states[:, 1:].flatten(0, 1)
         alive = before.isfinite().flatten(start_dim=1).all(dim=1)

@@ -1,6 +1,7 @@
 """Conformal factors of each step, calibrated for groups of coordinates."""
 
 import math
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from geoq.quantiles import n_required
 
+# One value for each rollout, step and coordinate.
+Values: TypeAlias = Float[Tensor, " n n_steps n_coordinates"]
 # Up to this many coordinates have a factor each. More coordinates form groups of neighbouring ones.
 MOST_SINGLE, GROUP_SIZE = 32, 8
 
@@ -24,10 +27,7 @@ def coordinate_groups(n_coordinates: int) -> list[slice]:
     return [slice(i, i + size) for i in range(0, n_coordinates, size)]
 
 
-def counted_ratios(
-    error: Float[Tensor, " n n_steps n_coordinates"],
-    shape: Float[Tensor, " n n_steps n_coordinates"],
-) -> Float[Tensor, " n n_steps n_coordinates"]:
+def counted_ratios(error: Values, shape: Values) -> Values:
     """Errors divided by ``shape``, with nan for the values that do not count.
 
     A rollout counts up to the step before it diverges. A coordinate counts at a step if any rollout has an error there: the
@@ -38,15 +38,13 @@ def counted_ratios(
     return torch.where(diverged | exact, torch.nan, error / shape)
 
 
-def without_error(
-    error: Float[Tensor, " n n_steps n_coordinates"],
-) -> Bool[Tensor, " n_steps n_coordinates"]:
+def without_error(error: Values) -> Bool[Tensor, " n_steps n_coordinates"]:
     """Whether all errors of a coordinate at a step are zero; infinite errors of diverged rollouts do not count."""
     return ((error == 0) | error.isinf()).all(dim=0) & (error == 0).any(dim=0)
 
 
 def group_quantiles(
-    ratio: Float[Tensor, " n n_steps n_coordinates"], level: Float[Tensor, " n_steps"]
+    ratio: Values, level: Float[Tensor, " n_steps"]
 ) -> Float[Tensor, " n_steps n_coordinates"]:
     """The quantile of the ratios of each group at each step, repeated for its coordinates; zero if none of them counts."""
     parts = []
@@ -62,9 +60,7 @@ def group_quantiles(
 
 
 def step_factors(
-    error: Float[Tensor, " n n_steps n_coordinates"],
-    shape: Float[Tensor, " n n_steps n_coordinates"],
-    quantile: float,
+    error: Values, shape: Values, quantile: float
 ) -> Float[Tensor, " n_steps n_coordinates"]:
     r"""The conformal factor of each step and coordinate on the bounds ``shape``.
 

@@ -1,7 +1,7 @@
 """A ready-made recipe for a surrogate of one time step: a network, trained on single steps and then on rollouts."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -54,13 +54,9 @@ class TrainRollout:
 
     make_network: Callable[[], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor] = mean_squared_error
-    training: Training = field(default_factory=Training)
+    training: Training = Training()
     n_rollout: int = 8
-    fine_tuning: Training = field(
-        default_factory=lambda: Training(
-            n_steps=500, learning_rate=3e-4, check_every=50
-        )
-    )
+    fine_tuning: Training = Training(n_steps=500, learning_rate=3e-4, check_every=50)
 
     def __post_init__(self) -> None:
         check_recipe(self.make_network, self.loss, self.training)

@@ -10,7 +10,7 @@ from geoq.arrays import take
 from geoq.checks import warn
 from geoq.representation import Standardization
 from geoq.rollout.features import RolloutCalibration
-from geoq.rollout.trajectories import Trajectories, forcing_from, roll_out
+from geoq.rollout.trajectories import States, Trajectories, forcing_from, roll_out
 from geoq.surrogate import Surrogate
 
 # The values of a coordinate differ only by rounding if their range is at most this many times the precision of the largest.
@@ -46,9 +46,7 @@ class DataRange:
         width = torch.where(width > N_ROUNDINGS * precision, width, torch.inf)
         return DataRange(low - width, high + width)
 
-    def cut(
-        self, states: Float[Tensor, " n n_times *state"]
-    ) -> Float[Tensor, " n n_times *state"]:
+    def cut(self, states: States) -> States:
         """The states of rollouts, with nan from the step at which a rollout diverges; the initial state always stays."""
         # The comparisons are false for nan, so nan counts as diverged.
         inside = (states >= self.low.to(states)) & (states <= self.high.to(states))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from geoq.arrays import Array, restore, take, to_tensor
 from geoq.checks import check_finite, check_inputs_unit, check_outputs_unit
 from geoq.surrogate import Surrogate
 
+# States along rollouts, the initial state first.
+States: TypeAlias = Float[Tensor, " n n_times *state"]
 # A rollout is stopped if a coordinate exceeds the absolute mean of the data by this many standard deviations. Squares of such
 # states overflow.
 DIVERGED = 1e6
@@ -151,7 +153,7 @@ def roll_out(
     n_steps: int,
     limit: Float[Tensor, " *state"],
     forcing: Float[Tensor, " n n_times n_forcing"] | None = None,
-) -> Float[Tensor, " n n_times *state"]:
+) -> States:
     r"""Apply the surrogate to its own output, ``n_steps`` times.
 
     .. math:: \widehat u_0 = u, \quad \widehat u_{n+1} = \widehat F(\widehat u_n)
