@@ -76,10 +76,6 @@ def write(
     """Write numbers (anything that JSON can hold) and arrays. The old file is replaced only when the new one is complete.
 
     A symbolic link stays, and the file that it points to is replaced.
-
-    Raises:
-        OSError: the folder does not exist or cannot be written, or the disk is full.
-        ValueError: the path is a folder or a device.
     """
     target = _writable(Path(path))
     stored = {name: array.detach().cpu().contiguous() for name, array in arrays.items()}

@@ -133,11 +133,7 @@ class ConformalFactors:
         quantile: float,
         guarantee: Guarantee = POINTWISE,
     ) -> "ConformalFactors":
-        """Compute the factors from pairs that neither the surrogate nor the calibration has seen.
-
-        Raises:
-            ValueError: there are too few safe pairs for a finite factor.
-        """
+        """The factors from pairs that neither the surrogate nor the calibration has seen; too few safe pairs are refused."""
         factor = guarantee.factor(ratio[safe], quantile)
         if math.isinf(factor):
             needed, found = guarantee.n_required(quantile), int(safe.sum())

@@ -147,11 +147,7 @@ def some_absent(mask: Mask | None, y: Any) -> tuple[Tensor | None, Any]:
 
 
 def present_pairs(mask: Mask | None, y: Any) -> tuple[Any, Tensor | None]:
-    """The outputs of pairs without masked cells, and which cells are masked beside those that are masked in all samples.
-
-    Raises:
-        ValueError: a pair is masked everywhere.
-    """
+    """The outputs of pairs without masked cells, and which cells are masked beside those that are masked in all samples."""
     own = Mask.of(y)
     if own is None:
         return filled(mask, y), None

@@ -21,7 +21,7 @@ from geoq.quantiles import check_quantile, pinball_loss
 def pinball(
     error: Array, error_hat: Array, quantile: float, where: Array | None = None
 ) -> float:
-    r"""Mean pinball loss; it is smallest if the bound is the quantile of the error.
+    r"""Mean pinball loss, in the unit of the error; it is smallest if the bound is the quantile of the error.
 
     .. math:: \operatorname{mean} \max(\tau (E - \widehat E), (\tau - 1) (E - \widehat E))
 
@@ -30,9 +30,6 @@ def pinball(
         error_hat: Their bounds :math:`\widehat E`, in the same shape.
         quantile: Quantile level :math:`\tau`, between 0 and 1.
         where: Boolean mask of the values to include; None includes all.
-
-    Returns:
-        The mean loss, in the unit of the error.
 
     Example:
         An error above its bound costs 0.9 of the difference, an error below its bound 0.1 of it:
@@ -55,9 +52,6 @@ def coverage(error: Array, error_hat: Array, where: Array | None = None) -> floa
         error_hat: Their bounds :math:`\widehat E`, in the same shape.
         where: Boolean mask of the values to include; None includes all.
 
-    Returns:
-        A number between 0 and 1.
-
     Example:
         >>> error, error_hat = np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0])
         >>> round(coverage(error, error_hat), 3)
@@ -71,16 +65,12 @@ def coverage(error: Array, error_hat: Array, where: Array | None = None) -> floa
 
 
 def correlation(error: Array, error_hat: Array, where: Array | None = None) -> float:
-    """Pearson correlation of errors and bounds.
+    """Pearson correlation of errors and bounds; nan if one of them is constant, as the bound of split conformal prediction is.
 
     Args:
         error: Observed errors.
         error_hat: Their bounds, in the same shape.
         where: Boolean mask of the values to include; None includes all.
-
-    Returns:
-        A number between -1 and 1; nan if the errors or the bounds are constant, as the bound of split conformal
-        prediction is.
 
     Example:
         >>> error, error_hat = np.array([1.0, 2.0, 4.0]), np.array([3.0, 5.0, 9.0])
@@ -104,9 +94,6 @@ def relative_l2(y: Array, y_hat: Array, where: Array | None = None) -> float:
         y: Reference values.
         y_hat: Predictions, in the same shape.
         where: Boolean mask of the values to include; None includes all.
-
-    Returns:
-        The relative error; 0 for a perfect prediction, 1 for a prediction of zeros.
 
     Example:
         >>> y = np.array([[3.0, 0.0], [0.0, 4.0]])
@@ -137,19 +124,13 @@ class CoverageBin:
 def coverage_by_bin(
     error: Array, error_hat: Array, score: Array, n_bins: int
 ) -> list[CoverageBin]:
-    """Coverage in bins of the support score that contain about the same number of rows.
+    """Coverage in bins of the support score, in ascending order, that contain about the same number of rows.
 
     Args:
         error: Observed errors.
         error_hat: Their bounds, in the same shape.
         score: One score per row, or per row and lead time.
         n_bins: Largest number of bins. Equal scores are in the same bin, so repeated scores may give fewer bins.
-
-    Returns:
-        The bins in ascending order; an empty list for no rows.
-
-    Raises:
-        ValueError: ``n_bins`` is below 1, or shapes do not match.
 
     Example:
         >>> error, error_hat = np.array([0.1, 0.2, 0.9, 0.3]), np.full(4, 0.5)
@@ -199,12 +180,6 @@ def coverage_by_lead(
         error: Observed errors.
         error_hat: Their bounds, in the same shape.
         axis: Axis of the lead times.
-
-    Returns:
-        One coverage per index of the axis.
-
-    Raises:
-        ValueError: The arrays do not have this axis, or shapes do not match.
 
     Example:
         >>> error = np.array([[0.1, 0.4, 0.9], [0.2, 0.6, 0.8]])

@@ -189,9 +189,7 @@ def observed(
 ) -> tuple[Tensor, Tensor]:
     """Predictions of the deployed surrogate and their errors, without errors in absent cells.
 
-    Raises:
-        ValueError: a prediction is nan or masked in a cell in which y is not.
-        TypeError: the increment model needs the same mask in all samples.
+    Predictions that are absent where y is not, and increment models that need the same mask in all samples, are refused.
     """
     if absent is None:
         return observe(geoq.surrogate_, geoq.error_functional, x, y)

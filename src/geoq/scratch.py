@@ -46,11 +46,7 @@ def is_lazy(array: Any) -> bool:
 
 @contextmanager
 def larger_than_memory(*arrays: Any) -> Iterator[None]:
-    """Use scratch files within the ``with`` block if one of the arrays is not in memory.
-
-    Raises:
-        OSError: the folder for temporary files has too little space.
-    """
+    """Use scratch files within the ``with`` block if one of the arrays is not in memory; refused if the disk is too small."""
     lazy = [array for array in arrays if is_lazy(array)]
     if lazy:
         _check_space(sum(_n_bytes(array) for array in lazy))

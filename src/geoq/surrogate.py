@@ -95,12 +95,7 @@ def _difference(y: Array, y_hat: Array) -> Array:
 
 @torch.no_grad()
 def evaluate(function: Callable[[Any], Any], x: Rows, name: str) -> Tensor:
-    """Apply a user's function to all rows of x, in chunks.
-
-    Raises:
-        ValueError: the function does not return one finite row per input.
-        TypeError: see ``answers_of``.
-    """
+    """Apply a user's function to all rows of x, in chunks; refused unless it returns one finite row per input."""
     answers = answers_of(function, x, name)
     check_finite(answers, f"{name}(x)", f"{name} must return finite numbers")
     return answers
@@ -108,12 +103,7 @@ def evaluate(function: Callable[[Any], Any], x: Rows, name: str) -> Tensor:
 
 @torch.no_grad()
 def answers_of(function: Callable[[Any], Any], x: Rows, name: str) -> Tensor:
-    """Apply a user's function to all rows of x, in chunks; its answers can be nan or infinite.
-
-    Raises:
-        ValueError: the function does not return one row per input.
-        TypeError: the function is a module and x has another dtype or kind than its weights.
-    """
+    """Apply a user's function to all rows of x, in chunks; its answers can be nan or infinite."""
     if isinstance(function, nn.Module) and not isinstance(x, Table):
         check_array_kind(function, x, name, "x")
     answers: Tensor | None = None

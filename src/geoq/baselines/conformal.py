@@ -89,11 +89,7 @@ class SplitConformal:
     random_state: int = 0
 
     def fit(self, x: Array, y: Array) -> "SplitConformal":
-        """Train the surrogate on a part of the rows and compute the bound from the others.
-
-        Raises:
-            ValueError: A setting is out of range, or the split leaves too few rows on one side.
-        """
+        """Train the surrogate on a part of the rows and compute the bound from the others."""
         check_quantile(self.quantile, "quantile")
         if not 0 < self.calibration_fraction < 1:
             raise ValueError(

@@ -48,12 +48,7 @@ class DeepEnsemble:
     random_state: int = 0
 
     def fit(self, x: Array, y: Array) -> "DeepEnsemble":
-        """Train all members on all rows.
-
-        Raises:
-            ValueError: There are fewer than 2 members.
-            TypeError: The seed of ``train_surrogate`` cannot be set.
-        """
+        """Train all members on all rows."""
         if self.n_members < 2:
             raise ValueError(
                 f"n_members={self.n_members}, but a standard deviation needs at least 2 members; 5 to 10 are usual."

@@ -75,11 +75,7 @@ class GaussianProcess:
     noise_lower_bound: float = 1e-5
 
     def fit(self, x: Array, y: Array) -> "GaussianProcess":
-        """Find the length scale and the variances of each output coordinate.
-
-        Raises:
-            ValueError: ``noise_lower_bound`` is not positive, or all rows of ``x`` are equal.
-        """
+        """Find the length scale and the variances of each output coordinate."""
         if not self.noise_lower_bound > 0:
             raise ValueError(
                 f"noise_lower_bound={self.noise_lower_bound}, but the covariance matrix must be invertible; choose a number above 0."
@@ -96,14 +92,7 @@ class GaussianProcess:
         return self
 
     def predict(self, x: Array) -> Bound:
-        """Mean of the process, and 1.96 times its standard deviation as the bound.
-
-        Args:
-            x: Queries, with the input shape of ``fit``.
-
-        Raises:
-            ValueError: The queries have another size per row than the inputs of ``fit``, or are not finite.
-        """
+        """Mean of the process, and 1.96 times its standard deviation as the bound."""
         check_fitted(self, "points_")
         inputs = to_tensor(x, "x")
         rows = inputs.reshape(len(inputs), -1).to(self.points_)

@@ -65,12 +65,7 @@ class MCDropout:
     random_state: int = 0
 
     def fit(self, x: Array, y: Array) -> "MCDropout":
-        """Train the network on all rows.
-
-        Raises:
-            ValueError: There are fewer than 2 passes, or the network has no active dropout layer.
-            TypeError: The surrogate has no attribute ``network``.
-        """
+        """Train the network on all rows."""
         if self.n_passes < 2:
             raise ValueError(
                 f"n_passes={self.n_passes}, but a standard deviation needs at least 2 passes; 100 are usual."

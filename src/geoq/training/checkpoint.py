@@ -157,9 +157,6 @@ class FinishedFolds:
         """The arrays of the first run, which later runs must reproduce up to rounding.
 
         A surrogate that is trained again differs in its last digits, and so does everything that depends on it.
-
-        Raises:
-            ValueError: the arrays differ from the first run by more than rounding.
         """
         file = self.folder / f"{name}.geoq"
         if not file.exists():

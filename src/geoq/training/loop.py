@@ -62,9 +62,6 @@ class Training:
             rate. The default is a constant rate, because networks whose rates are cut cannot be trained together.
         random_state: Seed of the initial weights, the held-out rows, the order of the batches and dropout.
 
-    Raises:
-        ValueError: A setting is outside its range.
-
     Example:
         >>> training = Training(n_steps=200, batch_size=16, validation_fraction=0.25)
         >>> rows, validation_rows = training.hold_out(torch.arange(40))
@@ -106,13 +103,9 @@ class Training:
     def hold_out(
         self, groups: Int[Tensor, " n_rows"]
     ) -> tuple[Int[Tensor, " n_train"], Int[Tensor, " n_validation"]]:
-        """Divide rows at random into training rows and validation rows; rows of one group are never separated.
+        """Divide rows at random into training rows and validation rows; with a single group both are all rows.
 
-        Args:
-            groups: The group number of each row. Rows that depend on each other, such as copies of one point, form a group.
-
-        Returns:
-            The training rows and the validation rows. With a single group both are all rows.
+        Rows of one group, such as copies of one point, are never separated. ``groups`` has the group number of each row.
         """
         distinct, group = groups.unique(return_inverse=True)
         if len(distinct) < 2:
@@ -163,11 +156,7 @@ class EarlyStopping:
         )
 
     def improves(self, step: int, loss: float) -> bool:
-        """Record the validation loss after a step; return whether it is the lowest.
-
-        Raises:
-            FloatingPointError: The loss is not finite.
-        """
+        """Record the validation loss after a step, refused unless it is finite; return whether it is the lowest."""
         training = self.training
         if not math.isfinite(loss):
             raise FloatingPointError(
@@ -202,7 +191,7 @@ def train(
     Args:
         network: The network; its weights are changed.
         loss: Function of the network and of row numbers that returns the mean loss over these rows.
-        training: Settings of the training.
+        training: The settings.
         groups: The group number of each row of the data. Rows of one group are either all trained on or all held out.
         repeatable: Whether network and loss do the same operations at every step, so that a GPU can record one step and
             replay it. This is false for networks of the user, which may count or draw random numbers in Python.

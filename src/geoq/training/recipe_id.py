@@ -67,11 +67,7 @@ def object_id(thing: object) -> str:
 
 
 def recipe_id(recipe: object) -> str:
-    """An identifier of a recipe or representation: its name, and a hash of its code and values.
-
-    Raises:
-        Unrecognisable: the recipe contains an object whose content cannot be read.
-    """
+    """An identifier of a recipe or representation: its name, and a hash of its code and values."""
     return f"{object_id(recipe)[:100]} with content {_Reader().digest(recipe)[:16]}"
 
 
