@@ -16,6 +16,7 @@ from geoq.folds import (
     Folds,
     Groups,
     NestedFolds,
+    Points,
     RandomFolds,
     Split,
     Splits,
@@ -27,8 +28,6 @@ from geoq.settings import check_object
 @dataclass(frozen=True)
 class FoldPlan:
     """The folds that a scheme has drawn for one set of points.
-
-    A plan is a fold scheme as well: it yields its own folds.
 
     Attributes:
         splits: the training rows and the held-out rows of each fold.
@@ -52,12 +51,6 @@ class FoldPlan:
         folds: Any, points: Float[np.ndarray, " n d"], groups: Groups
     ) -> "FoldPlan":
         """Draw the folds of a scheme; refuse folds without training points or without held-out points."""
-        if isinstance(folds, FoldPlan):
-            if folds.n_points != len(points):
-                raise ValueError(
-                    f"folds were drawn for {folds.n_points} points, but there are {len(points)}; draw them again."
-                )
-            return folds
         check_object(folds, Folds, "folds", "RandomFolds(5)")
         schemes = folds.schemes if isinstance(folds, CombinedFolds) else (folds,)
         drawn = [
@@ -76,12 +69,6 @@ class FoldPlan:
         )
         plan._check_rows()
         return plan
-
-    def split(
-        self, points: np.ndarray, y: None = None, groups: Groups = None
-    ) -> Splits:
-        del points, y, groups
-        return self.splits
 
     @property
     def point(self) -> Int[np.ndarray, " n_tuples"]:
@@ -160,7 +147,7 @@ def draw_folds(
 
     A fold of another scheme that separates the points of one group is refused.
     """
-    if groups is None or isinstance(folds, FoldPlan):
+    if groups is None:
         return FoldPlan.draw(folds, points, None)
     labels, codes = group_codes(groups, len(points))
     check_object(folds, Folds, "folds", "RandomFolds(5)")
@@ -238,9 +225,7 @@ class _GroupedFolds:
     scheme: Folds
     codes: Int[np.ndarray, " n"]
 
-    def split(
-        self, points: np.ndarray, y: None = None, groups: Groups = None
-    ) -> Splits:
+    def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
         del y, groups
         sizes = np.bincount(self.codes)
         means = np.zeros((len(sizes), points.shape[1]))

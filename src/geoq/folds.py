@@ -19,6 +19,7 @@ from geoq.settings import check_integer, check_object, check_seed, is_number
 
 Split: TypeAlias = tuple[np.ndarray, np.ndarray]
 Splits: TypeAlias = Iterable[Split]
+Points: TypeAlias = np.ndarray
 Groups: TypeAlias = np.ndarray | None
 
 
@@ -27,7 +28,7 @@ class Folds(Protocol):
     """A scheme yields pairs of row numbers (train, held_out). They need not be a partition: nested folds overlap."""
 
     def split(
-        self, points: np.ndarray, y: None = None, groups: Groups = None
+        self, points: Points, y: None = None, groups: Groups = None
     ) -> Splits: ...
 
 
@@ -113,9 +114,7 @@ class RandomFolds:
     n_folds: int = 5
     random_state: int = 0
 
-    def split(
-        self, points: np.ndarray, y: None = None, groups: Groups = None
-    ) -> Splits:
+    def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
         del y, groups
         check_seed(self.random_state, "RandomFolds.random_state")
         distinct = distinct_rows(points)
@@ -140,9 +139,7 @@ class ClusterFolds:
     n_folds: int = 5
     random_state: int = 0
 
-    def split(
-        self, points: np.ndarray, y: None = None, groups: Groups = None
-    ) -> Splits:
+    def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
         # Here, because it takes a third of a second to import.
         from sklearn.cluster import KMeans
 
@@ -177,9 +174,7 @@ class TemporalFolds:
     n_folds: int = 5
     gap: int = 0
 
-    def split(
-        self, points: np.ndarray, y: None = None, groups: Groups = None
-    ) -> Splits:
+    def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
         del y, groups
         _check_fold_count("TemporalFolds", self.n_folds, len(points), "points")
         check_integer(self.gap, "TemporalFolds.gap", 0)
@@ -204,9 +199,7 @@ class GroupFolds:
 
     n_folds: int | None = None
 
-    def split(
-        self, points: np.ndarray, y: None = None, groups: Groups = None
-    ) -> Splits:
+    def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
         del y
         codes = self._codes(len(points), groups)
         sizes = np.bincount(codes)
@@ -249,9 +242,7 @@ class NestedFolds:
     n_folds: int = 10
     smallest: float | None = None
 
-    def split(
-        self, points: np.ndarray, y: None = None, groups: Groups = None
-    ) -> Splits:
+    def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
         del y, groups
         _check_fold_count(
             "NestedFolds", self.n_folds, len(points) - 1, "proper nested subsets"
@@ -295,9 +286,7 @@ class CombinedFolds:
     def __repr__(self) -> str:
         return f"CombinedFolds({', '.join(map(repr, self.schemes))})"
 
-    def split(
-        self, points: np.ndarray, y: None = None, groups: Groups = None
-    ) -> Splits:
+    def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
         for scheme in self.schemes:
             yield from scheme.split(points, y, groups)
 
@@ -339,9 +328,7 @@ class UnavailableFolds:
     def __repr__(self) -> str:
         return self.name
 
-    def split(
-        self, points: np.ndarray, y: None = None, groups: Groups = None
-    ) -> Splits:
+    def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
         del points, y, groups
         raise ValueError(
             f"folds={self.name}, but a file stores only the name of the fold scheme; calibrate a new estimator, or set folds and "
