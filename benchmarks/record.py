@@ -151,8 +151,9 @@ def trainings(fitted: Any) -> dict[str, Any]:
 
 def is_untrained(line: dict[str, Any]) -> bool:
     """Whether the networks of a row have their initial weights."""
-    results = line.get("trainings")
-    return bool(results) and not any(result["best_step"] for result in results)
+    results = line.get("trainings") or [line]
+    steps = [result.get("best_step") for result in results]
+    return any(step is not None for step in steps) and not any(steps)
 
 
 def _named(line: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A Gaussian process of one time step, propagated by Monte Carlo."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,6 +29,10 @@ class StepProcess:
 
     n_searched: int = 800
     noise_lower_bound: float = 1e-10
+
+    @property
+    def setting(self):
+        return f"noise at least {self.noise_lower_bound:.0e}, {self.n_searched} pairs searched"
 
     def fit(self, x, y):
         self.inputs_, self.outputs_ = Standardization.fit(x), Standardization.fit(y)
@@ -87,7 +91,7 @@ class SampledProcess:
     Samples are clipped to the range of all values of the data. Outside of it the process is so uncertain that rollouts would diverge.
     """
 
-    n_searched: int
+    process: StepProcess
     n_samples: int
     n_steps: int
     device: str
@@ -95,7 +99,7 @@ class SampledProcess:
 
     def fit(self, x, y):
         pairs = (torch.from_numpy(part).to(self.device) for part in (x, y))
-        self.process_ = StepProcess(self.n_searched).fit(*pairs)
+        self.process_ = replace(self.process).fit(*pairs)
         self.range_ = float(x.min()), float(x.max())
         return self
 

@@ -32,8 +32,9 @@ from benchmarks import record
 from benchmarks.record import QUANTILE
 from benchmarks.rollouts import ablation
 from benchmarks.rollouts.data import SMALL, Settings, load, recipe_of
-from benchmarks.rollouts.gaussian_process import SampledProcess
+from benchmarks.rollouts.gaussian_process import SampledProcess, StepProcess
 from benchmarks.rollouts.methods import (
+    ChosenProcess,
     HorizonTimesClimatology,
     OneNumberPerHorizon,
     Remembered,
@@ -159,10 +160,15 @@ def sampled(clock, part, recipe, device):
     """Rows of a baseline that predicts with the mean of several rollouts, and of the same baseline scaled per step."""
     settings, seed, n_steps = clock.settings, clock.seed, clock.settings.n_test
     if part == "GP":
-        sizes = settings.n_gp_searched, settings.n_gp_samples, n_steps
-        baseline = SampledProcess(*sizes, device, seed)
-        fit_folds = partial(folds_of_pairs, baseline)
-    elif part == "MC dropout":
+        processes = [
+            StepProcess(n_searched, noise)
+            for noise in settings.gp_noise
+            for n_searched in settings.n_gp_searched
+        ]
+        how = settings.n_gp_samples, n_steps, device, seed
+        candidates = tuple(SampledProcess(process, *how) for process in processes)
+        return chosen_process(clock, candidates, Remembered(recipe))
+    if part == "MC dropout":
         whole = WholeRollout(recipe_of(settings, seed, dropout=0.1), n_steps)
         passes = settings.n_passes
         baseline = MCDropout(whole, n_passes=passes, random_state=seed)
@@ -176,6 +182,19 @@ def sampled(clock, part, recipe, device):
     scaled = ScaledPerStep(baseline, fit_folds, settings)
     name = f"{part}, scaled per step"
     return [raw, scored(clock, name, scaled, Remembered(recipe), seconds)[0]]
+
+
+def chosen_process(clock, candidates, remembered):
+    """Rows of the Gaussian process that held-out rollouts choose, of the same process scaled per step, and of the first candidate."""
+    first = candidates[0]
+    fixed, _ = scored(clock, f"GP, {first.process.setting}", first, remembered)
+    chosen = ChosenProcess(candidates, clock.settings)
+    raw, seconds = scored(clock, "GP", chosen, remembered)
+    choice = {"chosen": chosen.chosen_.process.setting, "losses": chosen.losses_}
+    fit_folds = partial(folds_of_pairs, chosen.chosen_)
+    scaled = ScaledPerStep(chosen.fitted_, fit_folds, clock.settings)
+    row, _ = scored(clock, "GP, scaled per step", scaled, remembered, seconds)
+    return [raw | choice, row | choice, fixed]
 
 
 def scored(clock, name, baseline, remembered, before=0.0):
@@ -247,6 +266,7 @@ def main():
     parser.add_argument(
         "--device", default="cpu", help="device of the Gaussian process"
     )
+    parser.add_argument("--part", choices=PARTS, help="measure these methods only")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     parser.add_argument("--out", type=Path, help="where to write the results")
     parser.add_argument("--pictures", type=Path, help="a folder to draw into")
@@ -278,7 +298,7 @@ def main():
     else:
         tasks = [
             delayed(run)(dt, seed, part, settings, arguments.device, pictures_of(seed))
-            for part in PARTS
+            for part in ([arguments.part] if arguments.part else PARTS)
             for seed in seeds
             for dt in TIME_STEPS
             if (part, str(dt), seed) not in done

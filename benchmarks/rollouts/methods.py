@@ -12,10 +12,12 @@ from joblib import Parallel, delayed
 
 from benchmarks.record import QUANTILE, Memo
 from benchmarks.rollouts.data import Settings
+from benchmarks.rollouts.gaussian_process import SampledProcess
 from geoq import TemporalFolds
 from geoq.baselines.bound import Bound
 from geoq.baselines.conformal import conformal_quantile
 from geoq.fold_plan import FoldPlan
+from geoq.quantiles import pinball_loss
 from geoq.rollout import AdditiveRecursion, TrainRollout
 from geoq.rollout.levels import step_factors
 from geoq.rollout.trajectories import Trajectories
@@ -75,6 +77,47 @@ class WholeRollout:
         return replace(self, recipe=self.recipe.with_seed(random_state))
 
 
+def held_out_rollouts(states, settings):
+    """For each of five blocks of time: the runs of rows outside, the first rows of rollouts inside, and their true states."""
+    whole = Trajectories(states, np.zeros(len(states), dtype=int))
+    n_steps = settings.n_calibration
+    for kept, held_out in FoldPlan.draw(TemporalFolds(5), states, whole.number).splits:
+        starts = whole.starts(held_out, n_steps, settings.n_starts)
+        truth = states[starts[:, None] + np.arange(1, n_steps + 1)]
+        yield whole.runs(kept), starts, truth
+
+
+@dataclass
+class ChosenProcess:
+    """The candidate with the smallest pinball loss on the rollouts of the last held-out block, fitted to all pairs.
+
+    The test rollouts follow the training states, as this block follows most of them.
+    """
+
+    candidates: tuple[SampledProcess, ...]
+    settings: Settings
+
+    def fit(self, x, y):
+        states = np.concatenate([x, y[-1:]])
+        *_, (runs, starts, truth) = held_out_rollouts(states, self.settings)
+        self.losses_ = {}
+        for candidate in self.candidates:
+            short = replace(candidate, n_steps=self.settings.n_calibration)
+            (fitted,) = folds_of_pairs(short, states, [runs])
+            answer = fitted.predict(states[starts])
+            error = torch.from_numpy(abs(truth - answer.prediction))
+            bound = torch.from_numpy(answer.error_hat)
+            loss = pinball_loss(error, bound, QUANTILE).mean()
+            self.losses_[candidate.process.setting] = float(loss)
+        best = min(self.losses_, key=self.losses_.get)
+        (self.chosen_,) = (c for c in self.candidates if c.process.setting == best)
+        self.fitted_ = replace(self.chosen_).fit(x, y)
+        return self
+
+    def predict(self, x0):
+        return self.fitted_.predict(x0)
+
+
 @dataclass
 class ScaledPerStep:
     """A baseline whose bound is multiplied by a factor per step, calibrated on the held-out rollouts of the default.
@@ -91,16 +134,13 @@ class ScaledPerStep:
     settings: Settings
 
     def fit(self, x, y):
-        n_steps, n_starts = self.settings.n_calibration, self.settings.n_starts
         states = np.concatenate([x, y[-1:]])
-        whole = Trajectories(states, np.zeros(len(states), dtype=int))
-        splits = FoldPlan.draw(TemporalFolds(5), states, whole.number).splits
-        baselines = self.fit_folds(states, [whole.runs(kept) for kept, _ in splits])
+        folds = [*held_out_rollouts(states, self.settings)]
+        baselines = self.fit_folds(states, [runs for runs, _, _ in folds])
         ratios = []
-        for baseline, (_, held_out) in zip(baselines, splits, strict=True):
-            starts = whole.starts(held_out, n_steps, n_starts)
-            truth = states[starts[:, None] + np.arange(1, n_steps + 1)]
+        for baseline, (_, starts, truth) in zip(baselines, folds, strict=True):
             answer = baseline.predict(states[starts])
+            n_steps = truth.shape[1]
             error = abs(truth - answer.prediction[:, :n_steps])
             ratios.append(error / answer.error_hat[:, :n_steps].clip(min=LEAST_SPREAD))
         ratio = torch.from_numpy(np.concatenate(ratios)).nan_to_num(nan=torch.inf)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks import record
 from benchmarks.record import QUANTILE
 from benchmarks.rivals.cross_fitted import NoIncrement
 from benchmarks.weather import bounds
@@ -20,6 +21,7 @@ from benchmarks.weather.case import NO_FOLDS
 from geoq import (
     FieldIncrement,
     FieldScaleIncrement,
+    Grid,
     SafeRegion,
     TwoLawIncrement,
     WholeField,
@@ -30,6 +32,9 @@ from geoq.baselines.conformal import conformal_quantile
 from geoq.conformal import POINTWISE
 from geoq.increments import FieldFactor
 from geoq.increments.factor import NoFactor
+
+# Half precision can give several predictions that are equal; states lie between 0 and 1.
+LEAST_DEVIATION = 1e-6
 
 
 class Answer(NamedTuple):
@@ -82,6 +87,7 @@ class OfGeoQ:
             score = a.support_score / a.threshold
             return Answer(a.prediction, a.error_hat, a.safe, score)
 
+        answer.trainings = record.trainings(fitted)
         return answer
 
 
@@ -118,7 +124,7 @@ class Spread:
 
         def answer():
             prediction, deviation = deployed.predict(case.data.x_test)
-            return Answer(prediction, multiple * deviation)
+            return Answer(prediction, multiple * deviation.clamp(min=LEAST_DEVIATION))
 
         return answer
 
@@ -129,7 +135,8 @@ class Spread:
         for (seen, unseen), surrogate in zip(known.splits, surrogates, strict=True):
             method = self.make(case, surrogate, case.task.seed).fit(x[seen], y[seen])
             prediction, deviation = method.predict(x[unseen])
-            parts.append((y[unseen] - prediction).abs() / deviation)
+            error = (y[unseen] - prediction).abs()
+            parts.append(error / deviation.clamp(min=LEAST_DEVIATION))
         return bounds.by_lead_and_channel(torch.cat(parts))
 
 
@@ -246,6 +253,7 @@ def of_default(case, *, reference=None, **factor):
     training = replace(learned.training, random_state=case.task.seed)
     return FieldScaleIncrement(
         QUANTILE,
+        domain=Grid(2),
         reference=reference and reference(case.natural, shape),
         factor=replace(learned, training=training),
     )

@@ -110,6 +110,7 @@ def measure(case, kind, name):
         line |= {key: None for key in line if key.startswith("safe_")}
     error = (y - result.prediction).abs()
     line |= scores(error, result.error_hat, case.latitude, QUANTILE)
+    line |= getattr(answer, "trainings", {})
     line |= {
         "form": task.form,
         "folds": kind,
