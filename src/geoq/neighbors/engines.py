@@ -97,20 +97,6 @@ class Products:
         candidates = rank if block.excluded is None else block.excluded.order[rank]
         return candidates, bound + square * (1 - self.error)
 
-    def within(
-        self, block: Block, radius: Float[Tensor, " n_block"]
-    ) -> tuple[Int[Tensor, " n_pairs"], Int[Tensor, " n_pairs"]]:
-        """Pairs (place in the block, point) whose distance may be at most the radius."""
-        square, factor = self._rescaling(block)
-        limit = (radius.square() - square * (1 - self.error)) * factor**2
-        found = []
-        for start, tile in self._tiles(block, factor, 1, None):
-            hit = (tile <= limit + self.underflow).nonzero()
-            hit[:, 0] += start
-            found.append(hit)
-        rank, which = torch.cat(found).unbind(dim=1)
-        return which, rank if block.excluded is None else block.excluded.order[rank]
-
     def _rescaling(self, block: Block) -> tuple[Float[Tensor, " n_block"], float]:
         """Squared norms of the queries, and a power of two that brings extreme norms into range."""
         square = self.centred.squares(block)

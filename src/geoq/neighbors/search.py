@@ -40,10 +40,10 @@ class Neighbors:
     .. math:: \mathcal N_k(q) = \text{first } k \text{ of the pairs }
         (\lVert q - p_j \rVert_2, j) \text{ in lexicographic order}
 
-    Distances are computed in float64. An engine (k-d tree or matrix products) proposes a few more than k
-    points and a lower bound of the distance to all other points. Where the k-th distance is below the bound, the answer
-    is final. The other queries are searched again with more proposals, and finally among all points that the bound does
-    not rule out. The answer for a query does not depend on the other queries.
+    Distances are computed in float64. An engine (k-d tree or matrix products) proposes a few more than k points and a lower
+    bound of the distance to all other points. Where the k-th distance is below the bound, the answer is final. The other
+    queries are searched again with more proposals, and finally among all points. The answer for a query does not depend on
+    the other queries.
 
     Args:
         points: The points to search, finite, in float32 or float64, on any device. They are not copied.
@@ -170,8 +170,7 @@ class Neighbors:
         if not block.size:
             return
         block = self._answer_proposed(block, answer, engine, 16 * k + 64)
-        for part in block.split(work_size(self.points) // len(self.points)):
-            self._answer_exhaustively(part, answer)
+        self._answer_proposed(block, answer, engine, len(self.points))
 
     def _needed(
         self, k: int, excluded: Excluded | None
@@ -218,26 +217,6 @@ class Neighbors:
             decided = distance[:, k - 1].square() * (1 + ROUNDING) < bound
             undecided.append(part.indices[~decided])
         return block._replace(rows=torch.cat(undecided))
-
-    def _answer_exhaustively(self, block: Block, answer: _Answer) -> None:
-        """Fill in answers from all points that may be nearer than the k-th distance so far."""
-        k, tiny = answer.k, torch.finfo(answer.distance.dtype).tiny
-        radius = answer.distance[block.rows, k - 1].double() * (1 + 1e-6) + tiny
-        which, index = self._precise.within(block, radius)
-        if 2 * len(which) > block.size * len(self.points):
-            self._answer_proposed(block, answer, self._precise, len(self.points))
-            return
-        pairs = block._replace(rows=block.indices[which])
-        distance = distances_by_differences(pairs, self.points, index[:, None])[:, 0]
-        # Sort by query, then distance, then index; take the first k of each query.
-        by = index.argsort(stable=True)
-        by = by[distance[by].argsort(stable=True)]
-        by = by[which[by].argsort(stable=True)]
-        first = torch.arange(block.size, device=by.device)
-        first = torch.searchsorted(which[by], first)
-        by = by[first[:, None] + torch.arange(k, device=by.device)]
-        answer.distance[block.rows] = distance[by].to(answer.distance.dtype)
-        answer.indices[block.rows] = index[by]
 
     def _distances(
         self, block: Block, candidates: Int[Tensor, " n_block n_candidates"]
