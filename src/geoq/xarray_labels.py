@@ -328,5 +328,4 @@ def check_no_gaps(array: xr.DataArray, name: str, way_out: str = "") -> None:
 
 def with_nan(array: Array) -> np.ndarray:
     """A plain array, with nan under a mask."""
-    plain: np.ndarray = np.ma.filled(np.asanyarray(array), np.nan)
-    return plain
+    return np.asarray(np.ma.filled(np.asanyarray(array), np.nan))

@@ -18,14 +18,8 @@ from geoq.geometry import GeometricFeatures
 # A function from the features of queries to the bound that a factor multiplies, one row per query.
 BoundOf = Callable[[GeometricFeatures], Tensor]
 
-# A subsample holds about this many values, and at least 1000 tuples.
+# A bound without a factor is validated on about this many values, and on at least 1000 tuples.
 MAX_VALUES = 60_000
-
-
-def subsample(calibration: CalibrationSet) -> CalibrationSet:
-    """A random sample of tuples with about ``MAX_VALUES`` values, at least 1000 tuples."""
-    n_values = math.prod(calibration.field_shape)
-    return calibration.subsample(max(1000, MAX_VALUES // n_values))
 
 
 @runtime_checkable
@@ -59,9 +53,9 @@ class Learned(NamedTuple):
     @staticmethod
     def nothing(calibration: CalibrationSet) -> "Learned":
         """A factor of 1 everywhere."""
-        tuples = subsample(calibration)
+        n_values = math.prod(calibration.field_shape)
+        tuples = calibration.subsample(max(1000, MAX_VALUES // n_values))
         one = tuples.features.support_distance.new_ones(1, 1).double()
-        n_values = math.prod(tuples.field_shape)
         return Learned(None, tuples, one.expand(len(tuples), n_values))
 
 

@@ -134,8 +134,7 @@ class _Tuples:
         )
 
     def of_family(self, number: int) -> Bool[np.ndarray, " n"]:
-        mask: np.ndarray = self.family == number
-        return mask
+        return np.asarray(self.family == number)
 
     @property
     def bins(self) -> list[np.ndarray]:

@@ -32,8 +32,7 @@ def check_axes(axes: object) -> None:
 
 def numbers_of(values: Array, name: str = "values") -> np.ndarray:
     """The values as a NumPy array."""
-    numbers: np.ndarray = to_tensor(values, name).cpu().numpy()
-    return numbers
+    return np.asarray(to_tensor(values, name).cpu().numpy())
 
 
 def true_errors(values: Array, name: str, error_hat: Array) -> np.ndarray:

@@ -23,6 +23,7 @@ quantile of the largest ratio, in which a field does not contribute to the thres
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,7 @@ class _Data:
     inputs: Float[Tensor, " n *coordinates"]
     outputs: Float[Tensor, " n *output"]
     layout: Layout
+    n_patterns: int
 
     @staticmethod
     def of(
@@ -83,7 +85,9 @@ class _Data:
         n_spatial = rule.n_spatial or grid_axes(points.inputs.shape[1:])
         raw = coordinates.inverse(inputs)
         layout = Layout.of(raw, outputs.to(inputs), n_spatial, rule.order)
-        return _Data(coordinates, points.inputs, points.outputs, layout)
+        fewest = min(len(left_in) for left_in, _ in points.splits)
+        n_patterns = max(1, min(N_PATTERNS, fewest // FIELDS_PER_PATTERN))
+        return _Data(coordinates, points.inputs, points.outputs, layout, n_patterns)
 
     def __getitem__(self, rows: slice | Tensor) -> Fields:
         return self.with_outputs(rows, self.outputs[rows])
@@ -96,6 +100,23 @@ class _Data:
     def chunks(self, n_rows: int) -> Iterator[slice]:
         """Slices of rows in bounded memory."""
         return chunks(n_rows, self[:1].numbers)
+
+    @cached_property
+    def channels(self) -> Channels:
+        """The typical size of each channel."""
+        parts = self.chunks(len(self.inputs))
+        flat = (self[rows].inputs.flatten(start_dim=2) for rows in parts)
+        sums = [(f.mean(dim=2), f.square().mean(dim=2)) for f in flat]
+        return Channels.fit(*(torch.cat(part) for part in zip(*sums, strict=True)))
+
+    @cached_property
+    def summaries(self) -> tuple[Tensor, Tensor]:
+        """The moments and the blocks of all fields."""
+        channels, parts = self.channels, self.chunks(len(self.inputs))
+        inputs = (self[rows].inputs for rows in parts)
+        found = [(channels.moments(own), channels.blocks(own)) for own in inputs]
+        moments, blocks = (torch.cat(part) for part in zip(*found, strict=True))
+        return moments, blocks
 
 
 @dataclass(frozen=True)
@@ -110,14 +131,14 @@ class _Cloud:
     answers: Windows | None = None
 
     @staticmethod
-    def fit(data: _Data, summaries: "_Summaries", rows: Int[Tensor, " n"]) -> "_Cloud":
-        blocks = summaries.blocks[rows]
-        patterns = Patterns.fit(blocks, summaries.n_patterns)
+    def fit(data: _Data, rows: Int[Tensor, " n"]) -> "_Cloud":
+        moments, blocks = (part[rows] for part in data.summaries)
+        patterns = Patterns.fit(blocks, data.n_patterns)
         drawn, drawn_answers = _drawn_windows(data, rows)
         return _Cloud(
-            summaries.channels,
+            data.channels,
             Windows.fit(drawn),
-            Values.fit(summaries.moments[rows], MIN_MOMENT_DEVIATION),
+            Values.fit(moments, MIN_MOMENT_DEVIATION),
             patterns,
             Values.fit(patterns(blocks), TINY),
             None if drawn_answers is None else Windows.fit(drawn_answers),
@@ -134,28 +155,6 @@ class _Cloud:
         if self.answers is not None:
             columns.append(self.answers.distances(fields.joined).mean(dim=1))
         return torch.stack(columns, dim=1)
-
-
-@dataclass(frozen=True)
-class _Summaries:
-    """Moments and blocks of all calibration fields, and the number of patterns."""
-
-    channels: Channels
-    moments: Float[Tensor, " n n_moments"]
-    blocks: Float[Tensor, " n n_blocks"]
-    n_patterns: int
-
-    @staticmethod
-    def of(data: _Data, n_patterns: int) -> "_Summaries":
-        parts = list(data.chunks(len(data.inputs)))
-        flat = (data[rows].inputs.flatten(start_dim=2) for rows in parts)
-        sums = [(f.mean(dim=2), f.square().mean(dim=2)) for f in flat]
-        mean, square = (torch.cat(part) for part in zip(*sums, strict=True))
-        channels = Channels.fit(mean, square)
-        inputs = (data[rows].inputs for rows in parts)
-        found = [(channels.moments(own), channels.blocks(own)) for own in inputs]
-        moments, blocks = (torch.cat(part) for part in zip(*found, strict=True))
-        return _Summaries(channels, moments, blocks, n_patterns)
 
 
 def _drawn_windows(
@@ -231,13 +230,10 @@ class FieldRegion:
                 "nodes last in x, and give the coordinates of all of them."
             )
         data = _Data.of(points, points.coordinates, self)
-        fewest = min(len(left_in) for left_in, _ in points.splits)
-        n_patterns = max(1, min(N_PATTERNS, fewest // FIELDS_PER_PATTERN))
-        summaries = _Summaries.of(data, n_patterns)
-        scores = _held_out_scores(data, summaries, calibration, points.splits)
+        scores = _held_out_scores(data, calibration, points.splits)
         thresholds = joint_thresholds(scores, self.quantile)
         everything = torch.arange(len(points.inputs), device=points.inputs.device)
-        cloud = _Cloud.fit(data, summaries, everything)
+        cloud = _Cloud.fit(data, everything)
         return FittedFieldRegion(
             self, points.coordinates, data.layout, cloud, thresholds
         )
@@ -245,7 +241,6 @@ class FieldRegion:
 
 def _held_out_scores(
     data: _Data,
-    summaries: _Summaries,
     calibration: CalibrationSet,
     splits: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> Float[Tensor, " n n_scores"]:
@@ -256,7 +251,7 @@ def _held_out_scores(
     for fold in calibration.fold[tuples].unique_consecutive().tolist():
         held_out = tuples[calibration.fold[tuples] == fold]
         left_in = torch.as_tensor(splits[fold][0], device=tuples.device)
-        cloud = _Cloud.fit(data, summaries, left_in)
+        cloud = _Cloud.fit(data, left_in)
         for part in data.chunks(len(held_out)):
             rows = held_out[part]
             prediction = calibration.features.prediction[rows]

@@ -92,14 +92,12 @@ class SupportRegion:
 
 
 def _varies(coordinates: AnyCoordinates) -> np.ndarray:
-    varies: np.ndarray = (~coordinates.constant).reshape(-1).cpu().numpy()
-    return varies
+    return np.asarray((~coordinates.constant).reshape(-1).cpu().numpy())
 
 
 def _columns(coordinates: AnyCoordinates) -> np.ndarray:
     """The input of each coordinate that varies."""
-    column: np.ndarray = coordinates.column.cpu().numpy()[_varies(coordinates)]
-    return column
+    return np.asarray(coordinates.column.cpu().numpy()[_varies(coordinates)])
 
 
 def _without_new_levels(
@@ -119,8 +117,7 @@ def _without_new_levels(
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
-    array: np.ndarray = tensor.detach().double().cpu().numpy()
-    return array
+    return np.asarray(tensor.detach().double().cpu().numpy())
 
 
 def _varying(inputs: Tensor, coordinates: AnyCoordinates) -> np.ndarray:
@@ -140,8 +137,7 @@ def _thresholds(held_out: np.ndarray, quantile: float) -> np.ndarray:
     level = 1 - (1 - quantile) / len(SCORES)
     place = min(rank(len(held_out), level), len(held_out)) - 1
     ordered = np.sort(held_out, axis=0)[place]
-    thresholds: np.ndarray = np.maximum(ordered, MIN_THRESHOLD).clip(min=1e-12)
-    return thresholds
+    return np.asarray(np.maximum(ordered, MIN_THRESHOLD).clip(min=1e-12))
 
 
 @dataclass(frozen=True)
@@ -161,8 +157,7 @@ class FittedSupportRegion:
     def ratios(self, inputs: Float[Tensor, " n *coordinates"]) -> np.ndarray:
         """Each score divided by its threshold, one column per score."""
         points = _varying(inputs, self.metric.coordinates)
-        ratios: np.ndarray = self.cloud.scores(points) / self.thresholds
-        return ratios
+        return np.asarray(self.cloud.scores(points) / self.thresholds)
 
     def support_score(self, features: GeometricFeatures) -> Float[Tensor, " n"]:
         """The largest ratio of a score to its threshold; infinite if a constant input has changed."""

@@ -38,8 +38,7 @@ class SortedColumns:
 
     def __call__(self, queries: np.ndarray) -> np.ndarray:
         if len(queries) * self.values.size <= MAX_DIFFERENCES:
-            nearest: np.ndarray = abs(queries[:, None] - self.values).min(axis=1)
-            return nearest
+            return np.asarray(abs(queries[:, None] - self.values).min(axis=1))
         gap = np.empty_like(queries)
         for j, (taken, query) in enumerate(zip(self.columns, queries.T, strict=True)):
             above = np.searchsorted(taken, query)
@@ -72,18 +71,15 @@ class Cloud:
         importance = torch.from_numpy(self.importance)
         varying = torch.ones_like(importance, dtype=torch.bool)
         weights = input_weights(importance, varying, self.min_weight)
-        own: np.ndarray = weights.double().numpy()
-        return own
+        return np.asarray(weights.double().numpy())
 
     @cached_property
     def low(self) -> np.ndarray:
-        low: np.ndarray = self.points.min(axis=0)
-        return low
+        return np.asarray(self.points.min(axis=0))
 
     @cached_property
     def high(self) -> np.ndarray:
-        high: np.ndarray = self.points.max(axis=0)
-        return high
+        return np.asarray(self.points.max(axis=0))
 
     @cached_property
     def tree(self) -> cKDTree:
@@ -112,8 +108,7 @@ class Cloud:
 
     @cached_property
     def mean(self) -> np.ndarray:
-        mean: np.ndarray = self.points.mean(axis=0)
-        return mean
+        return np.asarray(self.points.mean(axis=0))
 
     @cached_property
     def axes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -133,13 +128,11 @@ class Cloud:
             distances: np.ndarray = self.tree.query(t, k)[0].reshape(len(t), k)
         else:
             distances = self.neighbors.nearest(torch.from_numpy(t), k)[0].numpy()
-        mean: np.ndarray = distances.mean(axis=1)
-        return mean
+        return np.asarray(distances.mean(axis=1))
 
     def by_input(self, t: np.ndarray) -> np.ndarray:
         """One column per input."""
-        weighted: np.ndarray = self.weight * self.values(t)
-        return weighted
+        return np.asarray(self.weight * self.values(t))
 
     def by_axis(self, t: np.ndarray) -> np.ndarray:
         """One column per principal axis, and one for the distance off their span."""

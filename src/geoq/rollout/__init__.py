@@ -1,9 +1,6 @@
 """Rollouts: error bounds along autoregressive forecasts, and the horizon up to which a forecast can be trusted.
 
-This package contains only what a rollout needs and a single prediction does not: trajectories, rollouts of the deployed
-surrogate and of the fold surrogates, features along a rollout, the schemes that bound the error of every step, the safe region
-and the trusted horizon of rollouts, a training recipe, and the estimator with its checks and its files. Code that a single
-prediction needs as well belongs to the other modules of geoq and is imported from there.
+This package contains only what a rollout needs and a single prediction does not; the rest is imported from the other modules.
 """
 
 from geoq.rollout.additive import AdditiveRecursion, signed_displacement

@@ -76,8 +76,7 @@ class WithMemory:
                     f"step returned {name} of shape {tuple(part.shape)} for a batch of {len(states)} states, but "
                     f"n_{name}={n}; return shape {(len(states), n)}."
                 )
-        joined: Array = _joined(list(answer), axis=1)
-        return joined
+        return _joined(list(answer), axis=1)
 
     def states(self, values: Array, *forcing: Array) -> Array:
         """The states along a true trajectory of shape (n_times, n_values), and its forcing of shape (n_times, *forcing), if any.
@@ -96,11 +95,10 @@ class WithMemory:
             rows.append(_joined([values[n : n + 1], memory], axis=1))
             given = [part[n : n + 1] for part in forcing]
             memory = self(rows[-1], *given)[:, self.n_values :]
-        joined: Array = _joined(rows, axis=0)
-        return joined
+        return _joined(rows, axis=0)
 
 
-def _joined(parts: list[Any], axis: int) -> Any:
+def _joined(parts: list[Any], axis: int) -> Array:
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts, axis=axis)
     return torch.cat(parts, dim=axis)

@@ -153,10 +153,8 @@ class SaturatingGrowth:
     ) -> "SaturatingGrowth":
         """The fitted scheme with the numbers and arrays that ``state`` returned."""
         scheme = SaturatingGrowth(settings["quantile"], tuple(settings["exponents"]))
-        for name in _NUMBERS:
-            setattr(scheme, name, settings[name])
-        for name in _ARRAYS:
-            setattr(scheme, name, arrays[name])
+        for name in (*_NUMBERS, *_ARRAYS):
+            setattr(scheme, name, (settings | arrays)[name])
         return scheme
 
     def _parts(

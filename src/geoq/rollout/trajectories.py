@@ -136,8 +136,7 @@ class Trajectories:
         if unseen.sum() >= n_starts:
             candidates = candidates[unseen]
         chosen = np.linspace(0, len(candidates) - 1, min(n_starts, len(candidates)))
-        starts: np.ndarray = candidates[chosen.round().astype(int)]
-        return starts
+        return np.asarray(candidates[chosen.round().astype(int)])
 
 
 def _joined(parts: list[Array]) -> Array:
