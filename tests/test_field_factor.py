@@ -28,7 +28,7 @@ from geoq.increments import (
 from geoq.increments.domain import Layout
 from geoq.increments.factor import NoFactor
 from geoq.increments.field_factor import _Validation
-from geoq.increments.field_network import channels_of, check_visible
+from geoq.increments.field_network import View
 from geoq.increments.shapes import Shapes
 from geoq.quantiles import pinball_loss
 
@@ -242,7 +242,7 @@ def test_channels_of_inputs_come_first_and_the_others_in_the_order_of_sees():
     data = driven(5)
     features = replace(data.features, anchor_error=2 * data.error)
     sees, bound = (anchor_error, log_bound, inputs), data.error.flatten(1)
-    channels = channels_of(sees, features, bound, PLANE).double()
+    channels = View(sees, PLANE)(features, bound)[0].double()
     expected = [features.inputs, 2 * data.error, data.error.log()]
     assert_close(channels, torch.cat(expected, dim=1), atol=1e-6, rtol=1e-6)
 
@@ -305,9 +305,9 @@ def test_displacements_on_another_grid_are_refused_before_training():
 
 def test_outputs_on_another_grid_are_refused():
     shapes = Shapes(z=(2, 6, 8), error=(6, 8), inputs=(2, 6, 8), outputs=(96,))
-    check_visible((inputs,), shapes, PLANE)
+    View((inputs,), PLANE).check(shapes)
     with pytest.raises(ValueError, match=r"row of the outputs has shape \(96,\)"):
-        check_visible((inputs, prediction), shapes, PLANE)
+        View((inputs, prediction), PLANE).check(shapes)
 
 
 def test_errors_without_a_grid_are_refused_before_training():

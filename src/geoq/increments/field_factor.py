@@ -28,13 +28,11 @@ from geoq.increments.field_network import (
     SEEN,
     FieldNetwork,
     Seen,
-    channels_of,
+    View,
     check_sees,
-    check_visible,
     inputs,
     log_bound,
     max_rows,
-    n_input_channels,
     names_of,
     prediction,
     words_of,
@@ -102,7 +100,7 @@ class FieldFactor:
 
     def check_shapes(self, shapes: Shapes) -> None:
         """Refuse errors without cells, and fields to be seen that lie on other cells."""
-        check_visible(self.sees or (), shapes, layout_of(self.domain, shapes))
+        View(self.sees or (), layout_of(self.domain, shapes)).check(shapes)
 
     def _sees(self, calibration: CalibrationSet, layout: Layout) -> tuple[Seen, ...]:
         """What the networks see, without fields on other cells.
@@ -127,11 +125,10 @@ class FieldFactor:
         if not splits:
             return Learned.nothing(calibration)
         layout = layout_of(self.domain, Shapes.of(calibration))
-        settings = replace(self, sees=self._sees(calibration, layout))
+        view = View(self._sees(calibration, layout), layout)
+        how, n_networks = replace(self, sees=tuple(view.sees)), len(splits)
         with seeded(self.training.random_state):
-            fitted = FittedField.fresh(
-                settings, calibration, bound_of, layout, len(splits)
-            )
+            fitted = FittedField.fresh(how, calibration, bound_of, view, n_networks)
             loss = self._loss(calibration, fitted, bound_of, quantile)
             fitted.trainings = tuple(
                 train_on(network, loss, self.training, *rows)
@@ -173,14 +170,14 @@ class FieldFactor:
         quantile: float,
     ) -> RowLoss:
         """The pinball loss; channels with errors of different sizes have equal weights, and so have families of folds."""
-        size = _channel_size(calibration, fitted.layout.n_axes).float()
+        size = _channel_size(calibration, fitted.view.layout.n_axes).float()
         size = torch.where(size > 0, size, 1.0)
         weight = (calibration.weight * len(calibration)).float()
 
         def loss(network: nn.Module, rows: Tensor) -> Tensor:
             features = calibration.features[rows]
             bound = bound_of(features)
-            scaled = (network(fitted.seen(features, bound)).exp() * bound).float()
+            scaled = (network(fitted.view(features, bound)).exp() * bound).float()
             error = calibration[rows].error
             missed = pinball_loss(error.float(), scaled.view_as(error), quantile)
             by_row = (missed / size).reshape(len(missed), -1).mean(dim=1)
@@ -219,8 +216,8 @@ class FittedField:
 
     Attributes:
         networks: the trained networks.
-        settings: how they were trained, and what they see.
-        layout: where the errors lie.
+        settings: how they were trained.
+        view: what they see.
         field_shape: the shape of a row of the error.
         exponent: a_c of each channel.
         lower: the lower limit of the logarithm in each channel.
@@ -230,7 +227,7 @@ class FittedField:
 
     networks: list[FieldNetwork]
     settings: FieldFactor
-    layout: Layout
+    view: View
     field_shape: tuple[int, ...]
     exponent: Float[Tensor, " n_channels"]
     lower: Float[Tensor, " n_channels"]
@@ -242,39 +239,24 @@ class FittedField:
         settings: FieldFactor,
         calibration: CalibrationSet,
         bound_of: BoundOf,
-        layout: Layout,
+        view: View,
         n_networks: int,
     ) -> "FittedField":
         """New networks, normalised with the calibration tuples."""
-        shape, sees = calibration.field_shape, settings.sees
-        assert sees is not None
+        shape, layout = calibration.field_shape, view.layout
         some = calibration.subsample(max_rows(shape))
         parts = [some.features[r] for r in chunks(len(some), 4 * math.prod(shape))]
-        channels = torch.cat(
-            [channels_of(sees, part, bound_of(part), layout) for part in parts]
-        )
+        channels = torch.cat([view(part, bound_of(part))[0] for part in parts])
         n_out = layout.n_outputs(shape)
         networks = [
             settings.network(channels.shape[1], n_out, layout).to(some.point.device)
             for _ in range(n_networks)
         ]
-        networks[0].fit_normalization(
-            channels,
-            n_input_channels(sees, some.features[:1], layout),
-            some.features.support_distance.float(),
-        )
-        for network in networks[1:]:
-            network.copy_normalization(networks[0])
+        view.normalize(networks, channels, some.features)
         free = torch.full((n_out,), math.inf)
         return FittedField(
-            networks, settings, layout, shape, torch.ones(n_out), -free, free
+            networks, settings, view, shape, torch.ones(n_out), -free, free
         )
-
-    def seen(self, features: GeometricFeatures, bound: Tensor) -> tuple[Tensor, Tensor]:
-        """The input of the networks."""
-        assert self.settings.sees is not None
-        channels = channels_of(self.settings.sees, features, bound, self.layout)
-        return channels, features.support_distance
 
     @torch.no_grad()
     def log_factor(
@@ -284,7 +266,7 @@ class FittedField:
         bound: Float[Tensor, " n n_coordinates"],
     ) -> Float[Tensor, " n n_channels n_cells"]:
         """The output of one network, with all exponents at 1."""
-        answer: Tensor = network.to(bound.device)(self.seen(features, bound))
+        answer: Tensor = network.to(bound.device)(self.view(features, bound))
         return answer.view(len(bound), len(self.exponent), -1)
 
     def factor(
@@ -302,7 +284,7 @@ class FittedField:
 
     def __str__(self) -> str:
         used = int((self.exponent > 0).sum())
-        seen = " and ".join(words_of(self.settings.sees or ()))
+        seen = " and ".join(words_of(self.view.sees))
         return (
             f"a factor learned from {seen} on {used} of {len(self.exponent)} channels"
         )
@@ -312,8 +294,8 @@ class FittedField:
         settings = {
             "settings": self.settings.settings(),
             "field_shape": self.field_shape,
-            "cells": self.layout.cells,
-            "on_cells": self.layout.on_cells,
+            "cells": self.view.layout.cells,
+            "on_cells": self.view.layout.on_cells,
             "n_networks": len(self.networks),
         }
         weights = {
@@ -339,10 +321,9 @@ class FittedField:
                 network = how.network(len(weights["mean"]), len(exponent), layout)
             load_weights(network, weights)
             networks.append(network)
-        shape = tuple(settings["field_shape"])
-        return FittedField(
-            networks, how, layout, shape, exponent, arrays["lower"], arrays["upper"]
-        )
+        shape, view = tuple(settings["field_shape"]), View(how.sees or (), layout)
+        limits = arrays["lower"], arrays["upper"]
+        return FittedField(networks, how, view, shape, exponent, *limits)
 
 
 def _channel_size(calibration: CalibrationSet, n_axes: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -78,24 +79,6 @@ def words_of(sees: Sequence[Seen]) -> list[str]:
     ]
 
 
-def channels_of(
-    sees: Sequence[Seen],
-    features: GeometricFeatures,
-    bound: Tensor | None,
-    layout: Layout,
-) -> Float[Tensor, " n n_channels *cells"]:
-    """All fields that a network sees, as channels on the cells; the channels of the inputs come first."""
-    ordered = sorted(sees, key=lambda seen: seen is not inputs)
-    return torch.cat([layout.channels(seen(features, bound)) for seen in ordered], 1)
-
-
-def n_input_channels(
-    sees: Sequence[Seen], features: GeometricFeatures, layout: Layout
-) -> int:
-    """How many of the channels are standardised inputs."""
-    return layout.channels(features.inputs[:1]).shape[1] if inputs in sees else 0
-
-
 def check_sees(sees: Any) -> None:
     """Refuse an empty list of fields, and anything that is not a function."""
     usable = isinstance(sees, Sequence) and all(map(callable, sees))
@@ -106,23 +89,54 @@ def check_sees(sees: Any) -> None:
         )
 
 
-def check_visible(sees: Sequence[Seen], shapes: Shapes, layout: Layout) -> None:
-    """Refuse fields to be seen that lie on other cells."""
-    rows_seen = {
-        inputs: ("inputs", shapes.inputs),
-        prediction: ("outputs", shapes.outputs),
-        displacement: ("representation", shapes.z),
-        anchor_error: ("errors", shapes.error),
-        log_bound: ("errors", shapes.error),
-    }
-    for seen, (what, shape) in rows_seen.items():
-        # The shapes are compared, not the sizes: another grid can have equally many cells.
-        if seen in sees and not layout.is_visible(shape):
-            name = seen.__name__
-            raise ValueError(
-                f"sees contains {name}, but a row of the {what} has shape {shape} and an error has shape {shapes.error}, "
-                f"which do not end in the same cells, {layout.cells}; put the cells last in both, or remove {name} from sees."
-            )
+@dataclass(frozen=True)
+class View:
+    """What networks see of queries, as channels on the cells of a layout."""
+
+    sees: Sequence[Seen]
+    layout: Layout
+
+    def __call__(
+        self, features: GeometricFeatures, bound: Tensor | None = None
+    ) -> tuple[Float[Tensor, " n n_channels *cells"], Float[Tensor, " n"]]:
+        """The input of a network: all channels, those of the inputs first, and the support distance."""
+        ordered = sorted(self.sees, key=lambda seen: seen is not inputs)
+        channels = [self.layout.channels(seen(features, bound)) for seen in ordered]
+        return torch.cat(channels, dim=1), features.support_distance
+
+    def normalize(
+        self,
+        networks: "Sequence[FieldNetwork]",
+        channels: Float[Tensor, " n n_channels *cells"],
+        features: GeometricFeatures,
+    ) -> None:
+        """Set the normalisation of all networks from the channels of some rows."""
+        n_inputs = 0
+        if inputs in self.sees:
+            n_inputs = self.layout.channels(features.inputs[:1]).shape[1]
+        distance = features.support_distance.float()
+        networks[0].fit_normalization(channels, n_inputs, distance)
+        buffers = dict(networks[0].named_buffers())
+        for network in networks[1:]:
+            network.load_state_dict(buffers, strict=False)
+
+    def check(self, shapes: Shapes) -> None:
+        """Refuse fields to be seen that lie on other cells."""
+        rows_seen = {
+            inputs: ("inputs", shapes.inputs),
+            prediction: ("outputs", shapes.outputs),
+            displacement: ("representation", shapes.z),
+            anchor_error: ("errors", shapes.error),
+            log_bound: ("errors", shapes.error),
+        }
+        for seen, (what, shape) in rows_seen.items():
+            # The shapes are compared, not the sizes: another grid can have equally many cells.
+            if seen in self.sees and not self.layout.is_visible(shape):
+                name = seen.__name__
+                raise ValueError(
+                    f"sees contains {name}, but a row of the {what} has shape {shape} and an error has shape {shapes.error}, "
+                    f"which do not end in the same cells, {self.layout.cells}; put the cells last in both, or remove {name} from sees."
+                )
 
 
 def max_rows(field_shape: tuple[int, ...]) -> int:
@@ -182,11 +196,6 @@ class FieldNetwork(nn.Module):
         spread = log.std(correction=0)
         spread = spread if spread > 0 else spread + 1
         self.distances.copy_(torch.stack([log.mean(), spread, log.min(), log.max()]))
-
-    def copy_normalization(self, network: "FieldNetwork") -> None:
-        """Copy the normalisation of another network."""
-        for own, other in zip(self.buffers(), network.buffers(), strict=True):
-            own.copy_(other)
 
     def forward(self, seen: tuple[Tensor, Tensor]) -> Tensor:
         channels, distance = seen

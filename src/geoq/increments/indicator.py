@@ -34,13 +34,11 @@ from geoq.increments.field_network import (
     SEEN,
     FieldNetwork,
     Seen,
-    channels_of,
+    View,
     check_sees,
-    check_visible,
     inputs,
     log_bound,
     max_rows,
-    n_input_channels,
     names_of,
     prediction,
     words_of,
@@ -175,7 +173,7 @@ class IndicatorIncrement:
 
     def check_shapes(self, shapes: Shapes) -> None:
         """Refuse errors without a grid, and fields to be seen that lie on another grid."""
-        check_visible(self.sees, shapes, layout_of(self.domain, shapes))
+        View(self.sees, layout_of(self.domain, shapes)).check(shapes)
 
     def check_errors(
         self, predicted: Float[Tensor, " n *output"], error: Float[Tensor, " n *field"]
@@ -200,18 +198,12 @@ class IndicatorIncrement:
         """Estimate the prior, and train the networks on the calibration tuples."""
         is_larger = self._is_larger(calibration)
         shape = tuple(is_larger.shape[1:])
-        self.layout_ = layout_of(self.domain, Shapes.of(calibration))
+        layout = layout_of(self.domain, Shapes.of(calibration))
+        self.view_ = View(self.sees, layout)
         some = calibration.subsample(max_rows(shape)).features
-        channels = channels_of(self.sees, some, None, self.layout_)
-        n_out = self.layout_.n_outputs(shape)
-        first, *others = self._build(channels.shape[1], n_out, is_larger.device)
-        first.fit_normalization(
-            channels,
-            n_input_channels(self.sees, some, self.layout_),
-            some.support_distance.float(),
-        )
-        for other in others:
-            other.copy_normalization(first)
+        channels, n_out = self.view_(some)[0], layout.n_outputs(shape)
+        networks = self._build(channels.shape[1], n_out, is_larger.device)
+        self.view_.normalize(networks, channels, some)
         target = is_larger.reshape(len(is_larger), n_out, -1)
         self.prior_ = self._prior(target, calibration).fit(
             target, calibration.features.prediction, calibration.group
@@ -223,7 +215,7 @@ class IndicatorIncrement:
         def loss(network: nn.Module, rows: Tensor) -> Tensor:
             features = calibration.features[rows]
             prior = self.prior_(features.prediction)
-            logit = _logit(network, self._seen(features), prior)
+            logit = _logit(network, self.view_(features), prior)
             return nn.functional.binary_cross_entropy_with_logits(
                 logit, target[rows].float(), weight
             )
@@ -255,20 +247,15 @@ class IndicatorIncrement:
         return _two_values(self.values, features.prediction, features.anchor_error)
 
     def _build(self, n_in: int, n_out: int, device: torch.device) -> list[FieldNetwork]:
-        networks = []
+        networks, layout = [], self.view_.layout
         for number in range(self.n_networks):
             with seeded(self.training.with_seed_offset(number).random_state):
                 network = FieldNetwork(
-                    n_in, n_out, layout=self.layout_, widths=self.widths, dropout=0.0
+                    n_in, n_out, layout=layout, widths=self.widths, dropout=0.0
                 )
             networks.append(network.to(device))
         self.networks_ = nn.ModuleList(networks)
         return networks
-
-    def _seen(self, features: GeometricFeatures) -> tuple[Tensor, Tensor]:
-        """The input of the networks."""
-        channels = channels_of(self.sees, features, None, self.layout_)
-        return channels, features.support_distance
 
     @torch.no_grad()
     def probability(self, features: GeometricFeatures) -> Tensor:
@@ -279,7 +266,7 @@ class IndicatorIncrement:
         parts = []
         for rows in chunks(len(features), 8 * features.anchor_error[0].numel()):
             some = features[rows]
-            seen, prior = self._seen(some), self.prior_(some.prediction)
+            seen, prior = self.view_(some), self.prior_(some.prediction)
             answers = [_logit(net, seen, prior).sigmoid() for net in self.networks_]
             parts.append(torch.stack(answers).mean(dim=0))
         return torch.cat(parts).reshape(features.anchor_error.shape)
@@ -325,8 +312,8 @@ class IndicatorIncrement:
             "quantile": self.quantile,
             "values": values,
             "domain": domain,
-            "cells": self.layout_.cells,
-            "on_cells": self.layout_.on_cells,
+            "cells": self.view_.layout.cells,
+            "on_cells": self.view_.layout.on_cells,
             "sees": names_of(self.sees),
             "widths": self.widths,
             "n_networks": self.n_networks,
@@ -354,7 +341,8 @@ class IndicatorIncrement:
             None if settings["prior"] is None else PRIORS[settings["prior"]],
         )
         cells = tuple(settings["cells"])
-        model.layout_ = Layout(domain or Grid(len(cells)), cells, settings["on_cells"])
+        layout = Layout(domain or Grid(len(cells)), cells, settings["on_cells"])
+        model.view_ = View(model.sees, layout)
         # The names of a network's weights start with its number; the other arrays belong to the prior.
         prior = {name: weights[name] for name in weights if not name[0].isdigit()}
         kind = FittedPredictionPrior if "value" in prior else FittedCellPrior
