@@ -29,7 +29,7 @@ from torch import Tensor
 from geoq.arrays import Rows
 from geoq.checks import warn
 from geoq.coordinates import Coordinates, changed, log_where
-from geoq.table import LevelColumn, Names, Schema, cell, listed, shortened
+from geoq.table import LevelColumn, Names, Schema, cell, first_few, listed
 
 logger = logging.getLogger(__name__)
 
@@ -297,7 +297,7 @@ class ColumnCoordinates:
             )
         if self.part[j] in (Part.LEVEL, Part.UNSEEN):
             levels = [column.text(level) for level in self.levels(number)]
-            return f"input {column.name} is {value}, which does not occur in the data; they contain {shortened(levels)}"
+            return f"input {column.name} is {value}, which does not occur in the data; they contain {first_few(levels)}"
         constant = column.text(float(self.inverse(coordinates * 0)[0, j]))
         return f"input {column.name} is {value}, but it is {constant} in all the data, so its effect is unknown"
 

@@ -204,11 +204,19 @@ class GeoQ:
             embedding = embed(self, x, all_coordinates(self.coordinates_, inputs))
             way_out = "representation must return finite numbers"
             check_finite(embedding.z, "representation(x)", way_out)
-            parts = (prediction.to(inputs.device), self.metric_, self.coordinates_)
-            own = (embedding, self.error_, *parts, absent, for_training)
+            data = Observations(
+                x=x,
+                y=y,
+                embedding=embedding,
+                error=self.error_,
+                prediction=prediction.to(inputs.device),
+                metric=self.metric_,
+                coordinates=self.coordinates_,
+                absent=absent,
+                training_y=for_training,
+            )
             folds = masks.masked_folds(self.train_surrogate, self.mask_)
-            source = sources_of(folds, trained)
-            self._calibrate(Observations(x, y, *own), plan, source, finished)
+            self._calibrate(data, plan, sources_of(folds, trained), finished)
         self.conformal_factors_ = ConformalFactors()
         probes.check_unchanged()
         self.probes_ = probes.inputs

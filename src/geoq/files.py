@@ -4,6 +4,7 @@ A file contains arrays and numbers, never code. The user's callables are not in 
 that a different callable is refused. ``rollout/files.py`` does the same for ``RolloutGeoQ``.
 """
 
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,11 +95,7 @@ def _query_state(geoq: "GeoQ") -> archive.Content:
         # As fitted: the constructor arguments may have been changed since.
         "n_anchors": geoq.geometry_.n_anchors,
         "n_support": geoq.geometry_.n_support,
-        "conformal_factors": [
-            geoq.conformal_factors_.safe,
-            geoq.conformal_factors_.unsafe,
-            geoq.conformal_factors_.n_pairs,
-        ],
+        "conformal_factors": [*astuple(geoq.conformal_factors_)],
         "safe_region": region,
         "collects": geoq.geometry_.collects,
         "numpy": isinstance(geoq.probes_, np.ndarray),

@@ -150,7 +150,6 @@ def draw_folds(
     if groups is None:
         return FoldPlan.draw(folds, points, None)
     labels, codes = group_codes(groups, len(points))
-    check_object(folds, Folds, "folds", "RandomFolds(5)")
     plan = FoldPlan.draw(_on_groups(folds, codes), points, codes)
     for fold, (train, held_out) in enumerate(plan.splits, start=1):
         both = np.intersect1d(codes[train], codes[held_out])

@@ -83,7 +83,6 @@ def coordinates_of(geoq: "GeoQ", x: Rows) -> Tensor:
 
 def views(geoq: "GeoQ", x: Rows) -> Iterator[View]:
     """Chunks of queries with their anchors and features (line 14)."""
-    check_fitted(geoq, "probes_")
     check_fitted_callables(geoq)
     shape = geoq.coordinates_.input_shape
     check_rows(x, "x", shape, "GeoQ was fitted on rows", "query")

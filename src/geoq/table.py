@@ -353,10 +353,10 @@ def check_same_order(x: Any, y: Any) -> None:
 
 def listed(names: Sequence[str]) -> str:
     """Quoted names for a message, the first few of them if they are many."""
-    return shortened([repr(name) for name in names])
+    return first_few([repr(name) for name in names])
 
 
-def shortened(texts: Sequence[str]) -> str:
+def first_few(texts: Sequence[str]) -> str:
     """Texts for a message, the first few of them if they are many."""
     more = f", ... ({len(texts)} in all)" if len(texts) > N_LISTED else ""
     return ", ".join(texts[:N_LISTED]) + more
@@ -365,7 +365,7 @@ def shortened(texts: Sequence[str]) -> str:
 def new_levels(table: Table, rows: np.ndarray) -> str:
     """The levels of a table that some of its rows lack, in words; empty if they have all."""
     assert table.schema is not None
-    return shortened(
+    return first_few(
         [
             f"{column.name}={level!r}"
             for column, numbers in zip(table.schema.columns, table.array.T, strict=True)
