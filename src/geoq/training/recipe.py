@@ -166,34 +166,23 @@ class TrainNetwork:
         pairs = Pairs(inputs, targets, self.loss)
         if seeds is None:
             seeds = [self.training.random_state] * len(subsets)
-        recipes = [self.with_seed(int(seed)) for seed in seeds]
-        members = []
-        for recipe, rows in zip(recipes, subsets, strict=True):
-            members.append(recipe._member(torch.as_tensor(rows).to(inputs.device)))
-            members[-1].network.to(inputs.device)
-            check_network(
-                members[-1].network, self.make_network, inputs[:1], targets[:1]
-            )
+        rows = [torch.as_tensor(subset) for subset in subsets]
+        own = [*zip((self.with_seed(int(seed)) for seed in seeds), rows, strict=True)]
+        members = [recipe._member(r.to(inputs.device)) for recipe, r in own]
+        first = members[0].network
+        check_network(first, self.make_network, inputs[:1], targets[:1])
         alone = len(members) < 2 or self.training.n_decays
-        if alone or not can_stack(members[0].network, pairs):
-            return [
-                recipe(take(x, rows), take(y, rows))
-                for recipe, rows in zip(
-                    recipes, map(torch.as_tensor, subsets), strict=True
-                )
-            ]
+        if alone or not can_stack(first, pairs):
+            return [recipe(take(x, r), take(y, r)) for recipe, r in own]
         train_together(members, pairs, self.training)
         return [TrainedNetwork(member.network) for member in members]
 
     def _member(self, rows: Int[Tensor, " n_rows"]) -> Member:
         one_group_each = torch.arange(len(rows), device=rows.device)
         training, validation = self.training.hold_out(one_group_each)
-        return Member(
-            self._new_network(),
-            rows[training],
-            rows[validation],
-            self.training.random_state,
-        )
+        network = self._new_network().to(rows.device)
+        seed = self.training.random_state
+        return Member(network, rows[training], rows[validation], seed)
 
     def _new_network(self) -> nn.Module:
         with seeded(self.training.random_state):
