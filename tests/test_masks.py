@@ -16,7 +16,7 @@ from geoq import (
 from geoq.increments import FieldFactor
 from geoq.masks import Mask
 from geoq.surrogate import norm_error
-from geoq.training import PredictedFolds
+from geoq.training import PredictedFolds, SharedTraining
 from geoq.training.loop import Training
 
 FILL = 9.97e36
@@ -159,6 +159,7 @@ TRAINED = [least_squares(X[rows], Y[rows]) for rows in SPLITS]
         "a recipe": (None, least_squares),
         "a masked prediction": (masked_prediction, None),
         "nan under the mask": (TRAINED[0], least_squares),
+        "a shared recipe": (None, SharedTraining(least_squares)),
         "trained folds": (TRAINED[0], TrainedFolds(TRAINED)),
         "predicted folds": (TRAINED[0], PredictedFolds([f(X) for f in TRAINED])),
     }.values(),

@@ -9,7 +9,7 @@ the quantile level. Therefore they are left out of every quantile, and their bou
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from geoq.fold_plan import FoldPlan
 from geoq.scratch import room
 from geoq.surrogate import ErrorFunctional, TrainSurrogate, TrainTogether, errors_of
 from geoq.training.fold_surrogates import FoldSurrogates, PredictedFolds, TrainedFolds
+from geoq.training.shared import SharedTraining
 
 
 def exact_coordinates(
@@ -294,6 +295,15 @@ def masked_folds(
         return TrainedFolds([MaskedSurrogate(s, mask) for s in source.surrogates])
     if isinstance(source, PredictedFolds):
         return PredictedFolds([mask.filled(array) for array in source.arrays])
-    if isinstance(source, TrainTogether):
-        return _MaskedTogether(source, mask)
-    return source if isinstance(source, FoldSurrogates) else _MaskedRecipe(source, mask)
+    if isinstance(source, SharedTraining):
+        recipe = _masked_recipe(source.train_surrogate, mask)
+        return replace(source, train_surrogate=recipe)
+    return (
+        source if isinstance(source, FoldSurrogates) else _masked_recipe(source, mask)
+    )
+
+
+def _masked_recipe(recipe: TrainSurrogate, mask: Mask) -> TrainSurrogate:
+    if isinstance(recipe, TrainTogether):
+        return _MaskedTogether(recipe, mask)
+    return _MaskedRecipe(recipe, mask)
