@@ -57,14 +57,10 @@ Sizes: TypeAlias = dict[str, tuple[np.dtype[Any], dict[Hashable, int]]]
 
 # The variables of an answer as xarray writes them on the axes of a plot.
 _LONG_NAMES = {
-    "prediction": "prediction",
     "error_hat": "error bound",
     "anchor_error": "observed error of the anchors",
     "increment": "increment of the error bound",
-    "expected_error": "expected error",
     "safe": "calibration supports the bound",
-    "support_score": "support score",
-    "support_distance": "support distance",
     "anchors": "samples that serve as anchors",
     "anchor_distance": "distance to the anchors",
     "observed_error": "mean observed error of the anchor",
@@ -233,7 +229,11 @@ class XarrayGeoQ:
         # Computed here, so that other increment models are refused before a lazy answer is computed.
         self.geoq_.expected_error(self.geoq_.probes_[:1])
         parts = {"expected_error": self._parts()["error_hat"]}
-        return self._apply(self._expected, x, parts)["expected_error"]
+
+        def expected(block: np.ndarray) -> np.ndarray:
+            return with_nan(self.geoq_.expected_error(block))
+
+        return self._apply(expected, x, parts)["expected_error"]
 
     def _apply(
         self, function: Callable[[Any], Any], x: xr.DataArray, parts: Sizes
@@ -407,9 +407,6 @@ class XarrayGeoQ:
         bounds = self.geoq_.bounds(x, levels)
         return np.stack([with_nan(bounds[level]) for level in levels], axis=-1)
 
-    def _expected(self, x: np.ndarray) -> np.ndarray:
-        return with_nan(self.geoq_.expected_error(x))
-
     def _sample_coords(self, x: xr.DataArray) -> xr.Coordinates:
         """The coordinates of the samples, such as their dates."""
         others = [n for n, c in x.coords.items() if c.dims != (self.sample_dim,)]
@@ -424,7 +421,8 @@ class XarrayGeoQ:
         if self.geoq_.error_functional in (absolute_error, norm_error):
             own |= dict.fromkeys(_ERRORS, units)
         for name, variable in variables.items():
-            variable.attrs = {"long_name": _LONG_NAMES[name]} | own.get(name, {})
+            long_name = _LONG_NAMES.get(name, name.replace("_", " "))
+            variable.attrs = {"long_name": long_name} | own.get(name, {})
         region, calibration = self.geoq_.safe_region_, self.geoq_.calibration_
         return (
             xr.Dataset(variables)

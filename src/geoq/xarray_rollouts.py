@@ -45,7 +45,6 @@ from geoq.xarray_trajectories import (
 _LONG_NAMES = {
     "error_hat": "error bound",
     "safe": "calibration supports the bound of the step",
-    "support_score": "support score",
     "supported_horizon": "number of steps that are safe",
     "trusted_horizon": "number of steps that can be trusted",
     "diverged_at": "step at which the rollout diverges, or 0",

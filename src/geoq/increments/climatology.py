@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,8 @@ from geoq.increments.shapes import Shapes
 from geoq.quantiles import check_quantile, rank
 from geoq.settings import check_object
 
+# One number for each query and each coordinate of the flattened error.
+PerCoordinate: TypeAlias = Float[Tensor, " n n_coordinates"]
 # At most this many order statistics are used per coordinate, and the table has this many points per coordinate.
 N_ORDERED, N_PLACES = 2048, 256
 
@@ -155,7 +157,7 @@ def check_reference_shapes(reference: Reference | None, shapes: Shapes) -> None:
 
 def natural_scale(
     features: GeometricFeatures, reference: FittedReference | None
-) -> Float[Tensor, " n n_coordinates"]:
+) -> PerCoordinate:
     """The reference at the predictions, in double precision; 1 without a reference, and 1 where it is zero."""
     n = len(features)
     anchor = features.anchor_error.reshape(n, -1).double()

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from jaxtyping import Float
 from torch import Tensor
 
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
+from geoq.increments.climatology import PerCoordinate
 
 # A function from the features of queries to the bound that a factor multiplies, one row per query.
 BoundOf = Callable[[GeometricFeatures], Tensor]
@@ -26,9 +26,7 @@ MAX_VALUES = 60_000
 class FittedFactor(Protocol):
     """A learned factor for each value of a bound, given the features of the queries."""
 
-    def factor(
-        self, features: GeometricFeatures, bound: Tensor, /
-    ) -> Float[Tensor, " n n_coordinates"]:
+    def factor(self, features: GeometricFeatures, bound: Tensor, /) -> PerCoordinate:
         """The factor on each value of the bound."""
         ...
 
@@ -48,7 +46,7 @@ class Learned(NamedTuple):
 
     fitted: FittedFactor | None
     validation_set: CalibrationSet
-    out_of_group_factor: Float[Tensor, " n n_coordinates"]
+    out_of_group_factor: PerCoordinate
 
     @staticmethod
     def nothing(calibration: CalibrationSet) -> "Learned":

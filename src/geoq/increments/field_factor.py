@@ -22,6 +22,7 @@ from geoq.archive import load_weights, without_prefix
 from geoq.arrays import chunks
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
+from geoq.increments.climatology import PerCoordinate
 from geoq.increments.domain import Domain, Grid, Layout, check_domain, layout_of
 from geoq.increments.factor import BoundOf, Learned
 from geoq.increments.field_network import (
@@ -260,18 +261,15 @@ class FittedField:
 
     @torch.no_grad()
     def log_factor(
-        self,
-        network: FieldNetwork,
-        features: GeometricFeatures,
-        bound: Float[Tensor, " n n_coordinates"],
+        self, network: FieldNetwork, features: GeometricFeatures, bound: PerCoordinate
     ) -> Float[Tensor, " n n_channels n_cells"]:
         """The output of one network, with all exponents at 1."""
         answer: Tensor = network.to(bound.device)(self.view(features, bound))
         return answer.view(len(bound), len(self.exponent), -1)
 
     def factor(
-        self, features: GeometricFeatures, bound: Float[Tensor, " n n_coordinates"]
-    ) -> Float[Tensor, " n n_coordinates"]:
+        self, features: GeometricFeatures, bound: PerCoordinate
+    ) -> PerCoordinate:
         """The factor on each value of the bound: the geometric mean over the networks."""
         answers = [self.log_factor(net, features, bound) for net in self.networks]
         mean = torch.stack(answers).mean(dim=0)
@@ -384,7 +382,7 @@ class _Validation:
         lower, upper = torch.stack(ranges, dim=1)
         fitted.lower, fitted.upper = lower.amin(dim=0), upper.amax(dim=0)
 
-    def factors(self, fitted: FittedField) -> Float[Tensor, " n n_coordinates"]:
+    def factors(self, fitted: FittedField) -> PerCoordinate:
         """The factor of each tuple, from the network that was trained without it."""
         power = fitted.exponent[:, None]
         parts = [

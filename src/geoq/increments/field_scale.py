@@ -28,6 +28,7 @@ from geoq.geometry import GeometricFeatures
 from geoq.increments.climatology import (
     Climatology,
     FittedReference,
+    PerCoordinate,
     Reference,
     check_reference,
     check_reference_shapes,
@@ -148,7 +149,7 @@ class FieldScaleIncrement:
         self.lift_ = lift if math.isfinite(lift) else 1.0
         return self
 
-    def _bound(self, features: GeometricFeatures) -> Float[Tensor, " n n_coordinates"]:
+    def _bound(self, features: GeometricFeatures) -> PerCoordinate:
         """The bound b, without factor, lift and slope."""
         natural = natural_scale(features, self.reference_)
         return self.coefficient_ * (natural * self.scale_.to(natural.device))
@@ -161,9 +162,7 @@ class FieldScaleIncrement:
         ]
         return torch.cat(parts).reshape(shape).to(features.support_distance)
 
-    def _increment(
-        self, features: GeometricFeatures
-    ) -> Float[Tensor, " n n_coordinates"]:
+    def _increment(self, features: GeometricFeatures) -> PerCoordinate:
         bound = self._bound(features)
         if self.factor_ is not None:
             bound = self.factor_.factor(features, bound) * bound

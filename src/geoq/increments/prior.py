@@ -16,13 +16,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from geoq.arrays import chunks, nonzero_counts
-from geoq.increments.scale import LowRankScale
+from geoq.increments.scale import LowRankScale, Maps
 
-# Which errors took the larger of their two values, predictions, one number per cell, and one channel of all rows.
+# Which errors took the larger of their two values, predictions, one channel of all rows, and bins.
 Flags: TypeAlias = Bool[Tensor, " n n_channels n_cells"]
 Predictions: TypeAlias = Float[Tensor, " n *output"]
-Maps: TypeAlias = Float[Tensor, " n_channels n_cells"]
 Channel: TypeAlias = Float[Tensor, " n n_cells"]
+Bins: TypeAlias = Float[Tensor, " n_channels n_bins"]
 
 # Frequencies are limited to [MIN_FREQUENCY, 1 - MIN_FREQUENCY], so that their logits are finite.
 MIN_FREQUENCY = 1e-6
@@ -129,12 +129,7 @@ class PredictionPrior:
 class FittedPredictionPrior(nn.Module):
     """The logits of queries: b m + d for each cell, plus a s, interpolated linearly between the bins of predictions."""
 
-    def __init__(
-        self,
-        offset: Maps,
-        value: Float[Tensor, " n_channels n_bins"],
-        logit: Float[Tensor, " n_channels n_bins"],
-    ) -> None:
+    def __init__(self, offset: Maps, value: Bins, logit: Bins) -> None:
         super().__init__()
         self.offset = nn.Buffer(offset)
         self.value = nn.Buffer(value)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -12,6 +13,8 @@ from geoq.arrays import chunks
 from geoq.quantiles import weighted_quantile
 from geoq.settings import check_integer
 
+# One number for each channel and cell.
+Maps: TypeAlias = Float[Tensor, " n_channels n_cells"]
 # The mean error of a cell counts as at least this fraction of the mean error of its channel.
 MIN_FRACTION = 1e-3
 # The quantile of a channel is computed from at most this many values.
@@ -79,9 +82,7 @@ class LowRankScale:
         scale: Tensor = coefficient[:, None] * maps
         return scale.reshape(like.shape)
 
-    def maps(
-        self, mean: Float[Tensor, " n_channels n_cells"]
-    ) -> Float[Tensor, " n_channels n_cells"]:
+    def maps(self, mean: Maps) -> Maps:
         """The low-rank approximation of the mean errors, on a logarithmic scale."""
         channel = mean.double().mean(dim=1, keepdim=True)
         wrong = channel[channel > 0]

@@ -9,7 +9,7 @@ interpolated. How much a difference matters is not assumed, but learned from the
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,9 @@ from torch import Tensor
 
 from geoq.archive import state_of
 from geoq.arrays import chunks, functions_of, own_arrays
+
+Points: TypeAlias = Float[Tensor, " n n_inputs"]
+Outputs: TypeAlias = Float[Tensor, " n n_outputs"]
 
 # More distinct points than this are represented by a random sample. The cost of a fit grows with the third power.
 MAX_CENTRES = 500
@@ -45,11 +48,7 @@ class SmoothingSpline:
     tail: Float[Tensor, " n_tail n_outputs"]
 
     @staticmethod
-    def fit(
-        points: Float[Tensor, " n n_inputs"],
-        values: Float[Tensor, " n n_outputs"],
-        smoothing: float,
-    ) -> "SmoothingSpline":
+    def fit(points: Points, values: Outputs, smoothing: float) -> "SmoothingSpline":
         """The spline through points, in the coordinates of the metric, and outputs; rows with equal points are averaged."""
         centres, values = _centres(points, values)
         equations = _Equations.of(centres)
@@ -66,9 +65,7 @@ class SmoothingSpline:
         solution = torch.linalg.solve(matrix, right).contiguous()
         return SmoothingSpline(centres, solution[:n], solution[n:])
 
-    def __call__(
-        self, points: Float[Tensor, " n n_inputs"]
-    ) -> Float[Tensor, " n n_outputs"]:
+    def __call__(self, points: Points) -> Outputs:
         """The values of the spline."""
         n_centres, n_tail = len(self.centres), len(self.tail)
         # A GPU needs large arrays, the cache of a CPU small ones.
@@ -102,9 +99,7 @@ class SmoothingSpline:
         return origin, functions_of(origin).concatenate(columns, 1).T, *others
 
 
-def best_smoothing(
-    points: Float[Tensor, " n n_inputs"], values: Float[Tensor, " n n_outputs"]
-) -> float:
+def best_smoothing(points: Points, values: Outputs) -> float:
     """The candidate with the smallest leave-one-out error; each output is divided by its deviation."""
     centres, values = _centres(points, values)
     equations = _Equations.of(centres)

@@ -14,7 +14,7 @@ from geoq.geometry import Embedding, GeometricFeatures, Geometry
 from geoq.increments.climatology import FittedClimatology
 from geoq.representation import Representation, Standardization
 from geoq.rollout.output import Output
-from geoq.rollout.trajectories import States
+from geoq.rollout.trajectories import PerStep, States
 from geoq.surrogate import evaluate
 
 
@@ -43,7 +43,7 @@ class RolloutFeatures:
         return self.alive.shape[1]
 
     @property
-    def support_distance(self) -> Float[Tensor, " n n_steps"]:
+    def support_distance(self) -> PerStep:
         """Support distance (eq:dd) of the state that each step starts from; infinite after the rollout has diverged."""
         return self.along.support_distance.reshape(self.alive.shape)
 

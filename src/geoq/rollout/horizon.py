@@ -30,6 +30,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from geoq.arrays import chunks
+from geoq.rollout.trajectories import PerStep, Values
 
 # A file contains the bounds and errors of all coordinates of the held-out rollouts if these are at most this many numbers
 # each; otherwise it contains only the largest of each step.
@@ -62,7 +63,7 @@ class Trust:
     n_apart: int
     quantile: float
 
-    def within(self, ratio: Float[Tensor, " n n_steps"]) -> Bool[Tensor, " n n_steps"]:
+    def within(self, ratio: PerStep) -> Bool[Tensor, " n n_steps"]:
         """Whether the bounds of each step are small enough, given their largest ratio to the tolerance.
 
         No step past the calibration horizon is within, because no error was measured there.
@@ -111,12 +112,12 @@ class HeldOutRollouts:
         excess: the largest ratio of error and bound over all coordinates, for each step.
     """
 
-    bound: Float[Tensor, " n n_steps n_coordinates"]
-    error: Float[Tensor, " n n_steps n_coordinates"]
+    bound: Values
+    error: Values
     supported: Int[Tensor, " n"]
     start: Int[Tensor, " n"]
     quantile: float
-    excess: Float[Tensor, " n n_steps"]
+    excess: PerStep
 
     def trust(self, tolerance: Shaped[Tensor, " *per_coordinate"]) -> Trust:
         r"""Calibrate the rule for this tolerance.
@@ -148,9 +149,7 @@ class HeldOutRollouts:
         numbers = tuple(typical.tolist())
         return Trust(limit, numbers, max(miss, most), n, apart, self.quantile)
 
-    def _ratios(
-        self, tolerance: Tensor
-    ) -> tuple[Float[Tensor, " n n_steps"], Int[Tensor, " n"]]:
+    def _ratios(self, tolerance: Tensor) -> tuple[PerStep, Int[Tensor, " n"]]:
         """The ratio r of each step, and the first step, from 0, at which the error exceeds the tolerance; n_steps if none."""
         n, n_steps, n_coordinates = self.bound.shape
         ratio, first = [], []
@@ -174,7 +173,7 @@ class HeldOutRollouts:
 def over_tolerance(
     bound: Float[Tensor, " n n_steps *state"],
     tolerance: Shaped[Tensor, " *per_coordinate"],
-) -> Float[Tensor, " n n_steps"]:
+) -> PerStep:
     """The largest ratio of bound and tolerance over the coordinates, for each step."""
     flat = bound.flatten(start_dim=2)
     ratio = (flat / tolerance.to(flat).flatten()).amax(dim=2)
@@ -182,9 +181,7 @@ def over_tolerance(
     return torch.where(flat.isinf().any(dim=2), torch.inf, ratio)
 
 
-def scores(
-    ratio: Float[Tensor, " n n_steps"], typical: Float[Tensor, " n_steps"]
-) -> Float[Tensor, " n n_steps"]:
+def scores(ratio: PerStep, typical: Float[Tensor, " n_steps"]) -> PerStep:
     """The score s of each step; infinite where half of the held-out rollouts have diverged."""
     weight = WEIGHT_OF_TYPICAL
     score = ratio.double() ** (1 - weight) * typical.clamp(min=TINY) ** weight

@@ -9,12 +9,13 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from geoq.checks import check_count
 from geoq.quantiles import check_quantile, n_required
 from geoq.rollout.horizon import count_apart, n_allowed
+from geoq.rollout.trajectories import PerStep, Values
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class JointBand:
         start: the row of the data that each rollout starts from.
     """
 
-    excess: Float[Tensor, " n n_steps"]
+    excess: PerStep
     start: Int[Tensor, " n"]
 
     def factor(self, n_steps: int, confidence: float) -> float:
@@ -56,10 +57,7 @@ class JointBand:
         return float(largest[n_allowed(n, n_apart, 1 - confidence)])
 
 
-def excess_of(
-    error: Float[Tensor, " n n_steps n_coordinates"],
-    bound: Float[Tensor, " n n_steps n_coordinates"],
-) -> Float[Tensor, " n n_steps"]:
+def excess_of(error: Values, bound: Values) -> PerStep:
     """The largest ratio of error and bound over the coordinates; zero where the bound is infinite."""
     ratio = torch.where((error == 0) | bound.isinf(), 0.0, error / bound)
     return ratio.nan_to_num(nan=math.inf, posinf=math.inf).amax(dim=2)

@@ -1,7 +1,6 @@
 """Conformal factors of each step, calibrated for groups of coordinates."""
 
 import math
-from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,9 +8,8 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from geoq.quantiles import n_required
+from geoq.rollout.trajectories import Values
 
-# One value for each rollout, step and coordinate.
-Values: TypeAlias = Float[Tensor, " n n_steps n_coordinates"]
 # Up to this many coordinates have a factor each. More coordinates form groups of neighbouring ones.
 MOST_SINGLE, GROUP_SIZE = 32, 8
 

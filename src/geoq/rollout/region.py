@@ -15,6 +15,7 @@ from geoq.regions.field_scores import MIN_CELLS, grid_axes
 from geoq.regions.local_region import FittedLocalRegion, LocalRegion
 from geoq.regions.safe_region import SAFE, FittedRegion
 from geoq.rollout.features import RolloutFeatures
+from geoq.rollout.trajectories import PerStep
 
 MEANING = (
     "at most as far from the data as held-out rollouts were",
@@ -151,9 +152,7 @@ def first_steps(
     return torch.stack([_of_shape(part, state) for part in parts], dim=1)
 
 
-def score_along(
-    region: FittedRegion, features: RolloutFeatures
-) -> Float[Tensor, " n n_steps"]:
+def score_along(region: FittedRegion, features: RolloutFeatures) -> PerStep:
     """The support score of each step; infinite from the step at which a rollout diverges."""
     alive = features.alive
     score = features.support_distance.new_full(alive.shape, torch.inf)

@@ -49,6 +49,7 @@ from geoq.rollout.levels import (
     nondecreasing,
     step_factors,
 )
+from geoq.rollout.trajectories import PerStep, Values
 from geoq.settings import check_numbers
 
 EXPONENTS = tuple(0.25 * i for i in range(13))
@@ -157,9 +158,7 @@ class SaturatingGrowth:
             setattr(scheme, name, (settings | arrays)[name])
         return scheme
 
-    def _parts(
-        self, features: RolloutFeatures
-    ) -> tuple[Float[Tensor, " n n_steps"], Float[Tensor, " n n_steps n_coordinates"]]:
+    def _parts(self, features: RolloutFeatures) -> tuple[PerStep, Values]:
         """The logarithm of the factor of the distance for beta = 1, and the factor of the climatology."""
         low, high, saturation = (
             _extended(part, features.n_steps)
@@ -195,7 +194,7 @@ def _shape(exponent: float, scale: Tensor, growth: Tensor, base: Tensor) -> Tens
     return scale * (exponent * growth).exp()[..., None] * base
 
 
-def _passed(distance: Float[Tensor, " n n_steps"], floor: float) -> Tensor:
+def _passed(distance: PerStep, floor: float) -> Tensor:
     """The mean logarithm of the distances up to each step."""
     count = torch.arange(1, distance.shape[1] + 1, device=distance.device)
     return distance.clamp(min=floor).log().cumsum(dim=1) / count

@@ -13,8 +13,10 @@ from geoq.arrays import Array, restore, take, to_tensor
 from geoq.checks import check_finite, check_inputs_unit, check_outputs_unit
 from geoq.surrogate import Surrogate
 
-# States along rollouts, the initial state first.
+# States along rollouts, the initial state first; one value for each rollout, step and coordinate; one for each rollout and step.
 States: TypeAlias = Float[Tensor, " n n_times *state"]
+Values: TypeAlias = Float[Tensor, " n n_steps n_coordinates"]
+PerStep: TypeAlias = Float[Tensor, " n n_steps"]
 # A rollout is stopped if a coordinate exceeds the absolute mean of the data by this many standard deviations. Squares of such
 # states overflow.
 DIVERGED = 1e6
