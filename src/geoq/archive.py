@@ -12,9 +12,9 @@ import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 from uuid import uuid4
@@ -326,9 +326,8 @@ def _scratch_file(target: Path) -> Iterator[BinaryIO]:
 
 def _remove_leftovers(target: Path) -> None:
     """Remove the scratch files of this target that no living process holds."""
-    for path in target.parent.glob(".*.tmp"):
-        if re.fullmatch(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.tmp", path.name):
-            _remove_if_unlocked(path)
+    for path in target.parent.glob(f".{escape(target.name)}.{32 * '[0-9a-f]'}.tmp"):
+        _remove_if_unlocked(path)
 
 
 def _create(target: Path) -> tuple[Path, BinaryIO]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -33,6 +33,7 @@ except ImportError as exc:
 from geoq.xarray_labels import (
     InputNames,
     Labelled,
+    Parts,
     applied,
     array_of,
     check_no_gaps,
@@ -51,9 +52,6 @@ from geoq.xarray_labels import (
 from geoq.xarray_rollouts import XarrayRolloutGeoQ
 
 __all__ = ["XarrayGeoQ", "XarrayRolloutGeoQ"]
-
-# The variables of an answer: for each its type, and the sizes of its dimensions other than the samples.
-Sizes: TypeAlias = dict[str, tuple[np.dtype[Any], dict[Hashable, int]]]
 
 # The variables of an answer as xarray writes them on the axes of a plot.
 _LONG_NAMES = {
@@ -214,7 +212,7 @@ class XarrayGeoQ:
         # Computed here, so that unusable levels are refused before a lazy answer is computed.
         given = [*self.geoq_.bounds(self.geoq_.probes_[:1], levels)]
         dtype, dims = self._parts()["error_hat"]
-        parts: Sizes = {"error_hat": (dtype, {**dims, dim: len(given)})}
+        parts: Parts = {"error_hat": (dtype, {**dims, dim: len(given)})}
         if dim in {*dims, *self.y_.coords, *self._sample_coords(x)}:
             raise ValueError(
                 f"dim={dim!r}, but the answer already has a coordinate of this name; choose another name, for example "
@@ -236,12 +234,10 @@ class XarrayGeoQ:
         return self._apply(expected, x, parts)["expected_error"]
 
     def _apply(
-        self, function: Callable[[Any], Any], x: xr.DataArray, parts: Sizes
+        self, function: Callable[[Any], Any], x: xr.DataArray, parts: Parts
     ) -> xr.Dataset:
         """Apply a function to blocks of samples and label its answers."""
-        sizes = {dim: n for _, dims in parts.values() for dim, n in dims.items()}
-        own = {name: (dtype, [*dims]) for name, (dtype, dims) in parts.items()}
-        return self._labelled(applied(function, [x], [x.dims[1:]], own, sizes), x)
+        return self._labelled(applied(function, [x], [x.dims[1:]], parts), x)
 
     def reason(self, x: Labelled, label: Any) -> str:
         """Explain the bound and the flag of one sample in words and numbers.
@@ -368,7 +364,7 @@ class XarrayGeoQ:
         check_same_grid(array, fitted, fitted.dims[1:], name)
         return array.transpose(*fitted.dims)
 
-    def _parts(self) -> Sizes:
+    def _parts(self) -> Parts:
         """The variables of an assessment."""
         real = np.dtype(str(self.geoq_.error_.dtype).removeprefix("torch."))
         output = dict(zip(self.y_.dims[1:], self.y_.shape[1:], strict=True))

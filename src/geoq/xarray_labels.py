@@ -16,8 +16,8 @@ from geoq.folds import RandomFolds
 from geoq.scratch import room
 
 Labelled: TypeAlias = xr.DataArray | xr.Dataset
-# The variables of an answer: the type and the own dimensions of each.
-Parts: TypeAlias = Mapping[str, tuple[np.dtype[Any], Sequence[Hashable]]]
+# The variables of an answer: for each its type, and the sizes of its dimensions other than the samples.
+Parts: TypeAlias = dict[str, tuple[np.dtype[Any], dict[Hashable, int]]]
 # Kinds of NumPy types that a file can store: booleans, numbers, strings, times and time differences.
 _STORABLE_KINDS = "biufUmM"
 # Successive samples with at least this correlation are alike. It is measured in at most about this many cells.
@@ -31,13 +31,12 @@ def applied(
     arrays: Sequence[xr.DataArray],
     core: Sequence[Sequence[Hashable]],
     parts: Parts,
-    sizes: Mapping[Hashable, int],
 ) -> dict[str, xr.Variable]:
     """The variables of the answers of a function to blocks of samples; lazy if the samples are chunked.
 
-    ``core`` has the dimensions of one sample of each array, whose chunks are joined, and ``sizes`` the sizes of the dimensions of
-    the answers.
+    ``core`` has the dimensions of one sample of each array, whose chunks are joined.
     """
+    sizes = {dim: n for _, dims in parts.values() for dim, n in dims.items()}
     variables = [
         part.variable.chunk(dict.fromkeys(dims, -1)) if part.chunks else part.variable
         for part, dims in zip(arrays, core, strict=True)
@@ -46,7 +45,7 @@ def applied(
         function,
         *variables,
         input_core_dims=core,
-        output_core_dims=[dims for _, dims in parts.values()],
+        output_core_dims=[[*dims] for _, dims in parts.values()],
         exclude_dims={dim for dims in core for dim in dims},
         dask="parallelized",
         output_dtypes=[dtype for dtype, _ in parts.values()],

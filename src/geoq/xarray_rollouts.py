@@ -161,15 +161,14 @@ class XarrayRolloutGeoQ:
         largest = self._tolerance(tolerance)
         # Computed here, so that an unusable tolerance is refused before a lazy answer is computed.
         probe = self._probe(largest)
-        output = self._output()
+        sizes = {STEP: n_steps, **self._output().sizes}
         parts = {
-            name: (value.dtype, (STEP, *output.dims)[: value.ndim - 1])
+            name: (value.dtype, dict([*sizes.items()][: value.ndim - 1]))
             for name, value in vars(probe).items()
             if isinstance(value, np.ndarray) and name != "tolerance"
         }
         function = partial(self._assess, n_steps, largest, tuple(parts))
-        sizes = {STEP: n_steps, **output.sizes}
-        answers = applied(function, arrays, self._core, parts, sizes)
+        answers = applied(function, arrays, self._core, parts)
         return self._labelled(answers, arrays[0], probe)
 
     def bound(
