@@ -99,7 +99,7 @@ class View:
     def __call__(
         self, features: GeometricFeatures, bound: Tensor | None = None
     ) -> tuple[Float[Tensor, " n n_channels *cells"], Float[Tensor, " n"]]:
-        """The input of a network: all channels, those of the inputs first, and the support distance."""
+        """The input of a network: all channels, the channels of the inputs first, and the support distance."""
         ordered = sorted(self.sees, key=lambda seen: seen is not inputs)
         channels = [self.layout.channels(seen(features, bound)) for seen in ordered]
         return torch.cat(channels, dim=1), features.support_distance

@@ -120,11 +120,8 @@ class LawFeatures:
 class Blend:
     """The other law of a blend, at the tuples that a law is fitted to.
 
-    Attributes:
-        pi: the weight of the other law in the blend, one number per tuple.
-        logarithm: the logarithm of the other law at the level 0.95.
-        shifts: its shift at each level of ``TABLE``.
-        parts: the part of each tuple, for residuals that are held out.
+    It has the weight ``pi``, its logarithm at the level 0.95, and its shift at each level of ``TABLE``. Residuals are held out by
+    ``parts`` of the tuples.
     """
 
     pi: Float[Tensor, " n"]
@@ -286,7 +283,7 @@ def _held_out_residuals(
     levels: tuple[float, ...],
     ridge: float,
 ) -> Vector:
-    """Residuals under slopes that were fitted without the part of the tuple; those of the fit itself would be too small."""
+    """Residuals under slopes that were fitted without the part of the tuple; the residuals of the fit would be too small."""
     residual = torch.empty_like(target)
     for number in part.unique():
         own = part == number

@@ -129,13 +129,9 @@ def best_smoothing(points: Points, values: Outputs) -> float:
 
 @dataclass(frozen=True)
 class _Equations:
-    """The linear equations of a spline.
+    """The kernel between the centres, the columns of the linear part, their rank, and the mean eigenvalue of the kernel.
 
-    Attributes:
-        kernel: the kernel between the centres. It is positive definite for coefficients that are orthogonal to the linear part.
-        tail: the columns of the linear part.
-        rank: the number of linearly independent columns.
-        size: the mean eigenvalue of the kernel, for those coefficients.
+    The kernel is positive definite for coefficients that are orthogonal to the linear part; the mean refers to them.
     """
 
     kernel: Tensor

@@ -265,13 +265,7 @@ class TwoLawIncrement:
 
 @dataclass(frozen=True)
 class _Points:
-    """What the laws use of the points of the data.
-
-    Attributes:
-        outputs: reference outputs, one row per point.
-        deviation: standard deviation of each output.
-        held_out_error: error of each point under a fold surrogate that has not seen it.
-    """
+    """What the laws use of the points of the data; ``deviation`` is the standard deviation of each output."""
 
     outputs: Float[Tensor, " n_points n_values"]
     deviation: Float[Tensor, " n_values"]

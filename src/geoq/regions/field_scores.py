@@ -60,12 +60,7 @@ def has_grid(row_shape: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class Fields:
-    """Inputs on a grid, and the outputs for them if they live on the same grid.
-
-    Attributes:
-        inputs: the input fields.
-        answer: the output, or its change from the input; None if it lives on another grid.
-    """
+    """Inputs on a grid, and the output or its change from the input; None if the output lives on another grid."""
 
     inputs: Grids
     answer: Float[Tensor, " n more *grid"] | None = None

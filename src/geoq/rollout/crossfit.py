@@ -1,8 +1,8 @@
 """Cross-fitted rollouts: errors of rollouts that start from states which the surrogate of the fold has not seen."""
 
 import logging
-import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from geoq.rollout.features import (
 from geoq.rollout.fold_rollouts import FoldRollouts
 from geoq.rollout.output import Output
 from geoq.rollout.runaways import DataRange
-from geoq.rollout.trajectories import Trajectories
+from geoq.rollout.trajectories import Trajectories, without_forcing
 from geoq.training.checkpoint import FinishedFolds
 from geoq.training.fold_surrogates import Fold, fold_predictions
 
@@ -35,16 +35,7 @@ logger = logging.getLogger(__name__)
 class RolloutProblem:
     """The trajectories, their embedding, and the settings that the folds and the deployed surrogate have in common.
 
-    Attributes:
-        trajectories: the states of all trajectories.
-        embed: phi and nu; nu is fitted to these states.
-        embedding: phi and nu of these states.
-        data_range: the range of the data; a rollout outside it has diverged.
-        quantile: tau, the quantile level of the climatology.
-        n_anchors: k_a, the number of anchors that displacements are measured from.
-        n_support: k, the number of states that the support distance averages over.
-        output: the part of the state that is bounded.
-        state: the shape of a state without its forcing.
+    ``quantile`` is the quantile level of the climatology, and ``state`` the shape of a state without its forcing.
     """
 
     trajectories: Trajectories
@@ -59,18 +50,12 @@ class RolloutProblem:
 
     def steps(self, plan: FoldPlan) -> CalibrationPoints:
         """The states that have a next state, and these next states; a fold leaves in the steps between two of its states."""
-        number, n_values = self.trajectories.number, math.prod(self.state)
-
-        def own(rows: Tensor) -> Tensor:
-            """The states of rows of states with their forcing, which comes last."""
-            return rows.flatten(start_dim=1)[:, :n_values].reshape(-1, *self.state)
-
+        own = partial(without_forcing, state=self.state)
+        number, nu = self.trajectories.number, self.embed.normalization
         goes_on = number[1:] == number[:-1]
-        before = torch.as_tensor(
-            np.flatnonzero(goes_on), device=self.embedding.z.device
-        )
+        going = np.flatnonzero(goes_on)
+        before = torch.as_tensor(going, device=self.embedding.z.device)
         states = own(to_tensor(self.trajectories.states, "trajectories"))
-        nu = self.embed.normalization
         mean, scale = (own(part[None])[0] for part in (nu.mean, nu.scale))
         no = torch.zeros_like(mean, dtype=torch.bool)
         splits = []
@@ -78,7 +63,7 @@ class RolloutProblem:
             left_in = np.zeros(len(number), dtype=bool)
             left_in[kept] = True
             first = np.flatnonzero(left_in[:-1] & left_in[1:] & goes_on)
-            rows = held_out[np.isin(held_out, np.flatnonzero(goes_on))]
+            rows = held_out[np.isin(held_out, going)]
             splits.append((first - number[first], rows - number[rows]))
         return CalibrationPoints(
             inputs=own(self.embedding.normalized)[before],
@@ -106,10 +91,8 @@ class RolloutProblem:
     def reference_states(self, rows: Tensor) -> ReferenceStates:
         """The geometry and the climatology of these rows of the states."""
         states = to_tensor(take(self.trajectories.states, rows), "trajectories")
-        geometry = Geometry(
-            self.embedding[rows], n_anchors=self.n_anchors, n_support=self.n_support
-        )
         states = states.to(self.embed.normalization.mean)
+        geometry = Geometry(self.embedding[rows], self.n_anchors, self.n_support)
         values = self.output(states[:, None])[:, 0]
         climatology = Climatology().fit(values, self.quantile)
         return ReferenceStates(geometry, climatology, self.output)
@@ -154,15 +137,14 @@ def cross_fit_rollouts(
         counts = torch.tensor([len(first) for first in starts])
         return torch.tensor(numbers).repeat_interleave(counts).to(device)
 
+    rows_of_all = np.concatenate(starts)
     # Sorted, because folds can finish in any order.
     return RolloutCalibration(
         features=RolloutFeatures.cat([features[number] for number in sorted(features)]),
         error=torch.cat([errors[number] for number in sorted(errors)]),
-        start=torch.as_tensor(np.concatenate(starts), device=device),
+        start=torch.as_tensor(rows_of_all, device=device),
         fold=per_rollout(list(range(len(starts)))),
         family=per_rollout(list(plan.family)),
-        trajectory=torch.as_tensor(
-            trajectories.number[np.concatenate(starts)], device=device
-        ),
+        trajectory=torch.as_tensor(trajectories.number[rows_of_all], device=device),
         steps=problem.steps(plan),
     )

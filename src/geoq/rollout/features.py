@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -73,13 +74,7 @@ def _per_step(rows: Tensor, alive: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ReferenceStates:
-    """The states that features are relative to: all states for a query, the states that a fold leaves in for the calibration.
-
-    Attributes:
-        geometry: anchors and support distances among these states.
-        climatology: the distances of a value to the values of these states.
-        output: the part of the state that is bounded.
-    """
+    """The states that features are relative to: all states for a query, the states that a fold leaves in for the calibration."""
 
     geometry: Geometry
     climatology: FittedClimatology
@@ -100,15 +95,12 @@ class ReferenceStates:
         mean, states = normalization.mean, to_tensor(x0, "x0").to(normalization.mean)
         apart = (normalization(states) - self.geometry.points.normalized[0]).abs()
         allowed = torch.where(mean == 0, 0.0, CHANGED)
-        changed = (self.constant & (apart > allowed)).flatten(start_dim=1)
-        changed = changed[:, :n_values]
+        changed = (self.constant & (apart > allowed)).flatten(start_dim=1)[:, :n_values]
         texts = {}
         for row in changed.any(dim=1).nonzero()[:, 0].tolist():
             place = changed[row].long().argmax()
             value, constant = states[row].flatten()[place], mean.flatten()[place]
-            where = ", ".join(
-                str(int(i)) for i in torch.unravel_index(place, mean.shape)
-            )
+            where = ", ".join(map(str, np.unravel_index(int(place), mean.shape)))
             texts[row] = (
                 f"coordinate {where} of the initial state is {value:.4g}, but it is {constant:.4g} in all the data, so its "
                 "effect is unknown"
@@ -144,13 +136,7 @@ class ReferenceStates:
 
 @dataclass(frozen=True)
 class Embed:
-    """Phi and nu of states.
-
-    Attributes:
-        normalization: nu.
-        representation: phi. None means nu.
-        like: an array of the user's kind, NumPy or torch, which the representation receives.
-    """
+    """Phi and nu of states; phi is nu if ``representation`` is None, and receives arrays of the kind of ``like``."""
 
     normalization: Standardization
     representation: Representation | None

@@ -50,13 +50,8 @@ if TYPE_CHECKING:
 class FoldRollouts:
     """Rollouts of the fold surrogates, which a recipe trains on the segments that each fold leaves in, or which are given.
 
-    Attributes:
-        recipe: the user's recipe, or the surrogates in the order of the folds.
-        n_steps: the number of steps of the rollouts.
-        limit: the largest absolute value of each coordinate; a rollout beyond it has diverged.
-        n_weights: the number of weights of the deployed surrogate, which determines the number of threads.
-        n_forcing: the number of values at the end of a state that are given at every step.
-        first: keeps the surrogate of the first fold while the next one is trained.
+    A rollout beyond ``limit`` has diverged. The last ``n_forcing`` values of a state are given at every step. ``n_weights`` of the
+    deployed surrogate determines the number of threads, and ``first`` keeps the surrogate of the first fold for a check.
     """
 
     recipe: TrainStepper | TrainedFolds

@@ -20,12 +20,7 @@ from geoq.rollout.trajectories import PerStep, Values
 
 @dataclass(frozen=True)
 class JointBand:
-    """The factors of joint bands.
-
-    Attributes:
-        excess: the largest ratio of error and bound over the coordinates, for each step of the held-out rollouts.
-        start: the row of the data that each rollout starts from.
-    """
+    """The factors of joint bands, from ``excess_of`` the held-out rollouts and the rows of the data that they start from."""
 
     excess: PerStep
     start: Int[Tensor, " n"]

@@ -171,14 +171,9 @@ class TrainRollout:
 
 @dataclass(frozen=True)
 class Windows:
-    """The training task of rollouts: the mean loss over the steps of a rollout.
+    """The training task of rollouts: the mean loss over the steps of a rollout that starts from a row of the inputs.
 
-    Attributes:
-        inputs: the states, followed by their forcing along the first axis of a state, common to all networks.
-        start: the rows of the states that rollouts start from.
-        n_rollout: the number of steps of a rollout.
-        loss: the mean loss as a function of the true and the predicted states.
-        n_forcing: the length of the forcing along the first axis of a state.
+    The inputs are the states, followed by their forcing along the first axis of a state, where it has the length ``n_forcing``.
     """
 
     inputs: Float[Tensor, " n *state"]

@@ -15,7 +15,7 @@ from geoq.regions.field_scores import MIN_CELLS, grid_axes
 from geoq.regions.local_region import FittedLocalRegion, LocalRegion
 from geoq.regions.safe_region import SAFE, FittedRegion
 from geoq.rollout.features import RolloutFeatures
-from geoq.rollout.trajectories import PerStep
+from geoq.rollout.trajectories import PerStep, without_forcing
 
 MEANING = (
     "at most as far from the data as held-out rollouts were",
@@ -68,7 +68,7 @@ class RolloutRegion:
         is_first = torch.ones_like(rollout, dtype=torch.bool)
         is_first[1:] = rollout[1:] != rollout[:-1]
         first = calibration[is_first.nonzero()[:, 0]]
-        ends = _of_shape(first.features.prediction, tuple(left_out.shape))
+        ends = without_forcing(first.features.prediction, tuple(left_out.shape))
         features = replace(first.features, prediction=ends)
         initial = rule.fit(replace(first, features=features))
         return FittedRolloutRegion(threshold, self, initial)
@@ -149,7 +149,7 @@ def first_steps(
     first = torch.arange(len(features), device=features.alive.device) * features.n_steps
     state, rows = region.initial.coordinates.input_shape, features.along[first]
     parts = (rows.inputs, rows.prediction.to(rows.inputs))
-    return torch.stack([_of_shape(part, state) for part in parts], dim=1)
+    return torch.stack([without_forcing(part, state) for part in parts], dim=1)
 
 
 def score_along(region: FittedRegion, features: RolloutFeatures) -> PerStep:
@@ -164,11 +164,3 @@ def score_along(region: FittedRegion, features: RolloutFeatures) -> PerStep:
         unlike = region.threshold * initial.ratio(kept).to(score)
         score[kept, 0] = torch.maximum(score[kept, 0], unlike)
     return score
-
-
-def _of_shape(
-    rows: Float[Tensor, " n *row"], state: tuple[int, ...]
-) -> Float[Tensor, " n *state"]:
-    """The states in rows of states with their forcing, which comes last."""
-    flat = rows.flatten(start_dim=1)[:, : math.prod(state)]
-    return flat.reshape(len(rows), *state)

@@ -1,5 +1,6 @@
 """The trajectories of the user, the segments that a fold leaves in, and rollouts of a surrogate."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -97,9 +98,8 @@ class Trajectories:
             check_finite(tensor, name, "cut the trajectory there")
             check_inputs_unit(tensor, name)
             check_outputs_unit(tensor, name)
-        return Trajectories(
-            _joined(listed), np.repeat(np.arange(len(listed)), [len(t) for t in listed])
-        )
+        number = np.repeat(np.arange(len(listed)), [len(t) for t in listed])
+        return Trajectories(_joined(listed), number)
 
     @property
     def longest(self) -> int:
@@ -127,10 +127,8 @@ class Trajectories:
         the true trajectory.
         """
         last = np.minimum(held_out + n_steps, len(self) - 1)
-        enough = (last - held_out == n_steps) & (
-            self.number[last] == self.number[held_out]
-        )
-        candidates = held_out[enough]
+        same = self.number[last] == self.number[held_out]
+        candidates = held_out[(last - held_out == n_steps) & same]
         is_held_out = np.zeros(len(self) + 1, dtype=int)
         is_held_out[held_out + 1] = 1
         count = is_held_out.cumsum()
@@ -197,6 +195,14 @@ def forcing_from(
     steps = rows[:, None] + torch.arange(n_steps + 1, device=rows.device)
     along = to_tensor(take(states, steps.flatten()), "states")[:, -n_forcing:]
     return along.reshape(*steps.shape, n_forcing)
+
+
+def without_forcing(
+    rows: Float[Tensor, " n *row"], state: tuple[int, ...]
+) -> Float[Tensor, " n *state"]:
+    """The states of this shape in rows of states with their forcing, which comes last."""
+    flat = rows.flatten(start_dim=1)[:, : math.prod(state)]
+    return flat.reshape(len(rows), *state)
 
 
 def check_kind(surrogate: object, states: Array) -> None:
