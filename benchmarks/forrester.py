@@ -51,7 +51,7 @@ from geoq.nets.mlp import MLP
 INTERVAL = (0.25, 0.75)
 HIDDEN, N_ENCODER_LAYERS = (64, 64, 16, 32), 3
 N_STAGES = 10
-SEEDS = range(5)
+FIRST_SEED, N_SEEDS = 20, 5
 
 
 def load(n_train, n_test):
@@ -129,7 +129,7 @@ def cross_fitted(shared, seed):
 def run(
     seed, pictures, *, n_train, n_test, training, n_increment_steps, starting_with=""
 ):
-    """Rows of the methods whose names start with some text, on one seed; the first seed also draws the pictures."""
+    """Rows of the methods whose names start with some text, on one seed; pictures are drawn into a folder if it is given."""
     torch.set_num_threads(1)
     x, y, x_test, y_test = load(n_train, n_test)
     network = partial(MLP, 1, 1, hidden=HIDDEN, n_encoder_layers=N_ENCODER_LAYERS)
@@ -266,7 +266,7 @@ def run(
             scored(name, seed, y_test, rival.predict(x_test), safe, watch, started)
             | record.trainings(rival)
         )
-    if pictures and not seed:
+    if pictures:
         draw(pictures, x, y, x_test, y_test, assessments, variants)
     return rows
 
@@ -339,6 +339,7 @@ def main():
     parser.add_argument(
         "--paper-forms", action="store_true", help="only the forms of the paper's GeoQ"
     )
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes, one seed each")
     parser.add_argument("--out", type=Path, help="where to write the results")
     parser.add_argument("--pictures", type=Path, help="a folder to draw into")
@@ -357,9 +358,11 @@ def main():
     file = "forrester"
     if arguments.paper_forms:
         file, settings["starting_with"] = "forrester_forms", "GeoQ (paper"
-    seeds = [0] if arguments.small else SEEDS
+    first = arguments.first_seed
+    seeds = [0] if arguments.small else range(first, first + N_SEEDS)
     runs = Parallel(n_jobs=arguments.jobs, return_as="generator")(
-        delayed(run)(seed, arguments.pictures, **settings) for seed in seeds
+        delayed(run)(seed, arguments.pictures if seed == seeds[0] else None, **settings)
+        for seed in seeds
     )
     rows = []
     for new in runs:  # an interrupted run keeps the rows of the finished seeds

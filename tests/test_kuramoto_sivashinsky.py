@@ -30,6 +30,7 @@ METHODS = {
     "Horizon x climatology",
     "Horizon x climatology (clusters)",
     *SPREADS,
+    "GP, noise at least 1e-10, all pairs",
     *(f"{name}, scaled per step" for name in SPREADS),
     "Conformal (per coordinate)",
     "Conformal (per step and coordinate)",

@@ -13,6 +13,8 @@ from geoq.representation import Standardization
 # the limit of double precision.
 LENGTHS = (0.0, 10.0, 0.25)
 RATIOS = (-14.0, 2.0, 0.25)
+# Candidates: the lower bounds of the noise, and which pairs.
+NOISE = {1: (1e-10, 1e-6, 1e-4), 2: (1e-10, 1e-8, 1e-6, 1e-5, 1e-4)}
 
 
 @dataclass
@@ -23,18 +25,22 @@ class StepProcess:
     outputs are standardised. The snapshots have no noise; the likelihood is largest at the lower bound of the noise.
 
     Attributes:
-        n_searched: the number of pairs that determine the hyper-parameters; all pairs are used afterwards.
+        n_searched: the number of pairs that determine the hyper-parameters.
         noise_lower_bound: the smallest noise variance, relative to the variance of the outputs.
+        every: the process is conditioned on every so many pairs.
     """
 
     n_searched: int = 800
     noise_lower_bound: float = 1e-10
+    every: int = 1
 
     @property
     def setting(self):
-        return f"noise at least {self.noise_lower_bound:.0e}, {self.n_searched} pairs searched"
+        pairs = "all pairs" if self.every == 1 else "half of the pairs"
+        return f"noise at least {self.noise_lower_bound:.0e}, {pairs}"
 
     def fit(self, x, y):
+        x, y = x[:: self.every], y[:: self.every]
         self.inputs_, self.outputs_ = Standardization.fit(x), Standardization.fit(y)
         points, targets = self.inputs_(x), self.outputs_(y)
         rows = torch.linspace(0, len(x) - 1, min(self.n_searched, len(x))).long()

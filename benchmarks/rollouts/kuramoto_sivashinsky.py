@@ -32,7 +32,7 @@ from benchmarks import record
 from benchmarks.record import QUANTILE
 from benchmarks.rollouts import ablation
 from benchmarks.rollouts.data import SMALL, Settings, load, recipe_of
-from benchmarks.rollouts.gaussian_process import SampledProcess, StepProcess
+from benchmarks.rollouts.gaussian_process import NOISE, SampledProcess, StepProcess
 from benchmarks.rollouts.methods import (
     ChosenProcess,
     HorizonTimesClimatology,
@@ -161,9 +161,9 @@ def sampled(clock, part, recipe, device):
     settings, seed, n_steps = clock.settings, clock.seed, clock.settings.n_test
     if part == "GP":
         processes = [
-            StepProcess(n_searched, noise)
-            for noise in settings.gp_noise
-            for n_searched in settings.n_gp_searched
+            StepProcess(settings.n_gp_searched, noise, every)
+            for every, bounds in NOISE.items()
+            for noise in bounds
         ]
         how = settings.n_gp_samples, n_steps, device, seed
         candidates = tuple(SampledProcess(process, *how) for process in processes)

@@ -89,7 +89,7 @@ def held_out_rollouts(states, settings):
 
 @dataclass
 class ChosenProcess:
-    """The candidate with the smallest pinball loss on the rollouts of the last held-out block, fitted to all pairs.
+    """The candidate with the smallest pinball loss on some rollouts of the last held-out block, fitted to the training states.
 
     The test rollouts follow the training states, as this block follows most of them.
     """
@@ -99,7 +99,8 @@ class ChosenProcess:
 
     def fit(self, x, y):
         states = np.concatenate([x, y[-1:]])
-        *_, (runs, starts, truth) = held_out_rollouts(states, self.settings)
+        few = replace(self.settings, n_starts=self.settings.n_gp_starts)
+        *_, (runs, starts, truth) = held_out_rollouts(states, few)
         self.losses_ = {}
         for candidate in self.candidates:
             short = replace(candidate, n_steps=self.settings.n_calibration)
