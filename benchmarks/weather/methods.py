@@ -35,6 +35,7 @@ from geoq.increments.factor import NoFactor
 
 # Half precision can give several predictions that are equal; states lie between 0 and 1.
 LEAST_DEVIATION = 1e-6
+PAPER = "GeoQ (paper, k_a = 1)"
 
 
 class Answer(NamedTuple):
@@ -329,7 +330,7 @@ FOLD_METHODS = {
     "Cell quantile blended with deviation x activity": active(bounds.Blend),
     "Anchor error alone (k_a = 1)": AnchorAlone(0),
     "Anchor error alone (k_a = 10)": AnchorAlone(1),
-    "GeoQ (paper, k_a = 1)": OfGeoQ(partial(field_increment, number=0)),
+    PAPER: OfGeoQ(partial(field_increment, number=0)),
     "GeoQ (paper, k_a = 10)": OfGeoQ(partial(field_increment, number=1)),
 }
 BLOCK_METHODS = {
@@ -375,6 +376,6 @@ SHOWN = (
     "MC dropout, scaled per lead and channel",
     "Horizon x climatology",
     "Lead scale x cell standard deviation",
-    "GeoQ (paper, k_a = 10)",
+    PAPER,
     "GeoQ (default)",
 )

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.weather.data import HOURS, label
+from benchmarks.weather.methods import PAPER
 from benchmarks.weather.tables import REFERENCE, WHOLE_FIELD
 
 # Lines differ in colour and in dash.
@@ -46,20 +47,27 @@ def draw(results, parts, folder, task="*"):
 
 
 def maps(arrays, title):
-    """The paper's figure: the last lead of the first forecast, a row per variable."""
+    """The paper's figure: the last lead of the first forecast, a row per variable; the bounds of the default and of the paper's form."""
     variables, days = arrays["names"], len(arrays["mean_error"]) * HOURS / 24
-    figure = Figure(figsize=(15, 0.9 + 2.3 * len(variables)), layout="constrained")
-    rows = figure.subplots(len(variables), 4, squeeze=False, sharex=True, sharey=True)
-    bound = arrays["bound"][list(arrays["methods"]).index(REFERENCE)]
+    figure = Figure(figsize=(18, 0.9 + 2.3 * len(variables)), layout="constrained")
+    rows = figure.subplots(len(variables), 5, squeeze=False, sharex=True, sharey=True)
+    bounds = dict(zip(arrays["methods"], arrays["bound"], strict=True))
     for channel, (variable, axes) in enumerate(zip(variables, rows, strict=True)):
         states = [arrays[n][channel] for n in ("truth", "prediction")]
-        errors = [arrays["error"][channel], bound[channel]]
+        errors = [arrays["error"][channel]]
+        errors += [bounds[method][channel] for method in (REFERENCE, PAPER)]
         low, high = np.percentile(states[0], PERCENTILES)
-        pair(figure, arrays, axes[:2], states, cmap="viridis", vmin=low, vmax=high)
+        alike(figure, arrays, axes[:2], states, cmap="viridis", vmin=low, vmax=high)
         high = max(np.percentile(field, PERCENTILES[1]) for field in errors)
-        pair(figure, arrays, axes[2:], errors, cmap="magma", vmin=0, vmax=high)
+        alike(figure, arrays, axes[2:], errors, cmap="magma", vmin=0, vmax=high)
         axes[0].set_ylabel(f"{variable}\nlatitude, degrees")
-    titles = ("truth", "prediction", "true error", f"bound: {REFERENCE}")
+    titles = (
+        "truth",
+        "prediction",
+        "true error",
+        f"bound: {REFERENCE}",
+        f"bound: {PAPER}",
+    )
     for axes, heading in zip(rows[0], titles, strict=True):
         axes.set_title(heading, fontsize=10)
     for axes in rows[-1]:
@@ -72,8 +80,8 @@ def maps(arrays, title):
     return figure
 
 
-def pair(figure, arrays, axes, fields, **colours):
-    """Two maps with one colour scale."""
+def alike(figure, arrays, axes, fields, **colours):
+    """Maps with one colour scale."""
     for one, field in zip(axes, fields, strict=True):
         image = one.pcolormesh(arrays["lon"], arrays["lat"], field, **colours)
     figure.colorbar(

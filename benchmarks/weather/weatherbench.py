@@ -321,7 +321,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
     parser.add_argument("--first-seed", type=int, default=0, help="first seed")
     parser.add_argument(
-        "--origins", type=int, help="number of origins, counted from the last"
+        "--origins", type=int, nargs="+", help="numbers of states before the origins"
     )
     parser.add_argument("--only", default="", help="methods whose name contains this")
     parser.add_argument(
@@ -369,7 +369,7 @@ def main():
     tasks = [
         Task(form, origin, seed)
         for seed in range(first, first + (1 if arguments.small else arguments.seeds))
-        for origin in chosen[-(arguments.origins or settings.n_origins) :]
+        for origin in arguments.origins or chosen[-settings.n_origins :]
         for form in arguments.form or FORMS
     ]
     parallel = Parallel(n_jobs=arguments.jobs, return_as="generator_unordered")
