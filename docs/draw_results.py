@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.suite.methods import is_ours, is_rival
+from benchmarks.suite.methods import is_ours
 from benchmarks.suite.table import Comparison, mean_losses
 
 DOCS = Path(__file__).parent
@@ -41,7 +41,7 @@ def relative_losses(rows: list[dict]) -> dict[str, dict[str, Comparison]]:
     ratios: dict[str, dict[str, list[float]]] = {}
     for kind in KINDS:
         for losses in mean_losses(rows, kind).values():
-            best = min(loss for method, loss in losses.items() if is_rival(method))
+            best = min(loss for method, loss in losses.items() if not is_ours(method))
             versions: dict[str, float] = {}
             for method, loss in losses.items():
                 if name := shown_as(method):

@@ -53,18 +53,11 @@ OWN_SURROGATE = (
 # Versions of a cross-fitted rival: tuples of the random folds alone, and tuples of all folds with GeoQ's weights.
 ON_RANDOM_FOLDS = " / random folds"
 WITH_FAMILY_WEIGHTS = " / family weights"
-# Uses the spline of GeoQ's default; it is shown, but it does not count as a rival.
-SPLINE_SCALED = "Spline-scaled conformal"
 
 
 def is_ours(method):
     """Whether a method is GeoQ in some form."""
     return method.startswith("GeoQ")
-
-
-def is_rival(method):
-    """Whether a method is a rival, in any version."""
-    return not is_ours(method) and not method.startswith(SPLINE_SCALED)
 
 
 def ten_trainings(interpolating):
@@ -98,7 +91,7 @@ def forms_of_geoq(surrogate, train_surrogate, interpolating):
 
 
 def rivals(shared, weights, seed):
-    """The rivals that are calibrated on held-out errors, and the spline-scaled conformal bound.
+    """The rivals that are calibrated on held-out errors.
 
     Args:
         shared: the GeoQ whose surrogate and folds they use.
@@ -117,7 +110,7 @@ def rivals(shared, weights, seed):
         "GP-scaled conformal": GPScaledConformal(
             shared, QUANTILE, random_state=seed, weights=weights
         ),
-        SPLINE_SCALED: SplineScaledConformal(shared, QUANTILE, weights),
+        "Spline-scaled conformal": SplineScaledConformal(shared, QUANTILE, weights),
         "Boosted quantile (x)": boosted(inputs=of_x),
         "Boosted quantile (x, distance, prediction)": boosted(
             inputs=of_x_distance_and_prediction

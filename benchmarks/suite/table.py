@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.record import QUANTILE
-from benchmarks.suite.methods import is_ours, is_rival
+from benchmarks.suite.methods import is_ours
 from benchmarks.suite.problems import SHIFTS
 
 AREAS = ("exceeds", "large")
@@ -74,7 +74,7 @@ def error_ratios(rows, shift="all", *, metric="pinball"):
     """Mean loss of each method relative to the best rival, by problem."""
     result = {}
     for problem, loss in mean_losses(rows, shift, metric).items():
-        best = min((v for m, v in loss.items() if is_rival(m)), default=math.nan)
+        best = min((v for m, v in loss.items() if not is_ours(m)), default=math.nan)
         result[problem] = {method: value / best for method, value in loss.items()}
     return result
 
@@ -126,7 +126,7 @@ def summary(rows):
 def by_problem(rows):
     """Lines of a table of GeoQ's loss relative to the best rival of each problem and shift."""
     ratios = {shift: error_ratios(rows, shift) for shift in COLUMNS}
-    n_rivals = len({r["method"] for r in rows if is_rival(r["method"])})
+    n_rivals = len({r["method"] for r in rows if not is_ours(r["method"])})
     lines = [
         (
             f"Pinball loss of GeoQ relative to the best of {n_rivals} rivals, which is chosen afterwards for each problem and shift. "
@@ -138,7 +138,7 @@ def by_problem(rows):
         "|---" * (len(COLUMNS) + 2) + "|",
     ]
     for problem, of_method in ratios["all"].items():
-        best = min((r, m) for m, r in of_method.items() if is_rival(m))[1]
+        best = min((r, m) for m, r in of_method.items() if not is_ours(m))[1]
         cells = [f"{ratios[shift][problem]['GeoQ']:.2f}" for shift in COLUMNS]
         lines.append(f"| {problem} | {' | '.join(cells)} | {best} |")
     ours = [[of["GeoQ"] for of in ratios[shift].values()] for shift in COLUMNS]
