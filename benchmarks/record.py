@@ -172,7 +172,8 @@ def write(
     listed under "untrained". Small runs, with the condition ``small=True``, keep them.
 
     Raises:
-        ValueError: The rows were measured at different commits.
+        ValueError: The rows were measured at different commits; or the file belongs to the published results, and its commit
+            does not contain the code that measured them. Small runs and files in other folders may have any commit.
     """
     untrained = [] if extra.get("small") else [*filter(is_untrained, rows)]
     for line in untrained:
@@ -185,6 +186,8 @@ def write(
             f"{target.name} would mix rows of the commits {', '.join(c[:10] for c in commits)}; measure all rows at one "
             f"commit, or write the older rows to {target.stem}@COMMIT.json; the tables show both and mark the older rows."
         )
+    if target.resolve().parent == RESULTS.resolve() and not extra.get("small"):
+        _refuse_changed_code(target, [commits[0], *_commits_of_parts(extra)])
     rows = [{key: r[key] for key in r if key != "commit"} for r in rows]
     record = {
         "problem": problem,
@@ -200,6 +203,21 @@ def write(
     target.parent.mkdir(exist_ok=True)
     target.write_text(as_text(record, rows))
     return target
+
+
+def _commits_of_parts(extra: dict[str, Any]) -> list[str]:
+    parts = [part for part in extra.values() if isinstance(part, dict)]
+    return [part["commit"] for part in parts if "commit" in part]
+
+
+def _refuse_changed_code(target: Path, commits: list[str]) -> None:
+    """Refuse commits that do not identify the code: with changes that are not committed, or outside a repository."""
+    for found in commits:
+        if found.endswith("+changes") or found == "unknown":
+            raise ValueError(
+                f"{target.name} would have the commit {found!r}, which does not contain the code that measured it; commit the "
+                "changes first and measure again, or write to another folder with --out."
+            )
 
 
 def part(**content: Any) -> dict[str, Any]:
