@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import QuantileRegressor
 from torch.testing import assert_close
 
-from geoq.increments.quantile_regression import fit_line
+from geoq.increments.quantile_regression import _Problem, fit_line
 from geoq.quantiles import pinball_loss
 
 
@@ -29,6 +29,27 @@ def test_the_loss_is_nearly_that_of_the_linear_programme(quantile):
     ours = loss(phi, target, line.slopes, line.intercepts[0], quantile)
     best = loss(phi, target, torch.from_numpy(exact.coef_), exact.intercept_, quantile)
     assert best <= ours <= 1.01 * best
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.1])
+def test_the_minimum_does_not_depend_on_the_start(ridge):
+    """The problem is convex: all starts lead to the same loss, and no nearby line has a smaller one."""
+    phi, target = data()
+    levels = torch.tensor([0.5, 0.95]).double()
+    weight, penalty = torch.full((400,), 1 / 400).double(), torch.zeros(5).double()
+    penalty[:3] = ridge
+    problem = _Problem(phi, target, weight, levels, penalty, 0.03)
+    generator = torch.Generator().manual_seed(0)
+
+    def loss_at(theta):
+        return problem.loss(theta, problem.residuals(theta))
+
+    starts = 10 * torch.randn(5, 5, generator=generator, dtype=torch.float64)
+    found = [problem.solve(start) for start in starts]
+    losses = [loss_at(theta) for theta in found]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
+    for step in 0.1 * torch.eye(5).double():
+        assert min(loss_at(found[0] + step), loss_at(found[0] - step)) > losses[0]
 
 
 def test_without_columns_that_matter_the_intercept_is_the_quantile():

@@ -196,6 +196,14 @@ def test_the_laws_have_eight_features_and_increasing_intercepts(geoq):
     assert law.intercept(0.95) == law.table[TABLE.index(0.95)]
 
 
+def test_a_fit_repeats_bit_for_bit(geoq):
+    x, y = data()
+    again = GeoQ(train(x, y), train).fit(x, y)
+    first, second = (g.assess(queries(size=1.5)) for g in (geoq, again))
+    for name in ("error_hat", "support_score", "safe"):
+        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
+
+
 def test_a_loaded_model_answers_bit_for_bit(geoq, tmp_path):
     geoq.save(tmp_path / "a.geoq")
     loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=geoq.surrogate_)

@@ -18,7 +18,7 @@ from geoq.checks import add_note_on_error, warn
 N_PROBES = 8
 # A network rounds differently in batches of different sizes. Answers count as equal if they differ by less than this
 # fraction of the spread of the answers, plus this fraction of the largest answer. The first fraction is twice the rounding
-# error of bfloat16: networks that a GPU evaluates in half precision differ by 0.1 % of the spread.
+# error of bfloat16, in which networks may compute on a GPU.
 SPREAD_FRACTION, LARGEST_FRACTION = 2**-7, 1e-5
 SAME_BATCH_FRACTION = 1e-6
 # The training of a fold surrogate has failed if its errors are this many times the median over the folds, both on its

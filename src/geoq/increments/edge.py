@@ -19,8 +19,8 @@ from geoq.quantiles import (
 # The edge is this quantile of the support distances of the interpolating tuples.
 EDGE_QUANTILE = 0.95
 # The slope beyond the edge is this multiple of the steepest e / d. It is larger than 1, because support distances inside the
-# data are not close to zero, so that e / d underestimates the slope outside. It was chosen on the first twelve problems of the
-# benchmark, where 3 and 4 are equally good, and 2 and 6 are worse.
+# data are not close to zero, so that e / d underestimates the slope outside. Its value was chosen on results of the benchmarks,
+# see docs/looks.md.
 STEEPNESS = 4.0
 # The lift is computed from at most this many values.
 MAX_RATIOS = 2**22

@@ -19,8 +19,8 @@ from geoq.neighbors.distances import ROUNDING, WIDTH, Centred
 # Candidates of each query, and a lower bound of the squared distance to all other points.
 Proposals = tuple[Int[Tensor, " n_block n_candidates"], Float[Tensor, " n_block"]]
 
-# Largest dimension in which the tree serves on a CPU. At 2e5 points it takes half the time of products in 8
-# dimensions, the same time in 9 and twice the time in 10.
+# Largest dimension in which the tree serves on a CPU. The time of a search in a tree grows rapidly with the dimension, the
+# time of matrix products only in proportion to it.
 MAX_TREE_DIMS = 8
 
 
