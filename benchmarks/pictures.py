@@ -1,16 +1,45 @@
 """Pictures of the paper and diagnostics of a calibration.
 
 Each function draws arrays into axes and returns the axes. Lines differ in shade and in dash, so that the pictures can be
-read in grey.
+read in grey. ``save`` writes a picture of results with a digest of the rows that it shows, and a test compares the digest with the
+results file.
 """
+
+import hashlib
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
+from benchmarks.record import as_text
 from geoq.metrics import CoverageBin
 from geoq.plots.style import ESTIMATE, REFERENCE, SHADE, TRUE
+
+# The name of the digest in the metadata of a PNG file.
+DIGEST = "Rows"
+
+
+def digest(rows: list[dict[str, Any]]) -> str:
+    """A hash of rows, as a results file contains them."""
+    return hashlib.sha256(as_text({"rows of": "a picture"}, rows).encode()).hexdigest()
+
+
+def save(
+    figure: Figure, path: Path | str, rows: list[dict[str, Any]], dpi: int = 110
+) -> None:
+    """Write a picture of rows of a results file, with their digest."""
+    figure.savefig(path, dpi=dpi, metadata={DIGEST: digest(rows)})
+
+
+def stored_digest(path: Path | str) -> str | None:
+    """The digest of the rows that a picture shows; None for pictures that were not written by ``save``."""
+    with Image.open(path) as picture:
+        return picture.info.get(DIGEST)
 
 
 def calibration_curve(

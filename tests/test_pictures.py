@@ -1,13 +1,54 @@
 """The pictures of the benchmarks show the arrays that they are given."""
 
+import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from benchmarks import pictures
+from benchmarks.record import RESULTS
 from geoq.metrics import coverage_by_bin
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def shown_rows(name):
+    """The rows of results files that a picture of the pages shows."""
+    if name == "cost":
+        return json.loads((RESULTS / "cost.json").read_text())["growth"]["rows"]
+    file = {"results": "defaults", "fields-shifted": "fields"}.get(name, name)
+    return json.loads((RESULTS / f"{file}.json").read_text())["rows"]
+
+
+DIGESTS = {path.stem: pictures.stored_digest(path) for path in DOCS.glob("*.png")}
+
+
+@pytest.mark.parametrize("name", [name for name, digest in DIGESTS.items() if digest])
+def test_a_picture_shows_the_rows_of_its_results_file(name):
+    assert DIGESTS[name] == pictures.digest(shown_rows(name))
+
+
+def test_pictures_that_are_drawn_from_results_files_have_a_digest():
+    assert {n for n, d in DIGESTS.items() if d} >= {
+        "cost",
+        "third_party",
+        "fields-shifted",
+    }
+
+
+def test_a_digest_changes_with_a_number_but_not_with_its_eighth_digit(tmp_path):
+    rows = [{"seed": 0, "pinball": 0.12345678}, {"seed": 1, "pinball": 0.2}]
+    pictures.save(Figure(), tmp_path / "picture.png", rows)
+    stored = pictures.stored_digest(tmp_path / "picture.png")
+    # Results files have seven digits.
+    assert stored == pictures.digest([rows[0] | {"pinball": 0.1234568}, rows[1]])
+    assert stored != pictures.digest([rows[0] | {"pinball": 0.123458}, rows[1]])
+    assert stored != pictures.digest(rows[::-1])
+    Figure().savefig(tmp_path / "other.png")
+    assert pictures.stored_digest(tmp_path / "other.png") is None
 
 
 @pytest.fixture

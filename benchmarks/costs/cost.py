@@ -22,6 +22,7 @@ import torch
 from joblib import parallel_config
 
 from benchmarks import record
+from benchmarks.costs import tables as cost_tables
 from benchmarks.costs.quality import QUICK, quality
 from benchmarks.forrester import load as load_forrester
 from benchmarks.record import QUANTILE
@@ -304,29 +305,6 @@ def growth(device, *, small):
     return {"device": device, "rows": rows, "slopes": slopes}
 
 
-def draw(grown, path):
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    names = {
-        "fit_seconds": "calibration without training",
-        "assess_1000_seconds": "1,000 assessments",
-    }
-    for name, label in names.items():
-        slope = grown["slopes"][name]
-        axes.loglog(
-            [row["n"] for row in grown["rows"]],
-            [row[name] for row in grown["rows"]],
-            marker="o",
-            label=f"{label}, slope {slope:.2f}",
-        )
-    axes.set_xlabel("calibration points")
-    axes.set_ylabel(f"seconds ({grown['device']})")
-    axes.legend()
-    figure.savefig(path, dpi=110)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
@@ -362,7 +340,7 @@ def main():
         rows += measure_rollouts(arguments.device, small=small)
         extra["growth"] = record.part(**growth(arguments.device, small=small))
         if arguments.picture:
-            draw(extra["growth"], arguments.picture)
+            cost_tables.draw(extra["growth"], arguments.picture)
     print(record.write("cost", rows, path, threads=torch.get_num_threads(), **extra))
 
 

@@ -1,6 +1,13 @@
-"""Markdown tables of speed, cost and quality."""
+"""Markdown tables of speed, cost and quality, and the picture of the cost.
 
+python -m benchmarks.costs.tables docs/cost.png      # the picture, from the results file
+"""
+
+import json
 import statistics
+import sys
+
+from benchmarks.record import RESULTS
 
 
 def speed(record):
@@ -138,3 +145,33 @@ def gpu_search(record):
         )
     source = f"`python -m benchmarks.costs.gpu_search`, {record['device']}, commit {record['commit'][:10]}."
     return "\n".join(lines) + f"\n\n{source}"
+
+
+def draw(grown, path):
+    """Seconds of a calibration without training and of 1,000 assessments over the number of points."""
+    from matplotlib.figure import Figure
+
+    from benchmarks.pictures import save
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    names = {
+        "fit_seconds": "calibration without training",
+        "assess_1000_seconds": "1,000 assessments",
+    }
+    for name, label in names.items():
+        slope = grown["slopes"][name]
+        axes.loglog(
+            [row["n"] for row in grown["rows"]],
+            [row[name] for row in grown["rows"]],
+            marker="o",
+            label=f"{label}, slope {slope:.2f}",
+        )
+    axes.set_xlabel("calibration points")
+    axes.set_ylabel(f"seconds ({grown['device']})")
+    axes.legend()
+    save(figure, path, grown["rows"])
+
+
+if __name__ == "__main__":
+    draw(json.loads((RESULTS / "cost.json").read_text())["growth"], sys.argv[1])

@@ -154,6 +154,8 @@ def draw(rows, path):
     """Fraction of safe queries over the coverage of a set, for both regions."""
     from matplotlib.figure import Figure
 
+    from benchmarks.pictures import save
+
     n = max(r["n"] for r in rows)
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     plots = figure.subplots(1, 2, sharey=True)
@@ -184,7 +186,7 @@ def draw(rows, path):
         axes.set(title=label, xlabel="coverage of the bound in a set of queries")
     plots[0].set_ylabel("fraction called safe")
     plots[1].legend(loc="center", fontsize=8)
-    figure.savefig(path, dpi=130)
+    save(figure, path, rows, dpi=130)
 
 
 if __name__ == "__main__":

@@ -165,6 +165,8 @@ def draw(rows, path):
     """Pinball losses relative to the best simple bound, coverage, horizons, and safe fractions of shifted queries."""
     from matplotlib.figure import Figure
 
+    from benchmarks.pictures import save
+
     figure = Figure(figsize=(10, 6.4), layout="constrained")
     (losses, covered), (trust, flags) = figure.subplots(2, 2)
     settings = in_order(bound_rows(rows), "setting")
@@ -190,7 +192,7 @@ def draw(rows, path):
     covered.axvline(0.95, color="black", lw=0.8)
     _horizon_points(trust, select(rows, kind="horizon"))
     _shift_points(flags, select(rows, kind="shift"))
-    figure.savefig(path, dpi=130)
+    save(figure, path, rows, dpi=130)
 
 
 COLOURS = {OURS: "#c1440e", "per-step quantiles": "#b0b0b0", "exceedance quantile": "#3a7ca5"}  # fmt: skip
