@@ -18,7 +18,7 @@ from benchmarks.rollouts.methods import ScaledPerStep
 from geoq.baselines.bound import Bound
 
 ROOT = Path(__file__).parents[1]
-SPREADS = ("GP", "MC dropout", "Deep ensemble")
+SPREADS = ("GP, noise 1e-10", "MC dropout", "Deep ensemble")
 METHODS = {
     "GeoQ",
     "GeoQ (blocks and clusters)",
@@ -31,7 +31,7 @@ METHODS = {
     "Horizon x climatology",
     "Horizon x climatology (clusters)",
     *SPREADS,
-    "GP, noise at least 1e-10, all pairs",
+    "GP",
     *(f"{name}, scaled per step" for name in SPREADS),
     "Conformal (per coordinate)",
     "Conformal (per step and coordinate)",
