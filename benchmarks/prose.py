@@ -7,8 +7,8 @@ A number is followed by an anchor, an HTML comment that no reader of the page se
 The first form names a cell of a generated table: the block, words of the title or cells that identify the row, and the column.
 ``#2`` after the column selects the second number of the cell; "smallest of", "largest of", "mean of", "below 1 in" or "above 1
 in" before the block combine all rows of a column. A star in a row stands for any characters. The second form names a function of ``benchmarks.derived``.
-Settings need no anchor: numbers in backticks and formulas, integers without a unit, quantile levels, and the phrases of
-``benchmarks/constants.txt``.
+Settings need no anchor: numbers in backticks and formulas, integers without a unit, the quantile levels that the pages use, and the
+phrases of ``benchmarks/constants.txt``.
 
 python -m benchmarks.prose docs/forrester.md      # list the numbers without an anchor, each with cells of that value
 """
@@ -25,25 +25,44 @@ from pathlib import Path
 from benchmarks.derived import NUMBERS
 from benchmarks.record import ROOT
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+)
 DIGITS = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"
 SIGNED = rf"(?<![\w.])-?{DIGITS}"
-# A number counts as measured if it has decimals, is a percentage, a count out of a total, or has a unit of time or memory.
-# All other integers are sizes and settings.
+# A number counts as measured if it has decimals or an exponent, is a percentage, a count out of a total or a ratio, or has a
+# unit of time or memory. All other integers are sizes and settings. A hyphen is a sign, or it joins the ends of a range; it does
+# not belong to the number in "lorenz-63". Commits such as 4e71260 have no exponent.
+DECIMALS = r"\d+(?:,\d{3})*\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d{1,3}"
+# Other numbers between a number and its unit; "###" stands for a number with an anchor.
+MORE = rf"(?:(?:\s+(?:to|and|or)\s+|[-\u2013])(?:{DIGITS}|#+)|,\s+{DIGITS})*"
+UNITS = r"%|of\s(?:the\s)?\d|m?s\b|minutes?\b|h(?:ours?)?\b|[MG]iB\b|times\b"
+# Words for ratios; "twice" and "half of" alone are usually no measurements ("called twice", "half of the weight").
+WORDS = (
+    r"twice\s(?:as|the)|doubles|doubled|halves|halved",
+    r"half\sof\s(?:the\s)?(?:\w+\s)?(?:loss|errors?|queries|time|memory)",
+    r"(?:two|three|four|five|ten)\stimes",
+)
 MEASURED = re.compile(
-    rf"(?<![\w.,-])(?:\d+(?:,\d{{3}})*\.\d+(?:e[-+]?\d+)?|{DIGITS}(?=(?:\s| to {DIGITS}| and {DIGITS})*"
-    r"\s(?:%|of\s(?:the\s)?\d|m?s\b|minutes?\b|[MG]iB\b|times\s(?:as|faster|slower|less|more))))(?!\w)"
+    rf"(?:(?<![\w.,#-])-?|(?<=[\d#]-))(?:{DECIMALS}|{DIGITS}(?={MORE}\s(?:{UNITS})))(?!\w)"
+    rf"|\bfactor\sof\s+{DIGITS}|\b(?:{'|'.join(WORDS)})\b",
+    re.IGNORECASE,
 )
 ANCHORED = re.compile(rf"(-?{DIGITS})(\s+%)?<!--([^>]+?)-->")
-LEVEL = r"(?:0\.\d+|95 %|90 %)"
+# The quantile levels that the pages use; another level or probability is a measurement.
+LEVEL = r"(?:0\.(?:5|8|9|95|99)(?!\d)|95 %|90 %)"
 CONSTANTS = (
     rf"(?:levels?|nominal|probability|quantile level,)\s(?:is\s)?(?:of\s)?(?:at\sleast\s)?{LEVEL}(?:\sand\s{LEVEL})?",
     rf"{LEVEL}\s(?:quantile|\(quantile)",
-    r"\[\S+, \S+\]",
     r"1 - 0\.95",
     r"at\sleast\s95 %",
     r"\b1\.96\b",
-    r"dt (?:= )?0\.\d+",
+    r"dt (?:= )?0\.(?:05|25)(?!\d)",
+    r"\[0\.25, 0\.75\]",  # the training interval of Forrester's problem
+    # Lead times and time steps of forecasts.
+    r"(?:[Uu]p to 24|every 6|start 6|over 6 (?:h )?and 12) h(?:ours)?\b",
 )
 PHRASES = Path(__file__).with_name("constants.txt")
 BLOCK = re.compile(r"^<!-- ([\w-]+) -->\n(.*?)^<!-- /\1 -->", re.DOTALL | re.MULTILINE)
@@ -198,11 +217,11 @@ def without_anchor(name: str, page: str) -> list[tuple[int, str, str]]:
     """Return line, number and context of the measured numbers of a page that have no anchor."""
     text = ANCHORED.sub(lambda m: "#" * 3 + blank(m), prose(page))
     text = re.sub(r"<!--.*?-->", blank, text, flags=re.DOTALL)
-    text = constants(name).sub(lambda m: re.sub(r"[\d.,]*\d", "#", m[0]), text)
+    text = constants(name).sub(lambda m: re.sub(r"\w", "#", m[0]), text)
     return [
         (
             text.count("\n", 0, m.start()) + 1,
-            m[0],
+            m[0].split()[-1] if m[0].startswith("factor") else m[0],
             text[max(0, m.start() - 60) : m.end() + 40].replace("\n", " "),
         )
         for m in MEASURED.finditer(text)

@@ -1,8 +1,10 @@
-"""Every measured number in the prose of README and docs is recomputed from the results files."""
+"""Every measured number in the prose of README, CHANGELOG and docs is recomputed from the results files."""
+
+from statistics import geometric_mean
 
 import pytest
 
-from benchmarks import prose
+from benchmarks import derived, prose
 from benchmarks.derived import NUMBERS
 
 TEXTS = {str(page.relative_to(prose.ROOT)): page.read_text() for page in prose.PAGES}
@@ -25,7 +27,9 @@ def test_a_measured_number_has_an_anchor(page):
 
 def test_names_of_functions_and_phrases_are_used():
     used = {anchor for text in TEXTS.values() for _, _, anchor in prose.anchors(text)}
-    assert set(NUMBERS) <= used
+    # A function can have several names.
+    called = {NUMBERS[anchor] for anchor in used & set(NUMBERS)}
+    assert [name for name, function in NUMBERS.items() if function not in called] == []
     unused = [
         phrase
         for page, found in prose.phrases().items()
@@ -47,6 +51,9 @@ def test_names_of_functions_and_phrases_are_used():
         ("0.654", 0.65, 2, False),
         ("65", 65.0, 0, True),
         ("1,200", 1200, 0, True),
+        ("0.4", -0.4, 12, False),
+        ("-0.4", -0.4, 12, True),
+        ("2e-8", 2.1e-8, 12, True),
     ],
 )
 def test_a_number_is_compared_at_the_digits_that_it_shows(
@@ -68,6 +75,65 @@ def test_a_number_is_compared_at_the_digits_that_it_shows(
 )
 def test_measured_numbers_are_found(sentence, found):
     assert [number for _, number, _ in prose.without_anchor("", sentence)] == found
+
+
+@pytest.mark.parametrize(
+    ("sentence", "found"),
+    [
+        ("It agrees to 2e-8 and 1.5e-3.", ["2e-8", "1.5e-3"]),
+        ("The change is -0.4 and the ratio 0.7.", ["-0.4", "0.7"]),
+        ("It needs 16 times the data and 3 times as long.", ["16", "3"]),
+        ("It runs for 3 hours, then 1 hour, then 12 h.", ["3", "1", "12"]),
+        ("It is faster by a factor of 3 and a factor of\n  20.", ["3", "20"]),
+        ("It lowers the loss by 5-15 %.", ["5", "15"]),
+        ("It has 5<!--horizon.worst_run-->-15 %.", ["15"]),
+        ("It takes 9\n  to 17<!--horizon.worst_run--> times as long.", ["9"]),
+        ("It has 1, 2 or 3 %.", ["1", "2", "3"]),
+        ("With a probability of 0.37, at the level 0.83.", ["0.37", "0.83"]),
+        ("The coverage lies in [0.91, 0.97].", ["0.91", "0.97"]),
+        ("It is twice as fast, at half of the loss.", ["twice as", "half of the loss"]),
+        ("It doubles the horizon, ten times.", ["doubles", "ten times"]),
+        ("Four times as steep.", ["Four times"]),
+    ],
+)
+def test_ratios_exponents_signs_and_ranges_are_measured(sentence, found):
+    assert [number for _, number, _ in prose.without_anchor("", sentence)] == found
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "The levels 0.5 and 0.99, a probability of at least 0.9, the 0.95 quantile.",
+        "Data in [0, 1] and [0.25, 0.75]; dt = 0.05; commit 4e71260; lorenz-63.",
+        "It is called twice, with half of the weight; the factor of each step.",
+        "Every forecast has 40 leads, every 6 hours; up to 24 h it is good.",
+        "A code block needs `16` times the data, and `1e-9` is not zero.",
+    ],
+)
+def test_settings_need_no_anchor(sentence):
+    assert not prose.without_anchor("", sentence)
+
+
+def test_a_phrase_is_a_setting_of_its_page_alone():
+    sentence = "It is 9 to 17 times as expensive as the training of the surrogate"
+    sentence += ", computed from the paper's Table 2."
+    assert not prose.without_anchor("docs/cost.md", sentence)
+    assert len(prose.without_anchor("docs/speed.md", sentence)) == 2
+    shorter = sentence.partition(",")[0]
+    assert len(prose.without_anchor("docs/cost.md", shorter)) == 2
+
+
+def test_a_difference_from_the_default_has_a_sign():
+    larger, smaller = (
+        NUMBERS[f"weather.{name}"]()
+        for name in ("static_blocks_larger", "static_clusters_smaller")
+    )
+    assert larger == derived.loss_larger(derived.BLEND, "blocks")
+    assert smaller == -derived.loss_larger(derived.BLEND, "clusters")
+    # A ratio of losses above 1 is a larger loss.
+    other, default = (derived.weather(m) for m in (derived.BLEND, derived.DEFAULT))
+    ratio = geometric_mean(derived.error_ratios(other, default))
+    assert (ratio > 1) == (larger > 0)
 
 
 def test_an_anchor_that_names_several_cells_is_refused():
