@@ -40,7 +40,6 @@ NOTES = {
 # The module of benchmarks that writes each results file.
 SCRIPTS = {
     "forrester": "forrester",
-    "forrester_forms": "forrester --paper-forms",
     "defaults": "suite.defaults",
     "fresh": "suite.defaults --set fresh",
     "second_fresh": "suite.defaults --set second",
@@ -99,6 +98,31 @@ SMALLER_IS_BETTER |= {"pinball x 1000", "safe pinball x 1000"}
 SMALLER_IS_BETTER |= {f"t = {t}" for t in TIMES_SHOWN}
 # Parts of the names of methods that are no bounds of level 0.95.
 NO_BOUNDS = ("expected error", "background penalty", "oracle")
+# Training and inference times of the paper's Table 2, in seconds.
+PAPER_TIMES = PAPER_SECONDS | {
+    "kuramoto_sivashinsky": {
+        "GP": (9480, 540),
+        "MC dropout": (540, 300),
+        "Deep ensemble": (2700, 300),
+        "Conformal (per coordinate)": (420, 120),
+        "GeoQ (paper)": (3900, 216),
+    },
+    "richtmyer_meshkov": {
+        "MC dropout": (3960, 180),
+        "Deep ensemble": (39600, 180),
+        "Split conformal": (3600, 26),
+        "GeoQ (paper, k_a=1, background penalty)": (45000, 51),
+        "GeoQ (paper, k_a=5, background penalty)": (45000, 51),
+    },
+}
+# Beginnings of the names of methods that bound the deployed network of rollouts; the others train networks of their own.
+OF_DEPLOYED = ("GeoQ", "One number per horizon", "Horizon x climatology")
+# Beginnings of the names of the operators that the paper's baselines need; GeoQ needs the deployed operator and the folds.
+OPERATORS = {
+    "Split conformal": ("split",),
+    "MC dropout": ("deployed",),
+    "Deep ensemble": ("deployed", "member"),
+}
 LARGER_IS_BETTER = {"correlation", "safe_correlation", "band_correlation"}
 HEADINGS = {"relative_l2": "relative L2", "train_seconds": "calibration over training"}
 HEADINGS |= {"pinball_first50": "pinball, first 50 steps"}
@@ -284,6 +308,8 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
         parts += [f"In some of the tasks: {note}" for note in other_runs(rows)]
     else:
         parts = []
+        if "surrogates" in record:
+            rows = with_operators(rows, record["surrogates"])
         for setting in dict.fromkeys(r["setting"] for r in rows):
             parts += of_setting(problem, rows, setting, reference, chosen)
         parts += other_runs(rows)
@@ -346,7 +372,9 @@ def of_setting(problem, rows, setting, reference, chosen):
         table(rows, methods, setting, metrics, paper),
         f"**Inside the safe region{title}**",
         table(rows, flagging(rows, methods), setting, safe_metrics, paper_safe),
-        *seconds(problem, rows, methods, setting),
+        *seconds(problem, rows, methods, setting, title),
+        *by_seed(problem, rows, methods, setting, title),
+        *trainings_of_the_sum(rows, setting, title),
         *near_the_interface(rows, methods, setting, title),
         *along_the_horizon(rows, methods, setting, title),
         *(
@@ -354,23 +382,159 @@ def of_setting(problem, rows, setting, reference, chosen):
             if reference in methods
             else []
         ),
+        *paired(rows, methods, setting, reference, title),
     ]
 
 
-def seconds(problem, rows, methods, setting):
-    """A table of training and inference times, for problems whose times the paper gives."""
-    if problem not in PAPER_SECONDS:
+def paired(rows, methods, setting, reference, title):
+    """For rollouts: losses of the reference relative to each method on the same seed, over parts of the horizon."""
+    if "pinball_first50" not in rows[0] or reference not in methods:
         return []
-    lines = ["| method | training, s | inference, s | the paper |", "|---|---|---|---|"]
+    parts = {
+        "first 50 steps": "pinball_first50",
+        "calibration horizon": "pinball_calibrated",
+        "all steps": "pinball",
+    }
+    heads = [f"{name} | two standard errors" for name in parts]
+    lines = [
+        f"| pinball loss of {reference} relative to | {' | '.join(heads)} |",
+        "|---" * (2 * len(parts) + 1) + "|",
+    ]
+    for method in methods:
+        if method == reference:
+            continue
+        cells = [marked(rows, method, setting)]
+        for metric in parts.values():
+            mine, theirs = (
+                {
+                    r["seed"]: r[metric]
+                    for r in rows
+                    if (r["method"], r["setting"]) == (name, setting)
+                }
+                for name in (reference, method)
+            )
+            ratios = [mine[seed] / theirs[seed] for seed in mine if seed in theirs]
+            cells.append(f"{statistics.geometric_mean(ratios):.3f}")
+            cells.append(weather_tables.two_standard_errors(ratios))
+        lines.append(f"| {' | '.join(cells)} |")
+    note = (
+        "Two standard errors belong to the mean logarithm of the ratio over the seeds."
+    )
+    return [f"**Paired over seeds{title}**", "\n".join(lines), note]
+
+
+def seconds(problem, rows, methods, setting, title):
+    """A table of training and inference times, for problems whose times the paper gives."""
+    if problem not in PAPER_TIMES:
+        return []
+    heading, columns = "**Time**, one thread", ["training, s", "inference, s"]
+    metrics = ["train_seconds", "inference_seconds"]
+    if "fit_over_training" in rows[0]:
+        heading, rows = f"**Time{title}**", [*map(with_deployed, rows)]
+    elif "operator_seconds" in rows[0]:
+        heading = f"**Time{title}**"
+        columns = ["training of operators, s", "fit and answer, s"]
+        metrics = ["operator_seconds", "seconds"]
+        methods = [m for m in methods if m in with_own_time(problem, rows, setting)]
+        if not methods:
+            return []
+    lines = [f"| method | {' | '.join(columns)} | the paper |", "|---|---|---|---|"]
     for method in methods:
         cells = [
             f"{statistics.fmean(values(rows, method, setting, metric)):.3g}"
-            for metric in ("train_seconds", "inference_seconds")
+            for metric in metrics
         ]
-        paper = PAPER_SECONDS[problem].get(method)
+        paper = PAPER_TIMES[problem].get(method)
         cells.append("{:g} / {:g}".format(*paper) if paper else "")
-        lines.append(f"| {method} | {' | '.join(cells)} |")
-    return ["**Time**, one thread", "\n".join(lines)]
+        lines.append(f"| {marked(rows, method, setting)} | {' | '.join(cells)} |")
+    return [heading, "\n".join(lines)]
+
+
+def with_deployed(row):
+    """A row of rollouts whose training time includes the training of the deployed network."""
+    if not row["method"].startswith(OF_DEPLOYED):
+        return row
+    deployed = row["train_seconds"] / row["fit_over_training"]
+    return row | {"train_seconds": row["train_seconds"] + deployed}
+
+
+def with_operators(rows, surrogates):
+    """Rows with the training time of all operators that their methods need."""
+    times = {one["seed"]: one["training_seconds"] for one in surrogates}
+
+    def needed(row):
+        kinds = OPERATORS.get(row["method"], ("deployed", "fold"))
+        trained = times[row["seed"]].items()
+        return sum(time for name, time in trained if name.startswith(kinds))
+
+    return [row | {"operator_seconds": needed(row)} for row in rows]
+
+
+def with_own_time(problem, rows, setting):
+    """Methods that trained a network in the first setting, or whose times the paper gives; the others use their results."""
+    if setting != rows[0]["setting"]:
+        return set()
+    trained = {
+        r["method"]
+        for r in rows
+        if r["best_step"] is not None and is_bound(r["method"])
+    }
+    trained = {method for method in trained if not method.endswith("(rounded)")}
+    return trained | PAPER_TIMES[problem].keys()
+
+
+def by_seed(problem, rows, methods, setting, title):
+    """For operators: losses and best training steps of each seed, for the methods with a time of their own."""
+    if "operator_seconds" not in rows[0] or setting != rows[0]["setting"]:
+        return []
+    seeds = sorted({r["seed"] for r in rows})
+    shown = with_own_time(problem, rows, setting) | {"Zero bound"}
+    heads = [
+        f"{name}, seed {s}" for name in ("pinball x 1000", "best step") for s in seeds
+    ]
+    lines = [
+        f"| method | {' | '.join(heads)} |",
+        "|---" * (len(heads) + 1) + "|",
+    ]
+    for method in (m for m in methods if m in shown):
+        found = {
+            r["seed"]: r
+            for r in rows
+            if (r["method"], r["setting"]) == (method, setting)
+        }
+        losses = [
+            f"{1000 * found[s]['pinball']:.2f}" if s in found else "" for s in seeds
+        ]
+        steps = [found[s]["best_step"] if s in found else None for s in seeds]
+        cells = [marked(rows, method, setting), *losses]
+        cells += ["" if step is None else str(step) for step in steps]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [f"**By seed{title}**", "\n".join(lines)]
+
+
+def trainings_of_the_sum(rows, setting, title):
+    """A table of the trainings of the paper's sum: steps, and the fall of the loss of each held-out fold."""
+    found = [
+        r
+        for r in rows
+        if (r["method"], r["setting"]) == ("GeoQ (paper)", setting)
+        and "coverage_q1" in r
+        and "trainings" in r
+    ]
+    if not found:
+        return []
+    lines = [
+        "| seed | steps, each fold | steps of the final training | least fall | mean fall | largest fall |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        steps = [training["best_step"] for training in row["trainings"]]
+        falls = [1 - t["best_loss"] / t["first_loss"] for t in row["trainings"]]
+        cells = [f"seed {row['seed']}", ", ".join(map(str, steps))]
+        cells += [str(round(statistics.fmean(steps)))]
+        cells += [f"{v:.3f}" for v in (min(falls), statistics.fmean(falls), max(falls))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [f"**Training of the sum{title}**", "\n".join(lines)]
 
 
 def in_thousandths(row):

@@ -1,5 +1,6 @@
 """Tables of the weather benchmark: mean and standard deviation over tasks, each an origin and a seed."""
 
+import math
 import statistics
 
 from benchmarks.weather.data import HOURS, label
@@ -45,7 +46,19 @@ FIELDS = {
 COSTS = {
     "calibration over training": ("calibration_over_training", 1, 1),
     "calibration, s": ("train_seconds", 1, 1),
+    "relative L2": ("relative_l2", 1, 3),
     "peak GPU memory, GiB": ("peak_gpu_gib", 1, 2),
+}
+TIMES = {
+    "calibration, s": ("train_seconds", 1, 1),
+    "inference, s": ("inference_seconds", 1, 2),
+}
+# Table 2 of the paper: training, with all networks, and inference, in seconds.
+PAPER_SECONDS = {
+    "MC dropout, 1.96 s": "180 / 20",
+    "Deep ensemble, 1.96 s": "1800 / 20",
+    "Split conformal per cell (random fifth)": "150 / 6",
+    "GeoQ (paper, k_a = 1)": "2160 / 1.2",
 }
 SAFE = {
     "fraction": ("safe_fraction", 1, 2),
@@ -138,14 +151,35 @@ def compared(reference, rows):
     return [f"{mean} ({min(found):.2f} to {max(found):.2f})", ahead]
 
 
+def two_standard_errors(ratios):
+    """Two standard errors of the mean logarithm of ratios; a dash for fewer than two ratios."""
+    if len(ratios) < 2:
+        return "-"
+    deviation = statistics.stdev(map(math.log, ratios))
+    return f"{2 * deviation / math.sqrt(len(ratios)):.3f}"
+
+
 def main_table(groups, reference):
-    heading = ["method", *PINBALL, f"{reference} over it", "ahead in", *POOLED]
+    heading = ["method", *PINBALL, f"{reference} over it", "two standard errors"]
+    heading += ["ahead in", *POOLED]
     mine = groups.get(reference, [])
-    lines = [
-        [name, *cells(rows, PINBALL), *compared(mine, rows), *cells(rows, POOLED)]
-        for name, rows in groups.items()
-    ]
+    lines = []
+    for name, rows in groups.items():
+        ratio, ahead = compared(mine, rows)
+        error = two_standard_errors(error_ratios(mine, rows)) if ratio else ""
+        line = [name, *cells(rows, PINBALL), ratio, error, ahead, *cells(rows, POOLED)]
+        lines.append(line)
     return as_table(heading, lines)
+
+
+def time_table(groups):
+    """Times of the reference and of the methods whose times the paper gives."""
+    shown = [m for m in groups if m == REFERENCE or m in PAPER_SECONDS]
+    lines = [
+        [name, *cells(groups[name], TIMES), PAPER_SECONDS.get(name, "")]
+        for name in shown
+    ]
+    return as_table(["method", *TIMES, "the paper, s"], lines)
 
 
 def skill_table(surrogates):
@@ -191,10 +225,11 @@ def ratios_by_origin(groups, reference):
     return as_table(heading, lines)
 
 
-def leaking(blocks, clusters):
-    """Each method with both kinds of folds."""
+def leaking(blocks, clusters, reference):
+    """Each method with both kinds of folds, and the reference with blocks compared with the method with clusters."""
     heading = ["method", "pinball x 1000, clusters", "blocks", "clusters over blocks"]
     heading += ["coverage, clusters", "blocks"]
+    heading += [f"{reference}, blocks, over clusters", "two standard errors"]
     lines = []
     for name in (m for m in blocks if m in clusters):
         kinds = clusters[name], blocks[name]
@@ -203,7 +238,9 @@ def leaking(blocks, clusters):
             [cell(rows, *shown) for rows in kinds]
             for shown in (PINBALL["pinball x 1000"], POOLED["coverage"])
         )
-        lines.append([name, *loss, f"{lost:.3f}", *covered])
+        ratio, _ = compared(blocks[reference], clusters[name])
+        error = two_standard_errors(error_ratios(blocks[reference], clusters[name]))
+        lines.append([name, *loss, f"{lost:.3f}", *covered, ratio, error])
     return as_table(heading, lines)
 
 
@@ -228,7 +265,8 @@ def summary(record, reference=REFERENCE, chosen=()):
     parts.append(
         f"Mean ± standard deviation over {len(tasks)} tasks ({len(origins)} origins and seeds); test windows overlap, so "
         "this deviation is not a standard error. Ratios are geometric means over tasks, with the smallest and the largest "
-        "ratio in parentheses."
+        "ratio in parentheses. Two standard errors belong to the mean logarithm of the ratio over the tasks, as if the tasks were "
+        "independent."
     )
     return "\n\n".join(parts)
 
@@ -258,9 +296,11 @@ def tables_of(rows, name, reference, chosen):
         f"**Whole fields: {name}, blocks**",
         by_origin(stated | whole, FIELDS | PINBALL, "forecasts with 95 %"),
         f"**Clusters and blocks: {name}**",
-        leaking(pointwise, clusters),
+        leaking(pointwise, clusters, REFERENCE),
         f"**Safe region: {name}, blocks**",
         by_origin(flagging, SAFE, "fraction"),
         f"**Cost: {name}, blocks**",
         table(pointwise, COSTS, "method"),
+        f"**Time: {name}, blocks**",
+        time_table(pointwise),
     ]
