@@ -149,7 +149,3 @@ NUMBERS: dict[str, Callable[[], float]] = {
     "cost.slope_assess": lambda: growth_slope("assess_1000_seconds"),
     "horizon.worst_run": lambda: max(map(max, broken_rollouts().values())),
 }
-
-# Earlier names of the same numbers.
-for _name in [name for name in NUMBERS if name.endswith(("_larger", "_smaller"))]:
-    NUMBERS[_name.rpartition("_")[0]] = NUMBERS[_name]

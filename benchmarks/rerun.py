@@ -59,7 +59,7 @@ RUNS = (
     Run("two-cores", 8, "memory", "costs.memory"),
     Run("two-cores", 10, "fields", "fields.run"),
     Run("two-cores", 12, "forrester", "forrester --jobs 2 --pictures docs"),
-    Run("two-cores", 10, "cost", "costs.cost --quality --jobs 2", "quality"),
+    Run("gpu", 2, "cost", "costs.cost --quality --jobs 16", "quality"),
     Run("gpu", 6, "speed", "costs.speed"),
     Run("gpu", 1, "gpu_search", "costs.gpu_search"),
     Run("gpu", 10, "fresh", f"suite.defaults --set fresh {SEEDS}"),

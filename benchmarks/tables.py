@@ -215,8 +215,8 @@ def error_ratios(rows, methods, setting, reference):
         for m in methods
     }
     lines = [
-        f"| pinball loss of {reference} relative to | mean | smallest | largest | better on |",
-        "|---|---|---|---|---|",
+        f"| pinball loss of {reference} relative to | mean | range of two standard errors | smallest | largest | better on |",
+        "|---|---|---|---|---|---|",
     ]
     for method in filter(is_bound, methods):
         pairs = [
@@ -229,8 +229,9 @@ def error_ratios(rows, methods, setting, reference):
         mean = math.exp(statistics.fmean(map(math.log, pairs)))
         ahead = sum(ratio < 1 for ratio in pairs)
         name = marked(rows, method, setting)
+        reach = suite_table.Comparison.of(pairs).range if len(pairs) > 1 else "-"
         lines.append(
-            f"| {name} | {mean:.2f} | {min(pairs):.2f} | {max(pairs):.2f} | {ahead} of {len(pairs)} seeds |"
+            f"| {name} | {mean:.2f} | {reach} | {min(pairs):.2f} | {max(pairs):.2f} | {ahead} of {len(pairs)} seeds |"
         )
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from benchmarks.pictures import save
 from benchmarks.suite.methods import is_ours
 from benchmarks.suite.table import Comparison, mean_losses
 
@@ -64,7 +65,9 @@ def table(ratios: dict[str, dict[str, Comparison]]) -> str:
     return "\n".join(lines)
 
 
-def draw(ratios: dict[str, dict[str, Comparison]], path: Path) -> None:
+def draw(
+    ratios: dict[str, dict[str, Comparison]], rows: list[dict], path: Path
+) -> None:
     """Draw one panel per kind of query, the best method at the top, with two standard errors."""
     figure = Figure(figsize=(12, 4.2), layout="constrained")
     kinds = [kind for kind in KINDS if kind != "all"]
@@ -94,23 +97,22 @@ def draw(ratios: dict[str, dict[str, Comparison]], path: Path) -> None:
         "pinball loss over the best competing method of each problem, chosen in hindsight; two standard errors",
         fontsize=9,
     )
-    figure.savefig(path, dpi=110)
+    save(figure, path, rows)
 
 
 def main() -> None:
     """Write the picture and the tables."""
     page = DOCS / "results.md"
     for name, file in TABLES.items():
-        ratios = relative_losses(
-            json.loads((RESULTS / f"{file}.json").read_text())["rows"]
-        )
+        rows = json.loads((RESULTS / f"{file}.json").read_text())["rows"]
+        ratios = relative_losses(rows)
         marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         text = f"\n{table(ratios)}\n"
         page.write_text(
             marked.sub(lambda m, new=text: m[1] + new + m[2], page.read_text())
         )
         if name == "kinds":
-            draw(ratios, DOCS / "results.png")
+            draw(ratios, rows, DOCS / "results.png")
 
 
 if __name__ == "__main__":
