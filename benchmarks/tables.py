@@ -98,23 +98,6 @@ SMALLER_IS_BETTER |= {"pinball x 1000", "safe pinball x 1000"}
 SMALLER_IS_BETTER |= {f"t = {t}" for t in TIMES_SHOWN}
 # Parts of the names of methods that are no bounds of level 0.95.
 NO_BOUNDS = ("expected error", "background penalty", "oracle")
-# Training and inference times of the paper's Table 2, in seconds.
-PAPER_TIMES = PAPER_SECONDS | {
-    "kuramoto_sivashinsky": {
-        "GP": (9480, 540),
-        "MC dropout": (540, 300),
-        "Deep ensemble": (2700, 300),
-        "Conformal (per coordinate)": (420, 120),
-        "GeoQ (paper)": (3900, 216),
-    },
-    "richtmyer_meshkov": {
-        "MC dropout": (3960, 180),
-        "Deep ensemble": (39600, 180),
-        "Split conformal": (3600, 26),
-        "GeoQ (paper, k_a=1, background penalty)": (45000, 51),
-        "GeoQ (paper, k_a=5, background penalty)": (45000, 51),
-    },
-}
 # Beginnings of the names of methods that bound the deployed network of rollouts; the others train networks of their own.
 OF_DEPLOYED = ("GeoQ", "One number per horizon", "Horizon x climatology")
 # Beginnings of the names of the operators that the paper's baselines need; GeoQ needs the deployed operator and the folds.
@@ -426,7 +409,7 @@ def paired(rows, methods, setting, reference, title):
 
 def seconds(problem, rows, methods, setting, title):
     """A table of training and inference times, for problems whose times the paper gives."""
-    if problem not in PAPER_TIMES:
+    if problem not in PAPER_SECONDS:
         return []
     heading, columns = "**Time**, one thread", ["training, s", "inference, s"]
     metrics = ["train_seconds", "inference_seconds"]
@@ -445,7 +428,7 @@ def seconds(problem, rows, methods, setting, title):
             f"{statistics.fmean(values(rows, method, setting, metric)):.3g}"
             for metric in metrics
         ]
-        paper = PAPER_TIMES[problem].get(method)
+        paper = PAPER_SECONDS[problem].get(method)
         cells.append("{:g} / {:g}".format(*paper) if paper else "")
         lines.append(f"| {marked(rows, method, setting)} | {' | '.join(cells)} |")
     return [heading, "\n".join(lines)]
@@ -481,7 +464,7 @@ def with_own_time(problem, rows, setting):
         if r["best_step"] is not None and is_bound(r["method"])
     }
     trained = {method for method in trained if not method.endswith("(rounded)")}
-    return trained | PAPER_TIMES[problem].keys()
+    return trained | PAPER_SECONDS[problem].keys()
 
 
 def by_seed(problem, rows, methods, setting, title):

@@ -3,6 +3,7 @@
 import math
 import statistics
 
+from benchmarks.paper_numbers import PAPER_SECONDS
 from benchmarks.weather.data import HOURS, label
 
 WHOLE_FIELD = "whole field"
@@ -52,13 +53,6 @@ COSTS = {
 TIMES = {
     "calibration, s": ("train_seconds", 1, 1),
     "inference, s": ("inference_seconds", 1, 2),
-}
-# Table 2 of the paper: training, with all networks, and inference, in seconds.
-PAPER_SECONDS = {
-    "MC dropout, 1.96 s": "180 / 20",
-    "Deep ensemble, 1.96 s": "1800 / 20",
-    "Split conformal per cell (random fifth)": "150 / 6",
-    "GeoQ (paper, k_a = 1)": "2160 / 1.2",
 }
 SAFE = {
     "fraction": ("safe_fraction", 1, 2),
@@ -174,11 +168,9 @@ def main_table(groups, reference):
 
 def time_table(groups):
     """Times of the reference and of the methods whose times the paper gives."""
-    shown = [m for m in groups if m == REFERENCE or m in PAPER_SECONDS]
-    lines = [
-        [name, *cells(groups[name], TIMES), PAPER_SECONDS.get(name, "")]
-        for name in shown
-    ]
+    paper = {m: f"{a:g} / {b:g}" for m, (a, b) in PAPER_SECONDS["weather"].items()}
+    shown = [m for m in groups if m == REFERENCE or m in paper]
+    lines = [[name, *cells(groups[name], TIMES), paper.get(name, "")] for name in shown]
     return as_table(["method", *TIMES, "the paper, s"], lines)
 
 
