@@ -1,6 +1,7 @@
 """The paper's fourth problem: a Fourier neural operator predicts how a shocked interface between two gases rolls up.
 
     python -m benchmarks.richtmyer_meshkov.run --data FILE --work DIR --device cuda   # 2 seeds, all methods
+    python -m benchmarks.richtmyer_meshkov.run --coarse --seeds 10                    # a smaller version for two CPU cores
     python -m benchmarks.richtmyer_meshkov.run --small                                # coarse grid, few steps: two minutes
     python -m benchmarks.richtmyer_meshkov.pictures DIR/fields.npz docs           # draw the pictures
 
@@ -49,7 +50,13 @@ from benchmarks.richtmyer_meshkov.scores import (
     score,
     surrogate_accuracy,
 )
-from benchmarks.richtmyer_meshkov.study import SMALL, Settings, Study, clusters_of
+from benchmarks.richtmyer_meshkov.study import (
+    COARSE,
+    SMALL,
+    Settings,
+    Study,
+    clusters_of,
+)
 
 # Stages of a run; each stores its results in the work folder.
 
@@ -259,7 +266,9 @@ def check_same(work, facts):
 
 
 def settings_of(arguments):
-    settings = SMALL if arguments.small else Settings()
+    settings = Settings()
+    if arguments.small or arguments.coarse:
+        settings = SMALL if arguments.small else COARSE
     operator, training = settings.operator, settings.training
     return replace(
         settings,
@@ -274,6 +283,9 @@ def main():
         "--small",
         action="store_true",
         help="few coarse simulations and short trainings",
+    )
+    parser.add_argument(
+        "--coarse", action="store_true", help="a smaller version for two CPU cores"
     )
     parser.add_argument(
         "--data", type=Path, help="file written by benchmarks.richtmyer_meshkov.data"
@@ -309,7 +321,7 @@ def main():
     logging.getLogger("geoq").setLevel(logging.INFO)
     small = arguments.small
     settings = settings_of(arguments)
-    suffix = "-small" if small else ""
+    suffix = "-small" if small else "_coarse" if arguments.coarse else ""
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     work = arguments.work or Path(f"build/richtmyer_meshkov{suffix}")
     seeds = arguments.seeds or ([0] if small else [0, 1])

@@ -57,6 +57,32 @@ class Settings:
         )
 
 
+# Fits two CPU cores: a quarter of the resolution, a fifth of the simulations, half of the folds and members.
+COARSE = Settings(
+    shape=(60, 120),
+    n_simulations=200,
+    n_clusters=6,
+    test_fraction=(0.1, 0.25),
+    n_members=5,
+    operator=OperatorTraining(
+        make_network=partial(
+            FourierOperator,
+            width=20,
+            modes=(12, 12),
+            n_blocks=3,
+            n_projection=32,
+            internal=(64, 128),
+            dropout=0.1,
+        ),
+        n_epochs=16,
+        batch_size=8,
+        learning_rate=5e-3,
+    ),
+    widths=(16, 32, 64),
+    training=Training(
+        n_steps=800, batch_size=4, check_every=100, patience=3, n_decays=2
+    ),
+)
 SMALL = Settings(
     shape=(24, 48),
     n_simulations=44,
