@@ -57,7 +57,7 @@ RUNS = (
     Run("two-cores", 5, "hostile", "hostile.run"),
     Run("two-cores", 7, "cost", "costs.cost --picture docs/cost.png"),
     Run("two-cores", 8, "memory", "costs.memory"),
-    Run("two-cores", 10, "fields", "fields.run"),
+    Run("two-cores", 10, "fields", "fields.run --seeds 10"),
     Run("two-cores", 12, "forrester", "forrester --jobs 2 --pictures docs"),
     Run("gpu", 2, "cost", "costs.cost --quality --jobs 16", "quality"),
     Run("gpu", 6, "speed", "costs.speed"),
