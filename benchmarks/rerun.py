@@ -100,6 +100,13 @@ RUNS = (
     ),
     Run(
         "gpu",
+        5,
+        "weather_era5_check",
+        "weather.weatherbench --data $ERA5 --form anomalies --first-seed 10 --seeds 1 --origins 220 300 --jobs 2 "
+        "--out benchmarks/results/weather_era5_check.json",
+    ),
+    Run(
+        "gpu",
         20,
         "weather_era5",
         "weather.weatherbench --data $ERA5 --form anomalies --jobs 9 --out benchmarks/results/weather_era5.json",
@@ -109,6 +116,12 @@ RUNS = (
         80,
         "richtmyer_meshkov",
         "richtmyer_meshkov.run --data $SIMULATIONS --work work --device cuda",
+    ),
+    Run(
+        "gpu",
+        60,
+        "richtmyer_meshkov_coarse",
+        "richtmyer_meshkov.run --coarse --device cpu",
     ),
     Run(
         "gpu",
