@@ -37,9 +37,11 @@ hostile: setup  ## Damaged files, killed processes and full disks: the counts of
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.hostile.run
 
 results: setup  ## Measure again what fits two CPU cores in an hour; finished results are skipped
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,table-bench]"
 	$(BIN)/python -m benchmarks.rerun two-cores
 
 results-gpu: setup  ## The rest, on a GPU with 16 cores; ERA5 (a folder) and SIMULATIONS (a file) name the data
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,third-party]"
 	$(BIN)/python -m benchmarks.rerun gpu
 
 results-list: setup  ## The commands of both with their minutes; nothing is run
