@@ -53,7 +53,7 @@ RUNS = (
     Run("two-cores", 1, "forced", "rollouts.forced"),
     Run("two-cores", 2, "small_states", "rollouts.small_states"),
     Run("two-cores", 3, "trusted_horizon", "rollouts.trusted_horizon"),
-    Run("two-cores", 5, "tables", "suite.tables --seed-list 300 --jobs 2"),
+    Run("two-cores", 5, "tables", "suite.tables --seed-list 310 311 312 --jobs 2"),
     Run("two-cores", 5, "hostile", "hostile.run"),
     Run("two-cores", 7, "cost", "costs.cost --picture docs/cost.png"),
     Run("two-cores", 8, "memory", "costs.memory"),

@@ -221,6 +221,48 @@ def error_ratios(rows, methods, setting, reference):
     return "\n".join(lines)
 
 
+def by_case(rows, reference="GeoQ (default)"):
+    """Table of losses, and of their differences from the reference, paired by test case."""
+    titles = {"binary": "wrong cells", "probability": "probabilities"}
+    heads = [
+        f"{title}: pinball x 1000 | minus the default's | two standard errors | {title}: coverage"
+        for title in titles.values()
+    ]
+    lines = [
+        f"| method | {' | '.join(heads)} |",
+        "|---" * (1 + 4 * len(titles)) + "|",
+    ]
+    of = {}
+    for r in rows:
+        of.setdefault((r["method"], r["setting"]), []).append(r)
+    for method in dict.fromkeys(r["method"] for r in rows):
+        if "expected error" in method:
+            continue
+        cells = [method]
+        for setting in titles:
+            mine, known = of[reference, setting], of.get((method, setting), [])
+            if not known:
+                cells += ["-"] * 4
+                continue
+            pairs = zip(known, mine, strict=True)
+            apart = [
+                1000 * (a - b)
+                for other, default in pairs
+                for a, b in zip(
+                    other["pinball_by_case"], default["pinball_by_case"], strict=True
+                )
+            ]
+            error = statistics.stdev(apart) / math.sqrt(len(apart))
+            cells += [
+                f"{1000 * statistics.fmean(r['pinball'] for r in known):.2f}",
+                "" if method == reference else f"{statistics.fmean(apart):.2f}",
+                "" if method == reference else f"{2 * error:.2f}",
+                f"{statistics.fmean(r['coverage'] for r in known):.3f}",
+            ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def few_fields(rows):
     """Table of pinball losses times 1000: one row per method, one column per number of simulations."""
     sizes = list(dict.fromkeys(r["setting"] for r in rows))
@@ -284,7 +326,7 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
     suite |= {"trusted_horizon": trusted_horizon.summary}
     suite |= {"fields": fields_table.summary, "third_party": third_party.summary}
     suite |= {"fields_bounds": fields_table.bounds}
-    suite |= {"forced": forced.summary}
+    suite |= {"forced": forced.summary, "richtmyer_meshkov_coarse": by_case}
     if problem in suite:
         parts = [suite[problem](rows)]
     elif problem == "few_fields":

@@ -266,7 +266,6 @@ SHORTENED = {
     ("docs/results.md", "forrester"),
     ("docs/weather.md", "weather_era5_direct"),
     ("docs/weather.md", "weather_era5_check"),
-    ("docs/richtmyer_meshkov.md", "richtmyer_meshkov_coarse"),
 }
 REFERENCES = {"richtmyer_meshkov": "GeoQ (default)"}
 
