@@ -263,6 +263,11 @@ def summary(record, reference=REFERENCE, chosen=()):
     return "\n\n".join(parts)
 
 
+def flagging(groups):
+    """The methods with a safe flag."""
+    return {m: g for m, g in groups.items() if g[0]["safe_fraction"] is not None}
+
+
 def tables_of(rows, name, reference, chosen):
     """Tables of one form of the surrogate; methods without folds are shown with the block folds."""
     here = [r for r in rows if r["folds"] in ("no folds", "blocks")]
@@ -270,12 +275,16 @@ def tables_of(rows, name, reference, chosen):
     whole = grouped([r for r in here if WHOLE_FIELD in method(r)], method)
     if chosen:
         kept = {m: g for m, g in pointwise.items() if m in (reference, *chosen)}
-        return [f"**{name}, blocks**", main_table(kept, reference)]
+        return [
+            f"**{name}, blocks**",
+            main_table(kept, reference),
+            f"**Safe region: {name}, blocks**",
+            by_origin(flagging(kept), SAFE, "fraction"),
+        ]
     clusters = grouped([r for r in rows if r["folds"] == "clusters"], method)
     main = {m: g for m, g in pointwise.items() if m in MAIN}
     stated = {m: g for m, g in pointwise.items() if any(m in other for other in whole)}
     stated[REFERENCE] = pointwise[REFERENCE]
-    flagging = {m: g for m, g in pointwise.items() if g[0]["safe_fraction"] is not None}
     baseline = next(m for m in pointwise if m.startswith(BASELINES))
     return [
         f"**{name}, blocks**",
@@ -290,7 +299,7 @@ def tables_of(rows, name, reference, chosen):
         f"**Clusters and blocks: {name}**",
         leaking(pointwise, clusters, REFERENCE),
         f"**Safe region: {name}, blocks**",
-        by_origin(flagging, SAFE, "fraction"),
+        by_origin(flagging(pointwise), SAFE, "fraction"),
         f"**Cost: {name}, blocks**",
         table(pointwise, COSTS, "method"),
         f"**Time: {name}, blocks**",
