@@ -75,7 +75,7 @@ COMBINED = (
     "small_states",
     "trusted_horizon",
 )
-COMBINED += ("third_party", "fields_bounds", "forced")
+COMBINED += ("third_party", "fields_bounds", "forced", "richtmyer_meshkov_coarse")
 # Sets of problems on which all methods are compared.
 SUITE_SETS = ("defaults", "fresh", "second_fresh", "third_fresh")
 # The column of the table of a family that names the case with the least interior fraction.

@@ -232,7 +232,7 @@ def collect(work, path, **facts):
         accuracy = json.loads((folder / "surrogate.json").read_text())
         surrogates.append(accuracy | {"training_seconds": networks})
     facts |= {"coverage_tolerance": TOLERANCE, "surrogates": surrogates}
-    return record.write("richtmyer_meshkov", rows, path, **facts)
+    return record.write(path.stem, rows, path, **facts)
 
 
 def collect_fields(work, seed, path):
