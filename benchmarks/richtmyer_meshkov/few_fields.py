@@ -27,7 +27,6 @@ from benchmarks.richtmyer_meshkov.bounds import (
     by_doubt,
     zero_bound,
 )
-from benchmarks.richtmyer_meshkov.fourier_operator import FourierOperator
 from benchmarks.richtmyer_meshkov.methods import X_AND_P, default
 from benchmarks.richtmyer_meshkov.networks import frequency_by_p_and_cell
 from benchmarks.richtmyer_meshkov.operator_training import (
@@ -36,7 +35,12 @@ from benchmarks.richtmyer_meshkov.operator_training import (
     train_operator,
 )
 from benchmarks.richtmyer_meshkov.scores import score
-from benchmarks.richtmyer_meshkov.study import SMALL, Settings, Study
+from benchmarks.richtmyer_meshkov.study import (
+    SMALL,
+    Settings,
+    Study,
+    coarse_operator,
+)
 from geoq import IndicatorIncrement
 from geoq.increments.prior import CellPrior
 from geoq.nets.unet import FiLMBlock
@@ -100,14 +104,7 @@ FULL = Sizes(
     settings=Settings(
         shape=(60, 120),
         operator=OperatorTraining(
-            make_network=partial(
-                FourierOperator,
-                width=20,
-                modes=(12, 12),
-                n_blocks=3,
-                n_projection=32,
-                internal=(64, 128),
-            ),
+            make_network=coarse_operator,
             n_epochs=14,
             batch_size=8,
             learning_rate=5e-3,

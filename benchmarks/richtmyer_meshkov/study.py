@@ -57,6 +57,15 @@ class Settings:
         )
 
 
+# An operator for fields of 60 x 120 cells.
+coarse_operator = partial(
+    FourierOperator,
+    width=20,
+    modes=(12, 12),
+    n_blocks=3,
+    n_projection=32,
+    internal=(64, 128),
+)
 # Fits two CPU cores: a quarter of the resolution, a fifth of the simulations, half of the folds and members.
 COARSE = Settings(
     shape=(60, 120),
@@ -65,15 +74,7 @@ COARSE = Settings(
     test_fraction=(0.1, 0.25),
     n_members=5,
     operator=OperatorTraining(
-        make_network=partial(
-            FourierOperator,
-            width=20,
-            modes=(12, 12),
-            n_blocks=3,
-            n_projection=32,
-            internal=(64, 128),
-            dropout=0.1,
-        ),
+        make_network=partial(coarse_operator, dropout=0.1),
         n_epochs=16,
         batch_size=8,
         learning_rate=5e-3,
