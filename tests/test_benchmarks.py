@@ -30,8 +30,6 @@ ROW = {"method", "setting", "seed", "pinball", "correlation", "coverage"}
 ROW |= {"safe_fraction", "safe_pinball", "safe_correlation", "safe_coverage"}
 ROW |= {"relative_l2", "train_seconds", "inference_seconds"}
 SCRIPTS = {"forrester": "forrester", "defaults": "suite.defaults"}
-# Results files of the sets of problems.
-SETS = ("defaults", "fresh", "second_fresh", "third_fresh")
 # The problems that the small run takes, on each of which a method has a row per shift and one for all of them.
 SHIFTS = {"interpolation", "mild", "strong", "all"}
 
@@ -100,7 +98,7 @@ def test_a_small_run_bounds_the_errors_of_one_surrogate(results, script):
     assert_one_surrogate(rows)
 
 
-@pytest.mark.parametrize("name", [*SETS, "forrester"])
+@pytest.mark.parametrize("name", [*tables.SUITE_SETS, "forrester"])
 def test_the_published_rows_bound_the_errors_of_one_surrogate(name):
     rows = record.load(name)["rows"]
     assert_one_surrogate(rows)

@@ -1,7 +1,7 @@
 """The paper's fourth problem: a Fourier neural operator predicts how a shocked interface between two gases rolls up.
 
     python -m benchmarks.richtmyer_meshkov.run --data FILE --work DIR --device cuda   # 2 seeds, all methods
-    python -m benchmarks.richtmyer_meshkov.run --coarse --seeds 10                    # a smaller version for two CPU cores
+    python -m benchmarks.richtmyer_meshkov.run --coarse                               # a smaller version for two CPU cores
     python -m benchmarks.richtmyer_meshkov.run --small                                # coarse grid, few steps: two minutes
     python -m benchmarks.richtmyer_meshkov.pictures DIR/fields.npz docs           # draw the pictures
 
@@ -266,9 +266,8 @@ def check_same(work, facts):
 
 
 def settings_of(arguments):
-    settings = Settings()
-    if arguments.small or arguments.coarse:
-        settings = SMALL if arguments.small else COARSE
+    small, coarse = arguments.small, arguments.coarse
+    settings = SMALL if small else COARSE if coarse else Settings()
     operator, training = settings.operator, settings.training
     return replace(
         settings,
@@ -279,12 +278,13 @@ def settings_of(arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument(
         "--small",
         action="store_true",
         help="few coarse simulations and short trainings",
     )
-    parser.add_argument(
+    size.add_argument(
         "--coarse", action="store_true", help="a smaller version for two CPU cores"
     )
     parser.add_argument(

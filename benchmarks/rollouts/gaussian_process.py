@@ -27,7 +27,7 @@ class StepProcess:
     Attributes:
         n_searched: the number of pairs that determine the hyper-parameters.
         noise_lower_bound: the smallest noise variance, relative to the variance of the outputs.
-        every: the process is conditioned on every so many pairs.
+        every: 1 to condition the process on all pairs, 2 for every second pair.
     """
 
     n_searched: int = 800

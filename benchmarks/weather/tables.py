@@ -4,6 +4,7 @@ import math
 import statistics
 
 from benchmarks.paper_numbers import PAPER_SECONDS
+from benchmarks.suite.table import Comparison
 from benchmarks.weather.data import HOURS, label
 
 WHOLE_FIELD = "whole field"
@@ -149,8 +150,8 @@ def two_standard_errors(ratios):
     """Two standard errors of the mean logarithm of ratios; a dash for fewer than two ratios."""
     if len(ratios) < 2:
         return "-"
-    deviation = statistics.stdev(map(math.log, ratios))
-    return f"{2 * deviation / math.sqrt(len(ratios)):.3f}"
+    compared = Comparison.of(ratios)
+    return f"{math.log(compared.high / compared.ratio):.3f}"
 
 
 def main_table(groups, reference):

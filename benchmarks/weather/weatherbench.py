@@ -365,6 +365,13 @@ def main():
         arguments.keep,
     )
     chosen = origins(len(weather.values), settings.n_leads)
+    least = settings.n_past + settings.n_leads
+    most = len(weather.values) - settings.n_leads
+    for origin in arguments.origins or ():
+        if not least <= origin <= most:
+            raise SystemExit(
+                f"--origins {origin} leaves no window before or after the origin; choose numbers from {least} to {most}."
+            )
     first = arguments.first_seed
     tasks = [
         Task(form, origin, seed)
