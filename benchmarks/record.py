@@ -245,11 +245,17 @@ def load(problem: str, folder: Path = RESULTS) -> dict[str, Any]:
         other = json.loads(part.read_text())
         known = {identity(row) for row in record["rows"]}
         record["rows"] += [
-            row | {"commit": other["commit"]}
+            row | {"run": where(other)}
             for row in other["rows"]
             if identity(row) not in known
         ]
     return record
+
+
+def where(record: dict[str, Any]) -> str:
+    """Machine, GPU and commit of a results file."""
+    gpu = "" if record["device"] == "cpu" else f", {record['device']}"
+    return f"{record['machine']}{gpu}, commit {record['commit'][:10]}"
 
 
 def identity(row: dict[str, Any]) -> tuple[Any, ...]:

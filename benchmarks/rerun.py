@@ -84,13 +84,13 @@ RUNS = (
         "gpu",
         15,
         "kuramoto_sivashinsky_ablation",
-        "rollouts.kuramoto_sivashinsky --ablation --jobs 6",
+        "rollouts.kuramoto_sivashinsky --ablation --first-seed 20 --jobs 16",
     ),
     Run(
         "gpu",
         30,
         "kuramoto_sivashinsky",
-        "rollouts.kuramoto_sivashinsky --jobs 6 --pictures docs",
+        "rollouts.kuramoto_sivashinsky --first-seed 20 --jobs 16 --device cuda --pictures docs",
     ),
     Run(
         "gpu",
@@ -100,16 +100,9 @@ RUNS = (
     ),
     Run(
         "gpu",
-        5,
-        "weather_era5_check",
-        "weather.weatherbench --data $ERA5 --form anomalies --first-seed 10 --seeds 1 --origins 220 300 --jobs 2 "
-        "--out benchmarks/results/weather_era5_check.json",
-    ),
-    Run(
-        "gpu",
-        20,
+        15,
         "weather_era5",
-        "weather.weatherbench --data $ERA5 --form anomalies --jobs 9 --out benchmarks/results/weather_era5.json",
+        "weather.weatherbench --data $ERA5 --form anomalies --first-seed 20 --jobs 6 --out benchmarks/results/weather_era5.json",
     ),
     Run(
         "gpu",

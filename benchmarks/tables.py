@@ -53,7 +53,6 @@ SCRIPTS = {
     "trusted_horizon": "rollouts.trusted_horizon",
     "forced": "rollouts.forced",
     "weather_era5": "weather.weatherbench",
-    "weather_era5_check": "weather.weatherbench --form anomalies --first-seed 10 --seeds 1 --origins 220 300",
     "weather_era5_direct": "weather.weatherbench",
     "weatherbench": "weather.weatherbench",
     "richtmyer_meshkov": "richtmyer_meshkov.run",
@@ -360,17 +359,14 @@ def where_measured(record):
 
 def left_out(record):
     """A sentence about the rows that were left out because their networks were not trained; empty if there are none."""
-    found = {
-        (r["method"], r["setting"].split(", ")[0], r["seed"]): 0
-        for r in record.get("untrained", [])
-    }
+    found = {}
+    for r in record.get("untrained", []):
+        case = f"{r['setting'].split(', ')[0]} {r['seed']}".strip()
+        found.setdefault(r["method"], {})[case] = r
     if not found:
         return ""
-    cases = "; ".join(
-        ", ".join([method, *([setting] if setting else []), f"seed {seed}"])
-        for method, setting, seed in found
-    )
-    return f" Left out, because no step of the training lowered the held-out loss: {cases}."
+    cases = "; ".join(f"{method} ({', '.join(of)})" for method, of in found.items())
+    return f" Left out, because no step of the training lowered the held-out loss (problem and seed): {cases}."
 
 
 def of_setting(problem, rows, setting, reference, chosen):

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.pictures import save
 from benchmarks.suite.methods import is_ours
-from benchmarks.suite.table import Comparison, mean_losses
+from benchmarks.suite.table import Comparison, error_ratios
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
@@ -41,15 +41,13 @@ def relative_losses(rows: list[dict]) -> dict[str, dict[str, Comparison]]:
     """
     ratios: dict[str, dict[str, list[float]]] = {}
     for kind in KINDS:
-        for losses in mean_losses(rows, kind).values():
-            best = min(loss for method, loss in losses.items() if not is_ours(method))
+        for of_problem in error_ratios(rows, kind).values():
             versions: dict[str, float] = {}
-            for method, loss in losses.items():
+            for method, ratio in of_problem.items():
                 if name := shown_as(method):
-                    versions[name] = min(loss, versions.get(name, loss))
-            for name, loss in versions.items():
-                of_name = ratios.setdefault(name, {})
-                of_name.setdefault(kind, []).append(loss / best)
+                    versions[name] = min(ratio, versions.get(name, ratio))
+            for name, ratio in versions.items():
+                ratios.setdefault(name, {}).setdefault(kind, []).append(ratio)
     return {
         name: {kind: Comparison.of(values) for kind, values in by_kind.items()}
         for name, by_kind in ratios.items()
@@ -88,7 +86,7 @@ def draw(
             axes.text(max(one.high, 1) * 1.1, place, text, va="center", fontsize=8)
         axes.axvline(1, color="black", linewidth=0.8)
         axes.set_xscale("log")
-        axes.set_xlim(0.15, 1.8 * largest)
+        axes.set_xlim(0.15, 2.6 * largest)
         axes.set_xticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
         axes.minorticks_off()
         axes.tick_params(axis="y", labelsize=8)

@@ -214,6 +214,24 @@ def test_ratios_are_to_the_best_rival_and_ours_are_no_rivals():
     assert table.error_ratios(rows) == {"p": expected}
 
 
+def test_a_rival_without_some_seeds_is_compared_on_the_seeds_that_it_has():
+    losses = {
+        "GeoQ": {0: 1.0, 1: 8.0},
+        "A": {0: 2.0, 1: 4.0},
+        "B": {1: 2.0},
+    }
+    rows = [
+        {"problem": "p", "method": m, "shift": "all", "seed": seed, "pinball": value}
+        for m, by_seed in losses.items()
+        for seed, value in by_seed.items()
+    ]
+    # GeoQ over A is 9 / 6, and GeoQ over B on seed 1 is 8 / 2.
+    assert table.error_ratios(rows) == {"p": {"GeoQ": 4.0, "A": 2.0, "B": 1.0}}
+    assert table.named("B", rows) == "B"
+    other = [{**rows[0], "problem": "q"}]
+    assert table.named("B", rows + other) == "B, 1 problems"
+
+
 def test_ahead_means_more_than_two_standard_errors_over_the_problems():
     for ratios, word in (
         ((0.5, 0.8, 0.6), "ahead"),
@@ -499,12 +517,12 @@ def test_rows_of_another_commit_are_added_where_the_newest_run_has_none(tmp_path
     for name, commit, loss in (("toy", "new", 1.0), ("toy@old", "old", 2.0)):
         seeds = (0,) if commit == "new" else (0, 1)
         rows = [{"method": "a", "setting": "", "seed": s, "loss": loss} for s in seeds]
-        text = record.as_text({"commit": commit}, rows)
-        (tmp_path / f"{name}.json").write_text(text)
+        head = {"commit": commit, "machine": "2 cores", "device": "H200"}
+        (tmp_path / f"{name}.json").write_text(record.as_text(head, rows))
     rows = tables.load("toy", tmp_path)["rows"]
-    assert [(r["seed"], r["loss"], r.get("commit")) for r in rows] == [
+    assert [(r["seed"], r["loss"], r.get("run")) for r in rows] == [
         (0, 1.0, None),
-        (1, 2.0, "old"),
+        (1, 2.0, "2 cores, H200, commit old"),
     ]
 
 

@@ -265,7 +265,6 @@ def marked_tables() -> list[tuple[str, str]]:
 SHORTENED = {
     ("docs/results.md", "forrester"),
     ("docs/weather.md", "weather_era5_direct"),
-    ("docs/weather.md", "weather_era5_check"),
 }
 REFERENCES = {"richtmyer_meshkov": "GeoQ (default)"}
 

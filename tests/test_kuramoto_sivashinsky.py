@@ -183,6 +183,12 @@ def test_the_process_interpolates_a_smooth_step_and_is_unsure_far_from_the_data(
     assert float(error.max()) < 1e-3
     assert float((error <= 1.96 * deviation).double().mean()) > 0.8
     assert float(process(query + 3)[1].min()) > 100 * float(deviation.max())
+    # Known hyper-parameters replace the search.
+    half = StepProcess(known=process.found_).fit(
+        x[::2], torch.sin(x + x.roll(1, 1))[::2]
+    )
+    assert half.found_ == process.found_
+    assert StepProcess(known=(9.0, 1e-3, 1.0)).fit(x, x).length_ == 9.0
 
 
 class Persistence:

@@ -28,11 +28,13 @@ class StepProcess:
         n_searched: the number of pairs that determine the hyper-parameters.
         noise_lower_bound: the smallest noise variance, relative to the variance of the outputs.
         every: 1 to condition the process on all pairs, 2 for every second pair.
+        known: length scale, noise-to-signal ratio and signal variance, in units of the standardised pairs; None to search for them.
     """
 
     n_searched: int = 800
     noise_lower_bound: float = 1e-10
     every: int = 1
+    known: tuple[float, float, float] | None = None
 
     @property
     def setting(self):
@@ -44,7 +46,8 @@ class StepProcess:
         self.inputs_, self.outputs_ = Standardization.fit(x), Standardization.fit(y)
         points, targets = self.inputs_(x), self.outputs_(y)
         rows = torch.linspace(0, len(x) - 1, min(self.n_searched, len(x))).long()
-        self._search(points[rows], targets[rows])
+        self.found_ = self.known or self._search(points[rows], targets[rows])
+        self.length_, self.ratio_, self.signal_ = self.found_
         matrix = self._correlation(points, points)
         matrix.diagonal().add_(self.ratio_)
         self.points_, self.factor_ = points, torch.linalg.cholesky(matrix)
@@ -87,7 +90,7 @@ class StepProcess:
             if float(deviance[best]) < lowest:
                 lowest = float(deviance[best])
                 found = self.length_, float(ratios[best]), float(signal[best])
-        self.length_, self.ratio_, self.signal_ = found
+        return found
 
 
 @dataclass

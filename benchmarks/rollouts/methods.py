@@ -91,7 +91,8 @@ def held_out_rollouts(states, settings):
 class ChosenProcess:
     """The candidate with the smallest pinball loss on some rollouts of the last held-out block, fitted to the training states.
 
-    The test rollouts follow the training states, as this block follows most of them.
+    The test rollouts follow the training states, as this block follows most of them. The fit to all training states keeps the
+    hyper-parameters that were tested: a new search sometimes finds another maximum of the likelihood.
     """
 
     candidates: tuple[SampledProcess, ...]
@@ -101,7 +102,7 @@ class ChosenProcess:
         states = np.concatenate([x, y[-1:]])
         few = replace(self.settings, n_starts=self.settings.n_gp_starts)
         *_, (runs, starts, truth) = held_out_rollouts(states, few)
-        self.losses_ = {}
+        self.losses_, found = {}, {}
         for candidate in self.candidates:
             short = replace(candidate, n_steps=self.settings.n_calibration)
             (fitted,) = folds_of_pairs(short, states, [runs])
@@ -110,8 +111,9 @@ class ChosenProcess:
             bound = torch.from_numpy(answer.error_hat)
             loss = pinball_loss(error, bound, QUANTILE).mean()
             self.losses_[candidate.process.setting] = float(loss)
-        best = min(self.losses_, key=self.losses_.get)
-        (self.chosen_,) = (c for c in self.candidates if c.process.setting == best)
+            tested = replace(candidate.process, known=fitted.process_.found_)
+            found[candidate.process.setting] = replace(candidate, process=tested)
+        self.chosen_ = found[min(self.losses_, key=self.losses_.get)]
         self.fitted_ = replace(self.chosen_).fit(x, y)
         return self
 

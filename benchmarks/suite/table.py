@@ -57,25 +57,38 @@ def mean(rows, metric, **wanted):
     return statistics.fmean(known) if known else math.nan
 
 
-def mean_losses(rows, shift="all", metric="pinball"):
-    """Mean loss of each method over the seeds, by problem."""
+def losses_by_seed(rows, shift="all", metric="pinball"):
+    """Loss of each method for each seed, by problem."""
     values = {}
     for r in rows:
         if r["shift"] == shift and r[metric] is not None:
             of_problem = values.setdefault(r["problem"], {})
-            of_problem.setdefault(r["method"], []).append(r[metric])
-    return {
-        problem: {method: statistics.fmean(found) for method, found in methods.items()}
-        for problem, methods in values.items()
-    }
+            of_problem.setdefault(r["method"], {})[r["seed"]] = r[metric]
+    return values
+
+
+def mean_ratio(losses, others):
+    """Mean loss relative to another method, over the seeds that both have."""
+    both = losses.keys() & others.keys()
+    return sum(losses[seed] for seed in both) / sum(others[seed] for seed in both)
 
 
 def error_ratios(rows, shift="all", *, metric="pinball"):
-    """Mean loss of each method relative to the best rival, by problem."""
+    """Mean loss of each method relative to the best rival, by problem.
+
+    Rows of untrained networks are left out. Therefore two methods are compared on the seeds that both have, and the best rival
+    of a method is the one with the largest ratio.
+    """
     result = {}
-    for problem, loss in mean_losses(rows, shift, metric).items():
-        best = min((v for m, v in loss.items() if not is_ours(m)), default=math.nan)
-        result[problem] = {method: value / best for method, value in loss.items()}
+    for problem, losses in losses_by_seed(rows, shift, metric).items():
+        rivals = [found for method, found in losses.items() if not is_ours(method)]
+        result[problem] = {
+            method: max(
+                (mean_ratio(found, r) for r in rivals if found.keys() & r.keys()),
+                default=math.nan,
+            )
+            for method, found in losses.items()
+        }
     return result
 
 
@@ -171,10 +184,16 @@ def paired(rows, other, shift):
     return Comparison.of(means) if means else None
 
 
+def named(method, rows):
+    """Name of a method, with the number of its problems if it was not measured on all of them."""
+    measured = {r["problem"] for r in rows if r["method"] == method}
+    complete = measured == {r["problem"] for r in rows}
+    return method if complete else f"{method}, {len(measured)} problems"
+
+
 def by_method(rows):
     """Lines of a table of GeoQ's loss relative to each other method on the same data, and of all coverages."""
     methods = list(dict.fromkeys(r["method"] for r in rows))
-    n_problems = len({r["problem"] for r in rows})
     titles = [*COLUMNS, *(f"coverage {shift}" for shift in SHIFTS)]
     lines = [
         (
@@ -186,10 +205,6 @@ def by_method(rows):
         "|---" * (len(titles) + 1) + "|",
     ]
     for method in methods:
-        n_measured = len({r["problem"] for r in rows if r["method"] == method})
-        name = (
-            method if n_measured == n_problems else f"{method}, {n_measured} problems"
-        )
         cells = [
             "" if method == "GeoQ" else str(paired(rows, method, shift))
             for shift in COLUMNS
@@ -198,7 +213,7 @@ def by_method(rows):
             f"{mean(rows, 'coverage', method=method, shift=shift):.3f}"
             for shift in SHIFTS
         ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {named(method, rows)} | {' | '.join(cells)} |")
     return lines
 
 
@@ -244,10 +259,11 @@ def forms(rows):
     for method in methods:
         cells = []
         for ratios in by_shift.values():
-            values = [r[method] for r in ratios.values()]
+            values = [r[method] for r in ratios.values() if method in r]
             cells.append(f"{geometric_mean(values):.2f} ({max(values):.2f})")
         of = partial(mean, rows, method=method)
-        inside = [of("coverage", problem=p, shift=SHIFTS[0]) for p in problems]
+        measured = {r["problem"] for r in rows if r["method"] == method}
+        inside = [of("coverage", problem=p, shift=SHIFTS[0]) for p in measured]
         right = [abs(value - QUANTILE) <= TOLERANCE for value in inside]
         cells += [f"{statistics.fmean(inside):.3f}", f"{statistics.fmean(right):.2f}"]
         cells += [f"{of('safe_fraction', shift=shift):.3f}" for shift in SHIFTS]
@@ -263,7 +279,7 @@ def forms(rows):
         # The rivals' losses are measured in the safe region of the default.
         own = method == "GeoQ" and ratios
         cells.append(f"{geometric_mean(ratios):.2f}" if own else "")
-        lines.append(f"| {method} | {' | '.join(cells)} |")
+        lines.append(f"| {named(method, rows)} | {' | '.join(cells)} |")
     return lines
 
 
