@@ -136,5 +136,5 @@ def test_a_difference_from_the_default_has_a_sign():
 def test_an_anchor_that_names_several_cells_is_refused():
     with pytest.raises(LookupError, match="different cells"):
         prose.value("defaults; geometric mean; all; nothing")
-    with pytest.raises(LookupError, match="names 2 different cells"):
+    with pytest.raises(LookupError, match=r"names \d different cells"):
         prose.value("kuramoto_sivashinsky; GeoQ; pinball")

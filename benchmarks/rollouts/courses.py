@@ -10,6 +10,7 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
+from benchmarks.pictures import save
 from benchmarks.record import RESULTS
 from geoq.plots.style import ESTIMATE, REFERENCE, TRUE
 
@@ -41,7 +42,7 @@ def draw(rows, folder):
         )
     panels[0].set_ylabel("held-out loss / loss of the initial weights")
     path = folder / "kuramoto-sivashinsky-training.png"
-    figure.savefig(path, dpi=110)
+    save(figure, path, rows)
     return path
 
 
