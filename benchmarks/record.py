@@ -233,7 +233,7 @@ def as_text(record: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 
 
 def load(problem: str, folder: Path = RESULTS) -> dict[str, Any]:
-    """Content of a results file, with the rows that only other runs have: NAME@COMMIT.json, one file per commit."""
+    """Content of a results file, with the rows that only other runs have: NAME@COMMIT.json."""
     path = folder / f"{problem}.json"
     if not path.is_file():
         known = sorted(file.stem for file in folder.glob("*.json"))
