@@ -49,10 +49,12 @@ def weather(method: str, folds: str = "blocks") -> list[dict[str, Any]]:
     return [r for r in rows if (r["method"], r["folds"]) == (method, folds)]
 
 
-def loss_smaller(method: str, folds: str, origin: int = 0) -> float:
+def loss_smaller(
+    method: str, folds: str, origin: int = 0, column: str = "pinball"
+) -> float:
     """Percentage by which the loss of a bound is smaller than the loss of the default with block folds; negative if it is larger."""
     others = [r for r in weather(method, folds) if origin in (0, r["origin"])]
-    ratios = error_ratios(others, weather(DEFAULT))
+    ratios = error_ratios(others, weather(DEFAULT), column)
     return 100 * (1 - statistics.geometric_mean(ratios))
 
 
@@ -129,6 +131,15 @@ NUMBERS: dict[str, Callable[[], float]] = {
     "weather.activity_blocks_smaller": lambda: loss_smaller(ACTIVITY, "blocks"),
     "weather.activity_clusters_smaller": lambda: loss_smaller(ACTIVITY, "clusters"),
     "weather.activity_55_smaller": lambda: loss_smaller(ACTIVITY, "blocks", 220),
+    "weather.activity_q1_smaller": lambda: loss_smaller(
+        ACTIVITY, "blocks", column="pinball_q1"
+    ),
+    "weather.static_q4_smaller": lambda: loss_smaller(
+        BLEND, "blocks", column="pinball_q4"
+    ),
+    "weather.horizon_q4_smaller": lambda: loss_smaller(
+        "Horizon x climatology", "blocks", column="pinball_q4"
+    ),
     "weather.factor_least": lambda: min(effect_of_factor()),
     "weather.factor_most": lambda: max(effect_of_factor()),
     "rmi.wrong_held_out": lambda: wrong_cells("cross_fit"),

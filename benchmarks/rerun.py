@@ -62,6 +62,7 @@ RUNS = (
     Run("two-cores", 12, "speed", "costs.speed"),
     Run("gpu", 2, "cost", "costs.cost --quality --jobs 16", "quality"),
     Run("gpu", 1, "gpu_search", "costs.gpu_search"),
+    Run("gpu", 10, "fresh", f"suite.defaults --set fresh {SEEDS}"),
     Run("gpu", 10, "second_fresh", f"suite.defaults --set second {SEEDS}"),
     Run(
         "gpu",

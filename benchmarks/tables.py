@@ -41,6 +41,7 @@ NOTES = {
 SCRIPTS = {
     "forrester": "forrester",
     "defaults": "suite.defaults",
+    "fresh": "suite.defaults --set fresh",
     "second_fresh": "suite.defaults --set second",
     "third_fresh": "suite.defaults --set third",
     "one_input": "suite.one_input",
@@ -75,7 +76,7 @@ COMBINED = (
 )
 COMBINED += ("third_party", "fields_bounds", "forced", "richtmyer_meshkov_coarse")
 # Sets of problems on which all methods are compared.
-SUITE_SETS = ("defaults", "second_fresh", "third_fresh")
+SUITE_SETS = ("defaults", "fresh", "second_fresh", "third_fresh")
 # The column of the table of a family that names the case with the least interior fraction.
 LEAST_ON = 3
 METRICS = ("pinball", "correlation", "coverage", "relative_l2")
