@@ -229,7 +229,7 @@ def test_a_rival_without_some_seeds_is_compared_on_the_seeds_that_it_has():
     assert table.error_ratios(rows) == {"p": {"GeoQ": 4.0, "A": 2.0, "B": 1.0}}
     assert table.named("B", rows) == "B"
     other = [{**rows[0], "problem": "q"}]
-    assert table.named("B", rows + other) == "B, 1 problems"
+    assert table.named("B", rows + other) == "B, 1 problem"
 
 
 def test_ahead_means_more_than_two_standard_errors_over_the_problems():

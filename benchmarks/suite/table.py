@@ -188,7 +188,8 @@ def named(method, rows):
     """Name of a method, with the number of its problems if it was not measured on all of them."""
     measured = {r["problem"] for r in rows if r["method"] == method}
     complete = measured == {r["problem"] for r in rows}
-    return method if complete else f"{method}, {len(measured)} problems"
+    n = len(measured)
+    return method if complete else f"{method}, {n} problem{'s' * (n > 1)}"
 
 
 def by_method(rows):
