@@ -133,16 +133,18 @@ def test_the_tables_show_the_interface_beside_the_paper(results):
 
 
 def test_tables_mark_rows_of_other_runs():
-    """A sign for each commit, the same in all settings; none where all rows are of one run."""
+    """A sign for each run, the same in all settings; none where all rows are of one run."""
     rows = [
         {"method": "a", "setting": "binary"},
-        {"method": "b", "setting": "binary", "commit": "1234567"},
-        {"method": "c", "setting": "binary", "commit": "89abcde"},
+        {"method": "b", "setting": "binary", "run": "2 cores, commit 1234567"},
+        {"method": "c", "setting": "binary", "run": "GPU, commit 1234567"},
         {"method": "b", "setting": "probability"},
     ]
     names = [tables.marked(rows, r["method"], r["setting"]) for r in rows]
     assert names == ["a", "b †", "c ‡", "b"]
-    assert tables.other_runs(rows) == ["† commit 1234567. ‡ commit 89abcde."]
+    assert tables.other_runs(rows) == [
+        "† 2 cores, commit 1234567. ‡ GPU, commit 1234567."
+    ]
     assert tables.other_runs(rows[:1]) == []
 
 
