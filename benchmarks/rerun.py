@@ -73,7 +73,7 @@ RUNS = (
     Run("gpu", 8, "fields_bounds", "fields.bounds --processes 16 --seeds 0 1 2"),
     Run("gpu", 5, "third_party", "third_party.run --jobs 16"),
     Run("gpu", 10, "one_input", "suite.one_input --seed-list 800 --jobs 16"),
-    Run("gpu", 15, "ablation", "suite.ablation --seed-list 600 601 --jobs 16"),
+    Run("gpu", 15, "ablation", "suite.ablation --seed-list 700 701 --jobs 16"),
     Run(
         "gpu",
         15,

@@ -29,7 +29,7 @@ from benchmarks.suite.runs import (
     chosen_seeds,
     finished,
 )
-from benchmarks.suite.table import geometric_mean, roc_areas
+from benchmarks.suite.table import Comparison, geometric_mean, roc_areas
 from benchmarks.suite.table import mean as mean_of
 from geoq import (
     CombinedFolds,
@@ -200,10 +200,10 @@ def summary(rows):
     ingredients, rules = parts["ingredients"], parts["safe rules"]
     problems = list(dict.fromkeys(r["problem"] for r in rows))
     lines = [
-        "Pinball loss relative to the default, geometric mean over the problems; above 1 the part helps:",
+        "Pinball loss relative to the default, geometric mean over the problems, for all queries with the range of two standard errors:",
         "",
-        "| | all | interpolation | mild | strong | largest | on | smallest | on | safe coverage |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| | all | range | interpolation | mild | strong | largest | on | smallest | on | safe coverage |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for variant in dict.fromkeys(r["method"] for r in ingredients):
         ratio = {
@@ -217,6 +217,7 @@ def summary(rows):
             for shift in ("all", *SHIFTS)
         }
         cells = [f"{geometric_mean(r.values()):.2f}" for r in ratio.values()]
+        cells.insert(1, Comparison.of(ratio["all"].values()).range)
         for extreme in (max, min):
             at = extreme(ratio["all"], key=ratio["all"].get)
             cells += [f"{ratio['all'][at]:.2f}", at]
