@@ -21,7 +21,7 @@ from benchmarks.costs.tables import (
 from benchmarks.fields import table as fields_table
 from benchmarks.hostile.table import summary as hostile_summary
 from benchmarks.paper_numbers import PAPER, PAPER_SAFE, PAPER_SECONDS
-from benchmarks.record import RESULTS, load
+from benchmarks.record import RESULTS, load, where
 from benchmarks.rollouts import forced, small_states, trusted_horizon
 from benchmarks.signs import marked, other_runs, with_signs
 from benchmarks.suite import ablation, one_input
@@ -317,8 +317,7 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
         return of_costs[problem](record)
     rows = record["rows"]
     if problem == "hostile":
-        where = f"{record['machine']}, commit {record['commit'][:10]}"
-        return f"{hostile_summary(record)}\n\n`make hostile`, {where}."
+        return f"{hostile_summary(record)}\n\n`make hostile`, {where(record)}."
     suite = dict.fromkeys(SUITE_SETS, suite_table.summary)
     suite |= {"ablation": ablation.summary, "one_input": one_input_tables}
     suite |= {"tables": suite_tables.summary, "small_states": small_states.summary}
@@ -346,15 +345,13 @@ def render(problem, reference="GeoQ", chosen=(), folder=RESULTS):
 
 
 def where_measured(record):
-    """Seeds, machine and commit; a hash is shortened."""
-    seeds, commit = record["seeds"], record["commit"]
-    commit = commit if " " in commit else commit[:10]
-    where = f"{record['machine']}, commit {commit}"
+    """Seeds, machine, GPU and commit."""
+    seeds = record["seeds"]
     if len(seeds) == 1:
-        return f"seed {seeds[0]} alone, {where}."
+        return f"seed {seeds[0]} alone, {where(record)}."
     combined = "leaks" in record or record["problem"] in COMBINED
     over = "" if combined else "; mean ± standard deviation over seeds"
-    return f"seeds {seeds[0]} to {seeds[-1]}, {where}{over}."
+    return f"seeds {seeds[0]} to {seeds[-1]}, {where(record)}{over}."
 
 
 def left_out(record):

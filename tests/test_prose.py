@@ -131,10 +131,13 @@ def test_a_difference_from_the_default_has_a_sign():
         smaller = derived.loss_smaller(method, "blocks")
         assert smaller == pytest.approx(100 * (1 - ratio))
     assert smaller < -30
+    for folds in ("blocks", "clusters"):
+        smaller = derived.loss_smaller(derived.BLEND, folds)
+        assert NUMBERS[f"weather.static_{folds}_smaller"]() == smaller
 
 
 def test_an_anchor_that_names_several_cells_is_refused():
     with pytest.raises(LookupError, match="different cells"):
         prose.value("defaults; geometric mean; all; nothing")
-    with pytest.raises(LookupError, match=r"names \d different cells"):
+    with pytest.raises(LookupError, match="names 3 different cells"):
         prose.value("kuramoto_sivashinsky; GeoQ; pinball")

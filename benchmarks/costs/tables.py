@@ -7,7 +7,7 @@ import json
 import statistics
 import sys
 
-from benchmarks.record import RESULTS
+from benchmarks.record import RESULTS, where
 
 
 def speed(record):
@@ -47,7 +47,7 @@ def assessment(record):
         lines.append(
             f"| {r['n_inputs']} inputs, {outputs} | {r['assess_over_search']:.2f} | {r['one_query_ms']:.2f} |"
         )
-    source = f"`python -m benchmarks.costs.assessment`, {record['machine']}, commit {record['commit'][:10]}."
+    source = f"`python -m benchmarks.costs.assessment`, {where(record)}."
     return "\n".join([*lines, "", source])
 
 
@@ -63,7 +63,7 @@ def memory(record):
             f"| {r['kind']} | {r['n']} | {r['data_mib']:.2g} | {r['fit_over_data']:.1f} | {r['assess_mib']:.0f} | "
             f"{r['file_over_data']:.2f} | {'-' if short is None else f'{short:.2f}'} |"
         )
-    source = f"`python -m benchmarks.costs.memory`, {record['machine']}, commit {record['commit'][:10]}."
+    source = f"`python -m benchmarks.costs.memory`, {where(record)}."
     return "\n".join([*lines, "", source])
 
 

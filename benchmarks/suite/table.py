@@ -184,11 +184,15 @@ def paired(rows, other, shift):
     return Comparison.of(means) if means else None
 
 
+def problems_of(method, rows):
+    """Problems on which a method was measured."""
+    return {r["problem"] for r in rows if r["method"] == method}
+
+
 def named(method, rows):
     """Name of a method, with the number of its problems if it was not measured on all of them."""
-    measured = {r["problem"] for r in rows if r["method"] == method}
-    complete = measured == {r["problem"] for r in rows}
-    n = len(measured)
+    n = len(problems_of(method, rows))
+    complete = n == len({r["problem"] for r in rows})
     return method if complete else f"{method}, {n} problem{'s' * (n > 1)}"
 
 
@@ -263,7 +267,7 @@ def forms(rows):
             values = [r[method] for r in ratios.values() if method in r]
             cells.append(f"{geometric_mean(values):.2f} ({max(values):.2f})")
         of = partial(mean, rows, method=method)
-        measured = {r["problem"] for r in rows if r["method"] == method}
+        measured = problems_of(method, rows)
         inside = [of("coverage", problem=p, shift=SHIFTS[0]) for p in measured]
         right = [abs(value - QUANTILE) <= TOLERANCE for value in inside]
         cells += [f"{statistics.fmean(inside):.3f}", f"{statistics.fmean(right):.2f}"]
