@@ -16,6 +16,7 @@ from sklearn.neighbors import KNeighborsRegressor
 import geoq
 from geoq import GeoQ, RolloutGeoQ
 from geoq.increments import Climatology, FieldFactor
+from geoq.increments.factor import NoFactor
 from geoq.rollout import AdditiveRecursion
 
 FILE = Path(__file__).parent / "data" / "golden.npz"
@@ -246,6 +247,217 @@ def rollouts_paper() -> Answers:
     return _rollouts(scheme=scheme, folds=geoq.ClusterFolds(3))
 
 
+def mixed_table() -> Answers:
+    """Categories, dates and missing values; rows with equal inputs."""
+    import pandas as pd
+
+    def frame(n: int, seed: int) -> pd.DataFrame:
+        rng = np.random.default_rng(seed)
+        days = pd.to_datetime("2024-01-01") + pd.to_timedelta(
+            rng.integers(0, 300, size=n), unit="D"
+        )
+        size = 10 ** rng.uniform(0, 4, size=n)
+        size[rng.random(n) < 0.1] = np.nan
+        return pd.DataFrame(
+            {
+                "kind": pd.Categorical(rng.choice(list("abc"), size=n)),
+                "size": size,
+                "day": days,
+                "level": rng.normal(size=n).round(1),
+            }
+        )
+
+    def design(x: pd.DataFrame) -> np.ndarray:
+        day = (x["day"] - pd.Timestamp("2024-01-01")).dt.days.to_numpy() / 300
+        columns = [np.log10(x["size"].fillna(1.0)), day, x["level"], 0 * day + 1]
+        kinds = [(x["kind"] == kind).to_numpy(dtype=float) for kind in "ab"]
+        return np.stack([*columns, *kinds], axis=1)
+
+    def truth(x: pd.DataFrame) -> np.ndarray:
+        a = design(x)
+        return np.sin(3 * a[:, 1]) + 0.3 * a[:, 0] ** 2 + a[:, 2] * a[:, 4]
+
+    def train(x: pd.DataFrame, y: np.ndarray) -> Callable[[object], np.ndarray]:
+        weights = np.linalg.lstsq(design(x), y, rcond=None)[0]
+        return lambda x: design(x) @ weights
+
+    x = frame(160, 0)
+    x = pd.concat([x, x[:10]], ignore_index=True)
+    fitted = GeoQ(None, train).fit(x, truth(x))
+    return _answers(fitted.assess(frame(60, 1)))
+
+
+def without_retraining() -> Answers:
+    x, y = table(3)
+    surrogate = least_squares(x[:40], y[:40])
+    return _answers(GeoQ(surrogate, None).fit(x[40:], y[40:]).assess(queries()))
+
+
+def many_anchors() -> Answers:
+    x, y = table(3)
+    fitted = _fitted(x, y, n_anchors=3, n_support=7, representation=geoq.identity)
+    return _answers(fitted.assess(queries()))
+
+
+def _closed_field(mask: object = None, **settings: object) -> Answers:
+    """Fields with a bound that has no network."""
+    x, y = fields()
+    if mask is not None:
+        y = np.ma.array(y, mask=mask)
+    increment = geoq.FieldScaleIncrement(
+        domain=settings.pop("domain", None), factor=NoFactor()
+    )
+    fitted = GeoQ(
+        settings.pop("surrogate", None) or _ridge(x[:12], np.ma.getdata(y)[:12]),
+        None,
+        folds=geoq.RandomFolds(4),
+        increment_model=increment,
+        **settings,
+    ).fit(x[12:44], y[12:44])
+    answers = _answers(fitted.assess(1.2 * x[40:]))
+    return {name: np.ma.filled(part, np.nan) for name, part in answers.items()}
+
+
+def field_scale() -> Answers:
+    return _closed_field()
+
+
+def land() -> Answers:
+    mask = np.zeros((48, 2, 12, 12), dtype=bool)
+    mask[:, :, :4, :5] = True
+    return _closed_field(mask)
+
+
+def clouds() -> Answers:
+    rng = np.random.default_rng(5)
+    return _closed_field(rng.random((48, 2, 12, 12)) < 0.2)
+
+
+def mesh() -> Answers:
+    rng = np.random.default_rng(4)
+    nodes = rng.uniform(size=(60, 2))
+    waves = np.sin(3 * rng.normal(size=(6, 2)) @ nodes.T)
+    x = rng.normal(size=(90, 1, 6)) @ waves
+    fitted = GeoQ(
+        lambda x: x - x**3 / 6,
+        None,
+        folds=geoq.RandomFolds(4),
+        increment_model=geoq.FieldScaleIncrement(
+            domain=geoq.Mesh(nodes), factor=NoFactor()
+        ),
+        safe_region=geoq.FieldRegion.on_mesh(nodes),
+    ).fit(x[:80], np.sin(x[:80]))
+    return _answers(fitted.assess(1.1 * x[70:]))
+
+
+def parameters_to_field() -> Answers:
+    x, _ = table()
+    wave = np.linspace(0, 3, 32)
+    y = np.sin(wave + x[:, :1])[:, None] * x[:, 2:, None]
+
+    def surrogate(x: np.ndarray) -> np.ndarray:
+        return np.sin(wave + x[:, :1] ** 2)[:, None] * x[:, 2:, None]
+
+    fitted = GeoQ(
+        surrogate,
+        None,
+        folds=geoq.RandomFolds(4),
+        increment_model=geoq.FieldScaleIncrement(factor=NoFactor()),
+    ).fit(x, y)
+    return _answers(fitted.assess(queries()))
+
+
+def conformalized_fields() -> Answers:
+    x, y = fields(n=130)
+    fitted = GeoQ(
+        _ridge(x[:12], y[:12]),
+        None,
+        folds=geoq.RandomFolds(4),
+        increment_model=geoq.FieldScaleIncrement(factor=NoFactor()),
+    ).fit(x[12:52], y[12:52])
+    fitted.conformalize(x[52:125], y[52:125])
+    return {"bound": _array(fitted.bound(1.2 * x[100:]))}
+
+
+ROLLOUT_PARTS = (
+    "prediction",
+    "error_hat",
+    "safe",
+    "support_score",
+    "supported_horizon",
+    "trusted_horizon",
+)
+
+
+def forcing() -> Answers:
+    rng = np.random.default_rng(6)
+    force = rng.uniform(-1, 1, size=(700, 1))
+    driven = np.zeros((700, 1))
+    for n in range(699):
+        driven[n + 1] = 0.9 * np.sin(driven[n]) + 0.3 * force[n]
+
+    def step(states: np.ndarray, forcing: np.ndarray) -> np.ndarray:
+        return 0.9 * states - 0.1 * states**3 + 0.3 * forcing
+
+    fitted = RolloutGeoQ(step, None, n_calibration=20, n_support=5)
+    fitted.fit(driven[:600], forcing=force[:600])
+    along = np.stack([force[600 + i : 620 + i] for i in range(5)])
+    along[4] += 1
+    answer = fitted.assess(driven[600:605], 20, tolerance=0.1, forcing=along)
+    return _answers(answer, ROLLOUT_PARTS)
+
+
+def memory() -> Answers:
+    from geoq.rollout import WithMemory
+
+    def step(values: np.ndarray, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return 1.98 * values - memory + 0.02 * np.tanh(values), values
+
+    model = WithMemory(step, n_values=1, n_memory=1)
+    series = np.sin(0.1 * np.arange(500))[:, None]
+    states = model.states(series)[1:]
+    fitted = RolloutGeoQ(model, None, output=model.output, n_calibration=30)
+    answer = fitted.fit(states[:400]).assess(states[400:405], 40, tolerance=0.5)
+    return _answers(answer, ROLLOUT_PARTS)
+
+
+def lines_in_time() -> Answers:
+    """States on a line of 24 cells, which have a region of fields."""
+    rng = np.random.default_rng(7)
+    states = np.empty((500, 24))
+    states[0] = rng.normal(size=24)
+    for n in range(499):
+        u = states[n]
+        states[n + 1] = u + 0.02 * (
+            (np.roll(u, -1) - np.roll(u, 2)) * np.roll(u, 1) - u + 6
+        )
+
+    def step(u: np.ndarray) -> np.ndarray:
+        near = np.roll(u, -1, 1), np.roll(u, 2, 1), np.roll(u, 1, 1)
+        return u + 0.02 * ((near[0] - near[1]) * near[2] - 1.02 * u + 6)
+
+    fitted = RolloutGeoQ(step, None, n_calibration=20, n_starts=20)
+    start = states[450:456].copy()
+    start[5] += 0.5 * rng.normal(size=24)
+    answer = fitted.fit(states[50:450]).assess(start, 25, tolerance=1.0)
+    return _answers(answer, ROLLOUT_PARTS)
+
+
+def lags() -> Answers:
+    series = henon(700)[:, 0]
+    windows = np.lib.stride_tricks.sliding_window_view(series, 6).copy()
+
+    def train(segments: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+        now = np.concatenate([piece[:-1] for piece in segments])
+        soon = np.concatenate([piece[1:, -1] for piece in segments])
+        model = KNeighborsRegressor(3, weights="distance").fit(now, soon)
+        return lambda x: np.column_stack([x[:, 1:], model.predict(x)])
+
+    fitted = RolloutGeoQ(None, train, output=-1, n_calibration=20).fit(windows[:500])
+    answer = fitted.assess(windows[500:505], 25, tolerance=0.5)
+    return _answers(answer, ROLLOUT_PARTS)
+
+
 def sklearn() -> Answers:
     from geoq.sklearn import GeoQRegressor
 
@@ -286,6 +498,19 @@ CASES: dict[Callable[[], Answers], str] = {
     rollouts: "closed",
     rollouts_float32: "float32",
     rollouts_paper: "network",
+    mixed_table: "closed",
+    without_retraining: "closed",
+    many_anchors: "closed",
+    field_scale: "closed",
+    land: "closed",
+    clouds: "closed",
+    mesh: "closed",
+    parameters_to_field: "closed",
+    conformalized_fields: "closed",
+    forcing: "closed",
+    memory: "closed",
+    lines_in_time: "closed",
+    lags: "closed",
     sklearn: "closed",
     xarray: "closed",
 }

@@ -197,6 +197,11 @@ def chunks(n_rows: int, row_numbers: int) -> Iterator[slice]:
     return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
 
 
+def permutation(n: int) -> Int[Tensor, " n"]:
+    """The numbers from 0 to n - 1 in a random order, the same one at every call."""
+    return torch.from_numpy(np.random.default_rng(0).permutation(n))
+
+
 def nonzero_counts(rows: Shaped[Tensor, " n *field"]) -> Int[Tensor, " *field"]:
     """Count the rows that are nonzero (or true) in each cell.
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from geoq import masks
-from geoq.arrays import Rows, converted, in_chunks, take, to_tensor
+from geoq.arrays import Rows, converted, in_chunks, permutation, take, to_tensor
 from geoq.checks import add_note_on_error
 from geoq.fold_plan import FoldPlan
 from geoq.folds import count_independent
@@ -112,7 +112,7 @@ class CalibrationSet:
         """All tuples, or a random sample of ``n_rows`` of them if there are more."""
         if len(self) <= n_rows:
             return self
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
+        order = permutation(len(self))
         return self[order[:n_rows].sort().values.to(self.point.device)]
 
     @property

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from geoq.arrays import chunks, gathered, own_arrays, rows_of
+from geoq.arrays import chunks, gathered, own_arrays, permutation, rows_of
 from geoq.neighbors import Neighbors
 
 # NumPy takes less time than torch for arrays of at most this many numbers.
@@ -399,7 +399,7 @@ def similar_points(geometry: Geometry) -> Int[Tensor, " n_points n_others"]:
     n = min(N_SIMILAR + 1, len(geometry.points))
     wider = Geometry(geometry.points, n_anchors=n, n_support=1)
     nearest = wider.relate(geometry.points).anchors
-    order = torch.randperm(n - 1, generator=torch.Generator().manual_seed(0)) + 1
+    order = permutation(n - 1) + 1
     return nearest[:, order.to(nearest.device)]
 
 

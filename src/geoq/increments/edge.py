@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from geoq.arrays import chunks
+from geoq.arrays import chunks, permutation
 from geoq.crossfit import CalibrationSet
 from geoq.increments.factor import BoundOf, Learned
 from geoq.quantiles import (
@@ -66,7 +66,7 @@ def random_coordinates(
     n_wanted, counted = max(100, n_wanted), counted_coordinates(calibration)
     if len(counted) <= n_wanted:
         return counted
-    order = torch.randperm(len(counted), generator=torch.Generator().manual_seed(0))
+    order = permutation(len(counted))
     return counted[order[:n_wanted].sort().values]
 
 

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from geoq.archive import load_weights, without_prefix
-from geoq.arrays import chunks
+from geoq.arrays import chunks, permutation
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures
 from geoq.increments.climatology import PerCoordinate
@@ -152,8 +152,7 @@ class FieldFactor:
         n_splits = min(self.n_splits, len(groups))
         order = torch.arange(len(groups))
         if calibration.position is None:
-            generator = torch.Generator().manual_seed(0)
-            order = torch.randperm(len(groups), generator=generator)
+            order = permutation(len(groups))
         part = (order * n_splits // len(groups)).to(group.device)[group]
         splits = []
         for number in range(n_splits):

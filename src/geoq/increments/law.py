@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -337,7 +338,7 @@ def _random_outputs(
     if n_rows * n_counted <= MAX_VALUES:
         return None if n_counted == n_outputs else counted.expand(n_rows, -1)
     n_chosen = max(1, MAX_VALUES // n_rows)
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randint(n_counted, (n_rows, 1), generator=generator)
+    rng = np.random.default_rng(0)
+    start = torch.from_numpy(rng.integers(n_counted, size=(n_rows, 1)))
     chosen = (start + torch.arange(n_chosen) * n_counted // n_chosen) % n_counted
     return counted[chosen]

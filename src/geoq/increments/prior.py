@@ -11,11 +11,12 @@ cell. With few calibration fields, networks that start from both terms end with 
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from geoq.arrays import chunks, nonzero_counts
+from geoq.arrays import chunks, nonzero_counts, permutation
 from geoq.increments.scale import LowRankScale, Maps
 
 # Which errors took the larger of their two values, predictions, one channel of all rows, and bins.
@@ -156,8 +157,8 @@ def _sampled_cells(is_larger: Tensor) -> Int[Tensor, " n n_sampled"]:
     n_sampled = max(1, MAX_CHANNEL_VALUES // n)
     cells = torch.arange(n_cells).expand(n, -1)
     if n_sampled < n_cells:
-        generator = torch.Generator().manual_seed(0)
-        cells = torch.randint(n_cells, (n, n_sampled), generator=generator)
+        rng = np.random.default_rng(0)
+        cells = torch.from_numpy(rng.integers(n_cells, size=(n, n_sampled)))
     return cells.to(is_larger.device)
 
 
@@ -167,7 +168,7 @@ def _halves(group: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:
     if len(distinct) < 2:
         rows = torch.arange(len(group), device=group.device)
         return rows, rows
-    order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(0))
+    order = permutation(len(distinct))
     is_first = (order < len(distinct) // 2).to(group.device)[number]
     return is_first.nonzero()[:, 0], (~is_first).nonzero()[:, 0]
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from geoq.arrays import chunks
+from geoq.arrays import chunks, permutation
 from geoq.quantiles import weighted_quantile
 from geoq.settings import check_integer
 
@@ -62,7 +62,7 @@ class LowRankScale:
         """The scale of errors that are read in chunks by ``error_of``; ``like`` is the error of one tuple."""
         n_cells = math.prod(like.shape[like.ndim - self.n_spatial :])
         fields = like.reshape(-1, n_cells)
-        some = torch.randperm(n_cells, generator=torch.Generator().manual_seed(0))
+        some = permutation(n_cells)
         some = some[: max(100, MAX_CHANNEL_VALUES // len(weight))].to(like.device)
         mean, parts = torch.zeros_like(fields), []
         fraction = (weight / weight.sum()).to(like)

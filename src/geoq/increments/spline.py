@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from geoq.archive import state_of
-from geoq.arrays import chunks, functions_of, own_arrays
+from geoq.arrays import chunks, functions_of, own_arrays, permutation
 
 Points: TypeAlias = Float[Tensor, " n n_inputs"]
 Outputs: TypeAlias = Float[Tensor, " n n_outputs"]
@@ -178,6 +178,6 @@ def _centres(points: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     mean = total / place.bincount(minlength=len(distinct))[:, None]
     if len(distinct) <= MAX_CENTRES:
         return distinct, mean
-    order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(0))
+    order = permutation(len(distinct))
     chosen = order[:MAX_CENTRES].to(points.device)
     return distinct[chosen], mean[chosen]

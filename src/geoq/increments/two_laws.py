@@ -24,7 +24,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from geoq.archive import state_of, with_prefix, without_prefix
-from geoq.arrays import chunks, functions_of, joined, own_arrays, rows_of
+from geoq.arrays import (
+    chunks,
+    functions_of,
+    joined,
+    own_arrays,
+    permutation,
+    rows_of,
+)
 from geoq.checks import warn
 from geoq.crossfit import CalibrationSet
 from geoq.geometry import GeometricFeatures, anchor_mean
@@ -360,7 +367,7 @@ def _moments(
 def _parts(group: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     """Divide the groups at random into ``N_PARTS`` parts; tuples of one group are in the same part."""
     groups, number = group.unique(return_inverse=True)
-    order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
+    order = permutation(len(groups))
     parts: Tensor = (order % N_PARTS).to(group.device)[number]
     return parts
 
