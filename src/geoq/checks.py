@@ -1,28 +1,17 @@
-"""Refusals of unusable arguments, before any work starts.
+"""Checks of settings and arguments, before any work starts.
 
-Each message has three parts: the user's argument and its value, the fact that it conflicts with, and what to do. The checks
-that belong to one protocol (increment models, safe regions, sources of fold surrogates) stand beside that protocol.
+Each message has three parts: the user's argument and its value, the fact that it conflicts with, and what to do.
 """
 
+import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-
-from geoq.arrays import Array, Rows, chunks, to_tensor
-from geoq.table import Table
-
-REMOVE = "remove or impute these samples first"
-ABSENT = f"{REMOVE}, or mask cells that have no value, numpy.ma.masked_invalid(y)"
-MASK = (
-    "the same places are missing in all samples, as on land or in an obstacle: fill them with 0 in x, and mask them in y with "
-    "numpy.ma.masked_invalid(y)"
-)
 
 
 def warn(message: str) -> None:
@@ -43,29 +32,99 @@ def add_note_on_error(note: str) -> Iterator[None]:
         raise
 
 
-def check_number(value: object, name: str, what: str) -> None:
-    """Refuse anything that is not a real number; ``what`` is the meaning of the number, with an example."""
-    if isinstance(value, Real) and not isinstance(value, bool | np.bool_):
-        return
-    raise TypeError(
-        f"{name}={shortened(value)} is a {type(value).__name__}, but a number is needed; pass {what}."
-    )
-
-
 def shortened(value: object) -> str:
     """The repr of a value, cut after 80 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def check_count(count: object, name: str) -> None:
-    """Refuse anything that is not an integer of at least 1."""
-    if not isinstance(count, Integral) or count < 1:
-        raise ValueError(f"{name}={count!r}: {name} must be an integer >= 1.")
+def is_integer(value: object) -> bool:
+    """Whether a value is an integer; True and False are not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def check_index(number: int, name: str, n: int) -> None:
-    """Refuse the number of a query, or of a rollout, that was not assessed."""
+def is_number(value: object) -> bool:
+    """Whether a value is a finite real number; arrays, True and False are not."""
+    if not isinstance(value, Real) or isinstance(value, bool | np.bool_):
+        return False
+    return math.isfinite(value)
+
+
+def check_integer(value: Any, name: str, least: int) -> None:
+    """Raise unless the value is an integer of at least ``least``."""
+    if not is_integer(value) or value < least:
+        raise ValueError(f"{name}={value!r} must be an integer >= {least}.")
+
+
+def check_seed(value: Any, name: str) -> None:
+    """Raise unless the value is an integer."""
+    if not is_integer(value):
+        raise ValueError(f"{name}={value!r} must be an integer.")
+
+
+def check_quantile(quantile: Any, name: str) -> None:
+    """Raise unless the value is a number in the open interval (0, 1)."""
+    if not is_number(quantile) or not 0 < quantile < 1:
+        raise ValueError(
+            f"{name}={quantile!r}, but a quantile level lies strictly between 0 and 1; 0.95 is usual."
+        )
+
+
+def check_fraction(value: Any, name: str) -> None:
+    """Raise unless the value is a number in the half-open interval (0, 1]."""
+    if not is_number(value) or not 0 < value <= 1:
+        raise ValueError(
+            f"{name}={value!r}, but it is a fraction; choose a value above 0 and at most 1."
+        )
+
+
+def check_numbers(values: Any, name: str, *, least: float) -> None:
+    """Raise unless the values are a sequence of finite numbers of at least ``least``."""
+    if not _is_sequence(values) or not all(is_number(v) and v >= least for v in values):
+        raise ValueError(
+            f"{name}={values!r} must be a tuple of numbers >= {least:g}, for example (0.5, 1.0)."
+        )
+
+
+def check_widths(values: Any, name: str, *, n_least: int = 1) -> None:
+    """Raise unless the values are a sequence of ``n_least`` or more integers of at least 1."""
+    usable = _is_sequence(values) and all(is_integer(v) and v >= 1 for v in values)
+    if not usable or len(values) < n_least:
+        raise ValueError(
+            f"{name}={values!r} must be a tuple of {n_least} or more integers >= 1, for example (32, 64)."
+        )
+
+
+def _is_sequence(values: object) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str)
+
+
+def check_object(value: object, kind: type, name: str, example: str) -> None:
+    """Raise for a class in place of an object, and for objects that are not of a class or protocol."""
+    if isinstance(value, type):
+        raise TypeError(
+            f"{name} is the class {value.__name__}, but an object is needed; pass for example {name}={example}."
+        )
+    if not isinstance(value, kind):
+        members = (*getattr(kind, "__annotations__", {}), *vars(kind))
+        missing = [m for m in members if m[0] != "_" and not hasattr(value, m)]
+        is_protocol = getattr(kind, "_is_protocol", False) and missing
+        what = f"has no {' and no '.join(missing)}" if is_protocol else "is not usable"
+        raise TypeError(
+            f"{name}={shortened(value)} {what}, but {name} must be a {kind.__name__}; pass for example {name}={example}."
+        )
+
+
+def check_function(value: object, name: str, call: str) -> None:
+    """Raise unless the value can be called."""
+    if not callable(value):
+        raise TypeError(
+            f"{name}={shortened(value)}, but it is called as {call}; pass a function."
+        )
+
+
+def check_index(number: Any, name: str, n: int) -> int:
+    """The number of a row as a nonnegative integer; raises if the row does not exist."""
     if not isinstance(number, Integral):
         raise TypeError(
             f"{name}={shortened(number)} is a {type(number).__name__}, but the number of a row is needed; choose 0 to {n - 1}."
@@ -74,207 +133,54 @@ def check_index(number: int, name: str, n: int) -> None:
         raise IndexError(
             f"{name}={number}, but {n} were assessed; choose 0 to {n - 1}."
         )
+    return int(number) % n
 
 
-def check_fitted(estimator: object, attribute: str) -> None:
-    """Refuse to answer before ``fit``."""
+def check_fitted(estimator: object, attribute: str = "fitted_") -> None:
+    """Raise before ``fit``."""
     if not hasattr(estimator, attribute):
-        # Here, because importing scikit-learn takes long.
-        from sklearn.exceptions import NotFittedError
+        from sklearn.exceptions import NotFittedError  # here: a slow import
 
         raise NotFittedError(
             f"this {type(estimator).__name__} is not fitted yet; call fit first."
         )
 
 
-def clear_fitted(estimator: object) -> None:
-    """Delete what an earlier fit has learned, so that a failed fit does not leave a mixture of two."""
-    for name in [name for name in vars(estimator) if name.endswith("_")]:
-        delattr(estimator, name)
-
-
-def check_finite(
-    tensor: Tensor, name: str, way_out: str = REMOVE, if_masked: str = ""
-) -> None:
-    """Refuse NaN and infinity; ``if_masked`` is the way out for fields that are missing at the same places in all samples."""
-    parts = chunks(len(tensor), tensor[:1].numel()) if tensor.ndim else [...]
-    if all(bool(tensor[part].isfinite().all()) for part in parts):
+def check_finite(array: np.ndarray, name: str, way_out: str) -> None:
+    """Raise for NaN and infinity."""
+    # The sum is finite unless a value is not, or the sum overflows; so most arrays need no second look.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if math.isfinite(float(array.sum(dtype=float))):
+            return
+    finite = np.isfinite(array)
+    if finite.all():
         return
-    finite = tensor.isfinite()
-    if if_masked and _is_masked(finite):
-        way_out = if_masked
-    bad = (~finite).nonzero()
-    where = ", ".join(str(int(i)) for i in bad[0])
+    bad = np.argwhere(~finite)
+    where = ", ".join(map(str, bad[0]))
+    value = array[tuple(bad[0])]
     raise ValueError(
-        f"{name}[{where}] is {tensor[tuple(bad[0])].item()} ({len(bad)} of {tensor.numel()} values are not finite); "
-        f"{way_out}."
+        f"{name}[{where}] is {value} ({len(bad)} of {array.size} values are not finite); {way_out}."
     )
 
 
-# Squares of larger or smaller numbers overflow or vanish, by the precision of the tensor.
-_UNITS = {torch.float32: (1e-18, 1e18), torch.float64: (1e-140, 1e140)}
+# Squares of larger or smaller numbers overflow or vanish, in single and in double precision.
+_UNITS = {4: (1e-18, 1e18), 8: (1e-140, 1e140)}
 
 
-def check_inputs_unit(tensor: Tensor, name: str) -> None:
-    """Refuse a coordinate whose values are so large or so close together that no standard deviation can be computed."""
-    low, high = _UNITS[torch.float64]
-    least, most = tensor.amin(dim=0), tensor.amax(dim=0)
-    size, spread = torch.maximum(most.abs(), least.abs()), most - least
-    bad = (size > high) | ((spread > 0) & (spread < low))
+def check_unit(array: np.ndarray, name: str, *, by_column: bool) -> None:
+    """Raise for values whose squares overflow or vanish, in one of the columns or over all columns."""
+    low, high = _UNITS[8 if by_column else array.dtype.itemsize]
+    least, most = array.min(axis=0), array.max(axis=0)
+    size, spread = np.maximum(abs(most), abs(least)), most - least
+    if not by_column:
+        # The largest spread over the samples: a single output may be close to constant.
+        size, spread = size.max(), spread.max()
+    bad = np.asarray((size > high) | ((spread > 0) & (spread < low)))
     if bad.any():
-        where = bad.nonzero()[0].tolist()
+        where = np.argwhere(bad)[0].tolist()
         column = f"{name}[{', '.join(map(str, [':', *where]))}]" if where else name
-        ends = (
-            f"from {least[tuple(where)].item():.3g} to {most[tuple(where)].item():.3g}"
-        )
-        raise ValueError(f"{column} ranges {ends}; {_other_unit(column)}.")
-
-
-def check_outputs_unit(
-    tensor: Tensor, name: str, dtype: torch.dtype | None = None
-) -> None:
-    """Refuse values whose squares overflow or vanish in a precision, which is by default the precision of the values."""
-    dtype = tensor.dtype if dtype is None else dtype
-    low, high = _UNITS[dtype]
-    least, most = tensor.amin().item(), tensor.amax().item()
-    # The largest spread over the samples: a single output may be close to constant.
-    spread = float((tensor.amax(dim=0) - tensor.amin(dim=0)).max())
-    if max(abs(least), abs(most)) > high or 0 < spread < low:
+        ends = least[tuple(where)].min(), most[tuple(where)].max()
         raise ValueError(
-            f"{name} ranges from {least:.3g} to {most:.3g} in {str(dtype).removeprefix('torch.')}; {_other_unit(name)}."
+            f"{column} ranges from {ends[0]:.3g} to {ends[1]:.3g}; squares of such numbers overflow or vanish; pass it in another "
+            f"unit of measurement, for example {column} / abs({column}).max()."
         )
-
-
-def _other_unit(name: str) -> str:
-    return (
-        "squares of such numbers overflow or vanish; pass it in another unit of measurement, for example "
-        f"{name} / abs({name}).max()"
-    )
-
-
-def _is_masked(finite: Tensor) -> bool:
-    """Whether some places of the fields, but not all, are missing in every sample."""
-    if finite.ndim < 3 or len(finite) < 2 or not finite[0].any():
-        return False
-    return bool((finite == finite[0]).all())
-
-
-def check_pairs(x: Rows, y: Rows) -> tuple[Tensor, Tensor]:
-    """Inputs and reference outputs as tensors; refused unless they are finite and equally many.
-
-    A table may have missing inputs; whether the surrogate accepts them is checked later.
-    """
-    inputs, outputs = to_tensor(x, "x"), to_tensor(y, "y")
-    for name, tensor in (("x", inputs), ("y", outputs)):
-        if tensor.ndim == 0 or not tensor.numel():
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)} and holds no samples; pass one sample per row."
-            )
-        if name == "y" or not isinstance(x, Table):
-            fields = name == "y" and tensor.ndim > 1
-            check_finite(tensor, name, ABSENT if fields else REMOVE, if_masked=MASK)
-    if len(inputs) != len(outputs):
-        raise ValueError(
-            f"x has {len(inputs)} rows and y has {len(outputs)}; each input needs its reference output."
-        )
-    check_inputs_unit(inputs, "x")
-    check_outputs_unit(outputs, "y")
-    return inputs, outputs
-
-
-def check_rows(
-    rows: Rows, name: str, shape: tuple[int, ...], fitted_on: str, one: str
-) -> None:
-    """Refuse queries whose shape differs from the rows that the estimator was fitted on, and empty queries."""
-    tensor = to_tensor(rows, name)
-    if tensor.ndim == 0 or tuple(tensor.shape[1:]) != shape or not len(tensor):
-        single = (
-            f"; a single {one} needs a first dimension of 1"
-            if tuple(tensor.shape) == shape
-            else ""
-        )
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}, but {fitted_on} of shape {shape}; "
-            f"pass at least one {one} of that shape{single}."
-        )
-
-
-# The name of what a recipe returns; other callables are named after their argument.
-TRAINED = "the trained surrogate"
-_CALLS = {
-    "train_surrogate": "train_surrogate(x, y)",
-    "error_functional": "error_functional(y, y_hat)",
-    TRAINED: "surrogate(x)",
-}
-
-
-def check_callable(function: object, name: str) -> None:
-    """Refuse objects that cannot be called on a batch, and networks in training mode, whose output is random."""
-    if isinstance(function, nn.Module) and function.training:
-        way_out = (
-            "return model.eval() from train_surrogate"
-            if name == TRAINED
-            else f"call {name}.eval() first"
-        )
-        raise ValueError(
-            f"{name} is in training mode, so dropout would make its errors random; {way_out}."
-        )
-    if callable(function) and not _is_mistaken(function, name):
-        return
-    got = type(function).__name__
-    if isinstance(function, type):
-        got = f"the class {function.__name__}"
-    raise TypeError(
-        f"{name} must be callable as {_CALLS.get(name, f'{name}(x)')}, got {got}; {_instead(function, name)}."
-    )
-
-
-def _is_mistaken(function: object, name: str) -> bool:
-    """Whether a class is passed where an object is needed; a class with callable objects can be a recipe."""
-    if not isinstance(function, type):
-        return False
-    is_recipe = issubclass(function, Callable) and not issubclass(function, nn.Module)  # type: ignore[arg-type]
-    return name != "train_surrogate" or not is_recipe
-
-
-def _instead(function: object, name: str) -> str:
-    """What to pass in place of an object that cannot be called."""
-    if name == "error_functional":
-        return "pass a function of both, such as geoq.absolute_error"
-    named = f"{function.__name__}()" if isinstance(function, type) else ""
-    has_predict = callable(getattr(function, "predict", None))
-    if name == "train_surrogate" and has_predict:
-        return f"pass lambda x, y: {named or 'clone(model)'}.fit(x, y).predict"
-    if name == "train_surrogate":
-        return "pass a function that returns a trained model, or a TrainNetwork"
-    what = "a trained object" if named else "a function"
-    if name == TRAINED:
-        return f"return {'model.predict' if has_predict else what} from train_surrogate"
-    return f"pass {name}=model.predict" if has_predict else f"pass {what}"
-
-
-def check_array_kind(
-    module: nn.Module, array: Array, name: str, array_name: str
-) -> None:
-    """Refuse NumPy arrays for torch modules."""
-    if isinstance(array, np.ndarray):
-        raise TypeError(
-            f"{name} is a torch module, but {array_name} is a NumPy array; pass x and y as tensors of its dtype, "
-            f"{array_name}=torch.from_numpy({array_name}){cast_to_weights(module)}."
-        )
-
-
-def weights_dtype(module: nn.Module) -> torch.dtype | None:
-    """The dtype of the first floating-point weight of a module."""
-    return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
-
-
-def cast_to_weights(module: nn.Module) -> str:
-    """The expression that converts a tensor to the dtype of the module's weights, for messages."""
-    dtype = weights_dtype(module) or torch.float32
-    short = {
-        torch.float32: "float()",
-        torch.float64: "double()",
-        torch.float16: "half()",
-    }
-    return f".{short.get(dtype, f'to({dtype})')}"

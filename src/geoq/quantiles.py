@@ -1,44 +1,24 @@
 r"""Quantiles, the pinball loss that they minimise, and conformal ranks.
 
 The paper does not name a definition of the empirical quantile. geoq uses the inverse of the empirical distribution function
-everywhere, because it minimises the pinball loss; the interpolating default of ``torch.quantile`` does not.
+everywhere, because it minimises the pinball loss; the interpolating default of ``numpy.quantile`` does not. A value of nan does not
+count.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from geoq.settings import is_number
+import numpy as np
 
 
-def check_quantile(quantile: Any, name: str) -> None:
-    """Refuse anything but a number in the open interval (0, 1)."""
-    if not is_number(quantile) or not 0 < quantile < 1:
-        raise ValueError(
-            f"{name}={quantile!r}, but a quantile level lies strictly between 0 and 1; 0.95 is usual."
-        )
-
-
-def check_fraction(value: Any, name: str) -> None:
-    """Refuse anything but a number in the half-open interval (0, 1]."""
-    if not is_number(value) or not 0 < value <= 1:
-        raise ValueError(
-            f"{name}={value!r}, but it is a fraction; choose a value above 0 and at most 1."
-        )
-
-
-def pinball_loss(
-    value: Float[Tensor, " *shape"], estimate: Float[Tensor, " *shape"], quantile: float
-) -> Float[Tensor, " *shape"]:
+def pinball_loss(value: Any, estimate: Any, quantile: float) -> Any:
     r"""Elementwise pinball loss. Its mean is least where the estimate is the quantile of the values.
 
     .. math:: \max(\tau (r - g), (\tau - 1) (r - g))
     """
     excess = value - estimate
-    return torch.maximum(quantile * excess, (quantile - 1) * excess)
+    return np.maximum(quantile * excess, (quantile - 1) * excess)
 
 
 def rank(n: int, quantile: float) -> int:
@@ -49,34 +29,48 @@ def rank(n: int, quantile: float) -> int:
     return max(1, math.ceil(n * quantile - 1e-9))
 
 
-def inverse_cdf_quantile(
-    values: Float[Tensor, " n *shape"], quantile: float
-) -> Float[Tensor, " *shape"]:
-    r"""Smallest value v such that at least the fraction ``quantile`` of the values is at most v, per coordinate.
+def inverse_cdf_quantile(values: np.ndarray, quantile: float) -> Any:
+    r"""Smallest value v such that at least the fraction ``quantile`` of the values is at most v, per column.
 
     .. math:: \widehat Q_\tau = \inf \{v : \widehat F(v) \ge \tau\}
 
+    A column without values has the quantile nan.
+
     Example:
-        >>> inverse_cdf_quantile(torch.tensor([3.0, 1.0, 2.0, 4.0]), 0.5)
-        tensor(2.)
+        >>> float(inverse_cdf_quantile(np.array([3.0, 1.0, 2.0, 4.0]), 0.5))
+        2.0
     """
-    return values.kthvalue(rank(len(values), quantile), dim=0).values
+    if not np.isnan(values).any():
+        place = rank(len(values), quantile) - 1
+        return np.partition(values, place, axis=0)[place]
+    return weighted_quantile(values, np.ones(len(values)), quantile)
 
 
-def weighted_quantile(
-    values: Float[Tensor, " n *shape"],
-    weights: Float[Tensor, " n *shape"],
-    quantile: float,
-) -> Float[Tensor, " *shape"]:
-    """Smallest value v such that values of at most v have at least the fraction ``quantile`` of the weight, per coordinate."""
-    ordered, order = values.sort(dim=0)
-    passed = weights.gather(0, order).cumsum(dim=0)
-    place = (
-        (passed < passed[-1:] * quantile * (1 - 1e-12))
-        .sum(dim=0, keepdim=True)
-        .clamp(max=len(values) - 1)
-    )
-    return ordered.gather(0, place)[0]
+def weighted_quantile(values: np.ndarray, weights: np.ndarray, quantile: float) -> Any:
+    """Smallest value v such that values of at most v have at least the fraction ``quantile`` of the weight, per column.
+
+    The weights have the shape of the values, or one number per row.
+    """
+    if weights.ndim < values.ndim:
+        weights = weights.reshape(-1, *(1,) * (values.ndim - 1))
+    weights = np.where(np.isnan(values), 0.0, weights)
+    order = values.argsort(axis=0, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=0)
+    passed = np.take_along_axis(weights, order, axis=0).cumsum(axis=0)
+    short = passed < passed[-1:] * quantile * (1 - 1e-12)
+    place = short.sum(axis=0, keepdims=True).clip(max=len(values) - 1)
+    return np.take_along_axis(ordered, place, axis=0)[0]
+
+
+def weighted_quantiles(
+    values: np.ndarray, weights: np.ndarray, levels: Sequence[float]
+) -> np.ndarray:
+    """The weighted quantile of one column at several levels."""
+    order = values.argsort(kind="stable")
+    passed = weights[order].cumsum()
+    wanted = passed[-1] * np.asarray(levels) * (1 - 1e-12)
+    places = np.searchsorted(passed, wanted).clip(max=len(values) - 1)
+    return np.asarray(values[order[places]])
 
 
 def n_required(quantile: float) -> int:
@@ -89,47 +83,33 @@ def n_required(quantile: float) -> int:
     return math.ceil(quantile / (1 - quantile) - 1e-9)
 
 
-def error_ratios(
-    error: Float[Tensor, " n *field"], bound: Float[Tensor, " n *field"]
-) -> Float[Tensor, " n n_coordinates"]:
-    """Errors divided by their bounds, one row per query. The ratio is zero where the error is zero, whatever the bound."""
-    return torch.where(error == 0, 0, error / bound).reshape(len(error), -1)
+def error_ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    """Errors divided by their bounds, one row per query; 0 where the error is 0, whatever the bound, and nan where it is nan."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(error == 0, 0, error / bound).reshape(len(error), -1)
 
 
-def conformal_factor(
-    ratio: Float[Tensor, " n n_coordinates"], quantile: float
-) -> float:
+def conformal_factor(ratio: np.ndarray, quantile: float) -> float:
     r"""Factor on the bounds for which a new row is expected to have at least the fraction ``quantile`` of its values covered.
 
-    .. math:: \text{the } \lceil n_c (n + 1) \tau \rceil \text{-th smallest of } n \cdot n_c \text{ ratios}
+    .. math:: \min \{\lambda : \textstyle\sum_i \#\{j : r_{ij} > \lambda\} / m_i \le (1 - \tau)(n + 1) - 1\}
 
-    A ratio of nan is absent: the fraction is then a fraction of the values of a row that are present.
-
-    With one number per row this is split conformal prediction. With several it is conformal risk control of the fraction
-    of values that exceed the bound (Angelopoulos et al. 2024). The factor is infinite if there are fewer rows than
-    ``n_required(quantile)``.
+    Row i has :math:`m_i` values that are not nan. With one number per row this is split conformal prediction. With several it is
+    conformal risk control of the fraction of values that exceed the bound (Angelopoulos et al. 2024). The factor is infinite if
+    there are fewer rows than ``n_required(quantile)``.
     """
     n_rows = len(ratio)
     if n_rows < n_required(quantile):
         return math.inf
-    if ratio.isnan().any():
-        return _factor_of_present(ratio, quantile)
-    return float(
-        inverse_cdf_quantile(ratio.reshape(-1), quantile * (n_rows + 1) / n_rows)
-    )
-
-
-def _factor_of_present(
-    ratio: Float[Tensor, " n n_coordinates"], quantile: float
-) -> float:
-    r"""The conformal factor of rows with different numbers :math:`m_i` of values.
-
-    .. math:: \min \{\lambda : \textstyle\sum_i \#\{j : r_{ij} > \lambda\} / m_i \le (1 - \tau)(n + 1) - 1\}
-    """
-    present = ~ratio.isnan()
-    weight = (1 / present.sum(dim=1, keepdim=True)).double().expand_as(ratio)[present]
-    values, order = ratio[present].sort()
+    present = ~np.isnan(ratio)
+    if present.all():
+        level = quantile * (n_rows + 1) / n_rows
+        return float(inverse_cdf_quantile(ratio.reshape(-1), level))
+    n_values = present.sum(axis=1, keepdims=True)
+    weight = np.broadcast_to(1 / np.maximum(n_values, 1), ratio.shape)[present]
+    values = ratio[present]
+    order = values.argsort(kind="stable")
     # The sum over the larger values, rounded down a little.
-    larger = weight.sum() - weight[order].cumsum(dim=0)
-    allowed = (1 - quantile) * (len(ratio) + 1) - 1 + 1e-9
-    return float(values[int((larger > allowed).sum())])
+    larger = weight.sum() - weight[order].cumsum()
+    allowed = (1 - quantile) * (n_rows + 1) - 1 + 1e-9
+    return float(values[order][int((larger > allowed).sum())])

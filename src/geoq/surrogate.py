@@ -1,63 +1,59 @@
 """The user's callables: surrogates, recipes and error functionals, and their evaluation on batches (lines 1 and 4)."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
 
-from geoq.arrays import Array, Rows, RowsT, chunks, restore, to_tensor
-from geoq.checks import cast_to_weights, check_array_kind, check_finite, weights_dtype
-from geoq.scratch import empty_like_rows
-from geoq.table import Table, native, values
+from geoq.arrays import (
+    chunks,
+    is_tensor,
+    native,
+    no_grad,
+    own_copy,
+    restore,
+    to_numbers,
+)
+from geoq.checks import check_finite
+from geoq.data.table import Table
 
 
 @runtime_checkable
 class Surrogate(Protocol):
     """The trained model F-hat, kept fixed: an ``nn.Module`` in eval mode, ``model.predict``, or any function of a batch."""
 
-    def __call__(self, x: Array, /) -> Array: ...
+    def __call__(self, x: Any, /) -> Any: ...
 
 
 @runtime_checkable
 class TrainSurrogate(Protocol):
     """A recipe: it trains a new surrogate on the pairs that it receives. It is called once per fold."""
 
-    def __call__(self, x: Array, y: Array, /) -> Surrogate: ...
+    def __call__(self, x: Any, y: Any, /) -> Surrogate: ...
 
 
 @runtime_checkable
 class TrainTogether(Protocol):
-    """A recipe that can train several surrogates at once for less than their separate cost, such as ``geoq.TrainNetwork``.
+    """A recipe that can train several surrogates at once for less than their separate cost, such as ``TrainNetwork``.
 
-    Each surrogate has its own subset of the rows and, if seeds are given, its own seed. ``n_together`` returns how many
-    surrogates should be trained at once on data of this shape.
+    ``train_many`` receives for each surrogate its own subset of the rows. ``n_together`` returns how many surrogates should be
+    trained at once on data of this shape.
     """
 
-    def __call__(self, x: Array, y: Array, /) -> Surrogate: ...
+    def __call__(self, x: Any, y: Any, /) -> Surrogate: ...
 
-    def n_together(self, x: Array, y: Array, /) -> int: ...
+    def n_together(self, x: Any, y: Any, /) -> int: ...
 
     def train_many(
-        self,
-        x: Array,
-        y: Array,
-        subsets: Sequence[Array],
-        seeds: Sequence[int] | None = None,
-        /,
+        self, x: Any, y: Any, subsets: Sequence[np.ndarray], /
     ) -> Sequence[Surrogate]: ...
 
 
-@runtime_checkable
-class ErrorFunctional(Protocol):
-    """The error rho(y, y_hat): nonnegative, one row per sample, of any shape."""
-
-    def __call__(self, y: Array, y_hat: Array, /) -> Array: ...
+# The error rho(y, y_hat): nonnegative, one row per sample, of any shape.
+ErrorFunctional = Callable[[Any, Any], Any]
 
 
-def absolute_error(y: Array, y_hat: Array) -> Array:
+def absolute_error(y: Any, y_hat: Any) -> Any:
     r"""Absolute error of each value: a number, a vector or a field per sample.
 
     .. math:: E(x) = |F(x) - \widehat F(x)|  (eq:pointwise_error)
@@ -66,11 +62,10 @@ def absolute_error(y: Array, y_hat: Array) -> Array:
         >>> absolute_error(np.array([1.0, 2.0]), np.array([1.5, 1.0]))
         array([0.5, 1. ])
     """
-    error: Array = abs(_difference(y, y_hat))  # type: ignore[assignment]  # NumPy's stubs call it object
-    return error
+    return abs(_difference(y, y_hat))
 
 
-def norm_error(y: Array, y_hat: Array) -> Array:
+def norm_error(y: Any, y_hat: Any) -> Any:
     r"""Euclidean norm of the error, one number per sample.
 
     .. math:: E(x) = \|F(x) - \widehat F(x)\|_2
@@ -78,7 +73,7 @@ def norm_error(y: Array, y_hat: Array) -> Array:
     return (_difference(y, y_hat).reshape(len(y), -1) ** 2).sum(1) ** 0.5
 
 
-def relative_norm_error(y: Array, y_hat: Array) -> Array:
+def relative_norm_error(y: Any, y_hat: Any) -> Any:
     r"""Norm of the error divided by the norm of the reference, one number per sample.
 
     .. math:: E(x) = \|F(x) - \widehat F(x)\|_2 / \|F(x)\|_2
@@ -86,115 +81,151 @@ def relative_norm_error(y: Array, y_hat: Array) -> Array:
     return norm_error(y, y_hat) / norm_error(y, 0 * y_hat)
 
 
-def _difference(y: Array, y_hat: Array) -> Array:
-    if isinstance(y, Tensor) and y.dtype == torch.bool:
-        # torch does not subtract from boolean masks; NumPy treats them as 0 and 1.
-        y = y.to(torch.uint8)
-    return y - y_hat
+def _difference(y: Any, y_hat: Any) -> Any:
+    # torch does not subtract from boolean masks; NumPy treats them as 0 and 1.
+    return (y * 1 if "bool" in str(y.dtype) else y) - y_hat
 
 
-@torch.no_grad()
-def evaluate(function: Callable[[Any], Any], x: Rows, name: str) -> Tensor:
-    """Apply a user's function to all rows of x, in chunks; refused unless it returns one finite row per input."""
+# The name of what a recipe returns; other callables are named after their argument.
+TRAINED = "the trained surrogate"
+_CALLS = {
+    "train_surrogate": "train_surrogate(x, y)",
+    "error_functional": "error_functional(y, y_hat)",
+    TRAINED: "surrogate(x)",
+}
+
+
+def check_callable(function: Any, name: str) -> None:
+    """Raise for objects that cannot be called on a batch, and for networks in training mode, whose output is random."""
+    if getattr(function, "training", False) is True and hasattr(function, "eval"):
+        way_out = (
+            "return model.eval() from train_surrogate"
+            if name == TRAINED
+            else f"call {name}.eval() first"
+        )
+        raise ValueError(
+            f"{name} is in training mode, so dropout would make its errors random; {way_out}."
+        )
+    if callable(function) and not _is_mistaken(function, name):
+        return
+    got = type(function).__name__
+    if isinstance(function, type):
+        got = f"the class {function.__name__}"
+    raise TypeError(
+        f"{name} must be callable as {_CALLS.get(name, f'{name}(x)')}, got {got}; {_instead(function, name)}."
+    )
+
+
+def _is_mistaken(function: object, name: str) -> bool:
+    """Whether a class is passed where an object is needed; a class with callable objects can be a recipe."""
+    if not isinstance(function, type):
+        return False
+    is_recipe = issubclass(function, Callable) and not hasattr(function, "state_dict")  # type: ignore[arg-type]
+    return name != "train_surrogate" or not is_recipe
+
+
+def _instead(function: object, name: str) -> str:
+    """What to pass in place of an object that cannot be called."""
+    if name == "error_functional":
+        return "pass a function of both, such as geoq.absolute_error"
+    named = f"{function.__name__}()" if isinstance(function, type) else ""
+    has_predict = callable(getattr(function, "predict", None))
+    if name == "train_surrogate" and has_predict:
+        return f"pass lambda x, y: {named or 'clone(model)'}.fit(x, y).predict"
+    if name == "train_surrogate":
+        return "pass a function that returns a trained model, or a TrainNetwork"
+    what = "a trained object" if named else "a function"
+    if name == TRAINED:
+        return f"return {'model.predict' if has_predict else what} from train_surrogate"
+    return f"pass {name}=model.predict" if has_predict else f"pass {what}"
+
+
+def evaluate(function: Callable[[Any], Any], x: Any, name: str) -> np.ndarray:
+    """Apply a user's function to all rows of x, in chunks; raises unless it returns one finite row per input."""
     answers = answers_of(function, x, name)
     check_finite(answers, f"{name}(x)", f"{name} must return finite numbers")
     return answers
 
 
-@torch.no_grad()
-def answers_of(function: Callable[[Any], Any], x: Rows, name: str) -> Tensor:
-    """Apply a user's function to all rows of x, in chunks; its answers can be nan or infinite."""
-    if isinstance(function, nn.Module) and not isinstance(x, Table):
-        check_array_kind(function, x, name, "x")
-    answers: Tensor | None = None
+def answers_of(function: Callable[[Any], Any], x: Any, name: str) -> np.ndarray:
+    """Apply a user's function to all rows of x, in chunks; its answers can be nan, masked (then nan) or infinite."""
+    if hasattr(function, "state_dict") and not is_tensor(x):
+        from geoq.training.recipe import TrainedNetwork  # needs torch
+
+        function = TrainedNetwork(function)
+    answers: np.ndarray | None = None
     for rows in chunks(len(x), int(np.prod(x.shape[1:]))):
         # A copy goes in, because a function may work in place, and a copy is kept, because it may use its buffer again.
         part = own_copy(x[rows])
-        answer = _one_row_each(_call(function, part, name), len(part), name)
+        with no_grad():
+            answer = one_row_each(function(native(part)), len(part), name)
         if answers is None:
-            answers = empty_like_rows(answer, len(x))
+            answers = np.empty((len(x), *answer.shape[1:]), answer.dtype)
         if answer.shape[1:] != answers.shape[1:]:
             raise ValueError(
-                f"{name} returned rows of shape {tuple(answer.shape[1:])} and of shape {tuple(answers.shape[1:])} for inputs "
-                "of the same shape; it must return rows of one shape."
+                f"{name} returned rows of shape {answer.shape[1:]} and of shape {answers.shape[1:]} for inputs of the same shape; "
+                "it must return rows of one shape."
             )
         answers[rows] = answer
     assert answers is not None
     return answers
 
 
-def own_copy(array: RowsT) -> RowsT:
-    """A copy of the user's array, which a function of the user may change."""
-    if isinstance(array, Table):
-        return cast(RowsT, array.copy())
-    copied = array.clone() if isinstance(array, Tensor) else array.copy(order="K")
-    return cast(RowsT, copied)
+def one_row_each(answer: Any, n_rows: int, name: str) -> np.ndarray:
+    """What a function of the user returned, as numbers; raises unless there is one row per input."""
+    if hasattr(answer, "to_numpy"):  # a Series or a data frame
+        answer = answer.to_numpy()
+    if isinstance(answer, np.ma.MaskedArray):
+        answer = answer.astype(float).filled(np.nan)
+    numbers = to_numbers(answer, f"the output of {name}")
+    if numbers.ndim == 0 or len(numbers) != n_rows:
+        raise ValueError(
+            f"{name} returned shape {numbers.shape} for {n_rows} inputs; it must return one row per input."
+        )
+    return numbers
 
 
-def _call(function: Callable[[Any], Any], x: Rows, name: str) -> Any:
-    try:
-        return function(native(x))
-    except RuntimeError as exc:
-        # Checked only after a failure: a module can accept another dtype than the dtype of its weights.
-        if not isinstance(function, nn.Module) or weights_dtype(function) in (
-            None,
-            x.dtype,
-        ):
-            raise
-        raise TypeError(
-            f"{name} has weights of {weights_dtype(function)} and failed on x of {x.dtype} ({exc}); pass x and y in the "
-            f"dtype of its weights, x{cast_to_weights(function)}."
-        ) from exc
-
-
-@torch.no_grad()
-def observe(
-    surrogate: Surrogate, error_functional: ErrorFunctional, x: Rows, y: Rows
-) -> tuple[Float[Tensor, " n *output"], Float[Tensor, " n *field"]]:
-    r"""Predictions of the surrogate and their observed errors.
+def errors_of(
+    prediction: np.ndarray, error_functional: ErrorFunctional, y: np.ndarray, like: Any
+) -> np.ndarray:
+    r"""Errors of predictions with known reference outputs, computed in chunks; nan where y is nan.
 
     .. math:: E(x_i) = \rho(y_i, \widehat F(x_i))  (eq:pointwise_error)
+
+    The error functional receives arrays of the kind of ``like``, and the prediction in place of y where y is nan.
     """
-    prediction = evaluate(surrogate, x, "surrogate")
-    return prediction, errors_of(prediction, error_functional, y)
-
-
-@torch.no_grad()
-def errors_of(
-    prediction: Float[Tensor, " n *output"], error_functional: ErrorFunctional, y: Rows
-) -> Float[Tensor, " n *field"]:
-    """Errors of predictions with known reference outputs, computed in chunks."""
-    y = cast(Array, values(y))
     if prediction.shape != y.shape:
         raise ValueError(
-            f"surrogate returned shape {tuple(prediction.shape)} for y of shape {tuple(y.shape)}; "
-            "reshape y or the surrogate's output until they agree."
+            f"surrogate returned shape {prediction.shape} for y of shape {y.shape}; reshape y or the surrogate's output until they "
+            "agree."
         )
-    row_numbers = int(np.prod(y.shape[1:]))
-    error: Tensor | None = None
-    for part in chunks(len(y), row_numbers):
-        given = own_copy(y[part]), restore(prediction[part].clone(), y)
-        found = _one_row_each(
-            error_functional(*given), len(given[0]), "error_functional"
-        )
-        error = empty_like_rows(found, len(y)) if error is None else error
+    error: np.ndarray | None = None
+    for part in chunks(len(y), int(np.prod(y.shape[1:]))):
+        absent = np.isnan(y[part])
+        truth = np.where(absent, prediction[part], y[part])
+        kind = None if isinstance(like, Table) else like
+        given = (restore(values, kind) for values in (truth, prediction[part].copy()))
+        with no_grad():
+            found = one_row_each(
+                error_functional(*given), len(truth), "error_functional"
+            )
+        if found.shape == absent.shape and absent.any():
+            found = np.where(absent, np.nan, found)
+        if error is None:
+            error = np.empty((len(y), *found.shape[1:]), found.dtype)
         error[part] = found
+        _check_errors(found, absent if found.shape == absent.shape else None)
     assert error is not None
-    way_out = "error_functional must return finite numbers"
-    check_finite(error, "error_functional(y, y_hat)", way_out)
-    if error.numel() and error.min() < 0:
-        raise ValueError(
-            f"error_functional returned {error.min().item():g}, but an error is nonnegative; take its absolute value."
-        )
     return error
 
 
-def _one_row_each(answer: Any, n_rows: int, name: str) -> Tensor:
-    if hasattr(answer, "to_numpy"):  # a Series or a data frame
-        answer = answer.to_numpy()
-    tensor = to_tensor(answer, f"the output of {name}")
-    if tensor.ndim == 0 or len(tensor) != n_rows:
+def _check_errors(error: np.ndarray, absent: np.ndarray | None) -> None:
+    present = (
+        error if absent is None or not absent.any() else np.where(absent, 0, error)
+    )
+    way_out = "error_functional must return finite numbers"
+    check_finite(present, "error_functional(y, y_hat)", way_out)
+    if present.size and present.min() < 0:
         raise ValueError(
-            f"{name} returned shape {tuple(tensor.shape)} for {n_rows} inputs; it must return one row per input."
+            f"error_functional returned {present.min():g}, but an error is nonnegative; take its absolute value."
         )
-    return tensor

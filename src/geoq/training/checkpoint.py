@@ -5,27 +5,24 @@ the calibration that it belongs to.
 """
 
 import hashlib
+import io
 import json
-from collections.abc import Mapping
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from geoq import archive
+from geoq.arrays import chunks, is_tensor, to_numbers
 from geoq.checks import add_note_on_error, warn
-from geoq.fold_plan import FoldPlan
-from geoq.training.recipe_id import Unrecognisable, array_id, object_id, recipe_id
+from geoq.data.table import Table
 
-MANIFEST = "calibration.geoq"
-JOBS = "jobs.geoq"
-
-# Relative difference up to which arrays of two runs count as equal.
-SAME = 1e-3
+MANIFEST = "calibration.npz"
 
 
 @dataclass(frozen=True)
@@ -36,13 +33,13 @@ class Checkpoint:
     and representation. These are recognised by their code and values, unless ``key`` is given.
 
     Attributes:
-        folder: The folder; it is created if it does not exist.
-        key: Your name for the recipe and the representation. A later run then compares this name instead of code and values.
+        folder: the folder; it is created if it does not exist.
+        key: your name for the recipe and the representation. A later run then compares this name instead of code and values.
 
     Example:
-        >>> from geoq.training import Checkpoint
+        >>> from geoq.parts import Checkpoint
         >>> checkpoint = Checkpoint("calibration", key="ridge, alpha=0.1")
-        >>> geoq.fit(x, y, checkpoint=checkpoint)  # doctest: +SKIP
+        >>> estimator.fit(x, y, checkpoint=checkpoint)  # doctest: +SKIP
     """
 
     folder: str | Path
@@ -65,35 +62,40 @@ class Checkpoint:
     ) -> "FinishedFolds":
         """Start a checkpoint, or continue the checkpoint of the same calibration.
 
-        The checkpoint of another calibration is refused: its data, folds and settings, which ``facts`` identifies, or its recipe
-        and representation differ.
+        Raises:
+            ValueError: the folder belongs to another calibration: its data, folds and settings, which ``facts`` identifies, or
+                its recipe and representation differ.
         """
         own = dict(facts) | {name: self._id(name, of) for name, of in callables.items()}
         place = Path(self.folder)
+        if place.exists() and not place.is_dir():
+            raise ValueError(
+                f"checkpoint={str(place)!r} is a file; pass the path of a folder."
+            )
         place.mkdir(parents=True, exist_ok=True)
         manifest = place / MANIFEST
         if not manifest.exists():
-            orphans = [path.name for path in place.glob("fold-*.geoq")]
+            orphans = [path.name for path in place.glob("fold-*.npz")]
             if orphans:
                 raise ValueError(
                     f"checkpoint={str(place)!r} contains {orphans[0]} but not {MANIFEST}, so its calibration is unknown; "
                     "use an empty folder."
                 )
-            archive.write(manifest, own, {})
+            _write(manifest, json.dumps(own), {})
         with add_note_on_error("Delete the folder to start again."):
-            stored, _ = archive.read(manifest)
+            stored = json.loads(_read(manifest)[0])
         self._check(stored, own, callables)
-        return FinishedFolds(place, _hash(own))
+        return FinishedFolds(place, _hash(json.dumps(own, sort_keys=True)))
 
     def _id(self, name: str, of: object) -> str:
         if self.key is not None:
             return f"key {self.key!r}"
         try:
-            return recipe_id(of)
-        except Unrecognisable as exc:
+            return identity(of)
+        except Exception as exc:
             raise ValueError(
-                f"checkpoint={str(self.folder)!r}, but {name} contains {exc}, which a later run cannot recognise; give the "
-                f"recipe a name of your own, checkpoint=Checkpoint({str(self.folder)!r}, key='name'), from geoq.training."
+                f"checkpoint={str(self.folder)!r}, but {name} cannot be pickled ({exc}), so a later run cannot recognise it; give it "
+                f"a name of your own, checkpoint=Checkpoint({str(self.folder)!r}, key='name'), from geoq.parts."
             ) from exc
 
     def _check(
@@ -115,105 +117,70 @@ class Checkpoint:
         )
         raise ValueError(
             f"checkpoint={str(self.folder)!r} belongs to another calibration ({listed}); use another folder, or delete this "
-            f"folder.{named}"
+            f"folder to start again.{named}"
         )
 
 
 @dataclass(frozen=True)
 class FinishedFolds:
-    """Predictions of the finished folds of one calibration.
-
-    A file that cannot be written, for example on a full disk, gives a warning. The calibration then continues in memory.
-
-    Attributes:
-        folder: The folder of the files.
-        calibration: The identifier of the calibration, which every file contains.
-    """
+    """The files of the finished folds, each with the identifier of the calibration."""
 
     folder: Path
     calibration: str
 
     def jobs(self, proposed: list[list[int]]) -> list[list[int]]:
-        """The folds that are trained together: the proposed lists in the first run, and the same lists in later runs."""
-        file = self.folder / JOBS
-        if not file.exists():
-            self._write(file, {"jobs": proposed}, {})
-        if not file.exists():
-            return proposed
-        jobs: Any = self._read(file)[0].get("jobs")
-        needed = sorted(fold for job in proposed for fold in job)
-        try:
-            listed = sorted(fold for job in jobs for fold in job)
-        except TypeError:
-            listed = []
-        if listed != needed:
+        """The folds that are trained together: those of the first run, or the proposed ones."""
+        numbers = [len(job) for job in proposed]
+        known = self.first("jobs", {"jobs": np.array(numbers)})["jobs"]
+        every = [number for job in proposed for number in job]
+        ends = np.cumsum(known).tolist()
+        if sum(known.tolist()) != len(every):
             raise ValueError(
-                f"{file} lists the folds {listed}, but the calibration needs each of {needed} once; delete the folder to start "
-                "again."
+                f"{self.folder} has other jobs of folds; delete the folder to start again."
             )
-        return [[int(fold) for fold in job] for job in jobs]
+        return [every[end - int(n) : end] for n, end in zip(known, ends, strict=True)]
 
-    def first(self, name: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The arrays of the first run, which later runs must reproduce up to rounding.
-
-        A surrogate that is trained again differs in its last digits, and so does everything that depends on it.
-        """
-        file = self.folder / f"{name}.geoq"
+    def first(
+        self, name: str, arrays: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """The arrays that the first run stored under this name; they are stored now if this is the first run."""
+        file = self.folder / f"{name}.npz"
         if not file.exists():
-            self._write(file, {}, arrays)
-        if not file.exists():
+            self._write(file, arrays)
             return dict(arrays)
-        known = self._read(file)[1]
-        for part, array in arrays.items():
-            same = part in known and torch.allclose(
-                known[part].double(), array.cpu().double(), rtol=SAME, atol=SAME
-            )
-            if not same:
-                raise ValueError(
-                    f"checkpoint={str(self.folder)!r} belongs to another calibration (the {part} of the {name} differs); use "
-                    "another folder, or delete this one. If fit trains the deployed surrogate, the training must be "
-                    "reproducible."
-                )
-        return known
+        return self._read(file)
 
     def has(self, fold: int) -> bool:
         """Whether the fold is finished."""
         return self._file(fold).exists()
 
-    def load(self, fold: int, n_rows: int) -> Float[Tensor, " n *output"]:
+    def load(self, fold: int, n_rows: int) -> np.ndarray:
         """The predictions of the surrogate of the fold at this number of rows."""
-        file = self._file(fold)
-        numbers, arrays = self._read(file)
-        prediction = arrays.get("prediction")
-        if (
-            numbers.get("fold") != fold
-            or prediction is None
-            or len(prediction) != n_rows
-        ):
+        found = self._read(self._file(fold)).get("prediction")
+        if found is None or len(found) != n_rows:
             raise ValueError(
-                f"{file} does not contain the {n_rows} predictions of fold {fold + 1}; delete it to train this fold again."
+                f"{self._file(fold)} does not contain the {n_rows} predictions of fold {fold + 1}; delete it to train this fold "
+                "again."
             )
-        return prediction
+        return found
 
-    def save(self, fold: int, prediction: Float[Tensor, " n *output"]) -> None:
+    def save(self, fold: int, prediction: np.ndarray) -> None:
         """Store the predictions of a finished fold."""
-        self._write(self._file(fold), {"fold": fold}, {"prediction": prediction})
+        self._write(self._file(fold), {"prediction": prediction})
 
     def _file(self, fold: int) -> Path:
-        return self.folder / f"fold-{fold + 1:04d}.geoq"
+        return self.folder / f"fold-{fold + 1:04d}.npz"
 
-    def _read(self, file: Path) -> archive.Content:
+    def _read(self, file: Path) -> dict[str, np.ndarray]:
         with add_note_on_error(f"Delete {file} to compute its content again."):
-            numbers, arrays = archive.read(file)
-            if numbers.get("calibration") != self.calibration:
+            calibration, arrays = _read(file)
+            if calibration != self.calibration:
                 raise ValueError(f"{file} belongs to another calibration.")
-        return numbers, arrays
+        return arrays
 
-    def _write(
-        self, file: Path, numbers: dict[str, Any], arrays: Mapping[str, Tensor]
-    ) -> None:
+    def _write(self, file: Path, arrays: Mapping[str, np.ndarray]) -> None:
         try:
-            archive.write(file, {"calibration": self.calibration, **numbers}, arrays)
+            _write(file, self.calibration, arrays)
         except OSError as exc:
             warn(
                 f"checkpoint={str(self.folder)!r} cannot be written ({exc.strerror or exc}); fit continues, but an interrupted run "
@@ -221,14 +188,88 @@ class FinishedFolds:
             )
 
 
-def _hash(facts: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+def _write(file: Path, text: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write a file beside its target under another name, which then replaces the target."""
+    buffer = io.BytesIO()
+    np.savez(buffer, text=np.array(text), **arrays)
+    content = buffer.getvalue()
+    scratch = file.with_name(f".{file.name}.{uuid4().hex}")
+    try:
+        scratch.write_bytes(content + hashlib.sha256(content).digest())
+        os.replace(scratch, file)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
-def folds_id(plan: FoldPlan) -> str:
-    """An identifier of the folds: their scheme, and a hash of their training and held-out rows."""
-    digest = hashlib.sha256(json.dumps([len(plan.splits)]).encode())
-    for rows in plan.splits:
-        for part in rows:
-            digest.update(array_id(np.asarray(part, dtype=np.int64)).encode())
-    return f"{object_id(plan)} with rows {digest.hexdigest()[:16]}"
+def _read(file: Path) -> tuple[str, dict[str, np.ndarray]]:
+    """The text and the arrays of a file; raises if a byte differs from what was written."""
+    content = file.read_bytes()
+    if hashlib.sha256(content[:-32]).digest() != content[-32:]:
+        raise ValueError(f"{file} is damaged or not complete.")
+    with np.load(io.BytesIO(content[:-32]), allow_pickle=False) as found:
+        arrays = {name: found[name] for name in found.files}
+    return str(arrays.pop("text")), arrays
+
+
+def _hash(*parts: str | bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else part)
+    return digest.hexdigest()[:32]
+
+
+def array_id(array: Any) -> str:
+    """An identifier of the values of an array or a table."""
+    names = repr(array.schema) if isinstance(array, Table) else ""
+    mask = np.ma.getmaskarray(array) if isinstance(array, np.ma.MaskedArray) else None
+    values = np.ma.getdata(array) if mask is not None else to_numbers(array, "array")
+    digest = hashlib.sha256(f"{names} {values.dtype} {values.shape}".encode())
+    for part in (values,) if mask is None else (values, mask):
+        for rows in chunks(len(part), int(np.prod(part.shape[1:]))):
+            digest.update(np.ascontiguousarray(part[rows]).tobytes())
+    kind = "tensor" if is_tensor(array) else type(array).__name__
+    return f"{kind} of shape {values.shape} with hash {digest.hexdigest()[:16]}"
+
+
+def identity(of: object) -> str:
+    """An identifier of a recipe: a hash of its code and its values, as cloudpickle stores them.
+
+    Functions and variables of the user's own modules count with their values, and not by their names.
+    """
+    import cloudpickle
+
+    own = [module for module in [*sys.modules.values()] if _is_of_user(module)]
+    for module in own:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        content = _pickled(cloudpickle.dumps, of)
+    except Exception:  # noqa: BLE001 (a module of the user can hold anything)
+        content = None
+    finally:
+        for module in own:
+            cloudpickle.unregister_pickle_by_value(module)
+    if content is None:
+        content = _pickled(cloudpickle.dumps, of)
+    named = [m for m in own if m.__name__.encode() in content and m.__file__]
+    files = [Path(m.__file__).read_bytes() for m in named]
+    kind = getattr(of, "__qualname__", type(of).__name__)
+    return f"{kind} with hash {_hash(content, *files)}"
+
+
+def _pickled(dumps: Callable[[object], bytes], of: object) -> bytes:
+    # The second time, because the first one can fill caches of the object.
+    dumps(of)
+    return dumps(of)
+
+
+def _is_of_user(module: Any) -> bool:
+    """Whether a module is neither a part of Python, nor an installed package, nor geoq."""
+    file = getattr(module, "__file__", None)
+    name = getattr(module, "__name__", "")
+    if not isinstance(file, str) or name.partition(".")[0] in ("geoq", "__main__"):
+        return False
+    if name not in sys.modules or not Path(file).is_file():
+        return False
+    paths = sysconfig.get_paths()
+    installed = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return not any(Path(file).is_relative_to(place) for place in installed)

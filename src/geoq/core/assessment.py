@@ -1,0 +1,254 @@
+"""The answer of GeoQ: the bound, the safe flag, their parts, and the reason."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from geoq.arrays import native
+from geoq.checks import check_index
+from geoq.core import answer_table
+
+if TYPE_CHECKING:
+    from geoq.core.fitted import Fitted
+
+N_ANCHORS_SHOWN = 5
+SAFE = "safe, within the region of the held-out points"
+NOT_SAFE = "NOT safe, outside the region of the held-out points; the bound is a guess"
+
+
+@runtime_checkable
+class Labels(Protocol):
+    """One label per row: a list, an array, or an index of pandas."""
+
+    def __getitem__(self, row: int, /) -> Any: ...
+
+
+@dataclass(frozen=True, repr=False)
+class Assessment:
+    """Error bounds, safe flags and their parts, one row per query, in the user's kind of array.
+
+    Attributes:
+        prediction: the prediction of the surrogate.
+        error_hat: the bound, an upper estimate of its error: ``anchor_error + increment``.
+        safe: whether the calibration supports the bound.
+        support_score: a measure of the distance to the calibration; a query is safe if it is at most 1.
+        anchor_error: mean observed error of the anchors.
+        increment: difference between the bound and the anchor error.
+        anchors: rows of the data that serve as anchors, the nearest first.
+        anchor_distance: distances to the anchors in representation space.
+        displacement: mean displacement from the anchors.
+        support_distance: mean distance to the nearest points.
+        lost: the queries without an answer, for example because an input is nan. They are not safe, their numbers are nan and
+            their anchors -1.
+        asked: the queries.
+        fitted: the calibration that gave the answer.
+    """
+
+    prediction: Float[Any, " n *output"]
+    error_hat: Float[Any, " n *field"]
+    safe: Bool[Any, " n"]
+    support_score: Float[Any, " n"]
+    anchor_error: Float[Any, " n *field"]
+    increment: Float[Any, " n *field"]
+    anchors: Int[Any, " n n_anchors"]
+    anchor_distance: Float[Any, " n n_anchors"]
+    displacement: Float[Any, " n *z"]
+    support_distance: Float[Any, " n"]
+    lost: Bool[np.ndarray, " n"]
+    asked: Any
+    fitted: "Fitted" = field(compare=False)
+
+    def __len__(self) -> int:
+        return len(self.safe)
+
+    def __repr__(self) -> str:
+        return answer_table.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return answer_table.html_of(self)
+
+    @property
+    def quantile(self) -> float:
+        """The quantile level of the bounds."""
+        return self.fitted.quantile
+
+    @property
+    def output_names(self) -> Sequence[str] | None:
+        """The names of the outputs, if y was a data frame or a Series with a name."""
+        return self.fitted.output_names
+
+    def to_frame(self) -> Any:
+        """The predictions, bounds, flags and support scores as a data frame, one row per query.
+
+        The data frame is of the library of the queries and has their index. For queries in arrays it is of pandas, or of polars
+        if pandas is not installed. Several outputs have a column each; a field has its mean.
+
+        Example:
+            >>> from geoq import GeoQ, RandomFolds
+            >>> x = np.linspace(0, 1, 60)[:, None]
+            >>> estimator = GeoQ(lambda x: x[:, 0], None, folds=RandomFolds(5)).fit(x, np.sin(x[:, 0]))
+            >>> list(estimator.assess(x[:2]).to_frame().columns)
+            ['prediction', 'error_hat', 'safe', 'support_score']
+        """
+        return answer_table.frame_of(self)
+
+    def safety(self, query: int, names: Sequence[str] | None = None) -> str:
+        """Whether a query is safe, and why, as a phrase."""
+        query = check_index(query, "query", len(self))
+        if self.lost[query]:
+            return f"NOT safe, {self.fitted.why_lost(self.asked, query, names)}"
+        return SAFE if self.safe[query] else NOT_SAFE
+
+    def explanation(self, query: int, names: Sequence[str] | None = None) -> str:
+        """The inputs or the cells behind the flag of a query; empty for a query without an answer."""
+        query = check_index(query, "query", len(self))
+        if self.lost[query]:
+            return ""
+        one = slice(query, query + 1)
+        return self.fitted.explain(
+            self.asked[one], self.prediction[one], self.support_distance[one], names
+        )
+
+    def reason(
+        self,
+        query: int,
+        *,
+        name: str | None = None,
+        labels: Labels | None = None,
+        names: Sequence[str] | None = None,
+        outputs: Sequence[str] | None = None,
+    ) -> str:
+        """Explain the bound and the flag of one query in words and numbers.
+
+        Up to ten outputs are listed one by one, because they can have different units. A field is described by its mean.
+
+        Args:
+            query: the number of the query.
+            name: a name for the query in the text; its number if None.
+            labels: labels of the rows of the data, to name the anchors; their row numbers if None.
+            names: names of the inputs; the columns of the table or their numbers if None.
+            outputs: names of the outputs, with units if you like; the columns of y or their numbers if None.
+        """
+        safety = self.safety(query, names)
+        name, query = name or f"query {query}", query % len(self)
+        if self.lost[query]:
+            return f"{name}: no error bound, {safety}"
+        first, *parts = self._bound_lines(query, outputs)
+        why = self.explanation(query, names)
+        lines = [
+            f"{name}: {first}, {safety}",
+            *([f"  {why}"] if why else []),
+            *parts,
+            *self._anchor_lines(query, labels),
+            *self._repeat_lines(query, outputs),
+            *self._support_lines(query),
+        ]
+        return "\n".join(lines)
+
+    def _bound_lines(self, query: int, outputs: Sequence[str] | None) -> list[str]:
+        """The bound and its parts, for each output or as the mean over a field."""
+        bound, anchor_error, increment = (
+            np.asarray(part[query]).reshape(-1)
+            for part in (self.error_hat, self.anchor_error, self.increment)
+        )
+        answer = np.asarray(self.prediction[query]).reshape(-1)
+        level = f" (quantile level {self.quantile:g})"
+        if not self._is_list:
+            mean = "mean " if len(bound) > 1 else ""
+            one = self._output_names(1, outputs)[0] if not mean and outputs else ""
+            of = f" of {one}" if one else ""
+            prediction = f"prediction {answer[0]:.4g}, " if len(answer) == 1 else ""
+            first = f"{prediction}{mean}error bound{of} {np.nanmean(bound):.3g}{level}"
+            if not self.fitted.uses_anchor_error:
+                return [first]
+            return [
+                first,
+                f"  the bound is the anchor error {np.nanmean(anchor_error):.3g} + the increment {np.nanmean(increment):.3g}",
+            ]
+        names = self._output_names(len(bound), outputs)
+        each = len(answer) == len(bound)
+        lines = [
+            f"  {output}: {f'prediction {answer[j]:.4g}, ' if each else ''}error bound {bound[j]:.3g} = anchor error "
+            f"{anchor_error[j]:.3g} + increment {increment[j]:.3g}"
+            for j, output in enumerate(names)
+            if not np.isnan(bound[j])  # a masked output
+        ]
+        return [f"error bounds of {len(lines)} outputs{level}", *lines]
+
+    def _support_lines(self, query: int) -> list[str]:
+        """The support distance and the support score."""
+        distance = float(self.support_distance[query])
+        compared = times(distance, self.fitted.typical.support_distance)
+        return [
+            f"  support distance {distance:.3g}, {compared}",
+            f"  support score {float(self.support_score[query]):.3g}, safe up to 1",
+        ]
+
+    @property
+    def _is_list(self) -> bool:
+        """Whether an error is a short list of outputs, which can have different units, and not a number or a field."""
+        shape = tuple(self.error_hat.shape[1:])
+        return len(shape) == 1 and 1 < shape[0] <= answer_table.N_OUTPUTS_SHOWN
+
+    def _output_names(self, n: int, outputs: Sequence[str] | None) -> Sequence[str]:
+        known = self.output_names if outputs is None else outputs
+        if outputs is not None and len(outputs) != n:
+            raise ValueError(
+                f"outputs has {len(outputs)} entries, but an error has {n}; pass one name per output."
+            )
+        if known is None or len(known) != n:
+            return [f"output {i}" for i in range(n)]
+        return [known[i] for i in range(n)]
+
+    def _repeat_lines(self, query: int, outputs: Sequence[str] | None) -> list[str]:
+        """The spread of the measurements at the nearest anchor, if it is repeated."""
+        repeats = self.fitted.repeats
+        row = int(self.anchors[query][0])
+        if repeats is None or repeats.count[row] < 2:
+            return []
+        spread = repeats.spread[row].reshape(-1)
+        if len(spread) > answer_table.N_OUTPUTS_SHOWN:
+            return []
+        text = f"{spread[0]:.3g}"
+        if len(spread) > 1:
+            pairs = zip(spread, self._output_names(len(spread), outputs), strict=True)
+            text = ", ".join(f"{value:.3g} ({output})" for value, output in pairs)
+        return [
+            f"  {repeats.count[row]} rows of the data have the inputs of this anchor; the standard deviation of their outputs is {text}"
+        ]
+
+    def _anchor_lines(self, query: int, labels: Labels | None) -> list[str]:
+        mean = "mean " if np.asarray(self.error_hat[query]).size > 1 else ""
+        # The error of a single anchor is the anchor error, which is given before.
+        no_error = self._is_list or len(self.anchors[query]) == 1
+        lines = []
+        for row, distance in zip(
+            np.asarray(self.anchors[query]).tolist(),
+            np.asarray(self.anchor_distance[query]).tolist(),
+            strict=True,
+        ):
+            of = f"row {row}" if labels is None else labels[row]
+            error = self.fitted.error_size[row]
+            observed = "" if no_error else f"observed {mean}error {error:.3g}, "
+            compared = times(distance, self.fitted.typical.distance)
+            lines.append(
+                f"  anchor {of}: {observed}distance {distance:.3g}, {compared}"
+            )
+        n_more = len(lines) - N_ANCHORS_SHOWN
+        more = [f"  and {n_more} more anchors"] if n_more > 0 else []
+        return lines[:N_ANCHORS_SHOWN] + more
+
+    @property
+    def frame(self) -> Any:
+        """The data frame of the queries; an array for arrays."""
+        return native(self.asked)
+
+
+def times(value: float, typical: float) -> str:
+    """A value in units of the median over the calibration."""
+    if not typical > 0:
+        return "the calibration median is 0"
+    return f"{value / typical:.2g} times the calibration median"

@@ -1,0 +1,302 @@
+"""GeoQ: Algorithm 1 of the paper as an estimator with settings."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from geoq import state
+from geoq.bounds.two_laws import TwoLawBound
+from geoq.checks import check_fitted, check_quantile
+from geoq.core import parameters
+from geoq.core.assessment import Assessment
+from geoq.core.calibrate import calibrate
+from geoq.core.conformal import ExpectedCoverage, Guarantee
+from geoq.core.describe import describe
+from geoq.core.fitted import Fitted
+from geoq.core.folds import Folds, default_folds
+from geoq.core.pairs import Pairs
+from geoq.data.domain import Domain, Layout
+from geoq.data.metric import Metric, SensitivityMetric
+from geoq.regions.region import Region, SafeRegion
+from geoq.surrogate import ErrorFunctional, Surrogate, TrainSurrogate, absolute_error
+from geoq.training.checkpoint import Checkpoint
+from geoq.training.progress import ShowProgress, check_progress, progress_bar
+from geoq.training.sources import FoldSurrogates, TrainingTime, measure, source_of
+
+POINTWISE = ExpectedCoverage()
+
+
+def _no_recipe() -> Any:
+    """Raise for a missing recipe: ``train_surrogate=None`` is a statement about the data."""
+    raise TypeError(
+        "GeoQ needs train_surrogate, the recipe for the fold surrogates; pass a function train_surrogate(x, y) that returns a "
+        "trained model, or None if the surrogate has never seen the data that fit will receive."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class GeoQ:
+    r"""Error bound, safe flag and reason for the predictions of a fixed, trained surrogate.
+
+    The bound is the observed error of the nearest data, the anchors, plus an increment that is learned from held-out errors:
+
+    .. math:: \widehat E(x) = \overline E_{k_a}(x) + g_\eta(\psi_{k_a, k}(x))  (eq:anchor_error_decomposition)
+
+    Attributes:
+        surrogate: the trained model, kept fixed and called on batches. None trains it on all data first.
+        train_surrogate: a function ``train_surrogate(x, y)`` that returns a new surrogate. It is called once per fold, or
+            once for many folds if it is a ``TrainTogether``. ``TrainedFolds`` and ``PredictedFolds`` use folds that were
+            trained elsewhere. None means that no retraining is possible: the data given to ``fit`` were never seen by the
+            surrogate, and all errors are its own.
+        quantile: the quantile level of the bound.
+        domain: where inputs and errors lie: ``Table()``, ``Grid(n_axes)`` or ``Mesh(nodes)``. None finds it from the shapes.
+        representation: how distances are measured. A metric, by default ``SensitivityMetric()``, serves anchors, support
+            distance, bound and safe region alike. A function phi(x), fixed and shared by all folds, is the paper's
+            form: anchors are found in phi(x) and support distances are measured in standardised inputs.
+        error_functional: rho, the error that is bounded.
+        folds: which points are held out together; scikit-learn's splitters can be used as well.
+        bound_model: how the bound is fitted. None means ``TwoLawBound()`` for tables and ``FieldBound()`` for fields.
+        n_anchors: k_a, the number of anchors whose errors are averaged.
+        n_support: k, the number of points that the support distance averages over. None means the paper's 20, or as many as
+            the folds leave.
+        safe_region: the rule of the safe region; ``PaperRegion()`` is the paper's.
+        fitted_: after ``fit``, everything that the calibration has found.
+
+    Example:
+        >>> import numpy as np
+        >>> from geoq import GeoQ, RandomFolds
+        >>> x = np.linspace(0, 1, 60)[:, None]
+        >>> def train(x, y):
+        ...     line = np.polyfit(x[:, 0], y, 1)
+        ...     return lambda x: np.polyval(line, x[:, 0])
+        >>> estimator = GeoQ(None, train, folds=RandomFolds(5)).fit(x, np.sin(3 * x[:, 0]))
+        >>> estimator.assess(np.array([[0.5], [3.0]])).safe
+        array([ True, False])
+    """
+
+    surrogate: Surrogate | None
+    train_surrogate: TrainSurrogate | FoldSurrogates | None = field(
+        default_factory=_no_recipe  # required: None is a statement about the data
+    )
+    _: KW_ONLY
+    quantile: float = 0.95
+    domain: Domain | None = None
+    representation: Metric | Any = field(default_factory=SensitivityMetric)
+    error_functional: ErrorFunctional = absolute_error
+    folds: Folds = field(default_factory=default_folds)
+    bound_model: Any = None
+    n_anchors: int = 1
+    n_support: int | None = None
+    safe_region: SafeRegion = field(default_factory=Region)
+
+    @classmethod
+    def paper(
+        cls,
+        surrogate: Surrogate | None,
+        train_surrogate: TrainSurrogate | FoldSurrogates | None,
+        **settings: Any,
+    ) -> "GeoQ":
+        r"""The form of the paper: its distances, cluster folds, bound and safe region; the bound needs torch.
+
+        .. math:: \widehat E(x) = \overline E_{k_a}(x) + \|\psi\| \, h_\eta(T(\psi))
+
+        ``settings`` change single ones, for example ``n_anchors=50`` or ``representation=encoder``.
+        """
+        from geoq.bounds.paper import paper_settings
+
+        return cls(surrogate, train_surrogate, **(paper_settings() | settings))
+
+    def bound_for(self, layout: Layout) -> Any:
+        """The model of the bound: the chosen one, or the default for tables or for fields."""
+        if self.bound_model is not None:
+            return self.bound_model
+        if layout.is_table:
+            return TwoLawBound()
+        from geoq.bounds.fields import FieldBound
+
+        return FieldBound()
+
+    def fit(
+        self,
+        x: Any,
+        y: Any,
+        *,
+        groups: Sequence[Any] | None = None,
+        checkpoint: str | Path | Checkpoint | None = None,
+        progress: ShowProgress = progress_bar,
+    ) -> "GeoQ":
+        """Calibrate on pairs of inputs and reference outputs (lines 1-12).
+
+        Args:
+            x: inputs, one per row: an array of any shape, or a data frame of pandas or polars. The surrogate and the recipe
+                receive data frames as they are. Columns can hold numbers, dates, booleans, strings or categories. A memory map, an
+                HDF5 dataset, a Zarr array or a Dask array can be larger than memory; callables receive NumPy arrays.
+            y: reference outputs, one per row: an array of any shape, a Series or a data frame. Cells of a
+                masked array that are masked in all rows, such as land, or in some rows, such as clouds, do not count. The surrogate
+                may return anything there, and the answers are masked arrays. The recipe receives 0 in cells that are masked in all
+                rows; if other cells are masked, it receives the masked array, with nan under the mask.
+            groups: a label per row; rows with the same label are held out together.
+            checkpoint: a folder, or a ``Checkpoint``, that keeps each finished fold. A run that was interrupted continues from
+                there when it is started again.
+            progress: a function that receives a ``Progress`` after each training, such as ``print``; by default a bar on
+                terminals and in notebooks. None shows nothing. The same lines are logged at the level INFO.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: x, y or a setting is unusable, or the checkpoint belongs to another calibration. These checks come
+                before any training.
+        """
+        check_progress(progress)
+        check_quantile(self.quantile, "quantile")
+        pairs = Pairs.of(self, x, y, groups)
+        finished = pairs.open_checkpoint(checkpoint)
+        self.fitted_: Fitted = calibrate(pairs, progress, finished)
+        return self
+
+    def estimate(
+        self, x: Any, y: Any, *, groups: Sequence[Any] | None = None
+    ) -> TrainingTime:
+        """Train the surrogate of one fold, and estimate the time of all trainings of ``fit`` with the same arguments.
+
+        Returns:
+            The number of trainings and their time, without the time of the bound and of the safe region.
+
+        Example:
+            >>> import numpy as np
+            >>> from sklearn.linear_model import Ridge
+            >>> from geoq import GeoQ, RandomFolds
+            >>> x = np.linspace(0, 1, 60)[:, None]
+            >>> estimator = GeoQ(None, lambda x, y: Ridge().fit(x, y).predict, folds=RandomFolds(5))
+            >>> estimator.estimate(x, np.sin(3 * x[:, 0])).n_trainings
+            6
+        """
+        pairs = Pairs.of(self, x, y, groups)
+        source, splits = source_of(self.train_surrogate), pairs.plan.splits
+        data = pairs.x, pairs.for_training
+        return measure(source, *data, splits, pairs.n_trainings, time.perf_counter)
+
+    @property
+    def surrogate_(self) -> Any:
+        """The deployed surrogate: the given one, or the one that ``fit`` has trained."""
+        return self._fitted.surrogate
+
+    @property
+    def _fitted(self) -> Fitted:
+        check_fitted(self)
+        return self.fitted_
+
+    def assess(self, x: Any) -> Assessment:
+        """Error bound, safe flag and their parts at each query (lines 13-17).
+
+        Args:
+            x: queries, one per row, of the shape of the inputs of ``fit``. A data frame must have the columns of ``fit``; columns
+                in another order are put into that order.
+
+        Returns:
+            One row per query. A query with a missing or infinite input has no answer: it is not safe, and its numbers are nan.
+        """
+        return self._fitted.assess(x)
+
+    def bound(self, x: Any) -> Any:
+        """The error bound of each query, ``assess(x).error_hat``, without the other parts in memory."""
+        level = self._fitted.quantile
+        return self._fitted.bounds(x, (level,))[level]
+
+    def bounds(self, x: Any, levels: Sequence[float]) -> dict[float, Any]:
+        """Error bounds by quantile level; bounds of different levels do not cross.
+
+        Bounds with ``has_levels`` compute each level. Others are scaled by factors from the calibration.
+
+        Args:
+            x: queries, one per row.
+            levels: quantile levels, for example ``(0.5, 0.9)``.
+
+        Returns:
+            An array of bounds for each level.
+        """
+        return self._fitted.bounds(x, levels)
+
+    def expected_error(self, x: Any) -> Any:
+        """The expected error at each query: not a bound, but a sharper map of where a field is wrong.
+
+        Raises:
+            TypeError: the bound estimates only a quantile.
+        """
+        return self._fitted.expected_error(x)
+
+    def conformalize(
+        self, x: Any, y: Any, *, guarantee: Guarantee = POINTWISE
+    ) -> "GeoQ":
+        """Scale the bound so that it holds at its level on pairs that neither surrogate nor calibration has seen.
+
+        There is one factor for safe queries and one for the others. A safe query that is exchangeable with the pairs is
+        covered with at least the probability ``quantile``; of a field, this fraction of the values is expected to be covered.
+
+        Args:
+            x: inputs of the pairs.
+            y: their reference outputs.
+            guarantee: the coverage statement; ``WholeField(0.9)`` makes a statement about whole fields.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: the pairs are unusable, some of them are pairs of ``fit``, or too few of them are safe.
+            TypeError: the bound cannot be scaled, or ``guarantee`` is not a guarantee.
+        """
+        self.fitted_ = self._fitted.conformalized(x, y, guarantee)
+        return self
+
+    def save(self, path: str | Path, *, calibration: bool = True) -> None:
+        """Write the calibrated estimator to one file of arrays and numbers.
+
+        The file contains no callables, but their answers at a few stored inputs, to recognise them.
+
+        Args:
+            path: the file.
+            calibration: False leaves the calibration tuples out. ``assess`` and ``conformalize`` do not need them; ``bounds``
+                needs them for bounds without ``has_levels``.
+        """
+        state.save(path, self, calibration=calibration)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        surrogate: Surrogate,
+        representation: Any = None,
+        error_functional: ErrorFunctional | None = None,
+    ) -> "GeoQ":
+        """Read a calibrated estimator; it gives bit for bit the same answers as the saved one.
+
+        Args:
+            path: a file that ``save`` wrote.
+            surrogate: the model that the file was calibrated with; ``surrogate_`` of an estimator that has trained it.
+            representation: the representation that it was calibrated with, if it was a function.
+            error_functional: the error functional, if it was a function of the user; only ``conformalize`` uses it.
+
+        Raises:
+            ValueError: the file is truncated, altered or foreign, or a callable differs from the original one.
+        """
+        return state.load(
+            path,
+            cls,
+            surrogate=surrogate,
+            representation=representation,
+            error_functional=error_functional,
+        )
+
+    def describe(self) -> str:
+        """The calibration, the fitted bound, the influence of the inputs and the safe region, in a few sentences."""
+        return describe(self._fitted)
+
+    def __repr__(self) -> str:
+        return parameters.represent(self, fitted=hasattr(self, "fitted_"))
+
+    get_params = parameters.get_params
+    set_params = parameters.set_params

@@ -1,0 +1,584 @@
+"""Pairs of inputs and reference outputs: what Algorithm 1 does for points."""
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from geoq.arrays import (
+    chunks,
+    flat,
+    is_tensor,
+    native,
+    own_copy,
+    restore,
+    take,
+    to_numbers,
+)
+from geoq.bounds.protocol import check_shapes, fit_bound
+from geoq.checks import (
+    add_note_on_error,
+    check_finite,
+    check_integer,
+    check_object,
+    check_unit,
+    warn,
+)
+from geoq.core.conformal import ConformalFactors
+from geoq.core.fitted import Fitted, Repeats, predict
+from geoq.core.geometry import Geometry, Relation, Space, anchor_error
+from geoq.core.plan import FoldPlan, draw_folds
+from geoq.core.tuples import Points, Tuples
+from geoq.data.coordinates import Coordinates
+from geoq.data.domain import Layout, Shapes, check_domain, layout_of
+from geoq.data.masks import Mask, exact_cells, filled_errors, outputs_with_nan
+from geoq.data.metric import FittedMetric, Metric, predictor
+from geoq.data.probes import N_PROBES, Probes, warn_of_failed_folds
+from geoq.data.scratch import stored
+from geoq.data.table import (
+    Table,
+    check_same_order,
+    first_few,
+    input_rows,
+    output_names,
+    output_rows,
+)
+from geoq.quantiles import n_required
+from geoq.regions.region import SafeRegion
+from geoq.surrogate import (
+    check_callable,
+    errors_of,
+    evaluate,
+    one_row_each,
+    relative_norm_error,
+)
+from geoq.training.checkpoint import Checkpoint, FinishedFolds, array_id
+from geoq.training.progress import Trainings
+from geoq.training.sources import (
+    Fold,
+    check_sources,
+    count_trainings,
+    fold_predictions,
+    is_pretrained,
+    source_of,
+    train_deployed,
+)
+
+if TYPE_CHECKING:
+    from geoq.core.estimator import GeoQ
+
+logger = logging.getLogger(__name__)
+
+# The paper's k, used for n_support=None if the folds leave enough points.
+USUAL_COUNT = 20
+# A root mean squared error below this fraction of the standard deviation of y is as small as at training points.
+IMPLAUSIBLE = 1e-5
+# In-sample errors of a fold surrogate are measured at about this many of its training points.
+N_IN_SAMPLE = 256
+REMOVE = "remove or impute these samples first"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of the user with the settings of the estimator, checked before any training.
+
+    Attributes:
+        how: the settings.
+        x: inputs, as rows of the user's kind.
+        y: reference outputs, as rows of the user's kind.
+        inputs: the inputs as numbers; missing values of tables are nan.
+        outputs: the reference outputs as numbers; nan where they are masked.
+        for_training: the outputs that recipes receive.
+        mask: the masked cells.
+        coordinates: T.
+        plan: the folds (line 5).
+        layout: where the values of the errors lie.
+        n_support: k.
+    """
+
+    how: "GeoQ"
+    x: Any
+    y: Any
+    inputs: np.ndarray
+    outputs: np.ndarray
+    for_training: Any
+    mask: Mask | None
+    coordinates: Coordinates
+    plan: FoldPlan
+    layout: Layout
+    n_support: int
+
+    @staticmethod
+    def of(how: "GeoQ", x: Any, y: Any, groups: Sequence[Any] | None) -> "Pairs":
+        """Check settings and data, and draw the folds."""
+        _check_settings(how)
+        rows, outputs = input_rows(stored(x)), output_rows(stored(y))
+        check_same_order(rows, outputs)
+        mask = Mask.of(outputs)
+        for_training = outputs if mask is None else mask.for_training(outputs)
+        inputs, numbers = _check_pairs(rows, outputs, mask)
+        _check_models(how, rows, numbers)
+        known = _coordinates(how.representation, inputs, rows)
+        points = flat(known(inputs))
+        plan = draw_folds(how.folds, np.asarray(points, dtype=float), groups)
+        usual = max(1, min(USUAL_COUNT, plan.fewest_left_in))
+        n_support = usual if how.n_support is None else how.n_support
+        plan.check(n_anchors=how.n_anchors, n_support=n_support)
+        if hasattr(how.safe_region, "check_neighbors"):
+            how.safe_region.check_neighbors(plan.n_independent)
+        _warn_if_few(how.quantile, plan.n_groups)
+        shapes = _shapes(how, rows, outputs, numbers)
+        layout = layout_of(how.domain, shapes)
+        check_shapes(how.bound_for(layout), shapes)
+        return Pairs(
+            how,
+            rows,
+            outputs,
+            inputs,
+            numbers,
+            for_training,
+            mask,
+            known,
+            plan,
+            layout,
+            n_support,
+        )
+
+    @property
+    def n_trainings(self) -> int:
+        """One training per fold, and one for a deployed surrogate that is not given."""
+        how, n_folds = self.how, len(self.plan.splits)
+        return count_trainings(how.surrogate, how.train_surrogate, n_folds)
+
+    def open_checkpoint(self, place: Any) -> FinishedFolds | None:
+        """The checkpoint in the folder; raises unless it belongs to these data, folds and settings."""
+        if place is None or is_pretrained(self.how.train_surrogate):
+            return None
+        facts = {
+            "x": array_id(self.x),
+            "y": array_id(self.y),
+            "folds": self.plan.identity,
+            "n_anchors": str(self.how.n_anchors),
+        }
+        callables = {
+            "representation": self.how.representation,
+            "train_surrogate": self.how.train_surrogate,
+        }
+        return Checkpoint.of(place).open(facts, callables)
+
+    # Algorithm 1
+
+    def deployed(self, progress: Trainings) -> Any:
+        """The given surrogate, or one that is trained on all data (line 1)."""
+        if self.how.surrogate is not None:
+            return self.how.surrogate
+        trained = train_deployed(self.how.train_surrogate, self.x, self.for_training)
+        progress.done("deployed surrogate")
+        return trained
+
+    def _errors(self, prediction: np.ndarray, rows: Any) -> np.ndarray:
+        """The errors of predictions at some rows, whose masked cells do not count."""
+        y = self.outputs[rows]
+        if self.mask is not None:
+            prediction = self.mask.filled(prediction)
+        if prediction.shape == y.shape:
+            shown = np.where(np.isnan(y), 0, prediction)
+            way_out = "surrogate must return finite numbers"
+            if self.mask is not None:
+                way_out += ", or mask y there"
+            check_finite(shown, "surrogate(x)", way_out)
+            prediction = np.where(np.isnan(prediction), 0, prediction)
+        return errors_of(prediction, self.how.error_functional, y, native(self.y))
+
+    def relate(
+        self, surrogate: Any, finished: FinishedFolds | None
+    ) -> "ObservedPoints":
+        """The observed errors and the coordinates of all points (lines 2 to 4)."""
+        ask = partial(predict, surrogate, self.mask)
+        prediction = ask(self.x)
+        error = self._errors(prediction, slice(None))
+        if self.how.train_surrogate is None:
+            _warn_if_trained_on(prediction, self.outputs)
+        probes = Probes.of(ask, self.x, prediction)
+        model = self.how.bound_for(self.layout)
+        if hasattr(model, "check_errors"):
+            model.check_errors(prediction, error)
+        metric = self._metric(ask, finished)
+        space = embed(
+            self.how.representation, metric, self.x, self.coordinates(self.inputs)
+        )
+        return ObservedPoints(space, metric, error, prediction, probes)
+
+    def _metric(self, ask: Any, finished: FinishedFolds | None) -> FittedMetric | None:
+        """The fitted metric; None for a representation of the user. A resumed run uses the metric of the first run."""
+        if not isinstance(self.how.representation, Metric):
+            return None
+        metric = self.how.representation.fit(
+            self.coordinates, self.inputs, self.outputs, predictor(ask, self.x)
+        )
+        if not isinstance(metric, FittedMetric):
+            raise TypeError(
+                f"{type(self.how.representation).__name__}.fit returned {type(metric).__name__}; return a FittedMetric."
+            )
+        if finished is None:
+            return metric
+        own = {k: v for k, v in vars(metric).items() if isinstance(v, np.ndarray)}
+        return replace(metric, **finished.first("metric", own))
+
+    def geometry(self, space: Space) -> Geometry:
+        """The geometry of these points."""
+        sided = getattr(self.how.bound_for(self.layout), "uses_neighborhood", True)
+        return Geometry(space, self.how.n_anchors, self.n_support, sided)
+
+    def folds(self, points: "ObservedPoints") -> "HeldOutPoints":
+        """The held-out points of all folds, related to the points that their fold left in."""
+        geometry = self.geometry(points.space)
+        parts = []
+        for seen, unseen in self.plan.splits:
+            left_in = replace(geometry, points=points.space[seen])
+            relation = left_in.relate(points.space[unseen])
+            # The rows of the data, not of the fold.
+            parts.append(
+                replace(
+                    relation,
+                    anchors=seen[relation.anchors],
+                    near=seen[relation.near].astype(np.int32),
+                )
+            )
+        return HeldOutPoints(self, parts)
+
+    def predictions(
+        self,
+        folds: "HeldOutPoints",
+        surrogate: Any,
+        progress: Trainings,
+        finished: FinishedFolds | None,
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """The predictions of the fold surrogates (line 7); none if the deployed surrogate has not seen the data."""
+        del surrogate
+        source = source_of(self.how.train_surrogate)
+        if source is None:
+            return iter(())
+        return fold_predictions(
+            source, self.x, self.for_training, folds.folds, progress, finished
+        )
+
+    def tuples(self, points: "ObservedPoints", held_out: "HeldOutPoints") -> Tuples:
+        """The calibration tuples (line 10), and the cells that are exact."""
+        plan, dependence = self.plan, self.plan.dependence
+        rows = plan.point
+        found = held_out.found
+        error = points.error if found is None else found.error
+        exact = exact_cells([points.error] + ([] if found is None else [error]))
+        if exact is not None:
+            error = np.where(exact, np.nan, error).astype(error.dtype)
+        data = Points(
+            points.space,
+            self.outputs,
+            filled_errors(points.error),
+            plan.splits,
+            self.coordinates,
+            points.metric,
+            self.layout,
+            exact,
+        )
+        return Tuples(
+            relation=Relation.cat(held_out.relations),
+            point=rows,
+            fold=plan.per_tuple(range(len(plan.splits))),
+            family=plan.per_tuple(plan.family),
+            row=rows if found is None else np.arange(len(rows)),
+            errors=error,
+            anchor_errors=None if found is None else found.anchor_error,
+            predictions=points.prediction if found is None else found.prediction,
+            points=data,
+            position=None if dependence is None else dependence.position[rows],
+            reach=0 if dependence is None else dependence.reach,
+        )
+
+    def fit_bound(self, tuples: Tuples) -> Any:
+        """Line 12."""
+        return fit_bound(self.how.bound_for(self.layout), tuples, self.how.quantile)
+
+    def fit_region(self, tuples: Tuples) -> Any:
+        """The threshold of line 16."""
+        return self.how.safe_region.fit(tuples)
+
+    def fitted(
+        self,
+        surrogate: Any,
+        points: "ObservedPoints",
+        tuples: Tuples,
+        bound: Any,
+        region: Any,
+    ) -> Fitted:
+        """What answers queries (lines 13 to 17)."""
+        points.probes.check_unchanged()
+        known = tuples.points
+        shown = points.error.copy() if self.mask is not None else points.error
+        return Fitted(
+            quantile=self.how.quantile,
+            coordinates=self.coordinates,
+            metric=points.metric,
+            geometry=self.geometry(points.space),
+            error=known.error,
+            error_size=np.nanmean(flat(shown), axis=1),
+            bound=bound,
+            region=region,
+            typical=tuples.typical(),
+            output_shape=points.prediction.shape[1:],
+            mask=self.mask,
+            exact=known.exact if getattr(bound, "scalable", True) else None,
+            repeats=Repeats.of(self.coordinates(self.inputs), self.outputs),
+            schema=self.x.schema if isinstance(self.x, Table) else None,
+            output_names=output_names(self.y),
+            families=self.plan.family_names,
+            conformal=ConformalFactors(),
+            tuples=tuples,
+            probes=points.probes.inputs,
+            surrogate=surrogate,
+            representation=self.how.representation,
+            error_functional=self.how.error_functional,
+        )
+
+
+@dataclass(frozen=True)
+class ObservedPoints:
+    """All points with the predictions and the observed errors of the deployed surrogate."""
+
+    space: Space
+    metric: FittedMetric | None
+    error: Float[np.ndarray, " n *field"]
+    prediction: Float[np.ndarray, " n *output"]
+    probes: Probes
+
+
+@dataclass
+class _Found:
+    """Errors, anchor errors and predictions of the tuples of all folds."""
+
+    error: np.ndarray
+    anchor_error: np.ndarray
+    prediction: np.ndarray
+
+
+@dataclass
+class HeldOutPoints:
+    """The held-out points of all folds, and what the fold surrogates predict there.
+
+    The surrogate of a fold is evaluated at the held-out points, at the points that serve as anchors, and at a few more of its
+    training points. The tuples of all folds are written into one place: joining fields would take twice the memory.
+    """
+
+    pairs: Pairs
+    relations: list[Relation]
+    found: _Found | None = None
+    mean_errors: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def folds(self) -> list[Fold]:
+        """The rows that each fold is trained on, and the rows at which its predictions are needed."""
+        splits, folds = self.pairs.plan.splits, []
+        for number, ((seen, unseen), relation) in enumerate(
+            zip(splits, self.relations, strict=True)
+        ):
+            few = seen[:: max(1, len(seen) // N_IN_SAMPLE)]
+            asked = np.concatenate([unseen, np.unique(relation.anchors), few])
+            folds.append(Fold(number, len(splits), seen, asked))
+        return folds
+
+    def put(self, number: int, prediction: np.ndarray) -> None:
+        """Store the errors of one fold, given the predictions of its surrogate (line 8)."""
+        fold, relation = self.folds[number], self.relations[number]
+        n_unseen = len(relation)
+        used, places = np.unique(relation.anchors, return_inverse=True)
+        with add_note_on_error(f"while evaluating the surrogate of {fold}"):
+            error = self.pairs._errors(prediction, fold.evaluated_rows)
+        held_out, of_anchors, in_sample = np.split(
+            error, [n_unseen, n_unseen + len(used)]
+        )
+        # In-sample on purpose: at deployment anchor errors are observed, query errors are not.
+        anchors = anchor_error(
+            places.reshape(relation.anchors.shape), filled_errors(of_anchors)
+        )
+        prediction = prediction[:n_unseen]
+        if self.pairs.mask is not None:
+            prediction = np.nan_to_num(self.pairs.mask.filled(prediction))
+        self._write(number, held_out, anchors, prediction)
+        mean = float(np.nanmean(held_out)), float(np.nanmean(in_sample))
+        self.mean_errors[number] = mean
+        logger.info("%s: mean error %.4g held out, %.4g in sample", fold, *mean)
+        if len(self.mean_errors) == len(self.relations):
+            ordered = [self.mean_errors[n] for n in range(len(self.relations))]
+            warn_of_failed_folds(*np.array(ordered).T)
+
+    def _write(self, number: int, *parts: np.ndarray) -> None:
+        ends = np.cumsum([len(relation) for relation in self.relations])
+        if self.found is None:
+            shapes = [(int(ends[-1]), *part.shape[1:]) for part in parts]
+            self.found = _Found(
+                *(
+                    np.empty(shape, part.dtype)
+                    for shape, part in zip(shapes, parts, strict=True)
+                )
+            )
+        own = slice(int(ends[number]) - len(parts[0]), int(ends[number]))
+        for place, part in zip(vars(self.found).values(), parts, strict=True):
+            place[own] = part
+
+
+def embed(
+    representation: Any, metric: FittedMetric | None, x: Any, coordinates: np.ndarray
+) -> Space:
+    """Phi and nu of the inputs, or their coordinates in the metric (lines 3 and 4)."""
+    if metric is not None:
+        z = metric(coordinates)
+        return Space(z, z, coordinates)
+    z = evaluate(representation, x, "representation")
+    return Space(z, coordinates, coordinates)
+
+
+# Checks
+
+
+def _check_settings(how: "GeoQ") -> None:
+    check_integer(how.n_anchors, "n_anchors", 1)
+    if how.n_support is not None:
+        check_integer(how.n_support, "n_support", 1)
+    if how.representation is None or (
+        isinstance(how.representation, type) and isinstance(how.representation, Metric)
+    ):
+        raise TypeError(
+            f"representation={how.representation!r}: representation must be a metric or a function; leave it out for "
+            "SensitivityMetric(), or pass StandardizedMetric() or a function phi(x)."
+        )
+    check_domain(how.domain)
+    check_object(how.safe_region, SafeRegion, "safe_region", "Region(quantile=0.95)")
+    check_sources(how.surrogate, how.train_surrogate, "x, y")
+    if not isinstance(how.representation, Metric):
+        check_callable(how.representation, "representation")
+    check_callable(how.error_functional, "error_functional")
+
+
+def _check_pairs(x: Any, y: Any, mask: Mask | None) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and reference outputs as numbers; raises unless they are finite and equally many."""
+    inputs = to_numbers(x, "x")
+    outputs = to_numbers(y, "y") if mask is None else outputs_with_nan(y)
+    for name, array in (("x", inputs), ("y", outputs)):
+        if array.ndim == 0 or not array.size:
+            raise ValueError(
+                f"{name} has shape {array.shape} and holds no samples; pass one sample per row."
+            )
+    if not isinstance(x, Table):
+        check_finite(inputs, "x", REMOVE)
+    fields = outputs.ndim > 1
+    way_out = f"{REMOVE}, or mask cells that have no value, numpy.ma.masked_invalid(y)"
+    shown = outputs if mask is None else np.where(np.isnan(outputs), 0, outputs)
+    check_finite(shown, "y", way_out if fields else REMOVE)
+    if len(inputs) != len(outputs):
+        raise ValueError(
+            f"x has {len(inputs)} rows and y has {len(outputs)}; each input needs its reference output."
+        )
+    if not isinstance(x, Table):
+        check_unit(inputs, "x", by_column=True)
+    check_unit(shown, "y", by_column=False)
+    return inputs, outputs
+
+
+def _check_models(how: "GeoQ", x: Any, outputs: np.ndarray) -> None:
+    """Raise for missing values that the surrogate does not accept, and for a division by zero."""
+    if how.error_functional is relative_norm_error:
+        zero = np.flatnonzero((flat(outputs) == 0).all(axis=1))
+        if len(zero):
+            raise ValueError(
+                f"error_functional=relative_norm_error divides by the norm of y, but y[{zero[0]}] is zero ({len(zero)} of "
+                f"{len(outputs)} rows are); remove these rows, or use norm_error."
+            )
+    if not isinstance(x, Table) or how.surrogate is None:
+        return
+    missing = np.isnan(x.array)
+    if not missing.any():
+        return
+    rows = np.flatnonzero(missing.any(axis=1))[:N_PROBES]
+    try:
+        evaluate(how.surrogate, x[rows], "surrogate")
+    except (ValueError, TypeError) as exc:
+        assert x.schema is not None
+        names = [repr(x.schema[j]) for j in np.flatnonzero(missing.any(axis=0))]
+        raise ValueError(
+            f"x has missing values in {first_few(names)}, and surrogate failed on them ({exc}); remove or impute these rows, or "
+            "use a model that accepts missing values."
+        ) from exc
+
+
+def _coordinates(representation: Any, inputs: np.ndarray, x: Any) -> Coordinates:
+    """T of the inputs: by the metric, or without logarithms for a representation of the user."""
+    # Small rows in double precision; fields stay in the precision of the user.
+    if math.prod(inputs.shape[1:]) <= 2**10:
+        inputs = inputs.astype(float)
+    schema = x.schema if isinstance(x, Table) else None
+    if not isinstance(representation, Metric):
+        if schema is not None:
+            from geoq.data.coordinates import fit_columns
+
+            return fit_columns(inputs, {}, schema, logarithms=False)
+        return Coordinates.fit(inputs, logarithms=False)
+    coordinates: object = representation.coordinates(inputs, schema)
+    if not isinstance(coordinates, Coordinates):
+        raise TypeError(
+            f"{type(representation).__name__}.coordinates returned {type(coordinates).__name__}; return the Coordinates of the "
+            "points, for example Coordinates.fit(points, logarithms=False)."
+        )
+    return coordinates
+
+
+def _shapes(how: "GeoQ", x: Any, y: Any, outputs: np.ndarray) -> Shapes:
+    """The shapes of one row; the error functional is called with ``y`` in place of the predictions."""
+    few = np.nan_to_num(outputs[:N_PROBES])
+    like = None if isinstance(y, Table) else native(y)
+    error = how.error_functional(*(restore(few.copy(), like) for _ in range(2)))
+    name = "error_functional"
+    found = one_row_each(error, len(few), name)
+    rows = x[:N_PROBES]
+    z = to_numbers(rows, "x")
+    if not isinstance(how.representation, Metric):
+        phi = partial(evaluate, how.representation, name="representation")
+        z = phi(rows)
+        Probes.of(phi, rows, z, "representation")
+    parts = (z, found, to_numbers(rows, "x"), few)
+    return Shapes(*(part.shape[1:] for part in parts))
+
+
+def _warn_if_few(quantile: float, n_groups: int) -> None:
+    """Warn if there are fewer independent points than the quantile level requires."""
+    needed = n_required(quantile)
+    if n_groups < needed:
+        warn(
+            f"n={n_groups} independent points (or groups, or stretches of time), but quantile={quantile} needs at least "
+            f"{needed} to be estimated; treat the bounds as guesses, give more data, or choose a lower quantile."
+        )
+
+
+def _warn_if_trained_on(prediction: np.ndarray, y: np.ndarray) -> None:
+    """Warn if the errors are as small as only the errors at training points are."""
+    if prediction.shape != y.shape:
+        return
+    squares = np.zeros(y.shape[1:])
+    for rows in chunks(len(y), squares.size):
+        gap = prediction[rows].astype(float) - y[rows]
+        squares += np.nansum(gap * gap, axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        deviation = np.nanstd(y, axis=0)
+        ratio = np.asarray(np.sqrt(squares / len(y)) / deviation)[deviation > 0]
+    if ratio.size and float(ratio.max()) < IMPLAUSIBLE:
+        warn(
+            f"the errors of the surrogate are {float(ratio.max()):.1g} of the standard deviation of y, as small as at points "
+            "that a surrogate was trained on. With train_surrogate=None it must never have seen x and y; otherwise the bounds are "
+            "far too small. Pass points that it was not trained on, or a function train_surrogate(x, y). If the surrogate is new "
+            "to these points and so accurate, ignore this warning."
+        )

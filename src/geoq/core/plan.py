@@ -1,0 +1,265 @@
+"""The folds that a scheme has drawn for one set of points (line 5)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from geoq.checks import add_note_on_error, check_object
+from geoq.core.folds import (
+    ClusterFolds,
+    CombinedFolds,
+    Dependence,
+    DependentFolds,
+    Folds,
+    Groups,
+    NestedFolds,
+    Points,
+    RandomFolds,
+    Split,
+    Splits,
+    count_independent,
+)
+
+
+@dataclass(frozen=True)
+class FoldPlan:
+    """The folds that a scheme has drawn for one set of points.
+
+    Attributes:
+        splits: the training rows and the held-out rows of each fold.
+        family: the number of the scheme that each fold comes from; 0 if schemes were not combined.
+        dependence: which points depend on each other.
+        n_points: the number of points.
+        name: the repr of the scheme.
+        schemes: the reprs of the schemes that were combined.
+    """
+
+    splits: tuple[Split, ...]
+    family: tuple[int, ...]
+    dependence: Dependence | None
+    n_points: int
+    name: str = "FoldPlan"
+    schemes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @staticmethod
+    def draw(
+        folds: Any, points: Float[np.ndarray, " n d"], groups: Groups
+    ) -> "FoldPlan":
+        """Draw the folds of a scheme; refuse folds without training points or without held-out points."""
+        check_object(folds, Folds, "folds", "RandomFolds(5)")
+        schemes = folds.schemes if isinstance(folds, CombinedFolds) else (folds,)
+        drawn = [
+            (family, _rows_of(pair, f"fold {number} of {scheme!r}"))
+            for family, scheme in enumerate(schemes)
+            for number, pair in enumerate(scheme.split(points, None, groups), start=1)
+        ]
+        plan = FoldPlan(
+            splits=tuple(split for _, split in drawn),
+            family=tuple(family for family, _ in drawn),
+            dependence=folds.dependence(len(points), groups)
+            if isinstance(folds, DependentFolds)
+            else None,
+            n_points=len(points),
+            name=repr(folds),
+            schemes=tuple(map(repr, schemes)),
+        )
+        plan._check_rows()
+        return plan
+
+    @property
+    def point(self) -> Int[np.ndarray, " n_tuples"]:
+        """The row of the data that each calibration tuple comes from."""
+        return np.concatenate([held_out for _, held_out in self.splits])
+
+    def per_tuple(self, numbers: Iterable[int]) -> Int[np.ndarray, " n_tuples"]:
+        """One number per fold, repeated for each tuple of the fold."""
+        n_tuples = [len(held_out) for _, held_out in self.splits]
+        return np.repeat(np.array([*numbers]), n_tuples)
+
+    @property
+    def fewest_left_in(self) -> int:
+        """The number of points that the smallest fold trains on."""
+        return min(len(train) for train, _ in self.splits)
+
+    @property
+    def family_names(self) -> tuple[str, ...]:
+        """The names of the schemes; equal ones are numbered."""
+        names = [name.partition("(")[0] for name in self.schemes]
+        return tuple(
+            name if names.count(name) == 1 else f"{name} {place}"
+            for place, name in enumerate(names)
+        )
+
+    @property
+    def identity(self) -> str:
+        """An identifier of the folds: their scheme, and a hash of their training and held-out rows."""
+        digest = sha256(str(len(self.splits)).encode())
+        for rows in self.splits:
+            for part in rows:
+                digest.update(np.asarray(part, dtype=np.int64).tobytes() + b"|")
+        return f"{self.name} with rows {digest.hexdigest()[:16]}"
+
+    @property
+    def n_independent(self) -> int:
+        """Smallest number of independent partners that any calibration tuple has."""
+        if self.dependence is None:
+            return count_independent(None, 0, len(self.point))
+        position = self.dependence.position[self.point]
+        return count_independent(position, self.dependence.reach, len(position))
+
+    @property
+    def n_groups(self) -> int:
+        """The number of points, groups or stretches of time that are independent of each other."""
+        if self.dependence is None:
+            return self.n_points
+        stretch = self.dependence.position // (self.dependence.reach + 1)
+        return len(np.unique(stretch))
+
+    def check(self, *, n_anchors: int, n_support: int) -> None:
+        """Refuse more neighbours than the folds leave, before anything is trained."""
+        for fold, (train, _) in enumerate(self.splits, start=1):
+            for name, needed in (("n_anchors", n_anchors), ("n_support", n_support)):
+                if len(train) < needed:
+                    raise ValueError(
+                        f"{name}={needed}, but {self._name(fold)} leaves only {len(train)} points; "
+                        f"lower {name}, give more data, or choose folds that leave more points."
+                    )
+
+    def _check_rows(self) -> None:
+        if not self.splits:
+            raise ValueError(
+                "folds.split yielded no fold; choose a scheme with at least one fold."
+            )
+        for fold, (train, held_out) in enumerate(self.splits, start=1):
+            for name, rows in (("training", train), ("held-out", held_out)):
+                if not len(rows):
+                    raise ValueError(
+                        f"{self._name(fold)} has no {name} points of the {self.n_points} given; "
+                        "lower n_folds or gap, or give more data."
+                    )
+                outside = rows[(rows < 0) | (rows >= self.n_points)]
+                if outside.size:
+                    raise ValueError(
+                        f"{self._name(fold)} contains row {outside[0]}, but there are {self.n_points} rows; "
+                        "correct the folds."
+                    )
+            if np.intersect1d(train, held_out).size:
+                raise ValueError(
+                    f"{self._name(fold)} trains on points that it holds out; training rows and held-out rows must be disjoint."
+                )
+
+    def _name(self, fold: int) -> str:
+        return f"fold {fold} of {len(self.splits)}"
+
+
+def draw_folds(
+    folds: Any, points: Float[np.ndarray, " n d"], groups: Any = None
+) -> FoldPlan:
+    """Draw the folds of a scheme; if there are groups, every fold holds out whole groups.
+
+    ``RandomFolds``, ``ClusterFolds`` and ``NestedFolds`` then divide the groups, each at the mean of its points.
+
+    A fold of another scheme that separates the points of one group is refused.
+    """
+    if groups is None:
+        return FoldPlan.draw(folds, points, None)
+    labels, codes = group_codes(groups, len(points))
+    plan = FoldPlan.draw(_on_groups(folds, codes), points, codes)
+    for fold, (train, held_out) in enumerate(plan.splits, start=1):
+        both = np.intersect1d(codes[train], codes[held_out])
+        if both.size:
+            raise ValueError(
+                f"groups was given, but fold {fold} of {len(plan.splits)} of folds={folds!r} separates the points of group "
+                f"{labels[both[0]]!s}; choose folds that hold out whole groups, for example GroupFolds(5) or default_folds(), or "
+                "leave groups out."
+            )
+    named = folds.schemes if isinstance(folds, CombinedFolds) else (folds,)
+    return replace(
+        plan,
+        dependence=Dependence(codes, reach=0),
+        name=repr(folds),
+        schemes=tuple(map(repr, named)),
+    )
+
+
+def _rows_of(pair: Any, name: str) -> Split:
+    """The training rows and held-out rows of a fold; refused unless they are two lists of row numbers."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        parts = f" of {len(pair)} parts" if isinstance(pair, tuple | list) else ""
+        raise TypeError(
+            f"{name} is a {type(pair).__name__}{parts}, but a fold is a pair; yield (training rows, held-out rows)."
+        )
+    train, held_out = (np.asarray(part) for part in pair)
+    for what, rows in (("training", train), ("held-out", held_out)):
+        if rows.dtype == bool:
+            raise TypeError(
+                f"the {what} rows of {name} are a boolean mask, but row numbers are needed; pass numpy.flatnonzero(mask)."
+            )
+        if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+            raise TypeError(
+                f"the {what} rows of {name} have dtype {rows.dtype} and shape {rows.shape}, but a list of row numbers is "
+                "needed; pass integers."
+            )
+    return train, held_out
+
+
+def group_codes(groups: Any, n_points: int) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct labels, and the number of the label of each point; refused unless each point has a label."""
+    if not hasattr(groups, "__len__"):
+        raise TypeError(
+            f"groups is a {type(groups).__name__}; pass a list or an array with one label per point."
+        )
+    labels = np.asarray(groups)
+    if labels.shape != (n_points,):
+        raise ValueError(
+            f"groups has shape {labels.shape} for {n_points} points; pass one label per point."
+        )
+    missing = np.array([label is None or label != label for label in labels])  # noqa: PLR0124 (nan differs from itself)
+    if missing.any():
+        raise ValueError(
+            f"groups[{int(missing.argmax())}] is {labels[missing.argmax()]} ({int(missing.sum())} of {n_points} labels are "
+            "missing); give every point a label, or remove these points."
+        )
+    try:
+        return np.unique(labels, return_inverse=True)
+    except TypeError as exc:
+        raise TypeError(
+            f"groups has labels of different types, which cannot be ordered ({exc}); convert them to strings."
+        ) from exc
+
+
+def _on_groups(folds: Folds, codes: Int[np.ndarray, " n"]) -> Folds:
+    """The same scheme for whole groups; schemes that receive labels stay as they are."""
+    if isinstance(folds, CombinedFolds):
+        return CombinedFolds(*(_on_groups(scheme, codes) for scheme in folds.schemes))
+    if isinstance(folds, RandomFolds | ClusterFolds | NestedFolds):
+        return _GroupedFolds(folds, codes)
+    return folds
+
+
+@dataclass(frozen=True)
+class _GroupedFolds:
+    """A scheme that divides groups, represented by the means of their points."""
+
+    scheme: Folds
+    codes: Int[np.ndarray, " n"]
+
+    def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
+        del y, groups
+        sizes = np.bincount(self.codes)
+        means = np.zeros((len(sizes), points.shape[1]))
+        np.add.at(means, self.codes, points)
+        note = f"groups was given, so the folds divide its {len(sizes)} groups and not the points"
+        with add_note_on_error(note):
+            for of_groups in self.scheme.split(means / sizes[:, None]):
+                train, held_out = (
+                    np.flatnonzero(np.isin(self.codes, part)) for part in of_groups
+                )
+                yield train, held_out

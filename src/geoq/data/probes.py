@@ -1,0 +1,159 @@
+"""Checks of the user's callables by a few questions: an answer depends on the query alone, and does not change."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from geoq.arrays import take
+from geoq.checks import add_note_on_error, warn
+
+# Rows at which the user's callables are called again; files store the answers at these rows.
+N_PROBES = 8
+# A network rounds differently in batches of different sizes. Answers count as equal if they differ by less than this
+# fraction of the spread of the answers, plus this fraction of the largest answer. The first fraction is twice the rounding
+# error of bfloat16, in which networks may compute on a GPU.
+SPREAD_FRACTION, LARGEST_FRACTION = 2**-7, 1e-5
+SAME_BATCH_FRACTION = 1e-6
+# The training of a fold surrogate has failed if its errors are this many times the median over the folds, both on its
+# training points and on its held-out points. Extrapolation raises only the errors on held-out points.
+FAILED_FOLD_RATIO = 5.0
+
+Ask: TypeAlias = Callable[[Any], np.ndarray]
+
+_CONSEQUENCE = {
+    "surrogate": "its error",
+    "representation": "the distance between two inputs",
+}
+
+
+@dataclass(frozen=True)
+class Probes:
+    """A few inputs and the answers of a callable to them, which it must repeat at any time.
+
+    Attributes:
+        ask: returns the answers of the callable to a batch.
+        inputs: the inputs.
+        answers: the answers to the inputs in reverse order.
+    """
+
+    ask: Ask
+    inputs: Any
+    answers: np.ndarray
+
+    @staticmethod
+    def of(
+        ask: Ask, x: Any, answers: np.ndarray, name: str = "surrogate", remedy: str = ""
+    ) -> "Probes":
+        """Some rows of x; raises if the answers differ in another batch, in another order or at another call.
+
+        ``answers`` are the answers to all of x in one batch or a few batches; ``remedy`` is the end of the message.
+        """
+        rows = np.arange(min(N_PROBES, len(x))) * (len(x) - 1) // N_PROBES
+        inputs, known = take(x, rows), answers[rows]
+        probes = Probes(ask, inputs, ask(take(x, rows[::-1].copy())))
+        difference = _difference(probes.answers[::-1], known, _rounding(known))
+        if not difference:
+            with add_note_on_error(f"while calling {name} on a batch of one row"):
+                alone = ask(inputs[:1])
+            difference = _difference(alone, known[:1], _rounding(known))
+        if difference:
+            probes._raise(name, difference, remedy)
+        return probes
+
+    def _raise(self, name: str, difference: float, remedy: str) -> None:
+        """Name the cause of different answers: random numbers, or the other rows of the batch."""
+        first, second = self.ask(self.inputs), self.ask(self.inputs)
+        again = _difference(second, first, _rounding(first))
+        if again:
+            raise ValueError(
+                f"{name} gave two answers to the same inputs, up to {again:.3g} apart, so {_CONSEQUENCE[name]} would be "
+                f"random; switch dropout and sampling off, or fix their seed.{remedy}"
+            )
+        raise ValueError(
+            f"{name} gave other answers to the same inputs in another batch, up to {difference:.3g} apart, so an answer depends "
+            "on the other rows or on their order; normalise with fixed numbers and not with statistics of the batch (BatchNorm "
+            f"needs running statistics), and return the answers in the order of the inputs.{remedy}"
+        )
+
+    def check_unchanged(
+        self, what: str = "the deployed surrogate changed during fit"
+    ) -> None:
+        """Raise if the answers changed while other surrogates were trained; ``what`` starts the message."""
+        backwards = np.arange(len(self.inputs))[::-1].copy()
+        # The same batch, so the answers are equal except on a GPU that adds in a random order.
+        allowed = SAME_BATCH_FRACTION * abs(np.nan_to_num(self.answers)).max()
+        answers = self.ask(take(self.inputs, backwards))
+        difference = _difference(answers, self.answers, allowed)
+        if difference:
+            raise ValueError(
+                f"{what}: its predictions differ by up to {difference:.3g} from the earlier ones. Probably train_surrogate fits "
+                "the same model object again; build the model inside the function, for example "
+                "lambda x, y: Ridge().fit(x, y).predict, or clone it."
+            )
+
+
+def _rounding(answers: np.ndarray) -> Any:
+    """The largest difference that rounding can cause between batches of different sizes."""
+    answers = np.nan_to_num(answers)
+    spread = np.ptp(answers, axis=0)
+    if answers.ndim > 2:
+        # A field: a cell that hardly varies is compared with the other cells.
+        spread = spread.max()
+    return SPREAD_FRACTION * spread + LARGEST_FRACTION * abs(answers).max()
+
+
+def _difference(new: np.ndarray, old: np.ndarray, allowed: Any) -> float:
+    """The largest difference, or 0 if all differences are allowed."""
+    difference = abs(np.nan_to_num(new) - np.nan_to_num(old))
+    return float(difference.max()) if (difference > allowed).any() else 0.0
+
+
+class FirstFold:
+    """Checks that the surrogate of the first fold does not change when the next one is trained.
+
+    A recipe that trains the same model object again would continue from weights that have seen the held-out points. A worker
+    process has its own copies of the recipe, so an object of this class is empty there.
+    """
+
+    def __init__(self) -> None:
+        self._probes: Probes | None = None
+        self._checked = False
+
+    def __reduce__(self) -> tuple[type["FirstFold"], tuple[()]]:
+        return FirstFold, ()
+
+    def keep(self, ask: Ask, inputs: Any, answers: np.ndarray) -> None:
+        """Keep the first surrogate until the next training is finished."""
+        if self._probes is None and not self._checked:
+            self._probes = Probes.of(ask, inputs, answers)
+
+    def check(self) -> None:
+        """Compare the answers of the first surrogate with its earlier answers; then release it."""
+        probes, self._probes = self._probes, None
+        if probes is not None:
+            self._checked = True
+            probes.check_unchanged(
+                "a fold surrogate changed when the next one was trained"
+            )
+
+
+def warn_of_failed_folds(held_out: np.ndarray, in_sample: np.ndarray) -> None:
+    """Warn of fold surrogates whose training failed, given the mean errors of each: one of them makes all bounds too large."""
+    typical_out, typical_in = np.median(held_out), np.median(in_sample)
+    failed = (held_out > FAILED_FOLD_RATIO * typical_out) & (
+        in_sample > FAILED_FOLD_RATIO * typical_in
+    )
+    # Interpolating surrogates have zero errors in sample, so every other error would exceed the ratio.
+    if not typical_in or not typical_out or not failed.any():
+        return
+    listed = ", ".join(
+        f"fold {fold + 1} ({held_out[fold]:.3g} held out, {in_sample[fold]:.3g} in sample)"
+        for fold in np.flatnonzero(failed)
+    )
+    warn(
+        f"the mean errors of {listed} of {len(held_out)} are more than {FAILED_FOLD_RATIO:g} times the median over the "
+        f"folds ({typical_out:.3g} held out, {typical_in:.3g} in sample). The training of such a fold probably failed, "
+        "which makes all bounds too large; train longer or with another seed, and fit again."
+    )

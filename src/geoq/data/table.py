@@ -1,0 +1,429 @@
+"""Tables: data frames of pandas or polars, which the user's callables receive unchanged and the geometry uses as numbers.
+
+A column becomes one column of numbers. Numbers stay as they are, a date becomes its seconds since 1970, a category becomes the
+number of its level, and a missing value becomes nan. Libraries of data frames are imported only if a data frame is passed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+# The number of a level that does not occur in the data of ``fit``.
+UNSEEN = -1.0
+# Names and levels are listed in messages up to this many.
+N_LISTED = 8
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers, of dates and times, or of levels (categories, strings or booleans).
+
+    Attributes:
+        name: the name of the column.
+        kind: "number", "time" (in seconds since 1970) or "level".
+        levels: the levels in the data of ``fit``; the numbers of the column are their positions.
+    """
+
+    name: str
+    kind: str = "number"
+    levels: tuple[str, ...] = ()
+
+    def encode(self, series: Any) -> np.ndarray:
+        """The values as numbers; raises if the column holds something else than in the data of ``fit``."""
+        import narwhals as nw
+
+        dtype = series.dtype
+        usable = {
+            "number": dtype.is_numeric() or dtype == nw.Boolean,
+            "time": dtype in (nw.Date, nw.Datetime),
+            "level": not (dtype.is_float() or dtype.is_temporal()),
+        }
+        if not usable[self.kind]:
+            held = {"number": "numbers", "time": "dates", "level": "categories"}
+            raise TypeError(
+                f"column {self.name!r} has dtype {dtype}, but it held {held[self.kind]} in the data of fit; convert it to the same "
+                "type."
+            )
+        if self.kind == "level":
+            number = {level: float(i) for i, level in enumerate(self.levels)}
+            return np.array(
+                [
+                    np.nan if text is None else number.get(text, UNSEEN)
+                    for text in _texts(series)
+                ]
+            )
+        if self.kind == "time":
+            series = series.cast(nw.Datetime("us")) if dtype == nw.Date else series
+            stamps = series.dt.timestamp("us").cast(nw.Float64).to_numpy()
+            return np.asarray(stamps, dtype=float) / 1e6
+        values = np.asarray(series.cast(nw.Float64).to_numpy(), dtype=float)
+        infinite = np.flatnonzero(np.isinf(values))
+        if len(infinite):
+            raise ValueError(
+                f"column {self.name!r} is {values[infinite[0]]} in row {infinite[0]}; remove or impute these rows first."
+            )
+        return values
+
+    def text(self, value: float) -> str:
+        """A value in words."""
+        if self.kind == "level":
+            return repr(self.levels[int(value)])
+        if self.kind == "time":
+            date = np.datetime_as_string(np.datetime64(round(value), "s"))
+            return str(date).removesuffix("T00:00:00").replace("T", " ")
+        return f"{value:.4g}"
+
+    def values(self, numbers: np.ndarray, dtype: str) -> list[Any]:
+        """The values that have these numbers as Python objects, given the name of their type in narwhals."""
+
+        def value(number: float) -> Any:
+            if self.kind == "level":
+                text = self.levels[int(number)]
+                return text == "True" if dtype == "Boolean" else text
+            if self.kind == "time":
+                return np.datetime64(round(number * 1e6), "us").item()
+            return int(number) if "Int" in dtype else float(number)
+
+        return [None if np.isnan(number) else value(number) for number in numbers]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of the table of ``fit``, with their levels."""
+
+    columns: tuple[Column, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(column.name for column in self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __getitem__(self, j: int) -> str:
+        """The name of column j, so that a schema can serve as a sequence of names."""
+        return self.columns[j].name
+
+    def named(self, names: "Names | None") -> "Schema":
+        """The same columns with other names."""
+        if names is None:
+            return self
+        pairs = enumerate(self.columns)
+        return Schema(tuple(replace(column, name=names[j]) for j, column in pairs))
+
+    @staticmethod
+    def of(frame: Any) -> "Schema":
+        """The columns of a data frame; raises if a column can be neither a number, nor a date, nor a category."""
+        found = _narwhals(frame, "x")
+        return Schema(
+            tuple(_column(found.get_column(name), str(name)) for name in found.columns)
+        )
+
+    def table(self, frame: Any, name: str = "x") -> "Table":
+        """A data frame with these columns. Columns in another order are put into the order of ``fit``."""
+        if isinstance(frame, Table):
+            return frame
+        if not is_frame(frame):
+            raise TypeError(
+                f"{name} is a {type(frame).__name__}, but GeoQ was fitted on a table with the columns {listed(self.names)}; "
+                "pass a table with these columns."
+            )
+        found = _narwhals(frame, name)
+        given = {str(column): column for column in found.columns}
+        for wrong, columns, way_out in (
+            ("lacks", [n for n in self.names if n not in given], "add"),
+            ("also has", [n for n in given if n not in self.names], "drop"),
+        ):
+            if columns:
+                them = ("column", "it") if len(columns) == 1 else ("columns", "them")
+                raise ValueError(
+                    f"{name} {wrong} the {them[0]} {listed(columns)}, but GeoQ was fitted on {listed(self.names)}; "
+                    f"{way_out} {them[1]}."
+                )
+        ordered = [given[n] for n in self.names]
+        if ordered != list(found.columns):
+            found = found.select(ordered)
+            frame = found.to_native()
+        arrays = [
+            c.encode(found.get_column(n))
+            for c, n in zip(self.columns, ordered, strict=True)
+        ]
+        return Table(frame, np.stack(arrays, axis=1), self)
+
+
+# Names of inputs. A schema also gives their values in words.
+Names: TypeAlias = Sequence[str] | Schema
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a data frame: the frame itself for the user's callables, and its columns as numbers.
+
+    Attributes:
+        native: the data frame, or a Series of outputs.
+        array: the numbers, one column per column of the frame.
+        schema: the columns; None for outputs.
+    """
+
+    native: Any
+    array: np.ndarray
+    schema: Schema | None = None
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, rows: Any) -> "Table":
+        return replace(self, native=_take(self.native, rows), array=self.array[rows])
+
+    def copy(self) -> "Table":
+        """The same rows with a data frame of their own; frames of polars cannot be changed in place by rows."""
+        copy = getattr(self.native, "copy", None) or self.native.clone
+        return replace(self, native=copy())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the numbers."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the numbers."""
+        return self.array.dtype
+
+    def like(self, array: np.ndarray) -> "Table":
+        """A table of the same kind with these numbers: each value is a value of this table, or a number."""
+        names = enumerate(self.native.columns)
+        parts = {name: self._series(j, name, array[:, j]) for j, name in names}
+        return Table(type(self.native)(parts), array, self.schema)
+
+    def _series(self, j: int, name: Any, values: np.ndarray) -> Any:
+        order, ordered = self._sorted[j]
+        places = np.searchsorted(ordered, values).clip(max=len(ordered) - 1)
+        if np.array_equal(ordered[places], values, equal_nan=True):
+            own = _take(self.native[name], order[places])
+            return own.reset_index(drop=True) if hasattr(own, "iloc") else own
+        import narwhals as nw
+
+        own = nw.from_native(self.native[name], series_only=True)
+        new = nw.new_series(str(name), values, backend=own.implementation)
+        return new.cast(own.dtype).to_native()
+
+    @cached_property
+    def _sorted(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        orders = [np.argsort(column, kind="stable") for column in self.array.T]
+        return [(o, c[o]) for o, c in zip(orders, self.array.T, strict=True)]
+
+    @property
+    def types(self) -> "FrameTypes":
+        """The library of the data frame and the types of its columns."""
+        import narwhals as nw
+
+        found = nw.from_native(self.native, eager_only=True)
+        dtypes = [str(type(dtype).__name__) for dtype in found.schema.values()]
+        return FrameTypes(str(found.implementation.value), tuple(dtypes))
+
+
+@dataclass(frozen=True)
+class FrameTypes:
+    """The library of a data frame, and the types of its columns by the names of narwhals: enough to build rows from numbers."""
+
+    library: str
+    dtypes: tuple[str, ...]
+
+    def build(self, schema: Schema, array: np.ndarray) -> Table | None:
+        """The table with these numbers; None if the library of its data frame is not installed."""
+        try:
+            import narwhals as nw
+
+            columns = {
+                column.name: nw.new_series(
+                    column.name,
+                    column.values(numbers, dtype),
+                    getattr(nw, dtype),
+                    backend=self.library,
+                )
+                for column, numbers, dtype in zip(
+                    schema.columns, array.T, self.dtypes, strict=True
+                )
+            }
+            return Table(nw.from_dict(columns).to_native(), array, schema)
+        except ImportError:
+            return None
+
+
+def is_frame(x: object) -> bool:
+    """Whether x is a data frame in memory."""
+    if isinstance(x, np.ndarray) or hasattr(x, "dims"):
+        return False
+    return hasattr(x, "columns") and hasattr(x, "shape") and _collector(x) is None
+
+
+def _collector(x: object) -> str | None:
+    """The method that brings the rows of a lazy data frame into memory; None for anything else."""
+    lazy = hasattr(type(x), "columns")
+    return next((m for m in ("collect", "compute") if lazy and hasattr(x, m)), None)
+
+
+def cell(x: Any, row: int, column: int) -> str:
+    """A value of a table or an array as text; a string is quoted."""
+    if not isinstance(x, Table):
+        return f"{float(x[row, column]):.4g}"
+    found = _take(x.native[x.native.columns[column]], [row]).to_list()[0]
+    return repr(found) if isinstance(found, str) else str(found)
+
+
+def schema_of(x: Any) -> Schema:
+    """The columns of a table; the columns of an array are named by their numbers."""
+    if isinstance(x, Table):
+        assert x.schema is not None
+        return x.schema
+    return Schema(tuple(Column(str(j)) for j in range(x.shape[1])))
+
+
+def input_rows(x: Any) -> Any:
+    """Inputs as rows: a data frame becomes a table, a list becomes an array."""
+    if is_frame(x):
+        return Schema.of(x).table(x)
+    if collector := _collector(x):
+        raise TypeError(
+            f"x is a {type(x).__name__} whose rows are not in memory; pass x.{collector}()."
+        )
+    return _stacked(x, "x") if isinstance(x, list | tuple) else x
+
+
+def output_rows(y: Any) -> Any:
+    """Outputs as rows: a data frame or a Series becomes a table of numbers, a list becomes an array."""
+    if isinstance(y, list | tuple):
+        return _stacked(y, "y")
+    if is_frame(y):
+        found = _narwhals(y, "y")
+        columns = [Column(str(n)).encode(found.get_column(n)) for n in found.columns]
+        return Table(y, np.stack(columns, axis=1))
+    if hasattr(y, "to_numpy"):
+        import narwhals as nw
+
+        series = nw.from_native(y, series_only=True)
+        return Table(y, Column(str(series.name or "y")).encode(series))
+    return y
+
+
+def _stacked(rows: Sequence[Any], name: str) -> np.ndarray:
+    """A list as an array; raises for rows of different shapes."""
+    shapes = list(dict.fromkeys(np.shape(row) for row in rows))
+    if len(shapes) > 1:
+        raise ValueError(
+            f"{name} is a list of rows with different shapes, such as {shapes[0]} and {shapes[1]}, but all samples need the same "
+            "shape; interpolate fields on different meshes or grids to common nodes, and let the surrogate answer there."
+        )
+    return np.asarray(rows)
+
+
+def output_names(y: Any) -> tuple[str, ...] | None:
+    """The names of the outputs, with their units if the data frame has ``attrs["units"]``; None if they have no names."""
+    given = y.native if isinstance(y, Table) else y
+    units = getattr(given, "attrs", {}).get("units", {})
+    if is_frame(given):
+        found = [str(name) for name in given.columns]
+        return tuple(f"{n} ({units[n]})" if n in units else n for n in found)
+    name = getattr(given, "name", None)
+    return None if name is None else (str(name),)
+
+
+def check_same_order(x: Any, y: Any) -> None:
+    """Raise if the index of x has the labels of the index of y in another order."""
+    own, other = (
+        getattr(part.native if isinstance(part, Table) else part, "index", None)
+        for part in (x, y)
+    )
+    if not (hasattr(own, "equals") and hasattr(other, "equals")):
+        return
+    if not own.equals(other) and own.sort_values().equals(other.sort_values()):  # type: ignore[union-attr]
+        raise ValueError(
+            "the index of y has the labels of the index of x in another order; pass y.loc[x.index], or y.to_numpy() if the "
+            "rows correspond."
+        )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Quoted names for a message, the first few of them if they are many."""
+    return first_few([repr(name) for name in names])
+
+
+def first_few(texts: Sequence[str]) -> str:
+    """Texts for a message, the first few of them if they are many."""
+    more = f", ... ({len(texts)} in all)" if len(texts) > N_LISTED else ""
+    return ", ".join(texts[:N_LISTED]) + more
+
+
+def lacking_levels(table: Table, rows: np.ndarray) -> str:
+    """The levels of a table that some of its rows lack, in words; empty if they have all."""
+    assert table.schema is not None
+    return first_few(
+        [
+            f"{column.name}={level!r}"
+            for column, numbers in zip(table.schema.columns, table.array.T, strict=True)
+            for number, level in enumerate(column.levels)
+            if number not in numbers[rows]
+        ]
+    )
+
+
+def _take(rows: Any, where: Any) -> Any:
+    return rows.iloc[where] if hasattr(rows, "iloc") else rows[where]
+
+
+def _narwhals(frame: Any, name: str) -> Any:
+    """The data frame behind the interface of narwhals; raises if columns have the same name."""
+    import narwhals as nw
+
+    names = [str(column) for column in frame.columns]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if twice:
+        raise ValueError(
+            f"{name} has several columns named {listed(twice)}; rename or drop them."
+        )
+    if not names:
+        raise ValueError(
+            f"{name} has no columns; pass a table with one column per input."
+        )
+    return nw.from_native(frame, eager_only=True)
+
+
+def _column(series: Any, name: str) -> Column:
+    import narwhals as nw
+
+    dtype = series.dtype
+    if dtype in (nw.Date, nw.Datetime):
+        return Column(name, "time")
+    if dtype.is_numeric():
+        return Column(name)
+    if dtype in (nw.Boolean, nw.String, nw.Categorical, nw.Enum, nw.Object):
+        found = {text for text in _texts(series) if text is not None}
+        return Column(name, "level", tuple(sorted(found)))
+    raise TypeError(
+        f"column {name!r} has dtype {dtype}, but a column must hold numbers, dates, booleans, strings or categories; convert or "
+        "drop it."
+    )
+
+
+def _texts(series: Any) -> list[str | None]:
+    """The levels as text; raises if a column of objects mixes strings with something else."""
+    import narwhals as nw
+
+    found = series.to_list()
+    if series.dtype == nw.Object:
+        for row, value in enumerate(found):
+            if not isinstance(value, str | bool | np.bool_) and not _is_missing(value):
+                raise TypeError(
+                    f"column {series.name!r} has dtype object, and {value!r} in row {row} is a {type(value).__name__}, not a "
+                    f"string; convert the column, for example with x[{series.name!r}].astype(float) or .astype(str)."
+                )
+    return [None if _is_missing(value) else str(value) for value in found]
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or type(value).__name__ == "NAType" or value != value  # noqa: PLR0124 (nan)

@@ -1,0 +1,132 @@
+"""Exact nearest points, by the k-d tree of SciPy or the matrix products of scikit-learn; ties go to the lower index."""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.spatial import cKDTree
+
+from geoq.arrays import chunks
+
+# Largest dimension in which a tree is faster than matrix products.
+MAX_TREE_DIMS = 8
+# More points than asked for, so that ties at the last one are seen; for products also because of their rounding.
+N_MORE = 4
+# Rounding error of a squared distance from matrix products, in units of the squared length of a point.
+ROUNDING = 1e-15
+# Squared distances of up to this many rounding errors have few digits.
+SMALL = 1e9
+
+
+class Neighbors:
+    r"""The k nearest points of queries; ties go to the lower index.
+
+    .. math:: \mathcal N_k(q) = \text{first } k \text{ of the pairs }
+        (\lVert q - p_j \rVert_2, j) \text{ in lexicographic order}
+
+    Args:
+        points: the points to search, one per row.
+
+    Example:
+        >>> points = np.array([[0.0, 0.0], [1.0, 0.0], [3.0, 4.0], [0.0, 0.0]])
+        >>> distance, index = Neighbors(points).nearest(np.array([[0.0, 0.0]]), k=4)
+        >>> distance.tolist(), index.tolist()
+        ([[0.0, 0.0, 1.0, 5.0]], [[0, 3, 1, 2]])
+    """
+
+    def __init__(self, points: Float[np.ndarray, " n_points n_dims"]) -> None:
+        self.points = points
+
+    @cached_property
+    def _tree(self) -> Any:
+        return cKDTree(self.points)
+
+    @cached_property
+    def _products(self) -> Any:
+        from sklearn.neighbors import NearestNeighbors  # here: a slow import
+
+        return NearestNeighbors(algorithm="brute").fit(self.points)
+
+    @cached_property
+    def _slack(self) -> float:
+        """The largest rounding error of a squared distance."""
+        if self.points.shape[1] <= MAX_TREE_DIMS:
+            return 0.0
+        largest = max(
+            float((self.points[part] ** 2).sum(axis=1).max())
+            for part in chunks(len(self.points), self.points.shape[1])
+        )
+        single = 1e8 if self.points.dtype == np.float32 else 1.0
+        return ROUNDING * single * self.points.shape[1] * largest
+
+    def nearest(
+        self, queries: Float[np.ndarray, " n_queries n_dims"], k: int
+    ) -> tuple[Float[np.ndarray, " n_queries k"], Int[np.ndarray, " n_queries k"]]:
+        """Distances (ascending) and indices of the k points nearest to each query."""
+        n = len(self.points)
+        if not 1 <= k <= n:
+            raise ValueError(
+                f"k={k}, but there are {n} points; choose k from 1 to {n}."
+            )
+        distance = np.empty((len(queries), k))
+        index = np.empty((len(queries), k), dtype=np.int64)
+        left, m = np.arange(len(queries)), min(n, k + N_MORE)
+        while len(left):
+            found = self._proposed(queries[left], m)
+            distance[left], index[left] = found[0][:, :k], found[1][:, :k]
+            # Final unless the last of the k is as near as the last proposed one.
+            gap = found[0][:, m - 1] ** 2 - found[0][:, k - 1] ** 2
+            left = left[(gap <= self._slack) & (m < n)]
+            m = min(n, 4 * m)
+        return distance, index
+
+    def _proposed(self, queries: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+        """The m nearest points up to rounding, sorted by their distances and then by their indices."""
+        if self.points.shape[1] <= MAX_TREE_DIMS:
+            found = self._tree.query(queries, m)
+            distance, index = (part.reshape(len(queries), m) for part in found)
+        else:
+            distance, index = self._products.kneighbors(queries, m)
+            distance = distance.astype(float)
+            self._refine(queries, distance, index)
+        order = np.lexsort((index, distance), axis=1)
+        return (
+            np.take_along_axis(distance, order, axis=1),
+            np.take_along_axis(index, order, axis=1),
+        )
+
+    def _refine(
+        self, queries: np.ndarray, distance: np.ndarray, index: np.ndarray
+    ) -> None:
+        """Compute distances from differences where products lose digits: near 0, and where two of them are nearly equal."""
+        squared = distance**2
+        close = np.diff(squared, axis=1).min(axis=1, initial=np.inf) <= self._slack
+        rows = np.flatnonzero(close | (squared[:, 0] <= SMALL * self._slack))
+        for part in chunks(len(rows), distance.shape[1] * queries.shape[1]):
+            own = rows[part]
+            gap = self.points[index[own]] - queries[own, None].astype(float)
+            distance[own] = np.sqrt((gap * gap).sum(axis=2))
+
+    def nearest_other(
+        self, k: int, group: Int[np.ndarray, " n_points"] | None = None, reach: int = 0
+    ) -> Float[np.ndarray, " n_points k"]:
+        r"""Distances (ascending) to the k nearest other points, for each point.
+
+        A copy of a point counts as another point, at distance zero. With groups, such as times or the numbers of groups, points
+        whose groups differ by at most ``reach`` do not count.
+        """
+        n, own = len(self.points), np.arange(len(self.points))
+        groups = own if group is None else group
+        distance, left, m = np.full((n, k), np.nan), own, min(n, k + N_MORE)
+        while len(left):
+            near, index = self.nearest(self.points[left], m)
+            counts = abs(groups[index] - groups[left, None]) > reach
+            # Stable, so that the points that count come first in the order of their distances.
+            order = np.argsort(~counts, axis=1, kind="stable")[:, :k]
+            enough = counts.sum(axis=1) >= k
+            distance[left[enough]] = np.take_along_axis(near, order, axis=1)[enough]
+            if m == n and not enough.all():
+                raise ValueError(f"k={k}, but a point has fewer independent others.")
+            left, m = left[~enough], min(n, 4 * m)
+        return distance

@@ -1,0 +1,2 @@
+from geoq.bounds.two_laws import TwoLawBound
+from geoq.bounds.climatology import Climatology

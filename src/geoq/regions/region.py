@@ -1,0 +1,305 @@
+r"""The safe region: several scores of a query, each with its own threshold.
+
+.. math:: S(x) = \max_k s_k(x) / t_k, \qquad \Omega_{safe} = \{x : S(x) \le 1\}
+
+A score compares a query with the points of the data from one side, see ``table_scores`` and ``field_scores``. Each held-out point of
+the interpolating folds is scored against the points that its fold left in, and the thresholds contain nearly the fraction
+``quantile`` of them in all scores together.
+
+This is a departure from the paper, whose single score is the distance in the space of the features psi, see ``PaperRegion``.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+from scipy.stats import binom
+
+from geoq.arrays import chunks
+from geoq.checks import check_integer, check_quantile
+from geoq.core.geometry import Features
+from geoq.core.tuples import Points, Tuples
+from geoq.data.coordinates import spread
+from geoq.data.table import Names
+from geoq.neighbors import Neighbors
+from geoq.quantiles import inverse_cdf_quantile, rank
+from geoq.regions.views import FieldView, TableView, View
+
+# The largest ratio of a score to its threshold in the safe region; it is larger than 1 because of rounding.
+SAFE = 1 + 1e-9
+# Below this size a threshold is rounding.
+TINY = 1e-12
+# At most this many held-out fields set the thresholds.
+N_SCORED = 1000
+# With this confidence the region contains the fraction ``quantile`` - 0.02 of the queries that resemble the calibration points.
+CONFIDENCE, SLACK = 0.9, 0.02
+# The paper's K_safe, used where the folds leave enough points.
+USUAL_NEIGHBORS = 20
+
+
+@runtime_checkable
+class FittedScore(Protocol):
+    """A score of queries against the points of the data.
+
+    ``least`` is the smallest threshold of the score, so that many points do not turn the region into a bounding box.
+    """
+
+    least: ClassVar[float]
+
+    def __call__(self, queries: View, at_least: np.ndarray, /) -> np.ndarray:
+        """One number per query. Numbers below ``at_least`` need not be exact."""
+        ...
+
+    def explain(self, query: View, limit: float, names: Names | None, /) -> str:
+        """Why the score of one query exceeds its threshold ``limit``: the inputs or the cells behind it."""
+        ...
+
+
+@runtime_checkable
+class Score(Protocol):
+    """How a score is fitted to points; the scores of ``geoq.parts`` are examples."""
+
+    def fit(self, points: View, /) -> FittedScore: ...
+
+
+@runtime_checkable
+class FittedRegion(Protocol):
+    """A score of the features of queries: a query is safe if its score is at most 1."""
+
+    def support_score(self, features: Features, /) -> np.ndarray: ...
+
+    def explain(self, features: Features, names: Names | None, /) -> str:
+        """Why one query is safe or not."""
+        ...
+
+
+@runtime_checkable
+class SafeRegion(Protocol):
+    """How a safe region is found from the calibration; ``Region`` and ``PaperRegion`` are two rules."""
+
+    def fit(self, tuples: Tuples, /) -> FittedRegion: ...
+
+
+@dataclass(frozen=True)
+class Region:
+    """Queries that resemble the held-out points of the interpolating folds, in every score.
+
+    Attributes:
+        scores: the scores, such as ``(Nearest(3), EachInput())`` of ``geoq.parts``; None means the scores of the domain.
+        quantile: alpha_safe, the fraction of the held-out points that the region contains, nearly.
+
+    Example:
+        >>> Region(quantile=0.9)
+        Region(scores=None, quantile=0.9)
+    """
+
+    scores: tuple[Score, ...] | None = None
+    quantile: float = 0.95
+
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile, "Region.quantile")
+
+    def fit(self, tuples: Tuples) -> "FittedScores":
+        """Set the thresholds from the held-out points, and fit the scores to all points."""
+        from geoq.regions.defaults import default_scores
+
+        points = tuples.points
+        rules = self.scores or default_scores(points)
+        everything = view_of(points)
+        inner = tuples[tuples.interpolating]
+        if isinstance(everything, FieldView):
+            inner = inner[:: math.ceil(len(inner) / N_SCORED)]
+        scores = []
+        for fold in dict.fromkeys(inner.fold.tolist()):
+            held_out = inner[inner.fold == fold]
+            left_in = everything[points.splits[fold][0]]
+            fitted = [rule.fit(left_in) for rule in rules]
+            queries = left_in.of_queries(held_out.features)
+            queries = queries[queries.known_to(left_in)]
+            scores.append(_scores(fitted, queries))
+        fitted_scores = tuple(rule.fit(everything) for rule in rules)
+        thresholds = joint_thresholds(np.concatenate(scores), self.quantile)
+        least = [score.least for score in fitted_scores]
+        return FittedScores(
+            everything.bare, fitted_scores, np.maximum(thresholds, least)
+        )
+
+
+def view_of(points: Points) -> View:
+    """The points of the data as the scores see them: rows of a table, or fields."""
+    layout = points.layout
+    if layout.is_table or not layout.holds(points.inputs.shape[1:]):
+        return TableView.of(points)
+    return FieldView.of(points)
+
+
+def _scores(fitted: Iterable[FittedScore], queries: View) -> np.ndarray:
+    """The scores of all queries, one column each."""
+    none = np.zeros(len(queries))
+    columns = []
+    for score in fitted:
+        parts = [
+            score(queries[part], none[part])
+            for part in chunks(len(queries), queries.row_numbers)
+        ]
+        columns.append(np.concatenate(parts) if parts else none)
+    return np.stack(columns, axis=1)
+
+
+def joint_thresholds(
+    held_out: Float[np.ndarray, " n n_scores"], quantile: float
+) -> Float[np.ndarray, " n_scores"]:
+    """Thresholds of several scores which nearly the fraction ``quantile`` of new rows does not exceed in any score.
+
+    The ratio of a row is taken to the thresholds of the other rows. Otherwise the largest scores would be their own thresholds,
+    and a new row would exceed one of them too often. Without held-out rows every threshold is 0.
+    """
+    n, n_scores = held_out.shape
+    if not n:
+        return np.zeros(n_scores)
+    level = 1 - (1 - quantile) / n_scores
+    ordered = np.sort(held_out, axis=0).clip(min=TINY)
+    if n == 1:
+        return ordered[0]
+    place = min(rank(n, level), n - 1) - 1
+    # Without row i, the score of this rank is the next one if row i is below it.
+    below = held_out <= ordered[place]
+    without = np.where(below, ordered[place + 1], ordered[place])
+    ratio = np.sort((held_out / without).max(axis=1))
+    confident = int(binom.ppf(CONFIDENCE, n, max(0.0, quantile - SLACK))) + 1
+    place_c = min(max(rank(n + 1, quantile), confident), n) - 1
+    thresholds: np.ndarray = ordered[min(rank(n, level), n) - 1] * ratio[place_c]
+    return thresholds
+
+
+@dataclass(frozen=True)
+class FittedScores:
+    """The fitted scores and their thresholds. The support score is the largest ratio of a score to its threshold."""
+
+    view: View
+    scores: tuple[Any, ...]
+    thresholds: Float[np.ndarray, " n_scores"]
+
+    def support_score(self, features: Features) -> Float[np.ndarray, " n"]:
+        """The largest ratio of a score to its threshold."""
+        queries = self.view.of_queries(features)
+        parts = [
+            self._largest_ratio(queries[part])
+            for part in chunks(len(queries), queries.row_numbers)
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def _largest_ratio(self, queries: View) -> np.ndarray:
+        ratio = np.zeros(len(queries))
+        for score, limit in zip(self.scores, self.thresholds, strict=True):
+            ratio = np.maximum(ratio, score(queries, ratio * limit) / max(limit, TINY))
+        return ratio
+
+    def explain(self, features: Features, names: Names | None = None) -> str:
+        """Why one query is safe or not: the first score that names an input, or the one with the largest ratio."""
+        query = self.view.of_queries(features)
+        self.view.check_names(names)
+        limits = np.maximum(self.thresholds, TINY)
+        ratios = np.array(
+            [
+                float(s(query, np.zeros(1))[0]) / t
+                for s, t in zip(self.scores, limits, strict=True)
+            ]
+        )
+        if ratios.max() <= SAFE:
+            return self.view.explain_inside(self.scores, query, names)
+        specific = [
+            getattr(score, "is_specific", False) and ratio > SAFE
+            for score, ratio in zip(self.scores, ratios, strict=True)
+        ]
+        which = int(np.argmax(specific)) if any(specific) else int(ratios.argmax())
+        return str(self.scores[which].explain(query, float(limits[which]), names))
+
+
+@dataclass(frozen=True)
+class PaperRegion:
+    r"""The paper's safe region: features whose mean distance to the nearest calibration features is not unusual.
+
+    .. math:: \Omega_{safe} = \{\psi : S(\psi) \le \tau_{safe}\}
+
+    Attributes:
+        n_neighbors: K_safe, the number of calibration features that the support score averages over. None means the paper's
+            20, or as many as there are independent calibration tuples.
+        quantile: alpha_safe, the fraction of the calibration tuples that the region contains.
+    """
+
+    n_neighbors: int | None = None
+    quantile: float = 0.95
+
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile, "PaperRegion.quantile")
+        if self.n_neighbors is not None:
+            check_integer(self.n_neighbors, "n_neighbors", 1)
+
+    def check_neighbors(self, n_independent: int) -> None:
+        """Raise for more neighbours than a calibration tuple has independent others."""
+        needed = self.n_neighbors or 1
+        if needed > n_independent:
+            raise ValueError(
+                f"PaperRegion(n_neighbors={needed}), but a calibration point has only {n_independent} others that are "
+                "independent of it; lower n_neighbors or the gap, or give more data."
+            )
+
+    def fit(self, tuples: Tuples) -> "FittedPaperRegion":
+        r"""Set the threshold from the leave-one-out scores of the calibration features.
+
+        .. math:: \tau_{safe} = \widehat Q_{\alpha_{safe}}(\{S_{cal}(\psi_i)\})  (eq:safe_threshold_loo)
+
+        This is a departure from the paper for dependent data: all tuples within reach in time, or of the same group, are left
+        out. Otherwise the nearest neighbours of a forecast window are the windows six hours before and after it, and no new
+        window is safe.
+        """
+        n_neighbors = self.n_neighbors or min(USUAL_NEIGHBORS, tuples.n_independent)
+        psi = tuples.features.flat
+        mean, scale = spread(psi)
+        bare = FittedPaperRegion(mean, scale, (psi - mean) / scale, n_neighbors, 0.0)
+        scores = bare.leave_one_out(tuples)
+        threshold = float(inverse_cdf_quantile(scores, self.quantile))
+        return replace(bare, threshold=threshold)
+
+
+@dataclass(frozen=True)
+class FittedPaperRegion:
+    """The standardised calibration features T(psi) and the threshold tau_safe on the mean distance to the nearest of them."""
+
+    mean: Float[np.ndarray, " n_features"]
+    scale: Float[np.ndarray, " n_features"]
+    cloud: Float[np.ndarray, " n n_features"]
+    n_neighbors: int
+    threshold: float
+
+    def leave_one_out(self, tuples: Tuples) -> Float[np.ndarray, " n"]:
+        r"""Support score of each calibration feature among the others.
+
+        .. math:: S_{cal}(\psi_i) = \frac{1}{K_{safe}}
+            \sum_{\psi_j \in \mathcal N_{T, K_{safe}}^{\Psi_{cal} \setminus \{\psi_i\}}(\psi_i)} d_T(\psi_i, \psi_j)
+            (eq:safe_score_calibration_loo)
+        """
+        distances = Neighbors(self.cloud).nearest_other(
+            self.n_neighbors, tuples.position, tuples.reach
+        )
+        return np.asarray(distances.mean(axis=1))
+
+    def support_score(self, features: Features) -> Float[np.ndarray, " n"]:
+        r"""Mean standardised distance to the nearest calibration features, divided by the threshold.
+
+        .. math:: S(\psi) = \frac{1}{K_{safe}} \sum_{\psi_j \in \mathcal N_{T, K_{safe}}(\psi)} d_T(\psi, \psi_j)
+            (eq:safe_score_standardized)
+        """
+        psi = (features.flat - self.mean) / self.scale
+        score = Neighbors(self.cloud).nearest(psi, self.n_neighbors)[0].mean(axis=1)
+        return np.asarray(score / max(self.threshold, TINY))
+
+    def explain(self, features: Features, names: Names | None = None) -> str:
+        """Whether the calibration contains similar features."""
+        del names
+        few = "too few " if float(self.support_score(features)[0]) > SAFE else ""
+        return f"the calibration contains {few}similar features psi"
