@@ -118,9 +118,7 @@ def check_object(value: object, kind: type, name: str, example: str) -> None:
 def check_function(value: object, name: str, call: str) -> None:
     """Raise unless the value can be called."""
     if not callable(value):
-        raise TypeError(
-            f"{name}={shortened(value)}, but it is called as {call}; pass a function."
-        )
+        raise TypeError(f"{name}={shortened(value)}, but it is called as {call}; pass a function.")
 
 
 def check_index(number: Any, name: str, n: int) -> int:
@@ -130,9 +128,7 @@ def check_index(number: Any, name: str, n: int) -> int:
             f"{name}={shortened(number)} is a {type(number).__name__}, but the number of a row is needed; choose 0 to {n - 1}."
         )
     if not -n <= number < n:
-        raise IndexError(
-            f"{name}={number}, but {n} were assessed; choose 0 to {n - 1}."
-        )
+        raise IndexError(f"{name}={number}, but {n} were assessed; choose 0 to {n - 1}.")
     return int(number) % n
 
 
@@ -141,9 +137,7 @@ def check_fitted(estimator: object, attribute: str = "fitted_") -> None:
     if not hasattr(estimator, attribute):
         from sklearn.exceptions import NotFittedError  # here: a slow import
 
-        raise NotFittedError(
-            f"this {type(estimator).__name__} is not fitted yet; call fit first."
-        )
+        raise NotFittedError(f"this {type(estimator).__name__} is not fitted yet; call fit first.")
 
 
 def check_finite(array: np.ndarray, name: str, way_out: str) -> None:

@@ -66,9 +66,7 @@ class Neighbors:
         """Distances (ascending) and indices of the k points nearest to each query."""
         n = len(self.points)
         if not 1 <= k <= n:
-            raise ValueError(
-                f"k={k}, but there are {n} points; choose k from 1 to {n}."
-            )
+            raise ValueError(f"k={k}, but there are {n} points; choose k from 1 to {n}.")
         distance = np.empty((len(queries), k))
         index = np.empty((len(queries), k), dtype=np.int64)
         left, m = np.arange(len(queries)), min(n, k + N_MORE)
@@ -96,9 +94,7 @@ class Neighbors:
             np.take_along_axis(index, order, axis=1),
         )
 
-    def _refine(
-        self, queries: np.ndarray, distance: np.ndarray, index: np.ndarray
-    ) -> None:
+    def _refine(self, queries: np.ndarray, distance: np.ndarray, index: np.ndarray) -> None:
         """Compute distances from differences where products lose digits: near 0, and where two of them are nearly equal."""
         squared = distance**2
         close = np.diff(squared, axis=1).min(axis=1, initial=np.inf) <= self._slack

@@ -1,2 +1,0 @@
-from geoq.bounds.two_laws import TwoLawBound
-from geoq.bounds.climatology import Climatology

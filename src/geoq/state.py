@@ -8,7 +8,6 @@ target when it is complete. The digest in a file detects damage. It is not a sig
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -83,9 +82,7 @@ class _Packer:
             raise TypeError(
                 f"{path} is a {name}, an object of the user, which a file cannot hold; use an object of geoq."
             )
-        if hasattr(
-            thing, "state_dict"
-        ):  # a network, which has the arguments of its class
+        if hasattr(thing, "state_dict"):  # a network, which has the arguments of its class
             weights = {k: v.cpu().numpy() for k, v in thing.state_dict().items()}
             return {
                 "network": name,
@@ -178,11 +175,7 @@ def save(
         "labels": None if labels is None else dict(labels),
     }
     text = json.dumps(tree, sort_keys=True)
-    metadata = {
-        "format": FORMAT,
-        "tree": text,
-        "digest": _digest(text, packer.arrays),
-    }
+    metadata = {"format": FORMAT, "tree": text, "digest": _digest(text, packer.arrays)}
     with _scratch_file(Path(path)) as scratch:
         save_file(packer.arrays, scratch, metadata)
 
@@ -211,7 +204,7 @@ def _scratch_file(target: Path) -> Iterator[Path]:
     scratch = target.with_name(f".{target.name}.{uuid4().hex}")
     try:
         yield scratch
-        os.replace(scratch, target)
+        scratch.replace(target)
     finally:
         scratch.unlink(missing_ok=True)
 
@@ -292,9 +285,7 @@ def load(path: str | Path, cls: Any, *, surrogate: Any, **callables: Any) -> Any
     return estimator
 
 
-def _check_same(
-    name: str, answer: np.ndarray, expected: np.ndarray | None, fitted: Any
-) -> None:
+def _check_same(name: str, answer: np.ndarray, expected: np.ndarray | None, fitted: Any) -> None:
     """Raise for a callable whose answers at the stored inputs differ from the answers in the file."""
     if expected is None or answer.shape != expected.shape:
         had = "none" if expected is None else f"shape {expected.shape}"

@@ -5,15 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from geoq.arrays import (
-    chunks,
-    is_tensor,
-    native,
-    no_grad,
-    own_copy,
-    restore,
-    to_numbers,
-)
+from geoq.arrays import chunks, is_tensor, native, no_grad, own_copy, restore, to_numbers
 from geoq.checks import check_finite
 from geoq.data.table import Table
 
@@ -206,9 +198,7 @@ def errors_of(
         kind = None if isinstance(like, Table) else like
         given = (restore(values, kind) for values in (truth, prediction[part].copy()))
         with no_grad():
-            found = one_row_each(
-                error_functional(*given), len(truth), "error_functional"
-            )
+            found = one_row_each(error_functional(*given), len(truth), "error_functional")
         if found.shape == absent.shape and absent.any():
             found = np.where(absent, np.nan, found)
         if error is None:
@@ -220,9 +210,7 @@ def errors_of(
 
 
 def _check_errors(error: np.ndarray, absent: np.ndarray | None) -> None:
-    present = (
-        error if absent is None or not absent.any() else np.where(absent, 0, error)
-    )
+    present = error if absent is None or not absent.any() else np.where(absent, 0, error)
     way_out = "error_functional must return finite numbers"
     check_finite(present, "error_functional(y, y_hat)", way_out)
     if present.size and present.min() < 0:

@@ -24,9 +24,7 @@ class Climatology:
         >>> bound = TwoLawBound(reference=Climatology())
     """
 
-    def fit(
-        self, outputs: Float[np.ndarray, " n *output"], quantile: float
-    ) -> "FittedClimatology":
+    def fit(self, outputs: Float[np.ndarray, " n *output"], quantile: float) -> "FittedClimatology":
         """Tabulate the quantiles of the distances to the outputs of all points."""
         values, places = flat(outputs), np.linspace(0, 1, N_PLACES)
         low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)

@@ -91,9 +91,7 @@ class LawFeatures:
     def __getitem__(self, rows: np.ndarray | slice) -> "LawFeatures":
         return LawFeatures(*(getattr(self, part.name)[rows] for part in fields(self)))
 
-    def column(
-        self, name: str, scale: np.ndarray, outputs: np.ndarray | None = None
-    ) -> np.ndarray:
+    def column(self, name: str, scale: np.ndarray, outputs: np.ndarray | None = None) -> np.ndarray:
         """One feature as it enters the law: one value per query, or one for each of some outputs (None: all) of a query."""
         if name in ("distance", "nearest"):
             own: np.ndarray = logarithms(self.distance, self.nearest)[NAMES.index(name)]
@@ -178,9 +176,7 @@ class Law:
             each: np.ndarray = np.broadcast_to(columns, chosen.shape)[present]
             return each
 
-        phi = np.stack(
-            [values(features.column(name, own, outputs)) for name in NAMES], 1
-        )
+        phi = np.stack([values(features.column(name, own, outputs)) for name in NAMES], 1)
         mean, deviation = phi.mean(axis=0), phi.std(axis=0) + 1e-9
         phi = (phi - mean) / deviation
         target = values(np.log(chosen / own + MIN_ERROR))
@@ -244,9 +240,7 @@ class Law:
         return ", ".join(parts)
 
 
-def _scale(
-    error: Errors, weight: Float[np.ndarray, " n"]
-) -> Float[np.ndarray, " n_outputs"]:
+def _scale(error: Errors, weight: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n_outputs"]:
     """The quantile of the errors of each output; the mean if the quantile is zero, and a tiny number if all are zero."""
     some = ~np.isnan(error).all(axis=0)
     scale = np.zeros(error.shape[1])

@@ -36,9 +36,7 @@ def check_bound_model(model: object) -> None:
     """Raise for an object that is not a model of a bound, and for a class in place of an object."""
     if isinstance(model, type):
         name = model.__qualname__
-        raise TypeError(
-            f"bound_model={name} is a class; call it, bound_model={name}()."
-        )
+        raise TypeError(f"bound_model={name} is a class; call it, bound_model={name}().")
     if not isinstance(model, BoundModel):
         raise TypeError(
             f"bound_model={model!r} has no fit; pass an object with fit(tuples, quantile) that returns a function of features, such "
@@ -63,9 +61,7 @@ def fit_bound(model: BoundModel, tuples: Tuples, quantile: float) -> FittedBound
     return fitted  # type: ignore[no-any-return]
 
 
-def bounds_of(
-    bound: FittedBound, features: Features, quantile: float | None = None
-) -> np.ndarray:
+def bounds_of(bound: FittedBound, features: Features, quantile: float | None = None) -> np.ndarray:
     """The bounds of queries; raises unless there is one nonnegative number for each error.
 
     The quantile level is None for the level of the fit.

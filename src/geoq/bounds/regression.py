@@ -42,9 +42,7 @@ def fit_line(
     for width in WIDTHS:
         step = 1 if width == WIDTHS[-1] else 1 + len(phi) // MAX_COARSE_ROWS
         part = w[::step] / w[::step].sum()
-        problem = _Problem(
-            phi[::step], target[::step], part, tau, penalty, width * spread
-        )
+        problem = _Problem(phi[::step], target[::step], part, tau, penalty, width * spread)
         theta = problem.solve(theta)
     return Line(theta[:n_columns], theta[n_columns:])
 
@@ -81,9 +79,7 @@ class _Problem(NamedTuple):
     def hessian(self, r: np.ndarray, outer: float) -> np.ndarray:
         """Rows beyond the parabola get the curvature 1 / |r| times ``outer``, which keeps the system regular."""
         size, n_columns = abs(r), self.phi.shape[1]
-        curvature = np.where(
-            size < self.width, 1 / self.width, outer / size.clip(min=self.width)
-        )
+        curvature = np.where(size < self.width, 1 / self.width, outer / size.clip(min=self.width))
         curvature = curvature * (0.5 * self.weight / len(self.tau))[:, None]
         hessian = np.diag(np.concatenate([np.zeros(n_columns), curvature.sum(axis=0)]))
         weighted = self.phi * curvature.sum(axis=1)[:, None]

@@ -18,9 +18,7 @@ MIN_NEAREST = 1e-3
 MIN_DISTANCE = 1e-9
 
 
-def logarithms(
-    distance: np.ndarray, nearest: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def logarithms(distance: np.ndarray, nearest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Logarithms of the support distance and of the distance to the nearest point."""
     return np.log(distance + MIN_DISTANCE), np.log(nearest + MIN_NEAREST)
 
@@ -40,9 +38,7 @@ class Resemblance:
 
     @staticmethod
     def fit(
-        relation: Relation,
-        interpolating: Bool[np.ndarray, " n"],
-        weight: Float[np.ndarray, " n"],
+        relation: Relation, interpolating: Bool[np.ndarray, " n"], weight: Float[np.ndarray, " n"]
     ) -> "Resemblance":
         """Fit to calibration tuples, of which some come from the interpolating folds."""
         from sklearn.linear_model import LogisticRegression  # here: a slow import

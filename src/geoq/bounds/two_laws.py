@@ -87,12 +87,7 @@ class TwoLawBound:
         if not inner.all():
             resemblance = Resemblance.fit(tuples.relation, inner, weight)
             outside = Law.fit(
-                law_features,
-                error,
-                weight,
-                levels=(LEVEL,),
-                ridge=RIDGE_OUTSIDE,
-                counted=counted,
+                law_features, error, weight, levels=(LEVEL,), ridge=RIDGE_OUTSIDE, counted=counted
             )
             blend = Blend(
                 resemblance(tuples.relation)[inner],
@@ -109,9 +104,7 @@ class TwoLawBound:
             blend=blend,
             counted=counted,
         )
-        return replace(
-            bare, inside=inside, outside=outside or inside, resemblance=resemblance
-        )
+        return replace(bare, inside=inside, outside=outside or inside, resemblance=resemblance)
 
 
 @dataclass(frozen=True)
@@ -139,9 +132,7 @@ class FittedTwoLaws:
         anchor = flat(features.anchor_error).astype(float)
         prediction = flat(features.prediction).astype(float)
         n_outputs = anchor.shape[1]
-        departure, variability = self.outputs.spread(
-            relation.near, prediction, n_outputs
-        )
+        departure, variability = self.outputs.spread(relation.near, prediction, n_outputs)
         return LawFeatures(
             distance=relation.support_distance,
             nearest=relation.nearest,
@@ -170,9 +161,7 @@ class FittedTwoLaws:
         spline = _held_out_spline(tuples, self.smoothing)
         return self._bound(tuples.features, spline, None).reshape(tuples.error.shape)
 
-    def _bound(
-        self, features: Features, spline: Values, quantile: float | None
-    ) -> Errors:
+    def _bound(self, features: Features, spline: Values, quantile: float | None) -> Errors:
         own, relation = self.law_features(features, spline), features.relation
         assert self.inside is not None
         assert self.outside is not None
@@ -253,9 +242,7 @@ def _per_output(size: Values, n_outputs: int) -> Errors:
     return np.broadcast_to(norm, (len(size), n_outputs))
 
 
-def _z(
-    inputs: np.ndarray, metric: FittedMetric | None
-) -> Float[np.ndarray, " n n_inputs"]:
+def _z(inputs: np.ndarray, metric: FittedMetric | None) -> Float[np.ndarray, " n n_inputs"]:
     """Inputs in the coordinates of the metric, in double precision."""
     return flat(inputs if metric is None else metric(inputs)).astype(float)
 

@@ -97,8 +97,7 @@ def text_of(assessment: "Assessment") -> str:
     """A title, and a line for each query; the first ones of many queries."""
     n = len(assessment)
     lines = [
-        f"  query {query}: {line_of(assessment, query)}"
-        for query in range(min(n, N_LINES_SHOWN))
+        f"  query {query}: {line_of(assessment, query)}" for query in range(min(n, N_LINES_SHOWN))
     ]
     more = [f"  ... {n - N_LINES_SHOWN} more"] if n > N_LINES_SHOWN else []
     return "\n".join([title_of(assessment), *lines, *more])
@@ -131,9 +130,7 @@ def html_of(assessment: "Assessment") -> str:
             f"<tr><th>{escape(label)}</th>{texts}<td style='{STYLE}'>{escape(why)}</td></tr>"
         )
     if n > N_ROWS_SHOWN:
-        rows.append(
-            f"<tr><td colspan='{len(names)}'>... {n - N_ROWS_SHOWN} more</td></tr>"
-        )
+        rows.append(f"<tr><td colspan='{len(names)}'>... {n - N_ROWS_SHOWN} more</td></tr>")
     title = f"{title_of(assessment)}. The quantile level of the bounds is {assessment.quantile:g}"
     return (
         f"<table><caption>{escape(title)}</caption>"

@@ -234,9 +234,7 @@ class Assessment:
             error = self.fitted.error_size[row]
             observed = "" if no_error else f"observed {mean}error {error:.3g}, "
             compared = times(distance, self.fitted.typical.distance)
-            lines.append(
-                f"  anchor {of}: {observed}distance {distance:.3g}, {compared}"
-            )
+            lines.append(f"  anchor {of}: {observed}distance {distance:.3g}, {compared}")
         n_more = len(lines) - N_ANCHORS_SHOWN
         more = [f"  and {n_more} more anchors"] if n_more > 0 else []
         return lines[:N_ANCHORS_SHOWN] + more

@@ -23,12 +23,7 @@ class Task(Protocol):
     def folds(self, points: Any, /) -> Any: ...
 
     def predictions(
-        self,
-        folds: Any,
-        surrogate: Any,
-        progress: Trainings,
-        finished: FinishedFolds | None,
-        /,
+        self, folds: Any, surrogate: Any, progress: Trainings, finished: FinishedFolds | None, /
     ) -> Iterator[tuple[int, np.ndarray]]: ...
 
     def tuples(self, points: Any, held_out: Any, /) -> Any: ...

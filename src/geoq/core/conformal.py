@@ -14,11 +14,7 @@ from jaxtyping import Bool, Float
 
 from geoq.arrays import per_row
 from geoq.checks import check_quantile, is_number, shortened, warn
-from geoq.quantiles import (
-    conformal_factor,
-    inverse_cdf_quantile,
-    n_required,
-)
+from geoq.quantiles import conformal_factor, inverse_cdf_quantile, n_required
 
 
 @runtime_checkable
@@ -152,9 +148,7 @@ def levels_of(levels: Any) -> list[float]:
                 "(0.5, 0.9)."
             )
         # In single precision 0.9 is 0.8999999762, which would be an unexpected key.
-        found.append(
-            level if isinstance(level, float) else float(f"{float(number):.7g}")
-        )
+        found.append(level if isinstance(level, float) else float(f"{float(number):.7g}"))
         check_quantile(found[-1], "levels")
     return found
 
@@ -181,6 +175,4 @@ def level_factors(
             return 1.0
         return float(inverse_cdf_quantile(values, level)) / own
 
-    return [
-        ConformalFactors(factor(safe, level), factor(~safe, level)) for level in levels
-    ]
+    return [ConformalFactors(factor(safe, level), factor(~safe, level)) for level in levels]

@@ -157,9 +157,7 @@ class GeoQ:
         self.fitted_: Fitted = calibrate(pairs, progress, finished)
         return self
 
-    def estimate(
-        self, x: Any, y: Any, *, groups: Sequence[Any] | None = None
-    ) -> TrainingTime:
+    def estimate(self, x: Any, y: Any, *, groups: Sequence[Any] | None = None) -> TrainingTime:
         """Train the surrogate of one fold, and estimate the time of all trainings of ``fit`` with the same arguments.
 
         Returns:
@@ -228,9 +226,7 @@ class GeoQ:
         """
         return self._fitted.expected_error(x)
 
-    def conformalize(
-        self, x: Any, y: Any, *, guarantee: Guarantee = POINTWISE
-    ) -> "GeoQ":
+    def conformalize(self, x: Any, y: Any, *, guarantee: Guarantee = POINTWISE) -> "GeoQ":
         """Scale the bound so that it holds at its level on pairs that neither surrogate nor calibration has seen.
 
         There is one factor for safe queries and one for the others. A safe query that is exchangeable with the pairs is

@@ -8,25 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from geoq.arrays import chunks, flat, native, per_row, restore, take, to_numbers
+from geoq.arrays import chunks, flat, native, restore, take, to_numbers
 from geoq.bounds.protocol import bounds_of
 from geoq.checks import check_object, warn
 from geoq.core.assessment import Assessment
-from geoq.core.conformal import (
-    ConformalFactors,
-    Guarantee,
-    level_factors,
-    levels_of,
-)
+from geoq.core.conformal import ConformalFactors, Guarantee, level_factors, levels_of
 from geoq.core.folds import distinct_rows
-from geoq.core.geometry import (
-    Features,
-    Geometry,
-    Relation,
-    Space,
-    anchor_error,
-    displacement,
-)
+from geoq.core.geometry import Features, Geometry, Relation, Space, anchor_error, displacement
 from geoq.core.tuples import Tuples, Typical
 from geoq.data.coordinates import Coordinates
 from geoq.data.masks import Mask, outputs_with_nan
@@ -237,12 +225,7 @@ class Fitted:
         relation = Relation(anchors, np.zeros((0, k)), empty, near, empty, empty)
         prediction = np.zeros((0, *self.output_shape))
         return relation, Features(
-            points.z[none],
-            empty,
-            self.error[none],
-            prediction,
-            points.inputs[none],
-            relation,
+            points.z[none], empty, self.error[none], prediction, points.inputs[none], relation
         )
 
     def _space(self, x: Any, coordinates: np.ndarray) -> Space:
@@ -263,9 +246,7 @@ class Fitted:
         score = np.where(changed, np.inf, score)
         return score, score <= SAFE
 
-    def _bound(
-        self, view: View, safe: np.ndarray, level: float | None = None
-    ) -> np.ndarray:
+    def _bound(self, view: View, safe: np.ndarray, level: float | None = None) -> np.ndarray:
         """The bounds with the conformal factors; 0 in exact cells and nan in cells that the surrogate has masked."""
         if not len(view.rows):
             return view.features.anchor_error
@@ -322,15 +303,9 @@ class Fitted:
             _, safe = self._flags(view)
             own = None if has_levels else self._bound(view, safe)
             for place, level in enumerate(levels):
-                bound = (
-                    self._bound(view, safe, level)
-                    if own is None
-                    else factors[place](own, safe)
-                )
+                bound = self._bound(view, safe, level) if own is None else factors[place](own, safe)
                 found[level][view.rows + part.start] = bound
-        return {
-            level: self._restored(values, queries) for level, values in found.items()
-        }
+        return {level: self._restored(values, queries) for level, values in found.items()}
 
     def _level_factors(self, levels: list[float]) -> list[ConformalFactors]:
         """Factors on the bound for other levels, from the calibration tuples."""
@@ -464,9 +439,7 @@ class Fitted:
         ratio = error_ratios(error, bound)
         counts = ~np.isnan(ratio).all(axis=1)
         safe = np.asarray(answer.safe)[counts]
-        factors = ConformalFactors.fit(
-            ratio[counts], safe.astype(bool), self.quantile, guarantee
-        )
+        factors = ConformalFactors.fit(ratio[counts], safe.astype(bool), self.quantile, guarantee)
         return replace(self, conformal=factors)
 
     def _check_new(
@@ -483,15 +456,11 @@ class Fitted:
         anchors = np.asarray(wide.anchors)
         # A file without tuples keeps the observed errors of the calibration points, but not their outputs.
         known, given = (
-            (self.error, error)
-            if self.tuples is None
-            else (self.tuples.points.outputs, outputs)
+            (self.error, error) if self.tuples is None else (self.tuples.points.outputs, outputs)
         )
         known, given = np.nan_to_num(flat(known)), np.nan_to_num(flat(given))[near]
         gap = abs(known[anchors] - given[:, None]).max(axis=2)
-        same = (gap <= SAME_VALUE * abs(known).max()) & (
-            np.asarray(wide.anchor_distance) <= limit
-        )
+        same = (gap <= SAME_VALUE * abs(known).max()) & (np.asarray(wide.anchor_distance) <= limit)
         if same.any():
             row, place = np.argwhere(same)[0]
             raise ValueError(

@@ -27,9 +27,7 @@ Groups: TypeAlias = np.ndarray | None
 class Folds(Protocol):
     """A scheme yields pairs of row numbers (train, held_out). They need not be a partition: nested folds overlap."""
 
-    def split(
-        self, points: Points, y: None = None, groups: Groups = None
-    ) -> Splits: ...
+    def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits: ...
 
 
 @dataclass(frozen=True)
@@ -44,9 +42,7 @@ class Dependence:
     reach: int
 
 
-def count_independent(
-    position: Int[np.ndarray, " n"] | None, reach: int, n: int
-) -> int:
+def count_independent(position: Int[np.ndarray, " n"] | None, reach: int, n: int) -> int:
     """Smallest number of independent partners that any tuple has.
 
     Tuples depend on each other if their positions differ by at most ``reach``. All n are independent without positions.
@@ -150,9 +146,7 @@ class ClusterFolds:
         with warnings.catch_warnings(action="ignore"), few_threads(points.size):
             kmeans = KMeans(self.n_folds, n_init=4, random_state=self.random_state)
             clusters = kmeans.fit_predict(points)
-        _check_fold_count(
-            "ClusterFolds", self.n_folds, len(np.unique(clusters)), "distinct points"
-        )
+        _check_fold_count("ClusterFolds", self.n_folds, len(np.unique(clusters)), "distinct points")
         # Rounding must not separate rows with equal inputs.
         distinct = distinct_rows(points)
         clusters = clusters[np.unique(distinct, return_index=True)[1]][distinct]
@@ -244,9 +238,7 @@ class NestedFolds:
 
     def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
         del y, groups
-        _check_fold_count(
-            "NestedFolds", self.n_folds, len(points) - 1, "proper nested subsets"
-        )
+        _check_fold_count("NestedFolds", self.n_folds, len(points) - 1, "proper nested subsets")
         distance = np.linalg.norm(points - points.mean(axis=0), axis=1)
         centre_first = np.argsort(distance, kind="stable")
         smallest = 1 / (self.n_folds + 1) if self.smallest is None else self.smallest
@@ -292,9 +284,7 @@ class CombinedFolds:
 
     def dependence(self, n_points: int, groups: Groups = None) -> Dependence | None:
         known = [
-            s.dependence(n_points, groups)
-            for s in self.schemes
-            if isinstance(s, DependentFolds)
+            s.dependence(n_points, groups) for s in self.schemes if isinstance(s, DependentFolds)
         ]
         stated = [d for d in known if d is not None]
         if len({(d.position.tobytes(), d.reach) for d in stated}) > 1:
@@ -313,7 +303,5 @@ def default_folds(interpolating: Folds | None = None) -> CombinedFolds:
             alone, because the other two families would train on the outputs of held-out windows.
     """
     return CombinedFolds(
-        RandomFolds(5) if interpolating is None else interpolating,
-        ClusterFolds(5),
-        NestedFolds(5),
+        RandomFolds(5) if interpolating is None else interpolating, ClusterFolds(5), NestedFolds(5)
     )

@@ -11,8 +11,7 @@ from geoq.neighbors import Neighbors
 
 
 def anchor_mean(
-    anchors: Int[np.ndarray, " n n_anchors"],
-    values: Float[np.ndarray, " n_points *shape"],
+    anchors: Int[np.ndarray, " n n_anchors"], values: Float[np.ndarray, " n_points *shape"]
 ) -> Float[np.ndarray, " n *shape"]:
     """Mean of the values of the anchors. It is summed one anchor at a time to avoid an array (queries, anchors, field)."""
     total = values[anchors[:, 0]]
@@ -22,8 +21,7 @@ def anchor_mean(
 
 
 def anchor_error(
-    anchors: Int[np.ndarray, " n n_anchors"],
-    error: Float[np.ndarray, " n_points *field"],
+    anchors: Int[np.ndarray, " n n_anchors"], error: Float[np.ndarray, " n_points *field"]
 ) -> Float[np.ndarray, " n *field"]:
     r"""Mean observed error of each query's anchors.
 
@@ -44,9 +42,7 @@ def displacement(
     return z - anchor_mean(anchors, z_points)
 
 
-def support_distance(
-    distances: Float[np.ndarray, " n n_support"],
-) -> Float[np.ndarray, " n"]:
+def support_distance(distances: Float[np.ndarray, " n n_support"]) -> Float[np.ndarray, " n"]:
     r"""Mean distance to the nearest points in the space of standardised inputs.
 
     .. math:: \Delta d_k(x) = \frac{1}{k} \sum_{x_j \in \mathcal N_{\nu, k}(x)} \|\nu(x) - \nu(x_j)\|  (eq:dd)

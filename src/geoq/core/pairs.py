@@ -8,18 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from geoq.arrays import (
-    chunks,
-    flat,
-    is_tensor,
-    native,
-    own_copy,
-    restore,
-    take,
-    to_numbers,
-)
+from geoq.arrays import chunks, flat, native, restore, to_numbers
 from geoq.bounds.protocol import check_shapes, fit_bound
 from geoq.checks import (
     add_note_on_error,
@@ -50,13 +41,7 @@ from geoq.data.table import (
 )
 from geoq.quantiles import n_required
 from geoq.regions.region import SafeRegion
-from geoq.surrogate import (
-    check_callable,
-    errors_of,
-    evaluate,
-    one_row_each,
-    relative_norm_error,
-)
+from geoq.surrogate import check_callable, errors_of, evaluate, one_row_each, relative_norm_error
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, array_id
 from geoq.training.progress import Trainings
 from geoq.training.sources import (
@@ -136,17 +121,7 @@ class Pairs:
         layout = layout_of(how.domain, shapes)
         check_shapes(how.bound_for(layout), shapes)
         return Pairs(
-            how,
-            rows,
-            outputs,
-            inputs,
-            numbers,
-            for_training,
-            mask,
-            known,
-            plan,
-            layout,
-            n_support,
+            how, rows, outputs, inputs, numbers, for_training, mask, known, plan, layout, n_support
         )
 
     @property
@@ -195,9 +170,7 @@ class Pairs:
             prediction = np.where(np.isnan(prediction), 0, prediction)
         return errors_of(prediction, self.how.error_functional, y, native(self.y))
 
-    def relate(
-        self, surrogate: Any, finished: FinishedFolds | None
-    ) -> "ObservedPoints":
+    def relate(self, surrogate: Any, finished: FinishedFolds | None) -> "ObservedPoints":
         """The observed errors and the coordinates of all points (lines 2 to 4)."""
         ask = partial(predict, surrogate, self.mask)
         prediction = ask(self.x)
@@ -209,9 +182,7 @@ class Pairs:
         if hasattr(model, "check_errors"):
             model.check_errors(prediction, error)
         metric = self._metric(ask, finished)
-        space = embed(
-            self.how.representation, metric, self.x, self.coordinates(self.inputs)
-        )
+        space = embed(self.how.representation, metric, self.x, self.coordinates(self.inputs))
         return ObservedPoints(space, metric, error, prediction, probes)
 
     def _metric(self, ask: Any, finished: FinishedFolds | None) -> FittedMetric | None:
@@ -264,9 +235,7 @@ class Pairs:
         source = source_of(self.how.train_surrogate)
         if source is None:
             return iter(())
-        return fold_predictions(
-            source, self.x, self.for_training, folds.folds, progress, finished
-        )
+        return fold_predictions(source, self.x, self.for_training, folds.folds, progress, finished)
 
     def tuples(self, points: "ObservedPoints", held_out: "HeldOutPoints") -> Tuples:
         """The calibration tuples (line 10), and the cells that are exact."""
@@ -310,12 +279,7 @@ class Pairs:
         return self.how.safe_region.fit(tuples)
 
     def fitted(
-        self,
-        surrogate: Any,
-        points: "ObservedPoints",
-        tuples: Tuples,
-        bound: Any,
-        region: Any,
+        self, surrogate: Any, points: "ObservedPoints", tuples: Tuples, bound: Any, region: Any
     ) -> Fitted:
         """What answers queries (lines 13 to 17)."""
         points.probes.check_unchanged()
@@ -399,13 +363,9 @@ class HeldOutPoints:
         used, places = np.unique(relation.anchors, return_inverse=True)
         with add_note_on_error(f"while evaluating the surrogate of {fold}"):
             error = self.pairs._errors(prediction, fold.evaluated_rows)
-        held_out, of_anchors, in_sample = np.split(
-            error, [n_unseen, n_unseen + len(used)]
-        )
+        held_out, of_anchors, in_sample = np.split(error, [n_unseen, n_unseen + len(used)])
         # In-sample on purpose: at deployment anchor errors are observed, query errors are not.
-        anchors = anchor_error(
-            places.reshape(relation.anchors.shape), filled_errors(of_anchors)
-        )
+        anchors = anchor_error(places.reshape(relation.anchors.shape), filled_errors(of_anchors))
         prediction = prediction[:n_unseen]
         if self.pairs.mask is not None:
             prediction = np.nan_to_num(self.pairs.mask.filled(prediction))
@@ -422,10 +382,7 @@ class HeldOutPoints:
         if self.found is None:
             shapes = [(int(ends[-1]), *part.shape[1:]) for part in parts]
             self.found = _Found(
-                *(
-                    np.empty(shape, part.dtype)
-                    for shape, part in zip(shapes, parts, strict=True)
-                )
+                *(np.empty(shape, part.dtype) for shape, part in zip(shapes, parts, strict=True))
             )
         own = slice(int(ends[number]) - len(parts[0]), int(ends[number]))
         for place, part in zip(vars(self.found).values(), parts, strict=True):

@@ -49,9 +49,7 @@ class FoldPlan:
         return self.name
 
     @staticmethod
-    def draw(
-        folds: Any, points: Float[np.ndarray, " n d"], groups: Groups
-    ) -> "FoldPlan":
+    def draw(folds: Any, points: Float[np.ndarray, " n d"], groups: Groups) -> "FoldPlan":
         """Draw the folds of a scheme; refuse folds without training points or without held-out points."""
         check_object(folds, Folds, "folds", "RandomFolds(5)")
         schemes = folds.schemes if isinstance(folds, CombinedFolds) else (folds,)
@@ -134,9 +132,7 @@ class FoldPlan:
 
     def _check_rows(self) -> None:
         if not self.splits:
-            raise ValueError(
-                "folds.split yielded no fold; choose a scheme with at least one fold."
-            )
+            raise ValueError("folds.split yielded no fold; choose a scheme with at least one fold.")
         for fold, (train, held_out) in enumerate(self.splits, start=1):
             for name, rows in (("training", train), ("held-out", held_out)):
                 if not len(rows):
@@ -159,9 +155,7 @@ class FoldPlan:
         return f"fold {fold} of {len(self.splits)}"
 
 
-def draw_folds(
-    folds: Any, points: Float[np.ndarray, " n d"], groups: Any = None
-) -> FoldPlan:
+def draw_folds(folds: Any, points: Float[np.ndarray, " n d"], groups: Any = None) -> FoldPlan:
     """Draw the folds of a scheme; if there are groups, every fold holds out whole groups.
 
     ``RandomFolds``, ``ClusterFolds`` and ``NestedFolds`` then divide the groups, each at the mean of its points.
@@ -259,7 +253,5 @@ class _GroupedFolds:
         note = f"groups was given, so the folds divide its {len(sizes)} groups and not the points"
         with add_note_on_error(note):
             for of_groups in self.scheme.split(means / sizes[:, None]):
-                train, held_out = (
-                    np.flatnonzero(np.isin(self.codes, part)) for part in of_groups
-                )
+                train, held_out = (np.flatnonzero(np.isin(self.codes, part)) for part in of_groups)
                 yield train, held_out

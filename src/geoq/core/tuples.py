@@ -146,9 +146,7 @@ class Tuples:
     @property
     def weight(self) -> Float[np.ndarray, " n"]:
         """Weights of the tuples. They sum to 1, and every family of folds has the same total weight."""
-        _, number, count = np.unique(
-            self.family, return_inverse=True, return_counts=True
-        )
+        _, number, count = np.unique(self.family, return_inverse=True, return_counts=True)
         return 1 / (count[number] * len(count))
 
     @property
@@ -181,9 +179,7 @@ class Tuples:
         """Smallest number of independent partners that any tuple has."""
         return count_independent(self.position, self.reach, len(self))
 
-    def independent_of(
-        self, held_out: Bool[np.ndarray, " n"]
-    ) -> Bool[np.ndarray, " n"]:
+    def independent_of(self, held_out: Bool[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
         """Mask of the tuples that are not held out and do not depend on a held-out stretch of time."""
         independent = ~held_out
         if self.position is not None:
@@ -212,8 +208,7 @@ class Tuples:
         error = self[self.interpolating].subsample(N_TYPICAL).error
         # A field has one typical error per channel.
         by_channel = np.nanmean(
-            error.reshape(*error.shape[:2], -1) if error.ndim > 2 else error[..., None],
-            axis=-1,
+            error.reshape(*error.shape[:2], -1) if error.ndim > 2 else error[..., None], axis=-1
         )
         return Typical(
             _lower_median(np.concatenate(lengths)),

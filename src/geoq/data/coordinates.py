@@ -73,9 +73,7 @@ class Coordinate(NamedTuple):
 class Kind(Protocol):
     """What a column is: it turns the values of the data, without missing ones, into coordinates."""
 
-    def coordinates(
-        self, values: np.ndarray, missing: float, /
-    ) -> list[Coordinate]: ...
+    def coordinates(self, values: np.ndarray, missing: float, /) -> list[Coordinate]: ...
 
 
 @dataclass(frozen=True)
@@ -106,9 +104,7 @@ class Periodic:
 
     def __post_init__(self) -> None:
         if not 0 < self.period < math.inf:
-            raise ValueError(
-                f"Periodic(period={self.period}): period must be a positive number."
-            )
+            raise ValueError(f"Periodic(period={self.period}): period must be a positive number.")
 
     def coordinates(self, values: np.ndarray, missing: float) -> list[Coordinate]:
         constant = len(np.unique(np.mod(values, self.period))) <= 1
@@ -204,9 +200,7 @@ class Coordinates:
     n_columns: int = 0
 
     @staticmethod
-    def fit(
-        points: Float[np.ndarray, " n *coordinates"], *, logarithms: bool
-    ) -> "Coordinates":
+    def fit(points: Float[np.ndarray, " n *coordinates"], *, logarithms: bool) -> "Coordinates":
         """Mean and scale of each input of an array."""
         low, high = points.min(axis=0), points.max(axis=0)
         constant = np.asarray(low == high)
@@ -459,15 +453,11 @@ def fit_columns(
         missing = 1 - len(present) / len(column)
         found.append(kind.coordinates(present, missing))
     if not any(found):
-        raise ValueError(
-            "all columns are ignored; leave at least one to measure distances."
-        )
+        raise ValueError("all columns are ignored; leave at least one to measure distances.")
     return Coordinates.of_columns(found)
 
 
-def _by_number(
-    kinds: Mapping[Any, Kind], n_columns: int, schema: Schema | None
-) -> dict[int, Kind]:
+def _by_number(kinds: Mapping[Any, Kind], n_columns: int, schema: Schema | None) -> dict[int, Kind]:
     numbers = {} if schema is None else {n: j for j, n in enumerate(schema.names)}
     found = {}
     for key, kind in kinds.items():

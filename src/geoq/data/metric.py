@@ -89,17 +89,10 @@ class FittedMetric:
 class Metric(Protocol):
     """How distances between inputs are measured. ``fit`` is called after the deployed surrogate is trained."""
 
-    def coordinates(
-        self, points: np.ndarray, schema: Schema | None, /
-    ) -> Coordinates: ...
+    def coordinates(self, points: np.ndarray, schema: Schema | None, /) -> Coordinates: ...
 
     def fit(
-        self,
-        coordinates: Coordinates,
-        points: np.ndarray,
-        outputs: np.ndarray,
-        predict: Predict,
-        /,
+        self, coordinates: Coordinates, points: np.ndarray, outputs: np.ndarray, predict: Predict, /
     ) -> FittedMetric: ...
 
 
@@ -224,9 +217,7 @@ class Columns:
     """
 
     kinds: Any = field(default_factory=dict)  # raises below unless it is a mapping
-    weighting: "SensitivityMetric | StandardizedMetric" = field(
-        default_factory=SensitivityMetric
-    )
+    weighting: "SensitivityMetric | StandardizedMetric" = field(default_factory=SensitivityMetric)
 
     def __post_init__(self) -> None:
         if not isinstance(self.kinds, Mapping):
@@ -240,9 +231,7 @@ class Columns:
                     "Category() or Ignored()."
                 )
 
-    def coordinates(
-        self, points: Float[np.ndarray, " n c"], schema: Schema | None
-    ) -> Coordinates:
+    def coordinates(self, points: Float[np.ndarray, " n c"], schema: Schema | None) -> Coordinates:
         """T of the columns of a table or an array."""
         logarithms = isinstance(self.weighting, SensitivityMetric)
         return fit_columns(points, self.kinds, schema, logarithms=logarithms)
@@ -275,9 +264,7 @@ def _unweighted(coordinates: Coordinates, points: np.ndarray) -> FittedMetric:
     # The ranges of fields are not used.
     n = coordinates.mean.size
     t = flat(coordinates(points[:1] if points.ndim > 2 else points))
-    return FittedMetric(
-        coordinates, None, None, np.ones(n), t.min(axis=0), t.max(axis=0)
-    )
+    return FittedMetric(coordinates, None, None, np.ones(n), t.min(axis=0), t.max(axis=0))
 
 
 def _over_outputs(

@@ -22,10 +22,7 @@ FAILED_FOLD_RATIO = 5.0
 
 Ask: TypeAlias = Callable[[Any], np.ndarray]
 
-_CONSEQUENCE = {
-    "surrogate": "its error",
-    "representation": "the distance between two inputs",
-}
+_CONSEQUENCE = {"surrogate": "its error", "representation": "the distance between two inputs"}
 
 
 @dataclass(frozen=True)
@@ -77,9 +74,7 @@ class Probes:
             f"needs running statistics), and return the answers in the order of the inputs.{remedy}"
         )
 
-    def check_unchanged(
-        self, what: str = "the deployed surrogate changed during fit"
-    ) -> None:
+    def check_unchanged(self, what: str = "the deployed surrogate changed during fit") -> None:
         """Raise if the answers changed while other surrogates were trained; ``what`` starts the message."""
         backwards = np.arange(len(self.inputs))[::-1].copy()
         # The same batch, so the answers are equal except on a GPU that adds in a random order.
@@ -134,9 +129,7 @@ class FirstFold:
         probes, self._probes = self._probes, None
         if probes is not None:
             self._checked = True
-            probes.check_unchanged(
-                "a fold surrogate changed when the next one was trained"
-            )
+            probes.check_unchanged("a fold surrogate changed when the next one was trained")
 
 
 def warn_of_failed_folds(held_out: np.ndarray, in_sample: np.ndarray) -> None:

@@ -50,10 +50,7 @@ class Column:
         if self.kind == "level":
             number = {level: float(i) for i, level in enumerate(self.levels)}
             return np.array(
-                [
-                    np.nan if text is None else number.get(text, UNSEEN)
-                    for text in _texts(series)
-                ]
+                [np.nan if text is None else number.get(text, UNSEEN) for text in _texts(series)]
             )
         if self.kind == "time":
             series = series.cast(nw.Datetime("us")) if dtype == nw.Date else series
@@ -119,9 +116,7 @@ class Schema:
     def of(frame: Any) -> "Schema":
         """The columns of a data frame; raises if a column can be neither a number, nor a date, nor a category."""
         found = _narwhals(frame, "x")
-        return Schema(
-            tuple(_column(found.get_column(name), str(name)) for name in found.columns)
-        )
+        return Schema(tuple(_column(found.get_column(name), str(name)) for name in found.columns))
 
     def table(self, frame: Any, name: str = "x") -> "Table":
         """A data frame with these columns. Columns in another order are put into the order of ``fit``."""
@@ -148,10 +143,7 @@ class Schema:
         if ordered != list(found.columns):
             found = found.select(ordered)
             frame = found.to_native()
-        arrays = [
-            c.encode(found.get_column(n))
-            for c, n in zip(self.columns, ordered, strict=True)
-        ]
+        arrays = [c.encode(found.get_column(n)) for c, n in zip(self.columns, ordered, strict=True)]
         return Table(frame, np.stack(arrays, axis=1), self)
 
 
@@ -246,9 +238,7 @@ class FrameTypes:
                     getattr(nw, dtype),
                     backend=self.library,
                 )
-                for column, numbers, dtype in zip(
-                    schema.columns, array.T, self.dtypes, strict=True
-                )
+                for column, numbers, dtype in zip(schema.columns, array.T, self.dtypes, strict=True)
             }
             return Table(nw.from_dict(columns).to_native(), array, schema)
         except ImportError:
@@ -336,8 +326,7 @@ def output_names(y: Any) -> tuple[str, ...] | None:
 def check_same_order(x: Any, y: Any) -> None:
     """Raise if the index of x has the labels of the index of y in another order."""
     own, other = (
-        getattr(part.native if isinstance(part, Table) else part, "index", None)
-        for part in (x, y)
+        getattr(part.native if isinstance(part, Table) else part, "index", None) for part in (x, y)
     )
     if not (hasattr(own, "equals") and hasattr(other, "equals")):
         return
@@ -383,13 +372,9 @@ def _narwhals(frame: Any, name: str) -> Any:
     names = [str(column) for column in frame.columns]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
-        raise ValueError(
-            f"{name} has several columns named {listed(twice)}; rename or drop them."
-        )
+        raise ValueError(f"{name} has several columns named {listed(twice)}; rename or drop them.")
     if not names:
-        raise ValueError(
-            f"{name} has no columns; pass a table with one column per input."
-        )
+        raise ValueError(f"{name} has no columns; pass a table with one column per input.")
     return nw.from_native(frame, eager_only=True)
 
 

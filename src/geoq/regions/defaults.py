@@ -5,13 +5,7 @@ import math
 from geoq.core.tuples import Points
 from geoq.regions.field_scores import Answers, Moments, Patterns, Windows
 from geoq.regions.region import Score
-from geoq.regions.table_scores import (
-    EachInput,
-    EachPair,
-    Nearest,
-    PrincipalAxes,
-    SupportDistance,
-)
+from geoq.regions.table_scores import EachInput, EachPair, Nearest, PrincipalAxes, SupportDistance
 
 # With more inputs than this a table is compared by the support distance alone.
 MAX_INPUTS = 64

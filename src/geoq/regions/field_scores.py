@@ -198,9 +198,7 @@ class FittedAnswers:
         return _explain_windows(what, distance, query, limit)
 
 
-def _explain_windows(
-    what: str, distance: np.ndarray, query: FieldView, limit: float
-) -> str:
+def _explain_windows(what: str, distance: np.ndarray, query: FieldView, limit: float) -> str:
     cell = query.cell(middle_of(int(distance.argmax()), query.grid))
     return (
         f"{what}, most of all around {cell}: its windows are {distance.mean():.2g} from the nearest windows of the data on average "
@@ -268,15 +266,10 @@ class FittedMoments:
         value = float(query.moments[0, number])
         taken = self.known.taken[number]
         channel, name, raw = self.channels.moment(number, value)
-        low, high = (
-            self.channels.moment(number, at)[2]
-            for at in self.known.around(number, value)
-        )
+        low, high = (self.channels.moment(number, at)[2] for at in self.known.around(number, value))
         text = f"the {name} of {query.label(channel, names)} is {raw:.4g}"
         if taken[0] < value < taken[-1]:
-            return (
-                f"{text}; its nearest values in the data are {low:.4g} and {high:.4g}"
-            )
+            return f"{text}; its nearest values in the data are {low:.4g} and {high:.4g}"
         return f"{text}; it ranges from {low:.4g} to {high:.4g} in the data"
 
 

@@ -96,9 +96,7 @@ class Planes:
         self._raise(largest, clipped, (upper > largest[:, None]) & ~first)
         return largest
 
-    def _raise(
-        self, largest: np.ndarray, clipped: np.ndarray, wanted: np.ndarray
-    ) -> None:
+    def _raise(self, largest: np.ndarray, clipped: np.ndarray, wanted: np.ndarray) -> None:
         """Raise the largest distances to the wanted distances."""
         for number in np.flatnonzero(wanted.any(axis=0)).tolist():
             rows = np.flatnonzero(wanted[:, number])
@@ -129,9 +127,7 @@ class Planes:
         inside: np.ndarray = places.clip(0, self._n_cells - 1)
         return inside
 
-    def _upper(
-        self, clipped: Float[np.ndarray, " n n_inputs"]
-    ) -> Float[np.ndarray, " n n_pairs"]:
+    def _upper(self, clipped: Float[np.ndarray, " n n_inputs"]) -> Float[np.ndarray, " n n_pairs"]:
         """Upper bounds of the distances."""
         grids, (one, two) = self._grids, np.array(self.pairs).T
         places = self._places(clipped, grids.side)

@@ -123,9 +123,7 @@ class Region:
         fitted_scores = tuple(rule.fit(everything) for rule in rules)
         thresholds = joint_thresholds(np.concatenate(scores), self.quantile)
         least = [score.least for score in fitted_scores]
-        return FittedScores(
-            everything.bare, fitted_scores, np.maximum(thresholds, least)
-        )
+        return FittedScores(everything.bare, fitted_scores, np.maximum(thresholds, least))
 
 
 def view_of(points: Points) -> View:
@@ -142,8 +140,7 @@ def _scores(fitted: Iterable[FittedScore], queries: View) -> np.ndarray:
     columns = []
     for score in fitted:
         parts = [
-            score(queries[part], none[part])
-            for part in chunks(len(queries), queries.row_numbers)
+            score(queries[part], none[part]) for part in chunks(len(queries), queries.row_numbers)
         ]
         columns.append(np.concatenate(parts) if parts else none)
     return np.stack(columns, axis=1)
@@ -187,8 +184,7 @@ class FittedScores:
         """The largest ratio of a score to its threshold."""
         queries = self.view.of_queries(features)
         parts = [
-            self._largest_ratio(queries[part])
-            for part in chunks(len(queries), queries.row_numbers)
+            self._largest_ratio(queries[part]) for part in chunks(len(queries), queries.row_numbers)
         ]
         return np.concatenate(parts) if parts else np.zeros(0)
 
@@ -204,10 +200,7 @@ class FittedScores:
         self.view.check_names(names)
         limits = np.maximum(self.thresholds, TINY)
         ratios = np.array(
-            [
-                float(s(query, np.zeros(1))[0]) / t
-                for s, t in zip(self.scores, limits, strict=True)
-            ]
+            [float(s(query, np.zeros(1))[0]) / t for s, t in zip(self.scores, limits, strict=True)]
         )
         if ratios.max() <= SAFE:
             return self.view.explain_inside(self.scores, query, names)

@@ -137,9 +137,7 @@ class FittedNearest:
 
     def explain(self, query: TableView, limit: float, names: Names | None) -> str:
         gaps = _Ranges.of(self.points, query, 1.0).weighted_gaps(query)[0]
-        unusual = _Ranges.of(self.points, query, 1.0).described(
-            query, int(gaps.argmax()), names
-        )
+        unusual = _Ranges.of(self.points, query, 1.0).described(query, int(gaps.argmax()), names)
         return (
             f"the {self.n_nearest} nearest points are {self(query, np.zeros(1))[0]:.2g} standard deviations away on average "
             f"(held-out points: at most {limit:.2g}); the most unusual input is {unusual}"
@@ -156,9 +154,7 @@ class _Ranges:
     high: Float[np.ndarray, " m"]
 
     @staticmethod
-    def of(
-        points: Float[np.ndarray, " n m"], view: TableView, min_weight: float
-    ) -> "_Ranges":
+    def of(points: Float[np.ndarray, " n m"], view: TableView, min_weight: float) -> "_Ranges":
         varying = np.ones(len(view.importance), dtype=bool)
         weight = input_weights(view.importance, varying, min_weight)
         return _Ranges(points, weight, points.min(axis=0), points.max(axis=0))
@@ -177,8 +173,7 @@ class _Ranges:
         if not query.is_number(j):
             return query.label(j, names)
         value, low, high = (
-            query.text(j, at, names)
-            for at in (query.t[0, j], self.low[j], self.high[j])
+            query.text(j, at, names) for at in (query.t[0, j], self.low[j], self.high[j])
         )
         return f"{query.label(j, names)} ({value}, range {low} to {high})"
 
@@ -229,9 +224,7 @@ class FittedEachInput:
         label, value = query.label(j, names), query.text(j, here, names)
         low, high = ranges.low[j], ranges.high[j]
         if low <= here <= high:
-            below, above = (
-                query.text(j, at, names) for at in ranges.values.neighbours(j, here)
-            )
+            below, above = (query.text(j, at, names) for at in ranges.values.neighbours(j, here))
             return f"{label} is {value}; its nearest values in the data are {below} and {above}"
         end = high if here > high else low
         gap = float(ranges.values(query.t)[0, j])
@@ -269,9 +262,7 @@ class PrincipalAxes:
         _, size, directions = np.linalg.svd(points.t - mean, full_matrices=False)
         size = size / math.sqrt(len(points))
         kept = size > MIN_DEVIATION
-        return FittedPrincipalAxes(
-            points.t, mean, directions[kept].T.copy(), size[kept]
-        )
+        return FittedPrincipalAxes(points.t, mean, directions[kept].T.copy(), size[kept])
 
 
 @dataclass(frozen=True)
@@ -308,9 +299,7 @@ class FittedPrincipalAxes:
             else self.axes[:, place]
         )
         ranges = _Ranges.of(self.points, query, 1.0)
-        labels = [
-            ranges.described(query, int(j), names) for j in np.argsort(-abs(loading))
-        ]
+        labels = [ranges.described(query, int(j), names) for j in np.argsort(-abs(loading))]
         named = " and ".join([*dict.fromkeys(labels)][:2])
         return (
             f"the correlation of {named} differs from the data, by {score.max():.2g} deviations of a principal axis "
@@ -359,9 +348,7 @@ class FittedEachPair:
     def explain(self, query: TableView, limit: float, names: Names | None) -> str:
         score = self._planes.distances(query.t)[0]
         ranges = _Ranges.of(self.points, query, 1.0)
-        j, k = (
-            ranges.described(query, i, names) for i in self.pairs[int(score.argmax())]
-        )
+        j, k = (ranges.described(query, i, names) for i in self.pairs[int(score.argmax())])
         return (
             f"{j} and {k} are each in range, but not together: the nearest point in their plane is {score.max():.2g} standard "
             f"deviations away (held-out points: at most {limit:.2g})"

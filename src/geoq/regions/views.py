@@ -61,9 +61,7 @@ class TableView:
     def of_queries(self, features: Features) -> "TableView":
         """Queries in the same coordinates."""
         return replace(
-            self,
-            t=self._varying(features.inputs),
-            support_distance=features.support_distance,
+            self, t=self._varying(features.inputs), support_distance=features.support_distance
         )
 
     def _varying(self, inputs: np.ndarray) -> np.ndarray:
@@ -75,9 +73,7 @@ class TableView:
     def __getitem__(self, rows: slice | np.ndarray) -> "TableView":
         distance = self.support_distance
         return replace(
-            self,
-            t=self.t[rows],
-            support_distance=None if distance is None else distance[rows],
+            self, t=self.t[rows], support_distance=None if distance is None else distance[rows]
         )
 
     @property
@@ -112,9 +108,7 @@ class TableView:
                 f"names has {len(names)} entries, but there are {n_inputs} inputs; pass one name per input."
             )
 
-    def explain_inside(
-        self, scores: Sequence[Any], query: "TableView", names: Names | None
-    ) -> str:
+    def explain_inside(self, scores: Sequence[Any], query: "TableView", names: Names | None) -> str:
         """Why a query is safe."""
         ranges = next((s for s in scores if hasattr(s, "why_inside")), None)
         text = "" if ranges is None else ranges.why_inside(query, names)
@@ -218,9 +212,7 @@ class FieldView:
         deviation = np.sqrt((square - mean**2).clip(min=0))
         varies = deviation > CHANGED * np.sqrt(square)
         view = replace(view, channels=Channels(mean, np.where(varies, deviation, 0.0)))
-        found = [
-            view[part].summaries for part in chunks(len(view), 8 * view.row_numbers)
-        ]
+        found = [view[part].summaries for part in chunks(len(view), 8 * view.row_numbers)]
         moments, blocks = (np.concatenate(part) for part in zip(*found, strict=True))
         return replace(view, found=(moments, blocks))
 
@@ -352,9 +344,7 @@ class FieldView:
         """The name of a channel."""
         return f"channel {channel if names is None else names[channel]}"
 
-    def explain_inside(
-        self, scores: Sequence[Any], query: "FieldView", names: Names | None
-    ) -> str:
+    def explain_inside(self, scores: Sequence[Any], query: "FieldView", names: Names | None) -> str:
         """Why a query is safe."""
         del scores, query, names
         return "windows, moments and patterns of the field are within the region of the held-out fields"

@@ -7,7 +7,6 @@ the calibration that it belongs to.
 import hashlib
 import io
 import json
-import os
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -57,9 +56,7 @@ class Checkpoint:
             )
         return Checkpoint(place)
 
-    def open(
-        self, facts: Mapping[str, str], callables: Mapping[str, object]
-    ) -> "FinishedFolds":
+    def open(self, facts: Mapping[str, str], callables: Mapping[str, object]) -> "FinishedFolds":
         """Start a checkpoint, or continue the checkpoint of the same calibration.
 
         Raises:
@@ -69,9 +66,7 @@ class Checkpoint:
         own = dict(facts) | {name: self._id(name, of) for name, of in callables.items()}
         place = Path(self.folder)
         if place.exists() and not place.is_dir():
-            raise ValueError(
-                f"checkpoint={str(place)!r} is a file; pass the path of a folder."
-            )
+            raise ValueError(f"checkpoint={str(place)!r} is a file; pass the path of a folder.")
         place.mkdir(parents=True, exist_ok=True)
         manifest = place / MANIFEST
         if not manifest.exists():
@@ -99,10 +94,7 @@ class Checkpoint:
             ) from exc
 
     def _check(
-        self,
-        stored: Mapping[str, Any],
-        own: Mapping[str, str],
-        callables: Mapping[str, object],
+        self, stored: Mapping[str, Any], own: Mapping[str, str], callables: Mapping[str, object]
     ) -> None:
         different = [n for n in {**stored, **own} if stored.get(n) != own.get(n)]
         if not different:
@@ -140,9 +132,7 @@ class FinishedFolds:
             )
         return [every[end - int(n) : end] for n, end in zip(known, ends, strict=True)]
 
-    def first(
-        self, name: str, arrays: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
+    def first(self, name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The arrays that the first run stored under this name; they are stored now if this is the first run."""
         file = self.folder / f"{name}.npz"
         if not file.exists():
@@ -196,7 +186,7 @@ def _write(file: Path, text: str, arrays: Mapping[str, np.ndarray]) -> None:
     scratch = file.with_name(f".{file.name}.{uuid4().hex}")
     try:
         scratch.write_bytes(content + hashlib.sha256(content).digest())
-        os.replace(scratch, file)
+        scratch.replace(file)
     finally:
         scratch.unlink(missing_ok=True)
 

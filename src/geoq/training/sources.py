@@ -68,13 +68,9 @@ class FoldSurrogates(Protocol):
     @property
     def pretrained(self) -> bool: ...
 
-    def jobs(
-        self, x: Any, y: Any, folds: Sequence[Fold], n_workers: int, /
-    ) -> Jobs: ...
+    def jobs(self, x: Any, y: Any, folds: Sequence[Fold], n_workers: int, /) -> Jobs: ...
 
-    def predictions(
-        self, x: Any, y: Any, folds: Sequence[Fold], /
-    ) -> list[np.ndarray]: ...
+    def predictions(self, x: Any, y: Any, folds: Sequence[Fold], /) -> list[np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -219,9 +215,7 @@ def evaluate_fold(surrogate: Surrogate, x: Any, fold: Fold) -> np.ndarray:
         f"; its training rows lack {new}, so the model must accept new categories, for example with "
         "OneHotEncoder(handle_unknown='ignore')"
     )
-    with add_note_on_error(
-        f"while evaluating the surrogate of {fold}{unknown if new else ''}"
-    ):
+    with add_note_on_error(f"while evaluating the surrogate of {fold}{unknown if new else ''}"):
         return answers_of(surrogate, take(x, fold.evaluated_rows), "surrogate")
 
 
@@ -314,9 +308,7 @@ def _run(source: FoldSurrogates, tasks: list[_Task]) -> Iterable[_Predictions]:
     from joblib import Parallel, delayed
 
     parallel = Parallel(return_as="generator_unordered")
-    results: Iterable[_Predictions] = parallel(
-        delayed(_predictions_of)(task) for task in tasks
-    )
+    results: Iterable[_Predictions] = parallel(delayed(_predictions_of)(task) for task in tasks)
     return results
 
 
