@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Threads that wait should sleep: on a busy machine spinning ones cost minutes.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test lint docs-check format setup bench memory hostile results results-gpu results-list golden clean
+.PHONY: demo test lint docs-check format setup bench memory results results-gpu results-list golden clean
 
 demo: setup  ## Calibrate GeoQ around a small neural surrogate of the Forrester function
 	$(BIN)/geoq demo
@@ -32,9 +32,6 @@ bench: setup  ## The speed figures of docs/speed.md
 
 memory: setup  ## The memory and file sizes of docs/cost.md
 	$(BIN)/python -m benchmarks.costs.memory
-
-hostile: setup  ## Damaged files, killed processes and full disks: the counts of docs/reliability.md, some minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.hostile.run
 
 results: setup  ## Measure again what fits two CPU cores in an hour; finished results are skipped
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,table-bench]"

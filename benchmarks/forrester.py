@@ -1,56 +1,50 @@
 """The paper's first problem: a network trained on the middle half of the interval of the Forrester function.
 
     python -m benchmarks.forrester --jobs 2   # 5 seeds, all methods: about 15 minutes on two cores
-    python -m benchmarks.forrester --small    # one seed, short trainings: within a minute
+    python -m benchmarks.forrester --small    # one seed, short trainings
 
 The paper prints u(x) = (6x - 1)^2 sin(12x - 4); the usual function has (6x - 2)^2. This benchmark uses the printed one.
-Outputs are divided by their range on the training data; the size of the paper's relative errors agrees with this.
+Outputs are divided by their range on the training data; the size of the paper's relative errors agrees with this. The safe columns of
+the rivals have the flags of the paper's form, if it is measured in the same run.
 """
 
-import argparse
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
-from joblib import Parallel, delayed
-from torch import nn
 
 from benchmarks import record
-from benchmarks.record import QUANTILE, Stopwatch
+from benchmarks.record import QUANTILE
 from benchmarks.rivals import (
     BoostedQuantile,
     CalibratedSpread,
+    DeepEnsemble,
+    DistanceRegion,
+    GaussianProcess,
     KNNDistanceConformal,
     KNNResidualConformal,
+    MCDropout,
     MeanErrorPredictor,
     QuantileNetwork,
     RememberedTraining,
-    of_x,
+    SplitConformal,
     of_x_distance_and_prediction,
 )
-from geoq import (
-    CombinedFolds,
-    DistanceRegion,
-    GeoQ,
-    NestedFolds,
-    NormScaledIncrement,
-    RandomFolds,
-    SafeRegion,
-    Training,
-    TrainNetwork,
-    identity,
-)
-from geoq.baselines import DeepEnsemble, GaussianProcess, MCDropout, SplitConformal
-from geoq.geometry import GeometricFeatures
-from geoq.nets.mlp import MLP
+from benchmarks.runs import Benchmark, parser_of, run
+from benchmarks.scores import coverage_by_bin, row
+from benchmarks.suite.methods import shortened
+from benchmarks.timing import Stopwatch
+from geoq import MLP, CombinedFolds, GeoQ, NestedFolds, RandomFolds, Training, TrainNetwork
+from geoq.data.metric import identity
+from geoq.metrics import coverage
+from geoq.parts import NormScaledBound
 
 INTERVAL = (0.25, 0.75)
 HIDDEN, N_ENCODER_LAYERS = (64, 64, 16, 32), 3
 N_STAGES = 10
-FIRST_SEED, N_SEEDS = 20, 5
+OWN_SURROGATE = ("GP", "MC dropout", "Deep ensemble", "Split conformal")
 
 
 def load(n_train, n_test):
@@ -59,303 +53,163 @@ def load(n_train, n_test):
     def u(x):
         return (6 * x - 1) ** 2 * np.sin(12 * x - 4)
 
-    x, x_test = (
-        np.linspace(*INTERVAL, n_train)[:, None],
-        np.linspace(0, 1, n_test)[:, None],
-    )
+    x, x_test = (np.linspace(*INTERVAL, n_train)[:, None], np.linspace(0, 1, n_test)[:, None])
     low, high = u(x).min(), u(x).max()
     return x, (u(x) - low) / (high - low), x_test, (u(x_test) - low) / (high - low)
 
 
-class LinearLatent(MLP):
-    """The surrogate without a ReLU after its latent layer, as in a text of the paper's source that is commented out."""
-
-    def __init__(self, *arguments, **settings):
-        super().__init__(*arguments, **settings)
-        linear, _, *dropout = self.encoder[-1]
-        self.encoder[-1] = nn.Sequential(linear, *dropout)
-
-
-@dataclass
-class ScaledNorm:
-    """The paper's increment of psi divided by its standard deviations: ||psi|| is the norm after the feature scaling.
-
-    The network h reads standardised features in both cases, so only the norm differs.
-    """
-
-    model: NormScaledIncrement
-
-    @property
-    def quantile(self):
-        return self.model.quantile
-
-    def fit(self, calibration):
-        self.scale_ = calibration.standardization.scale
-        scaled = replace(calibration, features=self._scaled(calibration.features))
-        self.model_ = replace(self.model).fit(scaled)
-        self.trainings_ = self.model_.trainings_
-        return self
-
-    def __call__(self, features):
-        return self.model_(self._scaled(features))
-
-    def _scaled(self, features):
-        of_displacement = self.scale_[:-1].reshape(features.displacement.shape[1:])
-        return GeometricFeatures(
-            features.displacement / of_displacement,
-            features.support_distance / self.scale_[-1],
-            features.anchor_error,
-            features.prediction,
-            features.inputs,
-        )
-
-
-def cross_fitted(shared, seed):
-    """The rivals that are calibrated on the held-out errors of a GeoQ."""
-    boosted = partial(BoostedQuantile, shared, QUANTILE, random_state=seed)
-    return {
-        "kNN-distance conformal": KNNDistanceConformal(shared, QUANTILE),
-        "kNN-residual conformal": KNNResidualConformal(shared, QUANTILE),
-        "Boosted quantile (x)": boosted(inputs=of_x),
-        "Boosted quantile (x, distance, prediction)": boosted(
-            inputs=of_x_distance_and_prediction
-        ),
-        "Quantile network": QuantileNetwork(shared, QUANTILE),
-        "Mean-error predictor": MeanErrorPredictor(shared, QUANTILE, random_state=seed),
-    }
-
-
-def run(seed, pictures, *, n_train, n_test, training, n_increment_steps):
-    """Rows of all methods on one seed; pictures are drawn into a folder if it is given."""
-    torch.set_num_threads(1)
-    x, y, x_test, y_test = load(n_train, n_test)
-    network = partial(MLP, 1, 1, hidden=HIDDEN, n_encoder_layers=N_ENCODER_LAYERS)
-    recipe = TrainNetwork(network, training=training).with_seed(seed)
-    remembered = RememberedTraining(recipe)
-    deployed = Stopwatch()
-    with deployed.running():
-        surrogate = recipe(x, y)
-
-    def encoder_and_input(points):
-        """Encoder outputs and inputs, each divided by its mean distance from the training mean."""
-        parts = [(surrogate.encoder(p), p) for p in (x, points)]
-        scale = [
-            np.linalg.norm(part - part.mean(axis=0), axis=1).mean() for part in parts[0]
-        ]
-        return np.concatenate(
-            [part / s for part, s in zip(parts[1], scale, strict=True)], axis=1
-        )
-
-    nested, random = NestedFolds(N_STAGES), RandomFolds(5, random_state=seed)
-    both = CombinedFolds(random, nested)
+def forms(surrogate, remembered, seed, n_steps):
+    """GeoQ in the paper's form, with its defaults, and between them."""
     # The paper: h has an architecture similar to the surrogate's.
-    increment = NormScaledIncrement(
-        QUANTILE,
-        hidden=HIDDEN,
-        training=Training(n_steps=n_increment_steps, batch_size=256, random_state=seed),
-    )
-    calibrate = partial(
-        GeoQ, surrogate, remembered, increment_model=increment, safe_region=SafeRegion()
-    )
-    linear = replace(
-        recipe,
-        make_network=partial(
-            LinearLatent, 1, 1, hidden=HIDDEN, n_encoder_layers=N_ENCODER_LAYERS
-        ),
-    )
-    linear_surrogate = linear(x, y)
-    variants = {
-        "GeoQ (paper)": calibrate(representation=surrogate.encoder, folds=nested),
-        "GeoQ (paper, h of width 64-64)": calibrate(
-            representation=surrogate.encoder,
-            folds=nested,
-            increment_model=replace(increment, hidden=(64, 64)),
-        ),
-        "GeoQ (paper, scaled norm)": calibrate(
-            representation=surrogate.encoder,
-            folds=nested,
-            increment_model=ScaledNorm(increment),
-        ),
-        "GeoQ (paper, linear latent)": GeoQ(
-            linear_surrogate,
-            linear,
-            representation=linear_surrogate.encoder,
-            folds=nested,
-            increment_model=increment,
-            safe_region=SafeRegion(),
-        ),
+    training = Training(n_steps=n_steps, batch_size=256, random_state=seed)
+    model = NormScaledBound(HIDDEN, training)
+    nested = NestedFolds(N_STAGES)
+    both = {"folds": CombinedFolds(RandomFolds(5, random_state=seed), nested)}
+    calibrate = partial(GeoQ.paper, surrogate, remembered, bound_model=model, folds=nested)
+    of_encoder = {"representation": surrogate.encoder}
+    # The quantile 0.999 makes the region contain the whole training interval.
+    whole = DistanceRegion(quantile=0.999)
+    small_h = replace(model, hidden=(64, 64))
+    return {
+        "GeoQ (paper)": calibrate(**of_encoder),
+        "GeoQ (paper, h of width 64-64)": calibrate(**of_encoder, bound_model=small_h),
         "GeoQ": GeoQ(surrogate, remembered),
-        "GeoQ (identity, nested)": calibrate(representation=identity, folds=nested),
-        "GeoQ (encoder and input, nested)": calibrate(
-            representation=encoder_and_input, folds=nested
-        ),
-        "GeoQ (encoder, nested and random)": calibrate(
-            representation=surrogate.encoder, folds=both
-        ),
-        "GeoQ (identity, nested and random)": calibrate(
-            representation=identity, folds=both
-        ),
-        # The quantile 0.999 makes the region contain the whole training interval.
+        "GeoQ (identity, nested)": calibrate(representation=identity),
+        "GeoQ (encoder, nested and random)": calibrate(**of_encoder, **both),
+        "GeoQ (identity, nested and random)": calibrate(representation=identity, **both),
         "GeoQ (identity, nested and random, distance region)": calibrate(
-            representation=identity,
-            folds=both,
-            safe_region=DistanceRegion(quantile=0.999),
-        ),
-        "GeoQ (encoder and input, nested and random)": calibrate(
-            representation=encoder_and_input, folds=both
+            representation=identity, **both, safe_region=whole
         ),
     }
-    dropout = TrainNetwork(partial(network, dropout=0.1), training=training).with_seed(
-        seed
-    )
-    rivals = {
+
+
+def rivals(surrogate, remembered, recipe, seed):
+    """The baselines of the paper, and the rivals that are calibrated on the held-out errors of both kinds of folds."""
+    random = RandomFolds(5, random_state=seed)
+    make = partial(MLP, 1, 1, hidden=HIDDEN, n_encoder_layers=N_ENCODER_LAYERS, dropout=0.1)
+    dropout = MCDropout(replace(recipe, make_network=make), random_state=seed)
+    found = {
         "GP": GaussianProcess(),
         "GP (noise bound 1e-8)": GaussianProcess(noise_lower_bound=1e-8),
-        "MC dropout": MCDropout(dropout, random_state=seed),
-        "MC dropout (calibrated)": CalibratedSpread(
-            MCDropout(dropout, random_state=seed), QUANTILE, random
-        ),
-        "Deep ensemble": DeepEnsemble(
-            recipe, n_members=N_STAGES, random_state=1000 * (seed + 1)
-        ),
+        "MC dropout": dropout,
+        "MC dropout (calibrated)": CalibratedSpread(dropout, QUANTILE, random),
+        "Deep ensemble": DeepEnsemble(recipe, N_STAGES, 1000 * (seed + 1)),
         "Split conformal": SplitConformal(recipe, QUANTILE, random_state=seed),
     }
-    rivals |= cross_fitted(GeoQ(surrogate, remembered, folds=both), seed)
-    alone = cross_fitted(GeoQ(surrogate, remembered, folds=random), seed)
-    rivals |= {f"{name} / random folds": rival for name, rival in alone.items()}
-    rows, assessments = [], {}
-    for name, geoq in variants.items():
-        watch = Stopwatch(remembered, deployed.seconds)
+    both = CombinedFolds(random, NestedFolds(N_STAGES))
+    for ending, folds in (("", both), (" / random folds", random)):
+        shared = GeoQ(surrogate, remembered, folds=folds)
+        boosted = partial(BoostedQuantile, shared, random_state=seed)
+        of_folds = {
+            "kNN-distance conformal": KNNDistanceConformal(shared),
+            "kNN-residual conformal": KNNResidualConformal(shared),
+            "Boosted quantile (x)": boosted(),
+            "Boosted quantile (x, distance, prediction)": boosted(
+                inputs=of_x_distance_and_prediction
+            ),
+            "Quantile network": QuantileNetwork(shared),
+            "Mean-error predictor": MeanErrorPredictor(shared, random_state=seed),
+        }
+        found |= {f"{name}{ending}": rival for name, rival in of_folds.items()}
+    return found
+
+
+def recipe_of(seed, *, small=False):
+    """The paper's network and training."""
+    make = partial(MLP, 1, 1, hidden=HIDDEN, n_encoder_layers=N_ENCODER_LAYERS)
+    training = Training(n_steps=8440, batch_size=32, check_every=100, patience=30)
+    recipe = TrainNetwork(make, training=training).with_seed(seed)
+    return shortened(recipe) if small else recipe
+
+
+def names(_problem):
+    """The names of all methods."""
+    recipe = recipe_of(0)
+    stub = partial(abs)
+    stub.encoder = identity
+    return [*forms(stub, recipe, 0, 1), *rivals(stub, recipe, recipe, 0)]
+
+
+def measure(problem, seed, wanted, *, small=False, pictures=None):
+    """Rows of some methods on one seed; pictures are drawn into a folder if it is given."""
+    n_train, n_test = (240, 100) if small else (1200, 4000)
+    x, y, x_test, y_test = load(n_train, n_test)
+    recipe = recipe_of(seed, small=small)
+    remembered, deployed = RememberedTraining(recipe), Stopwatch()
+    with deployed.running():
+        surrogate = remembered(x, y)
+
+    every = forms(surrogate, remembered, seed, 100 if small else 3000)
+    every |= rivals(surrogate, remembered, recipe, seed)
+    rows, answers, safe = [], {}, None
+    for name, estimator in every.items():
+        if name not in wanted:
+            continue
+        estimator = shortened(estimator) if small else estimator
+        own = name.startswith(OWN_SURROGATE)
+        watch = Stopwatch(remembered, 0.0 if own else deployed.seconds)
         with watch.running():
-            geoq.fit(x, y)
-        started = time.perf_counter()
-        assessments[name] = geoq.assess(x_test)
-        rows.append(
-            scored(
-                name,
-                seed,
-                y_test,
-                assessments[name],
-                assessments[name].safe,
-                watch,
-                started,
-            )
-            | record.trainings(geoq)
+            estimator.fit(x, y)
+        started, ours = time.perf_counter(), isinstance(estimator, GeoQ)
+        answer = estimator.assess(x_test) if ours else estimator.predict(x_test)
+        if ours:
+            answers[name] = estimator, answer
+        safe = answer.safe if name == "GeoQ (paper)" else safe  # also for the rivals
+        line = row(
+            name,
+            seed=seed,
+            y=y_test,
+            prediction=answer.prediction,
+            bound=answer.error_hat,
+            safe=answer.safe if ours else safe,
+            train_seconds=watch.seconds,
+            inference_seconds=time.perf_counter() - started,
         )
-    # The safe columns of the rivals use the safe queries of the paper's form.
-    safe = assessments["GeoQ (paper)"].safe
-    for name, rival in rivals.items():
-        own_surrogate = name.startswith("GP") or name in (
-            "MC dropout",
-            "MC dropout (calibrated)",
-            "Deep ensemble",
-            "Split conformal",
-        )
-        watch = Stopwatch(remembered, 0.0 if own_surrogate else deployed.seconds)
-        with watch.running():
-            rival.fit(x, y)
-        started = time.perf_counter()
-        rows.append(
-            scored(name, seed, y_test, rival.predict(x_test), safe, watch, started)
-            | record.trainings(rival)
-        )
+        rows.append({"problem": problem} | line | record.trainings(estimator))
     if pictures:
-        draw(pictures, x, y, x_test, y_test, assessments, variants)
+        draw(pictures, x, y, x_test, y_test, answers)
     return rows
 
 
-def scored(name, seed, y_test, bound, safe, watch, started):
-    line = record.row(
-        name,
-        seed=seed,
-        y=y_test,
-        prediction=bound.prediction,
-        error_hat=bound.error_hat,
-        safe=safe,
-        train_seconds=watch.seconds,
-        inference_seconds=time.perf_counter() - started,
-    )
-    print(
-        f"seed {seed}  {name:45s} pinball {line['pinball']:.4f}  correlation {line['correlation']:.3f}  "
-        f"coverage {line['coverage']:.3f}  safe {line['safe_fraction']:.3f} / {line['safe_coverage']:.3f}",
-        flush=True,
-    )
-    return line
-
-
-def draw(folder, x, y, x_test, y_test, assessments, variants):
+def draw(folder, x, y, x_test, y_test, answers):
     """Draw the paper's figure and the calibration diagnostics of one seed."""
     from matplotlib.figure import Figure
 
-    from benchmarks import pictures as paper_pictures
+    from benchmarks import pictures
     from geoq import plots
-    from geoq.metrics import coverage, coverage_by_bin
 
-    for name, file in (
-        ("GeoQ (paper)", "paper"),
-        ("GeoQ", "default"),
-    ):
-        a = assessments[name]
+    for name, file in (("GeoQ (paper)", "paper"), ("GeoQ", "default")):
+        a = answers[name][1]
         error = abs(y_test - a.prediction)
         figure = Figure(figsize=(13, 7.5), layout="constrained")
         (top, upper), (left, right) = figure.subplots(2, 2)
-        plots.error_over_input(
-            top, x_test[:, 0], error[:, 0], a.error_hat[:, 0], a.safe, INTERVAL
-        )
+        plots.error_over_input(top, x_test[:, 0], error[:, 0], a.error_hat[:, 0], a.safe, INTERVAL)
         plots.estimate_against_error(upper, error[:, 0], a.error_hat[:, 0], a.safe)
-        paper_pictures.support_scores(left, a.support_score, a.threshold)
-        paper_pictures.coverage_by_score(
-            right, coverage_by_bin(error, a.error_hat, a.support_score, 10), QUANTILE
-        )
+        pictures.support_scores(left, a.support_score)
+        bins = coverage_by_bin(error, a.error_hat, a.support_score, 10)
+        pictures.coverage_by_score(right, bins, QUANTILE)
         figure.suptitle(f"Forrester, {name}")
         figure.savefig(folder / f"forrester-{file}.png", dpi=110)
-    levels, observed, inside = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99), [], []
-    paper, assessment = variants["GeoQ (paper)"], assessments["GeoQ (paper)"]
-    error = abs(y_test - assessment.prediction)
+    levels, observed, inside = np.array([0.5, 0.7, 0.8, 0.9, 0.95, 0.99]), [], []
+    paper, answer = answers["GeoQ (paper)"]
+    error = abs(y_test - answer.prediction)
     for level in levels:
-        increment_model = replace(paper.increment_model, quantile=level)
-        bound = replace(paper, increment_model=increment_model).fit(x, y).bound(x_test)
+        bound = replace(paper, quantile=level).fit(x, y).bound(x_test)
         observed.append(coverage(error, bound))
-        inside.append(coverage(error, bound, assessment.safe))
+        inside.append(coverage(error, bound, answer.safe))
     figure = Figure(figsize=(5, 4.5), layout="constrained")
-    paper_pictures.calibration_curve(
-        figure.subplots(), np.array(levels), np.array(observed), np.array(inside)
-    )
+    pictures.calibration_curve(figure.subplots(), levels, np.array(observed), np.array(inside))
     figure.savefig(folder / "forrester-levels.png", dpi=110)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--small", action="store_true", help="one seed, short trainings"
-    )
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="first seed")
-    parser.add_argument("--jobs", type=int, default=1, help="processes, one seed each")
-    parser.add_argument("--out", type=Path, help="where to write the results")
-    parser.add_argument("--pictures", type=Path, help="a folder to draw into")
-    arguments = parser.parse_args()
-    if arguments.small:
-        settings = {
-            "n_train": 300,
-            "n_test": 200,
-            "training": Training(n_steps=150, check_every=50),
-            "n_increment_steps": 300,
-        }
-    else:
-        training = Training(n_steps=8440, batch_size=32, check_every=100, patience=30)
-        settings = {"n_train": 1200, "n_test": 4000, "training": training}
-        settings["n_increment_steps"] = 3000
-    first = arguments.first_seed
-    seeds = [0] if arguments.small else range(first, first + N_SEEDS)
-    runs = Parallel(n_jobs=arguments.jobs, return_as="generator")(
-        delayed(run)(seed, arguments.pictures if seed == seeds[0] else None, **settings)
-        for seed in seeds
-    )
-    rows = []
-    for new in runs:  # an interrupted run keeps the rows of the finished seeds
-        rows += new
-        path = record.write("forrester", rows, arguments.out, small=arguments.small)
-    print(path)
+BENCHMARK = Benchmark("forrester", ("forrester",), measure, names, range(20, 25))
+
+
+def main(words=None):
+    parser = parser_of(__doc__)
+    parser.add_argument("--pictures", type=Path, help="a folder to draw into; for one seed")
+    asked = parser.parse_args(words)
+    return run(BENCHMARK, asked, pictures=asked.pictures)
 
 
 if __name__ == "__main__":

@@ -55,3 +55,29 @@ def runge_kutta(slope, x, dt, n_steps):
         k3 = slope(x + dt / 2 * k2)
         x = x + dt / 6 * (k1 + 2 * k2 + 2 * k3 + slope(x + dt * k3))
     return x
+
+
+def lorenz63(state, rho=28):
+    """The slope of the Lorenz system; rho is a number or one number per state."""
+    x, y, z = np.moveaxis(state, -1, 0)
+    return np.stack([10 * (y - x), x * (rho - z) - y, x * y - 8 / 3 * z], axis=-1)
+
+
+def lorenz96(state, forcing=8.0):
+    """The slope of variables on a circle."""
+    ahead, behind = np.roll(state, -1, axis=-1), np.roll(state, 1, axis=-1)
+    return (ahead - np.roll(state, 2, axis=-1)) * behind - state + forcing
+
+
+def kuramoto_sivashinsky(u, time, n_steps, length=22.0):
+    """States of the Kuramoto-Sivashinsky equation some time later."""
+
+    def linear(wave):
+        return wave**2 - wave**4
+
+    return etdrk4(u, length=length, linear=linear, dt=time / n_steps, n_steps=n_steps)
+
+
+def until(holds):
+    """Number of steps before the condition first fails."""
+    return np.where(holds.all(axis=1), holds.shape[1], (~holds).argmax(axis=1))

@@ -1,7 +1,8 @@
 """Answers of every estimator on fixed data; ``make golden`` stores them, ``test_golden.py`` compares with the stored ones.
 
 Surrogates are closed-form or nearest-neighbour models, so that answers depend on geoq alone. Cases that train a network
-of geoq's own take few steps, because rounding differs between machines and training amplifies it.
+of geoq's own take few steps, because rounding differs between machines and training amplifies it. Parts that need torch or another
+extra are imported by their cases.
 """
 
 import sys
@@ -9,15 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsRegressor
 
 import geoq
-from geoq import GeoQ, RolloutGeoQ
-from geoq.increments import Climatology, FieldFactor
-from geoq.increments.factor import NoFactor
-from geoq.rollout import AdditiveRecursion
+from geoq import GeoQ
+from geoq.parts import Climatology, PaperRegion, TwoLawBound, identity
 
 FILE = Path(__file__).parent / "data" / "golden.npz"
 # Relative to the largest value of an array: closed-form answers, and answers of networks.
@@ -33,25 +31,26 @@ PARTS = (
     "anchor_distance",
 )
 
+ROLLOUT_PARTS = (
+    "prediction",
+    "error_hat",
+    "safe",
+    "support_score",
+    "supported_horizon",
+    "trusted_horizon",
+)
+
 Answers = dict[str, np.ndarray]
 
 
-def _array(values: object) -> np.ndarray:
-    return values.numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
-
-
 def _answers(assessment: object, parts: tuple[str, ...] = PARTS) -> Answers:
-    return {part: _array(getattr(assessment, part)) for part in parts}
+    return {part: np.asarray(getattr(assessment, part)) for part in parts}
 
 
 def table(n_outputs: int = 1, n: int = 150) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(n, 3)) * [1.0, 10.0, 0.1]
-    columns = [
-        np.sin(2 * x[:, 0]) + 0.02 * x[:, 1] ** 2,
-        np.exp(x[:, 0] / 2),
-        50 * x[:, 2] ** 2,
-    ]
+    columns = [np.sin(2 * x[:, 0]) + 0.02 * x[:, 1] ** 2, np.exp(x[:, 0] / 2), 50 * x[:, 2] ** 2]
     return x, np.stack(columns[:n_outputs], axis=1)
 
 
@@ -86,6 +85,8 @@ def default_vector() -> Answers:
 
 
 def default_tensors() -> Answers:
+    import torch
+
     x, y = table()
     surrogate = least_squares(x, y)
 
@@ -99,7 +100,7 @@ def default_tensors() -> Answers:
 def bounds_at_levels() -> Answers:
     fitted = _fitted(*table(3))
     bounds = fitted.bounds(queries(), (0.5, 0.9, 0.99))
-    return {str(level): _array(bound) for level, bound in bounds.items()}
+    return {str(level): np.asarray(bound) for level, bound in bounds.items()}
 
 
 def conformalized() -> Answers:
@@ -107,13 +108,13 @@ def conformalized() -> Answers:
     fitted = _fitted(x[:150], y[:150])
     plain = fitted.conformalize(x[150:], y[150:]).bound(queries())
     whole = fitted.conformalize(x[150:], y[150:], guarantee=geoq.WholeField(0.9))
-    return {"pointwise": _array(plain), "whole": _array(whole.bound(queries()))}
+    return {"pointwise": np.asarray(plain), "whole": np.asarray(whole.bound(queries()))}
 
 
 def climatology() -> Answers:
     x, y = table(3)
-    model = geoq.TwoLawIncrement(reference=Climatology())
-    return _answers(_fitted(x, y, increment_model=model).assess(queries()))
+    model = TwoLawBound(reference=Climatology())
+    return _answers(_fitted(x, y, bound_model=model).assess(queries()))
 
 
 def norm_errors_in_groups() -> Answers:
@@ -130,13 +131,15 @@ def temporal() -> Answers:
 
 
 def paper() -> Answers:
+    from geoq.bounds.paper import NormScaledBound
+
     training = geoq.Training(n_steps=60, check_every=20)
     fitted = _fitted(
         *table(3),
-        representation=geoq.identity,
+        representation=identity,
         folds=geoq.ClusterFolds(5),
-        increment_model=geoq.NormScaledIncrement(0.95, training=training),
-        safe_region=geoq.SafeRegion(),
+        bound_model=NormScaledBound(training=training),
+        safe_region=PaperRegion(),
         n_anchors=3,
     )
     return _answers(fitted.assess(queries()))
@@ -146,10 +149,7 @@ def fields(n: int = 48) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(2)
     grid = np.linspace(0, 2 * np.pi, 12, endpoint=False)
     wave = rng.normal(size=(n, 2, 3)) / [1, 2, 3]
-    x = sum(
-        wave[:, :, k, None, None] * np.sin((k + 1) * (grid[:, None] + grid))
-        for k in range(3)
-    )
+    x = sum(wave[:, :, k, None, None] * np.sin((k + 1) * (grid[:, None] + grid)) for k in range(3))
     return x, np.roll(x, 1, axis=2) ** 2 + 0.3 * x
 
 
@@ -158,32 +158,35 @@ def _ridge(x: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     return lambda x: model.predict(x.reshape(len(x), -1)).reshape(-1, *y.shape[1:])
 
 
-def _field_answers(increment_model: object, **settings: object) -> Answers:
+def _field_answers(bound_model: object) -> Answers:
     x, y = fields()
     fitted = GeoQ(
-        _ridge(x[:36], y[:36]),
-        _ridge,
-        folds=geoq.RandomFolds(3),
-        increment_model=increment_model,
-        **settings,
+        _ridge(x[:36], y[:36]), _ridge, folds=geoq.RandomFolds(3), bound_model=bound_model
     )
     return _answers(fitted.fit(x[:36], y[:36]).assess(1.2 * x[36:]))
 
 
 def field_default() -> Answers:
+    from geoq.bounds.factor import FieldFactor
+    from geoq.bounds.fields import FieldBound
+
     training = geoq.Training(n_steps=30, batch_size=8, check_every=10, patience=2)
     factor = FieldFactor(training=training, n_splits=3, dropout=0.0)
-    return _field_answers(geoq.FieldScaleIncrement(factor=factor))
+    return _field_answers(FieldBound(factor=factor))
 
 
 def field_paper() -> Answers:
+    from geoq.bounds.paper import NormScaledFieldBound
+
     training = geoq.Training(n_steps=20, batch_size=8, check_every=10)
-    return _field_answers(geoq.FieldIncrement(widths=(8, 16), training=training))
+    return _field_answers(NormScaledFieldBound(widths=(8, 16), training=training))
 
 
 def indicator() -> Answers:
+    from geoq.bounds.indicator import IndicatorBound
+
     training = geoq.Training(n_steps=20, batch_size=4, check_every=10)
-    model = geoq.IndicatorIncrement(widths=(8, 16), n_networks=2, training=training)
+    model = IndicatorBound(widths=(8, 16), n_networks=2, training=training)
     x, y = fields()
     wrong = (y > 0.3).astype(float)
 
@@ -191,13 +194,9 @@ def indicator() -> Answers:
         surrogate = _ridge(x, y)
         return lambda x: (surrogate(x) > 0.4).astype(float)
 
-    fitted = GeoQ(
-        train(x[:36], wrong[:36]),
-        train,
-        folds=geoq.RandomFolds(3),
-        increment_model=model,
-    ).fit(x[:36], wrong[:36])
-    expected = _array(fitted.expected_error(x[36:]))
+    fitted = GeoQ(train(x[:36], wrong[:36]), train, folds=geoq.RandomFolds(3), bound_model=model)
+    fitted.fit(x[:36], wrong[:36])
+    expected = np.asarray(fitted.expected_error(x[36:]))
     return {**_answers(fitted.assess(x[36:])), "expected": expected}
 
 
@@ -216,21 +215,10 @@ def _nearest(segments: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
 
 def _rollouts(dtype: type = np.float64, **settings: object) -> Answers:
     states = henon().astype(dtype)
-    fitted = RolloutGeoQ(
+    fitted = geoq.RolloutGeoQ(
         None, _nearest, n_calibration=30, n_starts=15, n_support=5, **settings
     ).fit(states[:900])
-    assessment = fitted.assess(states[900:908], n_steps=40, tolerance=0.5)
-    return _answers(
-        assessment,
-        (
-            "prediction",
-            "error_hat",
-            "safe",
-            "support_score",
-            "supported_horizon",
-            "trusted_horizon",
-        ),
-    )
+    return _answers(fitted.assess(states[900:908], n_steps=40, tolerance=0.5), ROLLOUT_PARTS)
 
 
 def rollouts() -> Answers:
@@ -242,8 +230,9 @@ def rollouts_float32() -> Answers:
 
 
 def rollouts_paper() -> Answers:
-    training = geoq.Training(n_steps=20, batch_size=8, check_every=10)
-    scheme = AdditiveRecursion(training=training)
+    from geoq.parts import AdditiveRecursion
+
+    scheme = AdditiveRecursion(training=geoq.Training(n_steps=20, batch_size=8, check_every=10))
     return _rollouts(scheme=scheme, folds=geoq.ClusterFolds(3))
 
 
@@ -295,24 +284,26 @@ def without_retraining() -> Answers:
 
 def many_anchors() -> Answers:
     x, y = table(3)
-    fitted = _fitted(x, y, n_anchors=3, n_support=7, representation=geoq.identity)
+    fitted = _fitted(x, y, n_anchors=3, n_support=7, representation=identity)
     return _answers(fitted.assess(queries()))
 
 
-def _closed_field(mask: object = None, **settings: object) -> Answers:
-    """Fields with a bound that has no network."""
+def _closed_bound() -> object:
+    """A bound of fields that has no network."""
+    from geoq.bounds.fields import FieldBound, NoFactor
+
+    return FieldBound(factor=NoFactor())
+
+
+def _closed_field(mask: object = None) -> Answers:
     x, y = fields()
     if mask is not None:
         y = np.ma.array(y, mask=mask)
-    increment = geoq.FieldScaleIncrement(
-        domain=settings.pop("domain", None), factor=NoFactor()
-    )
     fitted = GeoQ(
-        settings.pop("surrogate", None) or _ridge(x[:12], np.ma.getdata(y)[:12]),
+        _ridge(x[:12], np.ma.getdata(y)[:12]),
         None,
         folds=geoq.RandomFolds(4),
-        increment_model=increment,
-        **settings,
+        bound_model=_closed_bound(),
     ).fit(x[12:44], y[12:44])
     answers = _answers(fitted.assess(1.2 * x[40:]))
     return {name: np.ma.filled(part, np.nan) for name, part in answers.items()}
@@ -342,10 +333,8 @@ def mesh() -> Answers:
         lambda x: x - x**3 / 6,
         None,
         folds=geoq.RandomFolds(4),
-        increment_model=geoq.FieldScaleIncrement(
-            domain=geoq.Mesh(nodes), factor=NoFactor()
-        ),
-        safe_region=geoq.FieldRegion.on_mesh(nodes),
+        domain=geoq.Mesh(nodes),
+        bound_model=_closed_bound(),
     ).fit(x[:80], np.sin(x[:80]))
     return _answers(fitted.assess(1.1 * x[70:]))
 
@@ -358,35 +347,17 @@ def parameters_to_field() -> Answers:
     def surrogate(x: np.ndarray) -> np.ndarray:
         return np.sin(wave + x[:, :1] ** 2)[:, None] * x[:, 2:, None]
 
-    fitted = GeoQ(
-        surrogate,
-        None,
-        folds=geoq.RandomFolds(4),
-        increment_model=geoq.FieldScaleIncrement(factor=NoFactor()),
-    ).fit(x, y)
+    fitted = GeoQ(surrogate, None, folds=geoq.RandomFolds(4), bound_model=_closed_bound()).fit(x, y)
     return _answers(fitted.assess(queries()))
 
 
 def conformalized_fields() -> Answers:
     x, y = fields(n=130)
     fitted = GeoQ(
-        _ridge(x[:12], y[:12]),
-        None,
-        folds=geoq.RandomFolds(4),
-        increment_model=geoq.FieldScaleIncrement(factor=NoFactor()),
+        _ridge(x[:12], y[:12]), None, folds=geoq.RandomFolds(4), bound_model=_closed_bound()
     ).fit(x[12:52], y[12:52])
     fitted.conformalize(x[52:125], y[52:125])
-    return {"bound": _array(fitted.bound(1.2 * x[100:]))}
-
-
-ROLLOUT_PARTS = (
-    "prediction",
-    "error_hat",
-    "safe",
-    "support_score",
-    "supported_horizon",
-    "trusted_horizon",
-)
+    return {"bound": np.asarray(fitted.bound(1.2 * x[100:]))}
 
 
 def forcing() -> Answers:
@@ -399,7 +370,7 @@ def forcing() -> Answers:
     def step(states: np.ndarray, forcing: np.ndarray) -> np.ndarray:
         return 0.9 * states - 0.1 * states**3 + 0.3 * forcing
 
-    fitted = RolloutGeoQ(step, None, n_calibration=20, n_support=5)
+    fitted = geoq.RolloutGeoQ(step, None, n_calibration=20, n_support=5)
     fitted.fit(driven[:600], forcing=force[:600])
     along = np.stack([force[600 + i : 620 + i] for i in range(5)])
     along[4] += 1
@@ -408,7 +379,7 @@ def forcing() -> Answers:
 
 
 def memory() -> Answers:
-    from geoq.rollout import WithMemory
+    from geoq.parts import WithMemory
 
     def step(values: np.ndarray, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return 1.98 * values - memory + 0.02 * np.tanh(values), values
@@ -416,7 +387,7 @@ def memory() -> Answers:
     model = WithMemory(step, n_values=1, n_memory=1)
     series = np.sin(0.1 * np.arange(500))[:, None]
     states = model.states(series)[1:]
-    fitted = RolloutGeoQ(model, None, output=model.output, n_calibration=30)
+    fitted = geoq.RolloutGeoQ(model, None, output=model.output, n_calibration=30)
     answer = fitted.fit(states[:400]).assess(states[400:405], 40, tolerance=0.5)
     return _answers(answer, ROLLOUT_PARTS)
 
@@ -428,15 +399,13 @@ def lines_in_time() -> Answers:
     states[0] = rng.normal(size=24)
     for n in range(499):
         u = states[n]
-        states[n + 1] = u + 0.02 * (
-            (np.roll(u, -1) - np.roll(u, 2)) * np.roll(u, 1) - u + 6
-        )
+        states[n + 1] = u + 0.02 * ((np.roll(u, -1) - np.roll(u, 2)) * np.roll(u, 1) - u + 6)
 
     def step(u: np.ndarray) -> np.ndarray:
         near = np.roll(u, -1, 1), np.roll(u, 2, 1), np.roll(u, 1, 1)
         return u + 0.02 * ((near[0] - near[1]) * near[2] - 1.02 * u + 6)
 
-    fitted = RolloutGeoQ(step, None, n_calibration=20, n_starts=20)
+    fitted = geoq.RolloutGeoQ(step, None, n_calibration=20, n_starts=20)
     start = states[450:456].copy()
     start[5] += 0.5 * rng.normal(size=24)
     answer = fitted.fit(states[50:450]).assess(start, 25, tolerance=1.0)
@@ -453,7 +422,7 @@ def lags() -> Answers:
         model = KNeighborsRegressor(3, weights="distance").fit(now, soon)
         return lambda x: np.column_stack([x[:, 1:], model.predict(x)])
 
-    fitted = RolloutGeoQ(None, train, output=-1, n_calibration=20).fit(windows[:500])
+    fitted = geoq.RolloutGeoQ(None, train, output=-1, n_calibration=20).fit(windows[:500])
     answer = fitted.assess(windows[500:505], 25, tolerance=0.5)
     return _answers(answer, ROLLOUT_PARTS)
 
@@ -469,13 +438,13 @@ def sklearn() -> Answers:
 def xarray() -> Answers:
     import xarray as xr
 
-    from geoq.xarray import XarrayGeoQ
+    from geoq.xarray import Labelled
 
     x, y = table(3)
     time = np.arange(len(x))
     inputs = xr.DataArray(x, {"time": time, "input": list("abc")})
     outputs = xr.DataArray(y, {"time": time, "output": list("uvw")})
-    fitted = XarrayGeoQ(GeoQ(None, least_squares), "time").fit(inputs, outputs)
+    fitted = Labelled(GeoQ(None, least_squares), "time").fit(inputs, outputs)
     new = xr.DataArray(queries(), {"time": np.arange(60), "input": list("abc")})
     answer = fitted.assess(new)
     return {name: answer[name].values for name in PARTS}
@@ -518,12 +487,7 @@ CASES: dict[Callable[[], Answers], str] = {
 
 def compute() -> Answers:
     """All answers, named ``case.part``."""
-    torch.set_num_threads(1)
-    return {
-        f"{case.__name__}.{part}": values
-        for case in CASES
-        for part, values in case().items()
-    }
+    return {f"{case.__name__}.{part}": values for case in CASES for part, values in case().items()}
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from functools import cache, partial
 
 import numpy as np
-import torch
 
 from geoq import RolloutGeoQ
 
@@ -21,14 +20,13 @@ def henon(n_states, seed=0):
 
 def analogue(segments):
     """The successor of the nearest training state: instant, bounded, and with errors that grow along a rollout."""
-    is_tensor = isinstance(segments[0], torch.Tensor)
-    join = torch.cat if is_tensor else np.concatenate
-    before = join([segment[:-1] for segment in segments])
-    after = join([segment[1:] for segment in segments])
+    before = np.concatenate([np.asarray(segment[:-1]) for segment in segments])
+    after = np.concatenate([np.asarray(segment[1:]) for segment in segments])
 
     def step(x):
-        flat, stored = x.reshape(len(x), 1, -1), before.reshape(1, len(before), -1)
-        return after[((flat - stored) ** 2).sum(2).argmin(1)]
+        flat, stored = np.asarray(x).reshape(len(x), 1, -1), before.reshape(1, len(before), -1)
+        answer = after[((flat - stored) ** 2).sum(2).argmin(1)]
+        return answer if isinstance(x, np.ndarray) else x.new_tensor(answer)
 
     return step
 
@@ -45,9 +43,14 @@ def fitted():
     return small(None, analogue).fit(TRAINING)
 
 
+def truth_of(states, first, n, n_steps):
+    """The true states after n states from the first one on, for each step."""
+    return np.stack([states[first + k : first + n + k] for k in range(1, n_steps + 1)], axis=1)
+
+
 def same_answers(one, other):
-    a, b = (geoq.assess(QUERIES, 50, tolerance=0.5) for geoq in (one, other))
-    np.testing.assert_array_equal(a.error_hat, b.error_hat)
-    np.testing.assert_array_equal(a.trusted_horizon, b.trusted_horizon)
+    a, b = (estimator.assess(QUERIES, 50, tolerance=0.5) for estimator in (one, other))
+    for name in ("error_hat", "support_score", "trusted_horizon"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
     assert a.trust == b.trust
     assert a.reason(0) == b.reason(0)

@@ -5,16 +5,17 @@ number below can be checked with pencil and paper. phi is the identity and nu di
 """
 
 import math
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch.testing import assert_close
+from numpy.testing import assert_allclose
 
-from geoq import GeoQ, SafeRegion, identity
-from geoq.regions.safe_region import leave_one_out_scores
+from geoq import GeoQ
+from geoq.parts import PaperRegion
 
-X = torch.tensor([[0.0], [1.0], [3.0], [7.0]], dtype=torch.float64)
-Y = torch.tensor([[0.0], [2.0], [6.0], [20.0]], dtype=torch.float64)
+X, Y = np.array([[0.0], [1.0], [3.0], [7.0]]), np.array([[0.0], [2.0], [6.0], [20.0]])
 SIGMA = math.sqrt((0 + 1 + 9 + 49) / 4 - (11 / 4) ** 2)
 
 
@@ -22,129 +23,126 @@ class TwoFolds:
     """Hold out {0, 7}, then {1, 3}."""
 
     def split(self, points, y=None, groups=None):
-        del points, y, groups
         yield [1, 2], [0, 3]
         yield [0, 3], [1, 2]
 
 
+@dataclass(frozen=True)
 class Sum:
-    """g(psi) = ||psi||: an increment model in six lines."""
+    """The anchor error + ||psi||: a bound model in six lines."""
 
-    quantile = 0.5
+    tuples: Any = None
 
-    def fit(self, calibration):
-        self.calibration = calibration
-        return self
+    def fit(self, tuples, quantile):
+        return replace(self, tuples=tuples)
 
-    def __call__(self, features):
-        return features.norm[:, None]
+    def __call__(self, features, quantile=None):
+        return features.anchor_error + features.norm[:, None]
 
 
 def mean_output(x, y):
-    del x
-    mean = y.mean(dim=0)
-    return lambda x: mean.expand(len(x), 1)
+    return lambda x: np.repeat(y.mean(axis=0)[None], len(x), axis=0)
 
 
 @pytest.fixture
-def geoq():
+def estimator():
     return GeoQ(
         None,
         mean_output,
-        representation=identity,
+        representation=lambda x: x,
         folds=TwoFolds(),
-        increment_model=Sum(),
-        n_anchors=1,
+        bound_model=Sum(),
         n_support=2,
-        safe_region=SafeRegion(n_neighbors=1, quantile=0.5),
+        quantile=0.5,
+        safe_region=PaperRegion(n_neighbors=1, quantile=0.5),
     ).fit(X, Y)
 
 
-def test_line_1_without_a_surrogate_one_is_trained_on_all_data(geoq):
-    assert_close(geoq.surrogate_(X), torch.full((4, 1), 7.0, dtype=torch.float64))
+@pytest.fixture
+def tuples(estimator):
+    return estimator.fitted_.tuples
 
 
-def test_line_4_observed_errors_are_those_of_the_deployed_surrogate(geoq):
-    expected = torch.tensor([[7.0], [5.0], [1.0], [13.0]], dtype=torch.float64)
-    assert_close(geoq.error_, expected)
+def test_line_1_without_a_surrogate_one_is_trained_on_all_data(estimator):
+    assert estimator.surrogate_(X).tolist() == [[7.0]] * 4
 
 
-def test_line_7_and_8_held_out_errors_come_from_the_fold_surrogate(geoq):
+def test_line_4_observed_errors_are_those_of_the_deployed_surrogate(estimator):
+    assert estimator.fitted_.error.tolist() == [[7.0], [5.0], [1.0], [13.0]]
+
+
+def test_line_7_and_8_held_out_errors_come_from_the_fold_surrogate(tuples):
     """Fold 1 predicts (2 + 6) / 2 = 4, fold 2 predicts (0 + 20) / 2 = 10."""
-    expected = torch.tensor([[4.0], [16.0], [8.0], [4.0]], dtype=torch.float64)
-    assert_close(geoq.calibration_.error, expected)
+    assert tuples.error.tolist() == [[4.0], [16.0], [8.0], [4.0]]
 
 
-def test_line_8_anchor_errors_are_in_sample_errors_of_the_fold_surrogate(geoq):
+def test_line_8_anchor_errors_are_in_sample_errors_of_the_fold_surrogate(tuples):
     """Anchors of 0, 7, 1, 3 are 1, 3, 0, 0; their in-sample errors |2-4|, |6-4|, |0-10|, |0-10|."""
-    expected = torch.tensor([[2.0], [2.0], [10.0], [10.0]], dtype=torch.float64)
-    assert_close(geoq.calibration_.features.anchor_error, expected)
+    assert tuples.features.anchor_error.tolist() == [[2.0], [2.0], [10.0], [10.0]]
 
 
-def test_line_8_displacements_point_from_the_anchor_to_the_query(geoq):
-    expected = torch.tensor([[-1.0], [4.0], [1.0], [3.0]], dtype=torch.float64)
-    assert_close(geoq.calibration_.features.displacement, expected)
+def test_line_8_displacements_point_from_the_anchor_to_the_query(tuples):
+    assert tuples.features.displacement.tolist() == [[-1.0], [4.0], [1.0], [3.0]]
 
 
-def test_line_8_support_distances_average_over_the_fold_training_points(geoq):
+def test_line_8_support_distances_average_over_the_fold_training_points(tuples):
     """0 to {1, 3}: 2; 7 to {1, 3}: 5; 1 to {0, 7}: 3.5; 3 to {0, 7}: 3.5; all over sigma."""
-    expected = torch.tensor([2.0, 5.0, 3.5, 3.5], dtype=torch.float64) / SIGMA
-    assert_close(geoq.calibration_.features.support_distance, expected)
+    expected = np.array([2.0, 5.0, 3.5, 3.5]) / SIGMA
+    assert_allclose(tuples.features.support_distance, expected)
 
 
-def test_line_8_increments_are_positive_parts(geoq):
-    expected = torch.tensor([[2.0], [14.0], [0.0], [0.0]], dtype=torch.float64)
-    assert_close(geoq.calibration_.increment, expected)
+def test_line_8_increments_are_positive_parts(tuples):
+    assert tuples.increment.tolist() == [[2.0], [14.0], [0.0], [0.0]]
 
 
-def test_line_10_tuples_keep_their_point_and_fold(geoq):
-    assert geoq.calibration_.point.tolist() == [0, 3, 1, 2]
-    assert geoq.calibration_.fold.tolist() == [0, 0, 1, 1]
+def test_line_10_tuples_keep_their_point_and_fold(tuples):
+    assert tuples.point.tolist() == [0, 3, 1, 2]
+    assert tuples.fold.tolist() == [0, 0, 1, 1]
 
 
-def test_line_11_standardises_features_by_population_mean_and_deviation(geoq):
+def test_line_11_standardises_features_by_population_mean_and_deviation(tuples):
     """Displacements -1, 4, 1, 3: mean 7/4, variance 27/4 - 49/16."""
-    standardization = geoq.calibration_.standardization
-    assert_close(standardization.mean[0].item(), 7 / 4)
-    assert_close(standardization.scale[0].item(), math.sqrt(27 / 4 - 49 / 16))
+    mean, scale = tuples.standardization
+    assert_allclose([mean[0], scale[0]], [7 / 4, math.sqrt(27 / 4 - 49 / 16)])
 
 
-def test_line_12_the_increment_model_is_fitted_on_the_calibration_set(geoq):
-    assert geoq.increment_model_.calibration is geoq.calibration_
+def test_line_12_the_bound_is_fitted_to_the_calibration_tuples(estimator, tuples):
+    assert estimator.fitted_.bound.tuples is tuples
 
 
-def test_line_14_query_features_use_all_data(geoq):
-    """Query 4: anchor 3, displacement 1; nearest two points 3 and 1 or 7, both at distance 3, tie to the lower index."""
-    assessment = geoq.assess(torch.tensor([[4.0]], dtype=torch.float64))
-    assert assessment.anchors.tolist() == [[2]]
-    assert assessment.anchor_error.tolist() == [[1.0]]
-    assert_close(assessment.features.displacement.item(), 1.0)
-    assert_close(assessment.features.support_distance.item(), (1 + 3) / 2 / SIGMA)
+def test_line_14_query_features_use_all_data(estimator):
+    """Query 4: anchor 3, displacement 1; the nearest two points are 3 and, of 1 and 7 at distance 3, the lower index."""
+    answer = estimator.assess(np.array([[4.0]]))
+    assert answer.anchors.tolist() == [[2]]
+    assert answer.anchor_error.tolist() == [[1.0]]
+    assert answer.displacement.tolist() == [[1.0]]
+    assert_allclose(answer.support_distance, (1 + 3) / 2 / SIGMA)
+    *_, (_, view) = estimator.fitted_.views(np.array([[4.0]]))
+    assert view.relation.near.tolist() == [[2, 1]]
 
 
-def test_the_threshold_is_the_quantile_of_leave_one_out_scores(geoq):
+def test_the_threshold_is_the_quantile_of_leave_one_out_scores(estimator, tuples):
     """Algorithm 1 uses tau_safe without computing it; eq:safe_threshold_loo does."""
-    psi = geoq.calibration_.standardization(geoq.calibration_.features.flat)
-    distance = (psi[:, None] - psi[None]).norm(dim=2)
-    distance.fill_diagonal_(math.inf)
-    scores = distance.min(dim=1).values
-    assert_close(leave_one_out_scores(geoq.calibration_, n_neighbors=1), scores)
-    assert_close(geoq.safe_region_.threshold, scores.sort().values[1].item())
+    mean, scale = tuples.standardization
+    psi = (tuples.features.flat - mean) / scale
+    distance = np.linalg.norm(psi[:, None] - psi, axis=2)
+    np.fill_diagonal(distance, math.inf)
+    region = estimator.fitted_.region
+    assert_allclose(region.leave_one_out(tuples), distance.min(axis=1))
+    assert_allclose(region.threshold, np.sort(distance.min(axis=1))[1])
 
 
-def test_lines_15_and_16_score_estimate_and_flag(geoq):
-    query = torch.tensor([[4.0], [100.0]], dtype=torch.float64)
-    assessment = geoq.assess(query)
+def test_lines_15_and_16_score_bound_and_flag(estimator, tuples):
+    """The score of an answer is a ratio to tau_safe."""
+    answer, region = estimator.assess(np.array([[4.0], [100.0]])), estimator.fitted_.region
     d = 2 / SIGMA
-    cloud = geoq.calibration_.standardization(geoq.calibration_.features.flat)
-    psi = geoq.calibration_.standardization(
-        torch.tensor([[1.0, d]], dtype=torch.float64)
-    )
-    score = (cloud - psi).norm(dim=1).min().item()
-    assert_close(assessment.support_score[0].item(), score)
-    assert_close(assessment.error_hat[0].item(), 1.0 + math.hypot(1.0, d))
-    assert assessment.safe.tolist() == [score <= geoq.safe_region_.threshold, False]
+    mean, scale = tuples.standardization
+    cloud, psi = (tuples.features.flat - mean) / scale, ([1.0, d] - mean) / scale
+    score = np.linalg.norm(cloud - psi, axis=1).min()
+    assert_allclose(answer.support_score[0], score / region.threshold)
+    assert_allclose(answer.error_hat[0], 1.0 + math.hypot(1.0, d))
+    assert answer.safe.tolist() == [score <= region.threshold, False]
 
 
-def test_the_bound_is_the_estimate_of_the_assessment(geoq):
-    assert_close(geoq.bound(X), geoq.assess(X).error_hat)
+def test_the_bound_is_that_of_the_assessment(estimator):
+    assert_allclose(estimator.bound(X), estimator.assess(X).error_hat)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.model_selection import KFold
+from sklearn.model_selection import GroupKFold, KFold
 
 from geoq import (
     ClusterFolds,
@@ -11,17 +11,12 @@ from geoq import (
     NestedFolds,
     RandomFolds,
     TemporalFolds,
+    default_folds,
 )
-from geoq.fold_plan import FoldPlan
-from geoq.folds import Dependence
+from geoq.core.folds import Dependence
+from geoq.core.plan import FoldPlan, draw_folds
 
-PARTITIONS = [
-    RandomFolds(4),
-    ClusterFolds(4),
-    TemporalFolds(4),
-    GroupFolds(4),
-    GroupFolds(),
-]
+PARTITIONS = [RandomFolds(4), ClusterFolds(4), TemporalFolds(4), GroupFolds(4), GroupFolds()]
 SCHEMES = [
     *PARTITIONS,
     TemporalFolds(4, gap=2),
@@ -58,9 +53,8 @@ def test_a_partition_holds_each_point_out_once(scheme, seed):
 def test_splits_repeat(scheme):
     points, groups = data(0)
     once, twice = (list(scheme.split(points, None, groups)) for _ in range(2))
-    for (a, b), (c, d) in zip(once, twice, strict=True):
-        np.testing.assert_array_equal(a, c)
-        np.testing.assert_array_equal(b, d)
+    for pair, again in zip(once, twice, strict=True):
+        assert [part.tolist() for part in pair] == [part.tolist() for part in again]
 
 
 def test_a_splitter_of_scikit_learn_serves_inside_combined_folds():
@@ -100,9 +94,7 @@ def test_nested_folds_keep_what_is_near_the_centre():
 
 
 def test_nested_folds_hold_far_points_out_several_times():
-    held_out = np.concatenate(
-        [h for _, h in NestedFolds(3).split(np.arange(8.0)[:, None])]
-    )
+    held_out = np.concatenate([h for _, h in NestedFolds(3).split(np.arange(8.0)[:, None])])
     counts = np.bincount(held_out, minlength=8)
     assert counts.max() == 3
     assert counts[3] + counts[4] <= 1
@@ -114,12 +106,6 @@ def test_groups_stay_together_and_folds_are_balanced():
     assert [len(h) for _, h in splits] == [5, 5]
     for train, held_out in splits:
         assert not set(groups[train]) & set(groups[held_out])
-
-
-def test_combined_folds_chain_their_schemes():
-    points, _ = data(0)
-    scheme = CombinedFolds(RandomFolds(3), NestedFolds(2))
-    assert len(list(scheme.split(points))) == 5
 
 
 def test_a_gap_and_groups_state_who_depends_on_whom():
@@ -141,6 +127,7 @@ def test_combined_folds_pass_on_the_one_dependence_they_hold():
     ("scheme", "message"),
     [
         (RandomFolds(1), r"RandomFolds\(n_folds=1\), but there are 24 distinct points"),
+        (RandomFolds(25), r"as in folds=RandomFolds\(n_folds=24\)"),
         (ClusterFolds(25), r"ClusterFolds\(n_folds=25\), but there are 24 points"),
         (TemporalFolds(30), r"TemporalFolds\(n_folds=30\)"),
         (TemporalFolds(3, gap=-1), r"gap=-1.*must be an integer >= 0"),
@@ -149,15 +136,10 @@ def test_combined_folds_pass_on_the_one_dependence_they_hold():
     ],
     ids=repr,
 )
-def test_impossible_fold_counts_are_refused(scheme, message):
+def test_impossible_fold_counts_raise(scheme, message):
     points, groups = data(0)
     with pytest.raises(ValueError, match=message):
         list(scheme.split(points, None, groups))
-
-
-def test_too_few_points_name_the_argument_that_helps():
-    with pytest.raises(ValueError, match=r"as in folds=RandomFolds\(n_folds=3\)"):
-        list(RandomFolds(5).split(np.arange(3.0)[:, None]))
 
 
 def test_equal_rows_are_held_out_together():
@@ -175,22 +157,9 @@ def test_without_equal_rows_random_folds_are_a_permutation_of_the_rows():
         np.testing.assert_array_equal(held_out, rows)
 
 
-@pytest.mark.parametrize("combine", [lambda scheme: scheme, CombinedFolds])
-def test_a_class_is_no_scheme(combine):
-    with pytest.raises(
-        TypeError,
-        match=r"folds is the class RandomFolds.*pass for example folds=RandomFolds\(5\)",
-    ):
-        FoldPlan.draw(combine(RandomFolds), np.zeros((9, 1)), None)
-
-
 def test_independent_groups_are_points_or_groups_or_stretches_of_time():
     points, groups = np.arange(12.0)[:, None], np.repeat([0, 1, 2], 4)
-    for scheme, n_groups in (
-        (RandomFolds(2), 12),
-        (GroupFolds(), 3),
-        (TemporalFolds(2, gap=1), 6),
-    ):
+    for scheme, n_groups in ((RandomFolds(2), 12), (GroupFolds(), 3), (TemporalFolds(2, gap=1), 6)):
         assert FoldPlan.draw(scheme, points, groups).n_groups == n_groups
 
 
@@ -206,16 +175,14 @@ def test_group_folds_without_groups_say_where_groups_go():
         list(GroupFolds().split(np.zeros((5, 1)), None, np.array([0, 1])))
 
 
-def test_no_scheme_at_all_is_refused():
-    with pytest.raises(ValueError, match="needs at least one scheme"):
-        CombinedFolds()
-
-
 class Given:
     """A scheme that yields the splits it was given."""
 
     def __init__(self, splits):
         self.splits = splits
+
+    def __repr__(self):
+        return "Given"
 
     def split(self, points, y=None, groups=None):
         return self.splits
@@ -227,34 +194,22 @@ class Given:
         ([], "yielded no fold"),
         ([(np.arange(3), np.array([], int))], "fold 1 of 1 has no held-out points"),
         ([(np.array([], int), np.arange(3))], "fold 1 of 1 has no training points"),
-        (
-            [(np.arange(3), np.array([2, 3]))],
-            "fold 1 of 1 trains on points that it holds out",
-        ),
+        ([(np.arange(3), np.array([2, 3]))], "fold 1 of 1 trains on points that it holds out"),
         ([(np.arange(3), np.array([9]))], "contains row 9, but there are 5 rows"),
     ],
 )
-def test_folds_that_keep_nothing_apart_are_refused(splits, message):
+def test_folds_that_keep_nothing_apart_raise(splits, message):
     with pytest.raises(ValueError, match=message):
         FoldPlan.draw(Given(splits), np.zeros((5, 1)), None)
 
 
-def test_a_plan_refuses_more_neighbours_than_its_folds_leave():
+def test_a_plan_raises_for_more_neighbours_than_its_folds_leave():
     splits = [(np.arange(3), np.array([3, 4])), (np.array([3, 4]), np.arange(3))]
     plan = FoldPlan.draw(Given(splits), np.zeros((5, 1)), None)
     plan.check(n_anchors=2, n_support=2)
-    for needed, message in (
-        (
-            {"n_anchors": 3},
-            "n_anchors=3, but fold 2 of 2 leaves only 2 points",
-        ),
-        (
-            {"n_support": 3},
-            "n_support=3, but fold 2 of 2 leaves only 2 points",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            plan.check(**{"n_anchors": 1, "n_support": 1, **needed})
+    for name in ("n_anchors", "n_support"):
+        with pytest.raises(ValueError, match=f"{name}=3, but fold 2 of 2 leaves only 2 points"):
+            plan.check(**{"n_anchors": 1, "n_support": 1, name: 3})
 
 
 def test_dependent_tuples_do_not_count_as_others():
@@ -267,14 +222,66 @@ def test_a_plan_remembers_point_and_family_of_each_tuple():
     points = np.arange(6.0)[:, None]
     plan = FoldPlan.draw(CombinedFolds(TemporalFolds(2), NestedFolds(2)), points, None)
     assert plan.family == (0, 0, 1, 1)
-    assert plan.point.tolist() == [
-        0,
-        1,
-        2,
-        3,
-        4,
-        5,
-        *plan.splits[2][1],
-        *plan.splits[3][1],
-    ]
+    assert plan.point.tolist() == [*range(6), *plan.splits[2][1], *plan.splits[3][1]]
     assert plan.per_tuple(plan.family).tolist() == [0] * 6 + [1] * 6
+
+
+LABELS = np.arange(120) // 4
+
+
+@pytest.mark.parametrize(
+    "folds",
+    [
+        default_folds(),
+        default_folds(GroupFolds(5)),
+        RandomFolds(4),
+        NestedFolds(4),
+        CombinedFolds(RandomFolds(3), GroupFolds(3)),
+        GroupKFold(5),
+        TemporalFolds(5),
+    ],
+    ids=repr,
+)
+def test_groups_are_held_out_whole_in_all_families(folds):
+    points = np.random.default_rng(0).uniform(-1, 1, (120, 2))
+    order = np.random.default_rng(1).permutation(30).repeat(4)
+    labels = LABELS if isinstance(folds, TemporalFolds) else order
+    plan = draw_folds(folds, points, labels)
+    for train, held_out in plan.splits:
+        assert len(train)
+        assert len(held_out)
+        assert not set(labels[train]) & set(labels[held_out])
+    assert plan.n_groups == 30
+    assert len(set(plan.family)) == len(getattr(folds, "schemes", [folds]))
+
+
+def test_groups_of_one_point_each_are_folds_of_points():
+    points = np.random.default_rng(0).uniform(-1, 1, (120, 2))
+    with_groups, without = (
+        draw_folds(default_folds(), points, groups) for groups in (np.arange(120), None)
+    )
+    for one, other in zip(with_groups.splits, without.splits, strict=True):
+        np.testing.assert_array_equal(one[1], other[1])
+
+
+@pytest.mark.parametrize(
+    "folds", [RandomFolds(5), ClusterFolds(5), NestedFolds(5), default_folds()], ids=repr
+)
+def test_all_default_folds_hold_out_rows_with_equal_inputs_together(folds):
+    places = np.repeat(np.linspace(-1, 1, 30), 4)[np.random.default_rng(0).permutation(120)]
+    for train, held_out in folds.split(places[:, None]):
+        assert len(train)
+        assert len(held_out)
+        assert not np.intersect1d(places[train], places[held_out]).size
+
+
+def test_the_identity_of_a_plan_changes_with_its_rows():
+    points = np.random.default_rng(0).normal(size=(24, 2))
+
+    def identity(*folds):
+        return FoldPlan.draw(*folds, points, None).identity
+
+    assert identity(RandomFolds(3)) == identity(RandomFolds(3))
+    one, other = ([(np.arange(12), np.arange(12, n))] for n in (23, 24))
+    assert identity(Given(one)) != identity(Given(other))
+    assert identity(RandomFolds(3)) != identity(RandomFolds(3, random_state=1))

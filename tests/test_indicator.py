@@ -1,28 +1,28 @@
-import copy
+"""The bound for errors with two values, and its prior."""
+
 from dataclasses import replace
 
+import numpy as np
 import pytest
-import torch
-from torch.testing import assert_close
+from made import made_tuples
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.special import expit, logit
 
-from geoq import GeoQ, IndicatorIncrement, RandomFolds, Training
-from geoq.crossfit import CalibrationSet
-from geoq.geometry import GeometricFeatures
-from geoq.increments import (
-    displacement,
-    inputs,
-    log_bound,
+from geoq import GeoQ, Grid, Mesh, RandomFolds, Training
+from geoq.bounds.indicator import (
+    IndicatorBound,
     logit_error_values,
     misclassification_values,
     probability_error_values,
 )
-from geoq.increments.prior import CellPrior, FittedCellPrior, PredictionPrior
-from geoq.increments.shapes import Shapes
+from geoq.bounds.network import displacement, inputs, log_bound
+from geoq.bounds.prior import Prior
+from geoq.data.domain import Layout, Shapes
 from geoq.quantiles import pinball_loss
 
 GRID = (6, 8)
-QUICK = IndicatorIncrement(
-    quantile=0.9,
+LEVEL = 0.9
+QUICK = IndicatorBound(
     widths=(8,),
     n_networks=1,
     training=Training(n_steps=150, batch_size=16, learning_rate=1e-2, check_every=50),
@@ -30,390 +30,353 @@ QUICK = IndicatorIncrement(
 
 
 def normal(*shape, seed=0):
-    return torch.randn(
-        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
+    return np.random.default_rng(seed).normal(size=shape)
 
 
 def draw(p, seed):
-    generator = torch.Generator().manual_seed(seed)
-    uniform = torch.rand(p.shape, generator=generator, dtype=torch.float64)
-    return (uniform < p).double()
+    return (np.random.default_rng(seed).uniform(size=p.shape) < p).astype(float)
 
 
 def probability(field):
     """A probability that is 1 - tau = 0.1 where the field is 0."""
-    return (3 * field + torch.tensor(0.1).logit()).sigmoid()
+    return expit(3 * field + logit(0.1))
+
+
+def norm_of(x):
+    return np.linalg.norm(x.reshape(len(x), -1), axis=1)
 
 
 def tuples(n=150, seed=0, grid=GRID):
     """The probability of an error depends on the input field of the same channel; anchor errors are random."""
     x = normal(n, 2, *grid, seed=seed)
     error = draw(probability(x), seed + 1)
-    anchor = draw(torch.full_like(error, 0.2), seed + 2)
-    features = GeometricFeatures(x, x.flatten(1).norm(dim=1), anchor, 0 * error, x)
-    one = torch.zeros(n, dtype=torch.long)
-    return CalibrationSet(features, error, torch.arange(n), one, one)
+    anchor = draw(np.full_like(error, 0.2), seed + 2)
+    return made_tuples(error, x, distance=norm_of(x), anchor_error=anchor)
 
 
-@pytest.fixture(scope="module")
-def fitted():
-    return replace(QUICK).fit(tuples())
+FITTED = QUICK.fit(tuples(), LEVEL)
+QUERIES = tuples(100, seed=100)
 
 
-def bound_of(model, features):
-    return features.anchor_error + model(features)
+@pytest.mark.parametrize("grid", [GRID, (24,)])
+def test_the_bound_is_1_where_errors_are_more_likely_than_1_minus_the_level(grid):
+    queries = tuples(100, seed=100, grid=grid)
+    bound = QUICK.fit(tuples(grid=grid), LEVEL)(queries.features)
+    x = queries.features.inputs
+    assert set(np.unique(bound)) == {0, 1}
+    assert (bound == (x > 0))[abs(x) > 0.5].mean() > 0.9
 
 
-def test_a_network_ends_below_the_loss_of_the_prior(fitted):
-    (result,) = fitted.trainings_
-    assert result.best_step > 0
-    assert result.best_loss < 0.9 * result.first_loss
+def test_the_bound_has_a_lower_loss_than_0_and_1_everywhere():
+    losses = [
+        pinball_loss(QUERIES.error, bound, LEVEL).mean()
+        for bound in (FITTED(QUERIES.features), np.zeros(1), np.ones(1))
+    ]
+    assert losses[0] < 0.5 * losses[1]
+    assert losses[0] < 0.7 * losses[2]
 
 
-def test_the_bound_is_1_where_errors_are_more_likely_than_1_minus_the_level(fitted):
-    features = tuples(100, seed=100).features
-    clear = features.inputs.abs() > 0.3
-    right = bound_of(fitted, features) == (features.inputs > 0)
-    assert right[clear].double().mean() > 0.95
-
-
-def test_the_bound_is_0_or_1_for_any_anchor_error_so_increments_can_be_negative(fitted):
-    features = tuples(100, seed=100).features
-    bound = bound_of(fitted, features)
-    wrong = features.anchor_error == 1
-    assert bound[wrong].unique().tolist() == [0, 1]
-    assert bound[~wrong].unique().tolist() == [0, 1]
-    assert fitted(features).unique().tolist() == [-1, 0, 1]
-
-
-def test_the_bound_has_a_lower_loss_than_0_and_1_everywhere(fitted):
-    queries = tuples(100, seed=100)
-
-    def loss(bound):
-        return pinball_loss(queries.error, bound.expand_as(queries.error), 0.9).mean()
-
-    learned = loss(bound_of(fitted, queries.features))
-    assert learned < 0.5 * loss(queries.error.new_zeros(1))
-    assert learned < 0.7 * loss(queries.error.new_ones(1))
-
-
-def test_a_higher_quantile_level_has_a_larger_bound(fitted):
-    features = tuples(50, seed=100).features
-    lower = replace(QUICK, quantile=0.6).fit(tuples())
-    assert (bound_of(lower, features) <= bound_of(fitted, features)).all()
+def test_a_higher_level_has_a_larger_bound():
+    lower, own, higher = (FITTED(QUERIES.features, level) for level in (0.6, None, 0.99))
+    assert_array_equal(own, FITTED(QUERIES.features, LEVEL))
+    assert lower.sum() < own.sum() < higher.sum()
+    assert (lower <= own).all()
+    assert (own <= higher).all()
 
 
 def test_the_bound_of_a_channel_without_errors_is_0():
     data = tuples()
-    data.error[:, 1] = 0
-    bound = bound_of(replace(QUICK).fit(data), data.features)
-    assert bound[:, 0].any()
-    assert not bound[:, 1].any()
+    data.errors[:, 1] = 0
+    exact = np.zeros((2, *GRID), dtype=bool)
+    exact[1] = True
+    hidden = replace(data, errors=np.where(exact, np.nan, data.errors))
+    for known in (data, replace(hidden, points=replace(data.points, exact=exact))):
+        bound = QUICK.fit(known, LEVEL)(data.features)
+        assert bound[:, 0].any()
+        assert not bound[:, 1].any()
 
 
-def test_fields_on_a_line_have_a_bound():
-    model = QUICK.fit(tuples(grid=(24,)))
-    features = tuples(100, seed=100, grid=(24,)).features
-    clear = features.inputs.abs() > 0.5
-    right = bound_of(model, features) == (features.inputs > 0)
-    assert right[clear].double().mean() > 0.9
+def test_errors_of_nan_do_not_count():
+    """Half of the errors are absent, and the others are as before."""
+    data = tuples(300)
+    data.errors[draw(np.full(data.errors.shape, 0.5), 9) > 0] = np.nan
+    bound = QUICK.fit(data, LEVEL)(QUERIES.features)
+    x = QUERIES.features.inputs
+    assert (bound == (x > 0))[abs(x) > 0.5].mean() > 0.9
 
 
-def test_a_fit_repeats_bit_for_bit(fitted):
-    features = tuples(20, seed=100).features
-    again = replace(QUICK).fit(tuples())
-    assert torch.equal(again.probability(features), fitted.probability(features))
+def test_the_probability_is_the_mean_of_the_networks_which_do_not_depend_on_their_number():
+    features = QUERIES[:20].features
+    one, three = (replace(QUICK, n_networks=n).fit(tuples(60), LEVEL) for n in (1, 3))
+    each = [replace(three, networks=(net,)).probability(features) for net in three.networks]
+    assert not np.allclose(each[0], each[1])
+    assert_allclose(three.probability(features), sum(each) / 3, rtol=1e-5)
+    assert_array_equal(one.probability(features), each[0])
 
 
-@pytest.mark.parametrize(
-    ("settings", "uses_prediction"),
-    [
-        ({}, True),
-        ({"prior": PredictionPrior()}, True),
-        ({"sees": (inputs,), "prior": PredictionPrior()}, True),
-        ({"sees": (inputs,)}, False),
-        ({"prior": CellPrior()}, False),
-    ],
-)
-def test_networks_start_from_the_prior(settings, uses_prediction):
+@pytest.mark.parametrize(("sees", "uses_prediction"), [({}, True), ({"sees": (inputs,)}, False)])
+def test_networks_start_from_the_prior(sees, uses_prediction):
     """Errors occur where the prediction is near 0. Before training the bound depends on the prior alone."""
-    data = tuples(400)
-    predicted = normal(*data.error.shape, seed=5)
-    data.features.prediction.copy_(predicted)
-    uncertain = predicted.abs() < 0.5
-    data.error.copy_(draw(torch.where(uncertain, 0.5, 0.01), 6))
+    predicted = normal(400, 2, *GRID, seed=5)
+    uncertain = abs(predicted) < 0.5
+    x, error = normal(*predicted.shape), draw(np.where(uncertain, 0.5, 0.01), 6)
+    data = made_tuples(error, x, distance=norm_of(x), prediction=predicted)
     untrained = Training(n_steps=1, learning_rate=1e-12)
-    model = replace(QUICK, training=untrained, **settings).fit(data)
+    bound = replace(QUICK, training=untrained, **sees).fit(data, LEVEL)
     # In each cell errors are more frequent than 1 - tau.
-    expected = uncertain if uses_prediction else torch.ones_like(uncertain)
-    agreement = bound_of(model, data.features) == expected
-    assert agreement.double().mean() > 0.95
+    expected = uncertain if uses_prediction else np.ones_like(uncertain)
+    assert (bound(data.features) == expected).mean() > 0.95
 
 
 def test_without_one_prediction_per_error_the_prior_comes_from_the_cells():
-    def two(prediction):
-        pair = prediction.expand(-1, 2, -1, -1)
-        return torch.zeros_like(pair), torch.ones_like(pair)
+    def two(predicted):
+        pair = np.broadcast_to(predicted, (len(predicted), 2, *GRID))
+        return np.zeros_like(pair), np.ones_like(pair)
 
     data = tuples(60)
-    pooled = data.features.prediction.mean(dim=1, keepdim=True)
-    features = replace(data.features, prediction=pooled)
-    model = replace(QUICK, values=two).fit(replace(data, features=features))
-    assert isinstance(model.prior_, FittedCellPrior)
-    assert model.prior_.offset.shape == (2, 48)
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"sees": (inputs,)}, {"prior": CellPrior(), "n_networks": 2}]
-)
-def test_the_state_of_a_model_restores_it(settings):
-    features = tuples(20, seed=100).features
-    model = replace(QUICK, **settings).fit(tuples(60))
-    again = IndicatorIncrement.from_state(*model.state())
-    assert again == model
-    assert torch.equal(again.probability(features), model.probability(features))
+    pooled = np.zeros((60, 1, *GRID))
+    bound = replace(QUICK, values=two).fit(replace(data, predictions=pooled), LEVEL)
+    assert bound.prior.offset.shape == (2, 48)
+    assert not bound.prior.tables
 
 
 def logit_tuples(n=150, seed=0):
     """The logits of the surrogate are a third of the true logits."""
     x = 3 * normal(n, 1, *GRID, seed=seed)
-    truth, prediction = draw(x.sigmoid(), seed + 1), x / 3
-    error = (truth - prediction.sigmoid()).abs()
-    features = GeometricFeatures(x, x.flatten(1).norm(dim=1), 0 * error, prediction, x)
-    one = torch.zeros(n, dtype=torch.long)
-    return CalibrationSet(features, error, torch.arange(n), one, one)
+    error = abs(draw(expit(x), seed + 1) - expit(x / 3))
+    return made_tuples(error, x, distance=norm_of(x), prediction=x / 3)
+
+
+LOGITS = replace(QUICK, values=logit_error_values).fit(logit_tuples(), LEVEL)
 
 
 def test_probabilities_and_their_logits_have_the_same_bound():
     data = logit_tuples()
-    as_p = replace(
-        data,
-        features=replace(data.features, prediction=data.features.prediction.sigmoid()),
-    )
-    one = replace(QUICK, values=logit_error_values, sees=(inputs,)).fit(data)
-    other = replace(QUICK, values=probability_error_values, sees=(inputs,)).fit(as_p)
-    assert_close(one(data.features), other(as_p.features))
+    as_p = replace(data, predictions=expit(data.predictions))
+    one = replace(QUICK, values=logit_error_values, sees=(inputs,)).fit(data, LEVEL)
+    other = replace(QUICK, values=probability_error_values, sees=(inputs,)).fit(as_p, LEVEL)
+    assert_allclose(one(data.features), other(as_p.features))
 
 
-@pytest.fixture(scope="module")
-def fitted_logits():
-    return replace(QUICK, values=logit_error_values).fit(logit_tuples())
-
-
-def test_the_bound_of_a_probability_is_one_of_its_two_possible_errors(fitted_logits):
+def test_the_bound_of_a_probability_is_one_of_its_two_possible_errors():
     """It is the larger one where the truth is uncertain, and the smaller one where it is certain."""
-    queries = logit_tuples(100, seed=100)
-    x = queries.features.inputs.abs()
-    bound = bound_of(fitted_logits, queries.features)
-    smaller, larger = logit_error_values(queries.features.prediction)
-    assert torch.isclose(bound[x < 1], larger[x < 1]).double().mean() > 0.95
-    assert torch.isclose(bound[x > 4], smaller[x > 4]).double().mean() > 0.95
+    features = logit_tuples(100, seed=100).features
+    x, bound = abs(features.inputs), LOGITS(features)
+    smaller, larger = logit_error_values(features.prediction)
+    assert np.isclose(bound, larger)[x < 1].mean() > 0.95
+    assert np.isclose(bound, smaller)[x > 4].mean() > 0.95
 
 
-def test_the_expected_error_is_between_both_values_and_equals_the_mean(fitted_logits):
+def test_the_expected_error_is_between_both_values_and_equals_the_mean():
     queries = logit_tuples(100, seed=100)
-    expected = fitted_logits.expected_error(queries.features)
+    expected = LOGITS.expected_error(queries.features)
     smaller, larger = logit_error_values(queries.features.prediction)
     assert ((smaller <= expected) & (expected <= larger)).all()
-    assert expected.mean().item() == pytest.approx(queries.error.mean().item(), rel=0.1)
+    assert expected.mean() == pytest.approx(queries.error.mean(), rel=0.1)
 
 
-def test_values_of_the_user_are_fitted_but_not_stored():
+def test_values_of_the_user_are_fitted():
     """The error is 0 or 5."""
     data = tuples()
-    data = replace(data, error=5 * data.error)
-    own = replace(QUICK, values=lambda p: (0 * p, 0 * p + 5)).fit(data)
-    assert bound_of(own, data.features).unique().tolist() == [0, 5]
-    with pytest.raises(
-        ValueError, match=r"a file cannot hold; use one of misclassification_values"
-    ):
-        own.state()
+    own = replace(QUICK, values=lambda p: (0 * p, 0 * p + 5))
+    bound = own.fit(replace(data, errors=5 * data.errors), LEVEL)
+    assert np.unique(bound(data.features)).tolist() == [0, 5]
+    assert "two values (<lambda>)" in bound.describe()
+    with pytest.raises(ValueError, match="both by up to 2; pass the two values as"):
+        own.check_errors(np.zeros((4, *GRID)), np.full((4, *GRID), 2.0))
 
 
-def test_a_prior_of_the_user_is_fitted_but_not_stored():
-    class NoPrior:
-        def fit(self, is_larger, prediction, group):
-            return FittedCellPrior(torch.zeros(is_larger.shape[1:]))
-
-    model = replace(QUICK, prior=NoPrior()).fit(tuples(60))
-    assert not model.prior_.offset.any()
-    with pytest.raises(ValueError, match="a file cannot hold; use one of CellPrior"):
-        model.state()
+# The estimator
 
 
-def test_errors_with_fewer_channels_than_the_prediction_are_refused():
-    own = replace(QUICK, values=lambda p: (0 * p[:, 0], 0 * p[:, 0] + 5))
-    with pytest.raises(ValueError, match="both by up to 1; pass the two values as"):
-        own.check_errors(torch.zeros(4, 3, *GRID), torch.ones(4, *GRID))
+def estimator_of(model, x, y, values=np.zeros_like, **settings):
+    settings = {"folds": RandomFolds(3), "quantile": LEVEL, "bound_model": model, **settings}
+    return GeoQ(values, None, **settings).fit(x, y)
 
 
-@pytest.mark.parametrize("n_anchors", [1, 3, 7])
-def test_the_bound_of_geoq_is_0_or_1_for_any_number_of_anchors(n_anchors):
-    x = normal(60, 2, *GRID)
-    geoq = GeoQ(
-        torch.zeros_like,
-        None,
-        folds=RandomFolds(2),
-        increment_model=replace(QUICK, training=Training(n_steps=5)),
-        n_anchors=n_anchors,
+X = normal(60, 2, *GRID)
+ESTIMATOR = estimator_of(replace(QUICK, sees=(inputs,)), X, draw(probability(X), 1))
+
+
+def test_bounds_and_expected_errors_of_the_estimator():
+    low, own, high = ESTIMATOR.bounds(X, (0.5, LEVEL, 0.999)).values()
+    assert_array_equal(own, ESTIMATOR.bound(X))
+    assert low.sum() < own.sum() < high.sum()
+    expected = ESTIMATOR.expected_error(X)
+    assert (expected[own == 0] <= 0.1).all()
+    assert (expected[own == 1] > 0.1).all()
+    assert ESTIMATOR.fitted_.bound.describe() == (
+        "The error takes one of two values (misclassification_values), and the bound is the larger one where its "
+        "probability exceeds 0.1, estimated from inputs and the distance to the data"
     )
-    geoq.fit(x, draw(probability(x), 1))
-    assert set(geoq.bound(x).unique().tolist()) <= {0.0, 1.0}
+    with pytest.raises(TypeError, match="FittedIndicator cannot be conformalized"):
+        ESTIMATOR.conformalize(X, X)
 
 
-@pytest.mark.parametrize("wrong", [0.5, -1.0, 2.0])
-def test_errors_that_are_not_0_or_1_are_refused(wrong):
-    data = tuples(20)
-    data.error[3, 1, 2, 2] = wrong
-    with pytest.raises(
-        ValueError, match=r"errors differ from both by up to \S+; pass the two values"
-    ):
-        replace(QUICK).fit(data)
+@pytest.mark.parametrize("values", [misclassification_values, probability_error_values])
+def test_a_file_gives_the_same_bounds(values, tmp_path):
+    truth = draw(expit(X), 1)
+    surrogate = expit if values is probability_error_values else np.zeros_like
+    model = replace(QUICK, values=values, n_networks=2, training=Training(n_steps=20))
+    estimator = estimator_of(model, X, truth, surrogate)
+    estimator.save(tmp_path / "a.geoq")
+    loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=surrogate)
+    assert_array_equal(loaded.bound(X), estimator.bound(X))
+    assert_array_equal(loaded.expected_error(X), estimator.expected_error(X))
+    assert loaded.bound_model == model
+
+
+@pytest.mark.parametrize(
+    ("grid", "domain"), [((5, 6, 5), None), ((40,), Mesh(normal(40, 2)))], ids=["volume", "mesh"]
+)
+def test_wrong_cells_of_a_volume_and_of_a_mesh(grid, domain):
+    x = normal(40, 1, *grid)
+    model = replace(QUICK, widths=(4, 4), training=Training(n_steps=20))
+    estimator = estimator_of(model, x, (x > 1) * 1.0, domain=domain, n_anchors=3)
+    assert set(np.unique(estimator.bound(x))) <= {0.0, 1.0}
 
 
 @pytest.mark.parametrize(
     ("predict", "error", "values", "advice"),
     [
-        (
-            torch.sigmoid,
-            None,
-            misclassification_values,
-            "they fit values=probability_error_values",
-        ),
-        (
-            lambda x: x,
-            torch.sigmoid,
-            misclassification_values,
-            "they fit values=logit_error_values",
-        ),
-        (
-            lambda x: (x > 0) + 0.0,
-            None,
-            logit_error_values,
-            "they fit values=misclassification_values",
-        ),
+        (expit, None, misclassification_values, "they fit values=probability_error_values"),
+        (lambda x: x, expit, misclassification_values, "they fit values=logit_error_values"),
+        (lambda x: (x > 0) * 1.0, None, logit_error_values, "they fit values=misclassification"),
         (lambda x: x, None, misclassification_values, "pass the two values as values="),
     ],
     ids=["probabilities", "logits", "classes", "numbers"],
 )
-def test_errors_with_other_values_are_refused_before_the_folds_are_trained(
+def test_errors_with_other_values_raise_before_the_folds_are_trained(
     predict, error, values, advice
 ):
     def never(x, y):
         pytest.fail("training started")
 
-    x = normal(30, 1, *GRID)
-    settings = {}
+    x, settings = normal(30, 1, *GRID), {}
     if error is not None:
-        settings["error_functional"] = lambda y, y_hat: (y - error(y_hat)).abs()
-    geoq = GeoQ(
-        predict,
-        never,
-        folds=RandomFolds(2),
-        increment_model=replace(QUICK, values=values),
-        **settings,
-    )
+        settings["error_functional"] = lambda y, y_hat: abs(y - error(y_hat))
+    model = replace(QUICK, values=values)
+    estimator = GeoQ(predict, never, folds=RandomFolds(2), bound_model=model, **settings)
     with pytest.raises(ValueError, match=f"differ from both by up to .*; {advice}"):
-        geoq.fit(x, draw(x.sigmoid(), 1))
+        estimator.fit(x, draw(expit(x), 1))
 
 
-def test_the_bound_is_described_in_one_sentence(fitted):
-    assert fitted.describe() == (
-        "the error takes one of two values (misclassification_values), and the bound is the larger one where its "
-        "probability exceeds 0.1, estimated from inputs, prediction and the distance to the data"
-    )
-
-
-def test_fields_on_two_grids_are_refused():
-    shapes = Shapes(z=(96,), error=(2, 6, 8), inputs=(2, 6, 8), outputs=(2, 6, 8))
-    replace(QUICK, sees=(inputs,)).check_shapes(shapes)
-    with pytest.raises(ValueError, match=r"sees contains displacement, but a row"):
-        replace(QUICK, sees=(inputs, displacement)).check_shapes(shapes)
-
-
-def test_impossible_settings_are_refused():
-    with pytest.raises(ValueError, match="strictly between 0 and 1"):
-        IndicatorIncrement(quantile=1.0)
+def test_impossible_settings_raise(unchecked):
     with pytest.raises(ValueError, match="sees contains log_bound, but Indicator"):
-        IndicatorIncrement(sees=(inputs, log_bound))
+        IndicatorBound(sees=(inputs, log_bound))
     with pytest.raises(ValueError, match="n_networks=0 must be an integer >= 1"):
-        IndicatorIncrement(n_networks=0)
-    # The value is set afterwards, because the tests check the types of arguments first.
-    model = IndicatorIncrement()
-    model.values = "probability_error_values"
-    with pytest.raises(
-        TypeError, match=r"values='probability_error_values', but it is called as"
-    ):
-        model.__post_init__()
+        IndicatorBound(n_networks=0)
+    with pytest.raises(TypeError, match="values='probability', but it is called as values"):
+        IndicatorBound(values="probability")
+    shapes = Shapes(z=(96,), error=(2, 6, 8), inputs=(2, 6, 8), outputs=(2, 6, 8))
+    layout = Layout(Grid(2), GRID, on_cells=True)
+    replace(QUICK, sees=(inputs,)).check_shapes(shapes, layout)
+    with pytest.raises(ValueError, match="sees contains displacement, but a row"):
+        replace(QUICK, sees=(inputs, displacement)).check_shapes(shapes, layout)
+    with pytest.raises(ValueError, match="IndicatorBound is for fields"):
+        QUICK.check_shapes(shapes, Layout())
 
 
-@pytest.fixture(scope="module")
-def geoq_of_errors():
-    x = normal(60, 2, *GRID)
-    y = draw(probability(x), 1)
+# The prior
 
-    def never(x):
-        return torch.zeros_like(x)
 
-    geoq = GeoQ(
-        never,
-        None,
-        folds=RandomFolds(3),
-        increment_model=replace(QUICK, sees=(inputs,)),
+def prior_of(larger, prediction, group=None):
+    """A prior of errors that all count; each row is a group."""
+    rows = np.arange(len(larger)) if group is None else group
+    return Prior.fit(larger, np.ones_like(larger), prediction, rows)
+
+
+def prior_of_cell(value, larger):
+    """The prior of one channel with one cell, from one prediction per row."""
+    return prior_of(np.asarray(larger, bool)[:, None, None], np.asarray(value)[:, None, None])
+
+
+def frequency_at(prior, *values):
+    return expit(prior(np.array(values)[:, None, None])).reshape(-1)
+
+
+def test_frequencies_are_interpolated_as_logits_between_two_predictions():
+    """The prediction 1 is wrong in 495 of 990 cases, the prediction 3 in 99 of 990 cases."""
+    values = [1.0] * 990 + [3.0] * 990
+    prior = prior_of_cell(values, [1] * 495 + [0] * 495 + [1] * 99 + [0] * 891)
+    at_both = frequency_at(prior, 1.0, 3.0)
+    assert_allclose(at_both, [0.5, 0.1], rtol=0.02)
+    assert_allclose(frequency_at(prior, 2.0), expit(logit(at_both).mean()))
+    assert_allclose(frequency_at(prior, -50.0, 50.0), at_both)
+
+
+def test_rare_errors_are_resolved():
+    """One of eleven predictions is uncertain, and nearly all errors are there."""
+    rng = np.random.default_rng(0)
+    value = np.concatenate([8 + rng.random(200_000), 4 * rng.random(20_000)])
+    prior = prior_of_cell(value, rng.random(len(value)) < 2 * expit(-2 * value))
+    queries = np.array([0.25, 0.5, 1.0, 1.5, 2.0])
+    assert_allclose(frequency_at(prior, *queries), 2 * expit(-2 * queries), rtol=0.4)
+    assert (frequency_at(prior, 8.5) < 1e-3).all()
+
+
+def test_the_logits_of_prediction_and_cell_are_added_where_they_are_informative():
+    value, cell = normal(5000, 1, 3), np.array([-1.0, -3.0, -4.0])
+    larger = draw(expit(value + cell), 1) > 0
+
+    def difference(prediction):
+        found = prior_of(larger, prediction)(value[:200]) - value[:200] - cell
+        return abs(found)[abs(value[:200]) < 1.5].mean()
+
+    assert difference(value) < 0.3
+    assert difference(None) > 0.6
+    random = draw(np.full((2000, 1, 2), 0.5), 2)
+    larger = draw(np.broadcast_to([0.5, 0.02], random.shape), 3) > 0
+    found = expit(prior_of(larger, random)(random[:5]))
+    assert_allclose(found, np.broadcast_to([0.5, 0.02], found.shape), rtol=0.15, atol=0.01)
+
+
+@pytest.mark.parametrize("frequency", [0, 1])
+def test_frequencies_0_and_1_and_a_single_row_give_finite_logits(frequency):
+    prior = prior_of_cell(normal(1000), np.full(1000, frequency))
+    found = frequency_at(prior, 0.0, 1e9, -1e9)
+    assert ((found > 0) & (found < 1)).all()
+    assert (abs(found - frequency) < 0.02).all()
+    single = prior_of(np.array([[[True, False, False, False]]]), np.zeros((1, 1, 4)))
+    assert np.isfinite(single(np.zeros((2, 1, 4)))).all()
+
+
+def test_the_cell_prior_is_the_frequency_of_each_cell():
+    larger = np.zeros((100, 1, 3), dtype=bool)
+    larger[:50, 0, 0] = larger[:10, 0, 1] = larger[:1, 0, 2] = True
+    found = expit(prior_of(larger, None)(np.zeros((4, 1, 3))))
+    assert_allclose(found[0], [0.5, 0.1, 0.01], rtol=1e-5)
+
+
+def test_few_errors_make_no_peaks():
+    """A few of 10,000 errors are larger, at random predictions: no prediction gets a high frequency."""
+    value, rng = normal(100, 1, 100), np.random.default_rng(0)
+    for n_larger in (1, 3, 10, 31):
+        larger = np.zeros(10_000, dtype=bool)
+        larger[rng.permutation(10_000)[:n_larger]] = True
+        prior = prior_of(larger.reshape(100, 1, 100), value)
+        assert expit(prior(value)).max() < 0.05
+
+
+def test_uninformative_cells_do_not_raise_the_loss_on_new_rows():
+    """The frequencies in 20 rows differ between cells by chance only."""
+    value = normal(120, 1, 4000)
+    truth = -1.5 * abs(value) - 3
+    larger = draw(expit(truth), 1)
+
+    def loss(found):
+        return (np.logaddexp(0, found) - larger[20:] * found).mean()
+
+    found = prior_of(larger[:20] > 0, value[:20])(value[20:])
+    assert loss(found) < loss(np.full_like(found, logit(larger[:20].mean())))
+    assert loss(found) < 1.02 * loss(truth[20:])
+
+
+def test_copies_of_a_row_in_one_group_do_not_make_cells_seem_informative():
+    """Errors are noise, but each row occurs twice. If the copies are in different groups, a cell is validated by itself."""
+    twice = np.tile(draw(np.full((10, 1, 400), 0.1), 0) > 0, (2, 1, 1))
+    grouped, separate = (
+        prior_of(twice, np.zeros(twice.shape), group)
+        for group in (np.tile(np.arange(10), 2), np.arange(20))
     )
-    return geoq.fit(x, y), x, y
-
-
-def test_bounds_at_other_levels_threshold_the_same_probability(geoq_of_errors):
-    geoq, x, _ = geoq_of_errors
-    low, own, high = geoq.bounds(x[:9], (0.5, 0.9, 0.999)).values()
-    assert torch.equal(own, geoq.bound(x[:9]))
-    assert (low <= own).all()
-    assert (own <= high).all()
-    assert low.sum() < own.sum() < high.sum()
-
-
-def test_a_bound_of_two_values_cannot_be_conformalized(geoq_of_errors):
-    geoq, x, y = geoq_of_errors
-    with pytest.raises(TypeError, match="a factor on it does not raise its coverage"):
-        geoq.conformalize(x, y)
-
-
-def test_the_probability_is_the_mean_of_the_networks():
-    model = replace(QUICK, n_networks=3).fit(tuples(60))
-    features = tuples(20, seed=100).features
-
-    def probability_of(networks):
-        some = copy.copy(model)
-        some.networks_ = networks
-        return some.probability(features)
-
-    each = [probability_of(model.networks_[n : n + 1]) for n in range(3)]
-    assert not torch.allclose(each[0], each[1])
-    assert_close(model.probability(features), sum(each) / 3)
-
-
-def test_the_first_network_does_not_depend_on_the_number_of_networks():
-    features = tuples(20, seed=100).features
-    one, three = (replace(QUICK, n_networks=n).fit(tuples(60)) for n in (1, 3))
-    three.networks_ = three.networks_[:1]
-    assert torch.equal(one.probability(features), three.probability(features))
-
-
-def test_the_bound_is_1_where_the_expected_error_exceeds_1_minus_the_level(
-    geoq_of_errors,
-):
-    geoq, x, _ = geoq_of_errors
-    expected, bound = geoq.expected_error(x), geoq.bound(x)
-    assert expected.shape == bound.shape
-    assert (expected[bound == 0] <= 0.1).all()
-    assert (expected[bound == 1] > 0.1).all()
-
-
-def test_a_model_that_estimates_only_a_quantile_has_no_expected_error():
-    geoq = GeoQ(torch.zeros_like, None, folds=RandomFolds(2))
-    x = normal(40, 1)
-    geoq.fit(x, x)
-    with pytest.raises(TypeError, match="TwoLawIncrement estimates an upper"):
-        geoq.expected_error(x)
+    assert grouped.offset.std() < 0.2 * separate.offset.std()

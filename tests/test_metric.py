@@ -4,145 +4,138 @@ import math
 
 import numpy as np
 import pytest
-import torch
-from torch.testing import assert_close
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
-from geoq import GeoQ, RandomFolds, SensitivityMetric, StandardizedMetric, identity
-from geoq.metric import Coordinates, FittedMetric
-from geoq.representation import Standardization
+from geoq import GeoQ, RandomFolds
+from geoq.data.coordinates import Coordinates, spread
+from geoq.data.metric import SensitivityMetric, StandardizedMetric
 
 
 def uniform(n, *shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(n, *shape, generator=generator, dtype=torch.float64) * 2 - 1
+    return np.random.default_rng(seed).uniform(-1, 1, size=(n, *shape))
 
 
 def fitted(x, predict, metric=None):
     metric = metric or SensitivityMetric()
-    return metric.fit(metric.coordinates(x), x, predict(x), predict)
+    return metric.fit(metric.coordinates(x, None), x, predict(x), predict)
 
 
-def test_without_logarithms_the_coordinates_are_the_standardisation():
-    x = torch.cat([uniform(50, 3), torch.full((50, 1), 2.0)], dim=1)
-    assert torch.equal(
-        Coordinates.fit(x, logarithms=False)(x), Standardization.fit(x)(x)
-    )
+def test_standardised_coordinates_have_mean_0_and_deviation_1():
+    points = np.array([[0.0, 1.0, 7.0], [2.0, 5.0, 7.0], [4.0, 3.0, 7.0]])
+    z = Coordinates.fit(points, logarithms=False)(points)
+    assert_allclose(z.mean(axis=0), 0, atol=1e-12)
+    assert_allclose(z.std(axis=0), [1, 1, 0], atol=1e-12)
+    mean, scale = spread(np.ones((5, 2, 3)))
+    assert mean.shape == scale.shape == (2, 3)
 
 
+@given(st.floats(-1e12, 1e12), st.integers(1, 50))
+def test_the_scale_of_a_constant_coordinate_is_its_size(value, n):
+    """Rounding leaves the computed deviation of a constant at 1e-17, which must not become the scale."""
+    assert spread(np.full((n, 1), value))[1][0] == pytest.approx(abs(value) or 1.0)
+
+
+@pytest.mark.parametrize("one_dimensional", [False, True])
 @pytest.mark.parametrize(
     ("column", "is_log"),
     [
-        (torch.logspace(-3, 1, 20), True),
-        (torch.logspace(-1, 1, 20), False),
-        (torch.logspace(-3, 1, 9), False),
-        (torch.linspace(0, 1000, 20), False),
-        (-torch.logspace(-3, 1, 20), False),
-        (torch.linspace(1e-4, 1, 200), False),
+        (np.logspace(-3, 1, 20), True),
+        (np.logspace(-1, 1, 20), False),
+        (np.logspace(-3, 1, 9), False),
+        (np.linspace(0, 1000, 20), False),
+        (-np.logspace(-3, 1, 20), False),
+        (np.linspace(1e-4, 1, 200), False),
     ],
     ids=["four decades", "two decades", "nine values", "zero", "negative", "uniform"],
 )
-def test_positive_inputs_over_three_decades_are_logarithms(column, is_log):
-    x = column.double().repeat(20)[:180, None]
+def test_positive_inputs_over_three_decades_are_logarithms(column, is_log, one_dimensional):
+    x = np.tile(column, 20)[:180]
+    x = x if one_dimensional else x[:, None]
     coordinates = Coordinates.fit(x, logarithms=True)
-    assert coordinates.log.tolist() == [is_log]
-    assert_close(coordinates.inverse(coordinates(x)), x)
+    assert coordinates.log.reshape(-1).tolist() == [is_log]
+    assert_allclose(coordinates.inverse(coordinates(x)), x, atol=1e-9)
 
 
 def test_a_changed_constant_is_found():
-    x = torch.cat([uniform(50, 1), torch.full((50, 1), 1.5)], dim=1).double()
+    x = np.concatenate([uniform(50, 1), np.full((50, 1), 1.5)], axis=1)
     coordinates = Coordinates.fit(x, logarithms=True)
-    queries = torch.tensor([[0.0, 1.5], [0.0, 1.5 + 1e-3], [9.0, 1.5]]).double()
-    changed = coordinates.changed(coordinates(queries))
-    assert changed.tolist() == [[False, False], [False, True], [False, False]]
+    queries = coordinates(np.array([[0.0, 1.5], [0.0, 1.5 + 1e-3], [9.0, 1.5]]))
+    assert coordinates.changed(queries).tolist() == [[False] * 2, [False, True], [False] * 2]
+    assert coordinates.changed_rows(queries).tolist() == [False, True, False]
 
 
 def test_the_sensitivity_of_a_linear_function_is_its_slope():
     """Two independent draws of an input differ by sqrt(2) deviations in the root mean square."""
-    x = uniform(20_000, 3)
     metric = SensitivityMetric(n_rows=20_000)
-    g = fitted(x, lambda x: 3 * x[:, :1] - 4 * x[:, 1:2], metric).sensitivity[:, 0]
-    expected = torch.tensor([3.0, 4.0, 0.0], dtype=torch.float64) / math.sqrt(3)
-    assert_close(g, expected, rtol=0.03, atol=0.0)
+    found = fitted(uniform(20_000, 3), lambda x: 3 * x[:, :1] - 4 * x[:, 1:2], metric)
+    assert_allclose(found.sensitivity[:, 0], np.array([3, 4, 0]) / math.sqrt(3), rtol=0.03)
 
 
 def test_weights_are_square_roots_of_relative_sensitivities_with_a_floor():
     metric = fitted(uniform(400, 3), lambda x: x[:, :1] + 0.25 * x[:, 1:2])
     g = metric.importance
-    typical = g.square().mean().sqrt()
-    assert_close(metric.weight[:2], (g[:2] / typical).sqrt())
+    assert_allclose(metric.weight[:2], np.sqrt(g[:2] / math.sqrt((g**2).mean())))
     assert metric.weight[2] == 0.3
 
 
-def test_outputs_of_different_units_count_equally():
-    x = uniform(500, 2)
-    metric = fitted(x, lambda x: torch.stack([x[:, 0], 1e6 * x[:, 1]], dim=1))
-    assert_close(metric.weight[0], metric.weight[1], rtol=0.05, atol=0.0)
-
-
-def test_every_evaluated_input_stays_in_its_range():
-    x, seen = uniform(100, 2), []
-
+def test_outputs_of_different_units_count_equally_and_constant_ones_do_not():
     def predict(x):
-        seen.append(x)
-        return x[:, :1]
+        return np.stack([x[:, 0], 1e6 * x[:, 1], np.ones(len(x))], axis=1)
 
-    fitted(x, predict)
-    everything = torch.cat(seen)
-    assert (everything.amin(dim=0) >= x.amin(dim=0)).all()
-    assert (everything.amax(dim=0) <= x.amax(dim=0)).all()
+    weight = fitted(uniform(500, 2), predict).weight
+    assert_allclose(weight[0], weight[1], rtol=0.05)
+    assert_array_equal(fitted(uniform(500, 2), lambda x: np.ones((len(x), 1))).weight, 1)
 
 
-def test_fields_keep_equal_weights_and_the_surrogate_is_not_evaluated():
-    def never(_x):
-        pytest.fail("the surrogate was evaluated")
+def test_every_evaluated_input_stays_in_its_range_and_at_most_n_rows_are_asked():
+    x, seen = uniform(100, 2), []
+    fitted(x, lambda x: seen.append(x) or x[:, :1], SensitivityMetric(n_rows=30))
+    assert [len(part) for part in seen[1:]] == [30] * 3
+    everything = np.concatenate(seen)
+    assert (everything.min(axis=0) >= x.min(axis=0)).all()
+    assert (everything.max(axis=0) <= x.max(axis=0)).all()
 
+
+@pytest.mark.parametrize("metric", [SensitivityMetric(), StandardizedMetric()])
+def test_fields_have_equal_weights_and_the_surrogate_is_not_evaluated(metric):
     x = uniform(30, 1, 9, 9)
-    metric = SensitivityMetric().fit(SensitivityMetric().coordinates(x), x, x, never)
-    assert metric.weight is None
-    assert metric.sensitivity is None
-    t = metric.coordinates(x)
-    assert metric(t) is t
+    found = metric.fit(metric.coordinates(x, None), x, x, lambda x: pytest.fail("evaluated"))
+    assert found.weight is found.sensitivity is None
+    t = found.coordinates(x)
+    assert found(t) is t
+    assert "same weight" in found.describe()
 
 
 def test_the_overhang_is_the_change_of_a_linear_output_outside_its_range():
-    x = uniform(5000, 2)
-    metric = fitted(x, lambda x: 2 * x[:, :1], SensitivityMetric(n_rows=5000))
-    queries = torch.tensor([[0.0, 0.0], [1.5, 0.0], [-2.0, 9.0]], dtype=torch.float64)
-    overhang = metric.overhang(metric.coordinates(queries))[:, 0]
-    assert overhang[0] == 0
-    assert_close(overhang[1:], torch.tensor([1.0, 2.0]).double(), rtol=0.05, atol=0.0)
-
-
-def test_a_metric_survives_a_file():
-    metric = fitted(uniform(100, 2), lambda x: x[:, :1])
-    copied = FittedMetric.from_state(metric.state())
-    assert torch.equal(copied.weight, metric.weight)
-    assert torch.equal(copied.sensitivity, metric.sensitivity)
+    metric = fitted(uniform(5000, 2), lambda x: 2 * x[:, :1], SensitivityMetric(n_rows=5000))
+    queries = metric.coordinates(np.array([[0.0, 0.0], [1.5, 0.0], [-2.0, 9.0]]))
+    assert_allclose(metric.overhang(queries)[:, 0], [0, 1, 2], rtol=0.05)
 
 
 def test_anchors_and_support_distances_use_the_same_metric(problem):
-    def truth(x):
-        return x[:, :1] ** 2
+    """An input without influence hardly changes the distances; equal weights do not know that."""
 
-    geoq = GeoQ(truth, None, folds=RandomFolds(3)).fit(problem.x, problem.y)
-    assert geoq.geometry_.points.shared
-    moved = problem.queries.clone()
-    moved[:, 1] += 0.5
-    before, after = (geoq.assess(q) for q in (problem.queries, moved))
-    change = (after.anchor_distance - before.anchor_distance).abs().max()
-    standard = GeoQ(
-        truth, None, folds=RandomFolds(3), representation=StandardizedMetric()
-    )
-    standard.fit(problem.x, problem.y)
-    before, after = (standard.assess(q) for q in (problem.queries, moved))
-    assert change < 0.5 * (after.anchor_distance - before.anchor_distance).abs().max()
+    def change(representation):
+        estimator = GeoQ(
+            lambda x: x[:, :1] ** 2, None, folds=RandomFolds(3), representation=representation
+        )
+        estimator.fit(problem.x, problem.y)
+        assert estimator.fitted_.geometry.points.shared
+        moved = problem.queries + np.array([0, 0.5])
+        before, after = (estimator.assess(q).anchor_distance for q in (problem.queries, moved))
+        return abs(after - before).max()
+
+    assert change(SensitivityMetric()) < 0.5 * change(StandardizedMetric())
 
 
 def test_a_function_keeps_the_papers_two_spaces(problem):
-    geoq = GeoQ(None, problem.train, folds=RandomFolds(3), representation=identity)
-    geoq.fit(problem.x, problem.y)
-    assert geoq.metric_ is None
-    assert not geoq.geometry_.points.shared
+    estimator = GeoQ(None, problem.train, folds=RandomFolds(3), representation=lambda x: x)
+    fitted = estimator.fit(problem.x, problem.y).fitted_
+    assert fitted.metric is None
+    assert not fitted.geometry.points.shared
+    assert_array_equal(fitted.geometry.points.z, problem.x)
 
 
 def test_the_description_names_the_most_influential_input_first():
@@ -150,18 +143,14 @@ def test_the_description_names_the_most_influential_input_first():
     assert text.index("height 1") < text.index("width 0")
 
 
-def test_a_weight_outside_0_and_1_is_refused():
-    with pytest.raises(ValueError, match="min_weight=0"):
-        SensitivityMetric(min_weight=0)
-
-
-def test_integer_inputs_are_passed_back_as_integers():
+@pytest.mark.parametrize("dtype", ["i8", "u1", "f4", "?"])
+def test_inputs_are_passed_back_in_their_type(dtype):
     kinds = set()
 
     def surrogate(x):
         kinds.add(x.dtype)
         return x[:, :1].astype(float)
 
-    x = np.random.default_rng(0).integers(0, 9, size=(100, 2))
-    GeoQ(surrogate, None, folds=RandomFolds(3)).fit(x, x[:, :1] ** 2.0)
-    assert kinds == {np.dtype(np.int64)}
+    x = np.random.default_rng(0).integers(0, 2 if dtype == "?" else 9, size=(100, 2)).astype(dtype)
+    GeoQ(surrogate, None, folds=RandomFolds(2)).fit(x, x[:, :1] * 2.0 + 1)
+    assert kinds == {np.dtype(dtype)}

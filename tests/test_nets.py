@@ -1,9 +1,12 @@
+import numpy as np
 import pytest
 import torch
 from conftest import fresh
 from torch import nn
 from torch.testing import assert_close
 
+from geoq import Mesh
+from geoq.nets.mesh import MeshConvolution, MeshNet, stencils
 from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
 
@@ -20,7 +23,7 @@ def test_dropout_follows_every_hidden_layer():
     assert sum(isinstance(m, nn.Dropout) for m in network.modules()) == 2
 
 
-@pytest.mark.parametrize("space", [(1,), (7,), (64,), (5, 6), (1, 1), (12, 17)])
+@pytest.mark.parametrize("space", [(1,), (7,), (64,), (5, 6), (1, 1), (12, 17), (3, 4, 5)])
 def test_the_output_has_the_grid_of_the_input(space):
     network = fresh(UNet, 3, 2, n_spatial=len(space), widths=(4, 6, 8))
     assert network(torch.ones(5, 3, *space), torch.ones(5)).shape == (5, 2, *space)
@@ -44,8 +47,8 @@ def test_apply_layers_can_be_replaced(monkeypatch):
 
 
 @pytest.mark.parametrize("n_spatial", [1, 2])
-@pytest.mark.parametrize("widths", [(16, 32, 64, 64), (32, 64, 128, 128, 128)])
-def test_a_deep_fresh_network_keeps_the_variance_at_every_resolution(n_spatial, widths):
+def test_a_deep_fresh_network_keeps_the_variance_at_every_resolution(n_spatial):
+    widths = (32, 64, 128, 128, 128)
     network = fresh(UNet, 3, 2, n_spatial=n_spatial, widths=widths)
     deviations = []
     for block in [*network.down, *network.up]:
@@ -57,19 +60,42 @@ def test_a_deep_fresh_network_keeps_the_variance_at_every_resolution(n_spatial, 
     assert 1 / 4 < min(deviations) < max(deviations) < 4
 
 
-def test_the_condition_changes_the_output():
-    network = fresh(UNet, 1, 1, n_spatial=1, widths=(4, 8))
-    field = torch.ones(1, 1, 16)
-    zero, one = network(field, torch.zeros(1)), network(field, torch.ones(1))
-    assert (zero - one).abs().max() > 1e-6
+NODES = Mesh(np.random.default_rng(0).uniform(size=(30, 2)))
 
 
-def test_fields_of_a_batch_do_not_affect_each_other():
-    network = fresh(UNet, 1, 1, n_spatial=2, widths=(4, 8))
-    fields = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize(
+    ("make", "settings", "cells"),
+    [(UNet, {"n_spatial": 2}, (8, 8)), (MeshNet, {"mesh": NODES}, (30,))],
+    ids=["grid", "mesh"],
+)
+def test_the_condition_changes_the_output_and_fields_of_a_batch_do_not(make, settings, cells):
+    network = fresh(make, 1, 1, widths=(4, 8), **settings)
+    fields = torch.randn(3, 1, *cells, generator=torch.Generator().manual_seed(0))
     numbers = torch.tensor([0.0, 1.0, 2.0])
     together = network(fields, numbers)
-    alone = torch.cat(
-        [network(fields[i : i + 1], numbers[i : i + 1]) for i in range(3)]
-    )
-    assert_close(together, alone)
+    alone = [network(fields[i : i + 1], numbers[i : i + 1]) for i in range(3)]
+    assert_close(together, torch.cat(alone))
+    assert (network(fields, 0 * numbers) - together).abs().max() > 1e-6
+
+
+def test_a_surface_has_no_gradient_across_it():
+    """Values that change along a tilted plane only are seen with their slope."""
+    plane = np.random.default_rng(0).uniform(size=(200, 2))
+    tilted = np.stack([plane[:, 0], plane[:, 1], plane[:, 0] + plane[:, 1]], axis=1)
+    layer = fresh(MeshConvolution, 1, 1, stencils(Mesh(tilted), 12))
+    values = torch.from_numpy(tilted[:, 0])[None, None]
+    own, mean, *slope = layer.sums(values).double()[0]
+    assert_close(own, values[0, 0])
+    assert_close(mean, own, atol=0.1, rtol=0)
+    # The gradient of the first coordinate within the plane is (2, -1, 1) / 3.
+    ratio = torch.stack(slope) / slope[0]
+    assert_close(ratio.mean(1), torch.tensor([1.0, -0.5, 0.5]).double(), atol=1e-3, rtol=0)
+
+
+def test_each_block_of_a_mesh_combines_twice_as_many_neighbours_and_stencils_are_kept():
+    network = fresh(MeshNet, 1, 1, mesh=NODES, widths=(4, 4))
+    own = [block.first.matrix for block in network.blocks]
+    per_node = [len(matrix.values()) / (3 * 30) for matrix in own]
+    assert per_node[0] < per_node[1]
+    assert own[0] is stencils(NODES, 8)
+    assert own[1] is stencils(NODES, 16)

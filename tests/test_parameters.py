@@ -5,7 +5,7 @@ import pytest
 from sklearn.base import clone
 
 from geoq import GeoQ, RandomFolds
-from geoq.parameters import LONGEST_SETTING, get_params, represent, set_params
+from geoq.core.parameters import LONGEST_SETTING, get_params, represent, set_params
 
 
 @dataclass
@@ -27,7 +27,7 @@ def test_parameters_are_the_constructor_arguments_by_name():
     }
 
 
-def test_an_unknown_name_is_refused_and_changes_nothing():
+def test_an_unknown_name_raises_and_changes_nothing():
     estimator = Estimator(None, None)
     with pytest.raises(ValueError, match=r"no parameter 'k'; it has surrogate, .*"):
         set_params(estimator, n_anchors=5, k=3)
@@ -36,9 +36,9 @@ def test_an_unknown_name_is_refused_and_changes_nothing():
 
 
 def test_the_clone_of_scikit_learn_has_the_parameters_but_not_what_was_learned():
-    geoq = GeoQ(None, max, folds=RandomFolds(3), n_anchors=4)
-    geoq.probes_ = 0
-    copy = clone(geoq)
+    estimator = GeoQ(None, max, folds=RandomFolds(3), n_anchors=4)
+    estimator.fitted_ = 0
+    copy = clone(estimator)
     assert repr(copy) == repr(GeoQ(None, max, folds=RandomFolds(3), n_anchors=4))
 
 
@@ -52,9 +52,7 @@ def test_the_clone_of_scikit_learn_has_the_parameters_but_not_what_was_learned()
         ("a" * LONGEST_SETTING, "str(...)"),
     ],
 )
-def test_settings_other_than_the_default_are_shown_and_long_ones_by_their_type(
-    setting, text
-):
+def test_settings_other_than_the_default_are_shown_and_long_ones_by_their_type(setting, text):
     estimator = Estimator(len, None, setting=setting)
     assert represent(estimator, fitted=False) == (
         f"Estimator(surrogate=len, train_surrogate=None, setting={text}), not fitted"

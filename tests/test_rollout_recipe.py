@@ -1,3 +1,5 @@
+"""TrainRollout: networks that are trained on single steps and then on their own rollouts."""
+
 from dataclasses import replace
 from functools import partial
 
@@ -8,9 +10,8 @@ from henon import STATES, STEP, TRAINING, small
 from torch import nn
 from torch.testing import assert_close
 
-from geoq import MLP, Training
-from geoq.rollout import TrainRollout
-from geoq.rollout.recipe import Windows
+from geoq import MLP, Training, TrainRollout
+from geoq.rollout.recipe import RolloutTask
 
 QUICK = Training(n_steps=30, check_every=10)
 STEPPER = TrainRollout(
@@ -37,8 +38,11 @@ def test_the_recipe_learns_the_map_and_depends_only_on_its_seed():
     surrogate, again = recipe(segments), recipe(segments)
     assert abs(surrogate(STATES[600:899]) - STATES[601:900]).mean() < 0.15
     np.testing.assert_array_equal(surrogate(STATES[:5]), again(STATES[:5]))
-    other = recipe.with_seed(1)(segments)
+    other = replace(recipe, training=replace(training, random_state=1))(segments)
     assert not np.array_equal(surrogate(STATES[:5]), other(STATES[:5]))
+    seeded = replace(STEPPER.fine_tuning, random_state=5)
+    one, two = STEPPER(segments), replace(STEPPER, fine_tuning=seeded)(segments)
+    np.testing.assert_array_equal(one(STATES[:9]), two(STATES[:9]))
 
 
 @pytest.mark.parametrize(
@@ -51,12 +55,11 @@ def test_the_recipe_learns_the_map_and_depends_only_on_its_seed():
     ],
     ids=["stacked", "dropout", "rates cut late", "rates cut early"],
 )
-def test_networks_trained_together_equal_networks_trained_alone(recipe, device):
-    states = torch.from_numpy(STATES).to(device)
-    x = states[600:640]
+def test_networks_trained_together_equal_networks_trained_alone(recipe):
+    states = torch.from_numpy(STATES)
     for runs, member in zip(RUNS, recipe.train_many(states, RUNS), strict=True):
         alone = recipe([states[run] for run in runs])
-        assert_close(member(x), alone(x), rtol=1e-4, atol=1e-5)
+        assert_close(member(states[600:640]), alone(states[600:640]), rtol=1e-4, atol=1e-5)
         assert not member.network.training
 
 
@@ -64,8 +67,6 @@ def test_only_small_networks_and_batches_are_trained_together():
     assert STEPPER.n_together(STATES) > 5
     assert replace(STEPPER, n_rollout=2**14).n_together(STATES) == 1
     assert STEPPER.n_together(np.zeros((3, 2**12))) == 1
-    large = replace(STEPPER.training, batch_size=2**17)
-    assert replace(STEPPER, training=large).n_together(STATES) == 1
     cut = replace(STEPPER, fine_tuning=replace(QUICK, n_decays=1))
     assert cut.n_together(STATES) == 1
 
@@ -73,18 +74,11 @@ def test_only_small_networks_and_batches_are_trained_together():
 def test_the_loss_of_a_rollout_compares_the_networks_own_states_with_the_truth():
     """u = 0, 1, 4, 9 and a network that adds 2: from 0 it reaches 2 and 4, from 1 it reaches 3 and 5."""
     states = torch.tensor([[0.0], [1.0], [4.0], [9.0]])
-    windows = Windows(states, torch.tensor([0, 1]), 2, nn.functional.mse_loss)
+    task = RolloutTask(states, torch.tensor([0, 1]), 2, nn.functional.mse_loss)
     losses = [
-        float(windows.mean_loss(lambda x: x + 2, windows.loss, torch.tensor([row])))
-        for row in (0, 1)
+        float(task.mean_loss(lambda x: x + 2, task.loss, torch.tensor([row]))) for row in (0, 1)
     ]
     assert losses == [(1 + 0) / 2, (1 + 16) / 2]
-
-
-def test_fine_tuning_uses_the_seed_of_the_training():
-    seeds = [replace(STEPPER.fine_tuning, random_state=seed) for seed in (0, 5)]
-    one, other = (replace(STEPPER, fine_tuning=s)([STATES[:300]]) for s in seeds)
-    np.testing.assert_array_equal(one(STATES[:9]), other(STATES[:9]))
 
 
 def test_the_surrogates_of_all_folds_are_trained_together(caplog):
@@ -93,8 +87,8 @@ def test_the_surrogates_of_all_folds_are_trained_together(caplog):
     lengths = [r.args[-1] for r in caplog.records if r.msg.startswith("trained")]
     assert max(lengths[5:]) <= 60 < min(lengths[:5])  # all pairs, then all rollouts
     alone = small(STEP, lambda segments: STEPPER(segments)).fit(TRAINING)
-    ours, theirs = (g.calibration_.error[:, :3] for g in (together, alone))
-    assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    ours, theirs = (e.fitted_.calibration.error[:, :3] for e in (together, alone))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 def test_errors_of_folds_that_are_trained_together_name_all_of_them():
@@ -110,13 +104,8 @@ def test_segments_that_are_too_short_are_refused():
     recipe = replace(STEPPER, n_rollout=5)
     with pytest.raises(ValueError, match=r"n_rollout=5, but the .* 2 .* only 5 states"):
         recipe([STATES[:5], STATES[5:9]])
-
-
-def test_folds_that_leave_only_short_segments_are_refused_before_any_training():
-    def untouched():
-        raise AssertionError("a network was made")
-
-    recipe = replace(STEPPER, make_network=untouched, n_rollout=290)
+    # Before any training, if all segments of a fold are too short.
+    recipe = replace(STEPPER, make_network=lambda: pytest.fail("made"), n_rollout=290)
     with pytest.raises(ValueError, match="n_rollout=290, but the longest") as caught:
         small(None, recipe).fit([STATES[:300], STATES[300:600]])
     assert "the segments of fold 3" in caught.value.__notes__[0]

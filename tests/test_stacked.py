@@ -2,21 +2,21 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from conftest import fresh
 from torch import nn
 from torch.testing import assert_close
 
-from geoq import Training, TrainNetwork
-from geoq.baselines import DeepEnsemble
+from geoq import GeoQ, NestedFolds, RandomFolds, Training, TrainNetwork
 from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
 from geoq.surrogate import TrainTogether
 from geoq.training import recipe as recipes
 from geoq.training.loop import train_on
 from geoq.training.recipe import train_together
-from geoq.training.stacked import Member, Pairs, layer_sequence
+from geoq.training.stacked import Member, PairTask, layer_sequence
 
 QUICK = Training(n_steps=60, batch_size=16, learning_rate=5e-3, check_every=20)
 
@@ -26,14 +26,7 @@ class FieldNetwork(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.unet = UNet(
-            1,
-            1,
-            n_spatial=1,
-            widths=(4, 6),
-            n_condition=4,
-            gpu_dtype=torch.float32,
-        )
+        self.unet = UNet(1, 1, n_spatial=1, widths=(4, 6), n_condition=4)
 
     def forward(self, x):
         return self.unet(x[:, None], x.mean(dim=1))[:, 0]
@@ -77,20 +70,9 @@ def bounded_weight():
     return nn.Sequential(layer, nn.Tanh(), nn.Linear(9, 1))
 
 
-def plane(device, n=150):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(n, 2, generator=generator)
-    return x.to(device), (x[:, :1] ** 2 + x[:, 1:]).to(device)
-
-
-def subsets(n=150):
-    """Overlapping subsets of different sizes, in random order."""
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randperm(n, generator=generator)[:size] for size in (150, 97, 120)]
-
-
 NETWORKS = {
     "mlp": partial(MLP, 2, 1, hidden=(16, 8), n_encoder_layers=1),
+    "dropout, which is trained alone": partial(MLP, 2, 1, hidden=(16,), dropout=0.2),
     "sequence": lambda: nn.Sequential(
         nn.Linear(2, 9, bias=False), nn.GELU(), nn.Sequential(nn.Linear(9, 1))
     ),
@@ -100,108 +82,80 @@ NETWORKS = {
     "subclass of a linear layer": lambda: nn.Sequential(Sine(2, 9), nn.Linear(9, 1)),
     "parametrised layer": bounded_weight,
 }
+GENERATOR = np.random.default_rng(0)
+X = torch.from_numpy(GENERATOR.normal(size=(150, 2))).float()
+Y = X[:, :1] ** 2 + X[:, 1:]
+# Overlapping subsets of different sizes, in random order.
+SUBSETS = [GENERATOR.permutation(150)[:size] for size in (150, 97, 120)]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_member_of_a_stack_equals_a_network_trained_alone(name, device):
-    x, y = plane(device)
+def test_a_member_of_a_stack_equals_a_network_trained_alone(name):
     recipe = TrainNetwork(NETWORKS[name], training=QUICK)
-    together = recipe.train_many(x, y, subsets(), [3, 4, 5])
-    for rows, seed, member in zip(subsets(), (3, 4, 5), together, strict=True):
-        alone = recipe.with_seed(seed)(x[rows], y[rows])
-        assert_close(member(x), alone(x), rtol=1e-4, atol=1e-5)
+    together = recipe.train_many(X, Y, SUBSETS, [3, 4, 5])
+    for rows, seed, member in zip(SUBSETS, (3, 4, 5), together, strict=True):
+        alone = recipe.with_seed(seed)(X[rows], Y[rows])
+        assert_close(member(X), alone(X), rtol=1e-4, atol=1e-5)
         assert not member.network.training
 
 
-def test_a_u_net_in_a_stack_equals_a_u_net_trained_alone(device, monkeypatch):
-    # By default a GPU rounds float32 to 10 bits in convolutions.
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(60, 12, generator=generator).to(device)
-    y = x.roll(1, dims=1) ** 2
+def test_a_u_net_in_a_stack_equals_a_u_net_trained_alone():
+    x = X[:144].reshape(24, 12).repeat(2, 1)
     recipe = TrainNetwork(FieldNetwork, training=QUICK)
-    halves = [torch.arange(40), torch.arange(15, 60)]
-    for rows, member in zip(halves, recipe.train_many(x, y, halves), strict=True):
-        assert_close(member(x), recipe(x[rows], y[rows])(x), rtol=1e-4, atol=1e-5)
+    halves = [np.arange(30), np.arange(15, 48)]
+    for rows, member in zip(halves, recipe.train_many(x, x.roll(1, 1), halves), strict=True):
+        alone = recipe(x[rows], x.roll(1, 1)[rows])
+        assert_close(member(x), alone(x), rtol=1e-4, atol=1e-5)
 
 
-def test_each_member_of_a_stack_stops_at_its_own_step(device):
-    x, y = plane(device)
-    training = Training(
-        n_steps=400, batch_size=16, learning_rate=0.02, check_every=10, patience=3
-    )
-    pairs = Pairs(x, y, nn.functional.mse_loss)
-    rows = [[part.to(device) for part in training.hold_out(rows)] for rows in subsets()]
-
-    def network():
-        return fresh(NETWORKS["mlp"]).to(device)
+def test_each_member_of_a_stack_stops_at_its_own_step():
+    training = Training(n_steps=400, batch_size=16, learning_rate=0.02, check_every=10, patience=3)
+    splits = [training.hold_out(torch.from_numpy(rows)) for rows in SUBSETS]
 
     def loss(net, rows):
-        return nn.functional.mse_loss(net(x[rows]), y[rows])
+        return nn.functional.mse_loss(net(X[rows]), Y[rows])
 
-    members = [Member(network(), *own, random_state=0) for own in rows]
-    together = train_together(members, pairs, training)
-    last_steps = []
-    for member, result, own in zip(members, together, rows, strict=True):
-        alone = network()
+    members = [Member(fresh(NETWORKS["mlp"]), *own, random_state=0) for own in splits]
+    together = train_together(members, PairTask(X, Y, nn.functional.mse_loss), training)
+    for member, result, own in zip(members, together, splits, strict=True):
+        alone = fresh(NETWORKS["mlp"])
         expected = train_on(alone, loss, training, *own)
         assert result.best_step == expected.best_step
         assert result.last_step == expected.last_step
         assert result.first_loss == pytest.approx(expected.first_loss, rel=1e-4)
-        assert result.best_loss == pytest.approx(expected.best_loss, rel=1e-2)
-        assert_close(member.network(x), alone(x), rtol=1e-2, atol=1e-3)
-        last_steps.append(result.last_step)
-    assert len(set(last_steps)) > 1
+        assert_close(member.network(X), alone(X), rtol=1e-2, atol=1e-3)
+    assert len({result.last_step for result in together}) > 1
 
 
 def test_the_results_of_members_with_different_batch_sizes_have_the_order_of_the_members():
-    x, y = plane("cpu")
-    network = NETWORKS["mlp"]
     few, many = torch.arange(9), torch.arange(100)
     members = [
-        Member(fresh(network), rows, held_out, random_state=0)
+        Member(fresh(NETWORKS["mlp"]), rows, held_out, random_state=0)
         for rows, held_out in [(many, few), (few, few), (many, many)]
     ]
-    pairs = Pairs(x, y, nn.functional.mse_loss)
-    results = train_together(members, pairs, QUICK)
+    results = train_together(members, PairTask(X, Y, nn.functional.mse_loss), QUICK)
     for member, result in zip(members, results, strict=True):
         rows = member.validation_rows
-        loss = nn.functional.mse_loss(member.network(x[rows]), y[rows])
+        loss = nn.functional.mse_loss(member.network(X[rows]), Y[rows])
         assert result.best_loss == pytest.approx(float(loss.detach()), rel=1e-4)
 
 
-def test_a_member_with_fewer_rows_than_the_batch_size_equals_a_network_trained_alone(
-    device,
-):
-    x, y = plane(device)
+def test_members_with_few_rows_of_numpy_arrays_equal_networks_trained_alone():
+    x, y = X.double().numpy(), Y.double().numpy()
     recipe = TrainNetwork(NETWORKS["mlp"], training=QUICK)
-    few = [torch.arange(9), torch.arange(100), torch.arange(50)]
+    few = [np.arange(9), np.arange(100), np.arange(50)]
     for rows, member in zip(few, recipe.train_many(x, y, few), strict=True):
         assert_close(member(x), recipe(x[rows], y[rows])(x), rtol=1e-4, atol=1e-5)
 
 
-def test_networks_with_dropout_are_trained_one_by_one(device):
-    x, y = plane(device)
-    recipe = TrainNetwork(partial(NETWORKS["mlp"], dropout=0.2), training=QUICK)
-    for rows, member in zip(subsets(), recipe.train_many(x, y, subsets()), strict=True):
-        assert torch.equal(member(x), recipe(x[rows], y[rows])(x))
-
-
-def test_networks_are_trained_together_on_numpy_arrays(device):
-    x, y = plane(device)
-    x, y = x.cpu().double().numpy(), y.cpu().double().numpy()
-    recipe = TrainNetwork(NETWORKS["mlp"], training=QUICK)
-    rows = [part.numpy() for part in subsets()]
-    member = recipe.train_many(x, y, rows)[1]
-    assert_close(member(x), recipe(x[rows[1]], y[rows[1]])(x), rtol=1e-4, atol=1e-5)
-
-
-def test_a_loss_of_a_stack_that_is_not_finite_raises_an_error(device):
-    x, y = plane(device)
+def test_a_loss_of_a_stack_that_is_not_finite_raises_and_names_the_folds():
     training = Training(n_steps=100, learning_rate=1e30, check_every=10)
     recipe = TrainNetwork(NETWORKS["mlp"], training=training)
-    with pytest.raises(FloatingPointError, match=r"loss became (nan|inf) by step \d+"):
-        recipe.train_many(x, y, subsets())
+    with pytest.raises(FloatingPointError, match=r"loss became (nan|inf) by step \d+") as caught:
+        GeoQ(lambda x: x[:, :1], recipe, folds=RandomFolds(4)).fit(X, Y)
+    assert caught.value.__notes__ == [
+        "while training the surrogates of fold 1 of 4 to fold 4 of 4 together"
+    ]
 
 
 def test_only_sequences_of_linear_and_elementwise_layers_use_batched_products():
@@ -211,24 +165,22 @@ def test_only_sequences_of_linear_and_elementwise_layers_use_batched_products():
 
 
 def test_large_batches_or_networks_are_not_trained_together(monkeypatch):
-    x, y = plane("cpu")
     recipe = TrainNetwork(NETWORKS["mlp"], training=QUICK)
     assert isinstance(recipe, TrainTogether)
-    assert recipe.n_together(x, y) > 100
+    assert recipe.n_together(X, Y) > 100
     monkeypatch.setattr(recipes, "STACK_NUMBERS", 16 * 3 * 4)
-    assert recipe.n_together(x, y) == 4
+    assert recipe.n_together(X, Y) == 4
     monkeypatch.setattr(recipes, "STACK_WEIGHTS", 1)
-    assert recipe.n_together(x, y) == 1
+    assert recipe.n_together(X, Y) == 1
 
 
-def test_a_deep_ensemble_trained_together_equals_one_trained_one_by_one(
-    device, monkeypatch
-):
-    x, y = plane(device)
-    recipe = TrainNetwork(NETWORKS["mlp"], training=QUICK)
-    together = DeepEnsemble(recipe, n_members=3).fit(x, y)
-    monkeypatch.setattr(recipes, "STACK_WEIGHTS", 1)
-    alone = DeepEnsemble(recipe, n_members=3).fit(x, y)
-    assert_close(
-        together.predict(x).error_hat, alone.predict(x).error_hat, rtol=1e-3, atol=1e-4
+@pytest.mark.parametrize("folds", [RandomFolds(4), NestedFolds(3)], ids=repr)
+def test_networks_trained_together_and_one_by_one_give_the_same_calibration(problem, folds):
+    recipe = TrainNetwork(partial(MLP, 2, 1, hidden=(16,)), training=QUICK)
+    surrogate = problem.train(problem.x, problem.y)
+    together, alone = (
+        GeoQ(surrogate, train, folds=folds, n_support=5).fit(problem.x, problem.y).fitted_.tuples
+        for train in (recipe, lambda x, y: recipe(x, y))
     )
+    np.testing.assert_allclose(together.error, alone.error, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(together.increment, alone.increment, rtol=1e-3, atol=1e-4)

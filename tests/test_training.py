@@ -1,6 +1,7 @@
+"""The training loop, the recipe for networks, and networks as surrogates of any array."""
+
 import math
 import re
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,10 +11,10 @@ from conftest import fresh
 from torch import nn
 from torch.testing import assert_close
 
-from geoq import Training, TrainNetwork
+from geoq import GeoQ, RandomFolds, Training, TrainNetwork
 from geoq.nets.mlp import MLP
-from geoq.training.loop import EarlyStopping, train, train_on
-from geoq.training.recorded import recorded
+from geoq.training.loop import EarlyStopping, train, train_on, warn_if_untrained
+from geoq.training.recipe import TrainedNetwork
 
 QUICK = Training(n_steps=300, batch_size=16, learning_rate=1e-2, check_every=20)
 
@@ -21,6 +22,10 @@ QUICK = Training(n_steps=300, batch_size=16, learning_rate=1e-2, check_every=20)
 def line(n=64):
     x = torch.linspace(-1, 1, n)[:, None]
     return x, 2 * x + 1
+
+
+def squares(x, y):
+    return lambda net, rows: nn.functional.mse_loss(net(x[rows]), y[rows])
 
 
 def recipe(training=QUICK, **settings):
@@ -39,18 +44,10 @@ def test_training_repeats_bit_for_bit_and_differs_with_the_seed():
     assert not torch.equal(once(x), other(x))
 
 
-def test_a_trained_network_returns_numpy_arrays_of_the_precision_of_its_input():
-    x, y = (part.double().numpy() for part in line())
-    prediction = recipe()(x, y)(x)
-    assert isinstance(prediction, np.ndarray)
-    assert prediction.dtype == np.float64
-
-
 def test_the_encoder_of_a_trained_network_has_the_chosen_layers():
     x, y = line()
-    trained = TrainNetwork(
-        partial(MLP, 1, 1, hidden=(8, 5, 3), n_encoder_layers=2), training=QUICK
-    )(x, y)
+    make = partial(MLP, 1, 1, hidden=(8, 5, 3), n_encoder_layers=2)
+    trained = TrainNetwork(make, training=QUICK)(x, y)
     assert trained.encoder(x).shape == (64, 5)
     assert_close(trained.network.head(trained.encoder(x)), trained(x))
 
@@ -65,10 +62,10 @@ def test_the_initial_weights_are_restored_if_no_step_improves_them():
 
     result = train(network, growing, QUICK, torch.arange(20))
     assert (result.first_loss, result.best_loss, result.best_step) == (0, 0, 0)
-    assert all(
-        torch.equal(before[name], value) for name, value in network.state_dict().items()
-    )
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
     assert not network.training
+    with pytest.warns(UserWarning, match="the model has its initial weights: no step of its"):
+        warn_if_untrained([result], "the model")
 
 
 def test_training_stops_when_patience_runs_out():
@@ -80,22 +77,17 @@ def test_training_stops_when_patience_runs_out():
         return net(torch.ones(len(rows), 1)).sum() * 0
 
     training = Training(n_steps=1000, check_every=5, patience=2, batch_size=4)
-    network = fresh(nn.Linear, 1, 1)
-    result = train(network, constant, training, torch.arange(20))
+    result = train(fresh(nn.Linear, 1, 1), constant, training, torch.arange(20))
     assert n_steps == result.last_step == 10
 
 
 def test_the_result_has_the_losses_of_the_initial_and_of_the_returned_network():
     x, y = line()
-    network = fresh(MLP, 1, 1, hidden=(16,))
+    network, loss = fresh(MLP, 1, 1, hidden=(16,)), squares(x, y)
     rows, held_out = QUICK.hold_out(torch.arange(64))
-
-    def squares(net, rows):
-        return nn.functional.mse_loss(net(x[rows]), y[rows])
-
-    first = float(squares(network, held_out).detach())
-    result = train_on(network, squares, QUICK, rows, held_out)
-    last = float(squares(network, held_out).detach())
+    first = float(loss(network, held_out).detach())
+    result = train_on(network, loss, QUICK, rows, held_out)
+    last = float(loss(network, held_out).detach())
     assert (result.first_loss, result.best_loss) == pytest.approx((first, last))
     assert result.best_loss < result.first_loss
     assert 0 < result.best_step <= result.last_step <= QUICK.n_steps
@@ -104,26 +96,12 @@ def test_the_result_has_the_losses_of_the_initial_and_of_the_returned_network():
     assert (result.best_step, result.best_loss) in result.checks
 
 
-def test_a_network_whose_output_has_another_shape_than_y_is_refused():
-    x, y = line()
-    with pytest.raises(
-        ValueError, match=r"rows of shape \(1,\), but y has rows of shape \(\)"
-    ):
-        recipe()(x, y[:, 0])
-
-
-def test_a_training_loss_that_is_not_finite_raises_an_error():
-    x, y = line()
-    with pytest.raises(
-        FloatingPointError, match=r"the validation loss became (nan|inf) by step \d+"
-    ):
-        recipe(Training(n_steps=100, learning_rate=1e30, check_every=10))(x, y)
-
-
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_an_initial_loss_that_is_not_finite_is_refused(loss):
-    with pytest.raises(FloatingPointError, match=f"initial weights is {loss}"):
-        EarlyStopping(QUICK, loss)
+def test_a_training_loss_that_is_not_finite_raises():
+    training = Training(n_steps=100, learning_rate=1e30, check_every=10)
+    with pytest.raises(FloatingPointError, match=r"loss became (nan|inf) by step \d+ of 100"):
+        recipe(training)(*line())
+    with pytest.raises(FloatingPointError, match="initial weights is nan, so no training"):
+        EarlyStopping(QUICK, math.nan)
 
 
 def test_rows_of_one_group_are_not_separated():
@@ -132,11 +110,8 @@ def test_rows_of_one_group_are_not_separated():
     assert sorted([*rows.tolist(), *held_out.tolist()]) == list(range(40))
     assert not set(groups[rows].tolist()) & set(groups[held_out].tolist())
     assert len(held_out) == 12
-
-
-def test_a_single_group_is_both_trained_on_and_validated_on():
-    rows, held_out = Training().hold_out(torch.zeros(3, dtype=torch.long))
-    assert rows.tolist() == held_out.tolist() == [0, 1, 2]
+    rows, held_out = Training().hold_out(0 * groups)
+    assert rows.tolist() == held_out.tolist() == list(range(40))
 
 
 @pytest.mark.parametrize(
@@ -150,78 +125,9 @@ def test_a_single_group_is_both_trained_on_and_validated_on():
         ({"validation_fraction": 1.0}, "validation_fraction must be between 0 and 1"),
     ],
 )
-def test_settings_outside_their_range_are_refused(setting, message):
+def test_settings_outside_their_range_raise(setting, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         Training(**setting)
-
-
-def test_train_on_the_rows_of_hold_out_equals_train():
-    x, y = line()
-    groups = torch.arange(64) // 2
-
-    def squares(net, rows):
-        return (net(x[rows]) - y[rows]).square().mean()
-
-    whole, split = fresh(nn.Linear, 1, 1), fresh(nn.Linear, 1, 1)
-    train(whole, squares, QUICK, groups)
-    train_on(split, squares, QUICK, *QUICK.hold_out(groups))
-    assert torch.equal(whole.weight, split.weight)
-    assert not split.training
-
-
-def test_rows_outside_the_training_and_validation_rows_are_not_used():
-    used = set()
-    network = fresh(nn.Linear, 1, 1)
-
-    def squares(net, rows):
-        used.update(rows.tolist())
-        return net(rows[:, None].float()).square().mean()
-
-    train_on(network, squares, QUICK, torch.arange(0, 10), torch.arange(20, 24))
-    assert used == {*range(10), *range(20, 24)}
-
-
-@pytest.mark.parametrize("n_decays", [0, 2])
-def test_recorded_steps_give_the_same_network_as_launched_steps(device, n_decays):
-    x, y = (part.to(device) for part in line())
-    training = replace(QUICK, patience=1, n_decays=n_decays)
-    outputs = []
-    for repeatable in (False, True):
-        network = fresh(MLP, 1, 1, hidden=(16,)).to(device)
-        train(
-            network,
-            lambda net, rows: nn.functional.mse_loss(net(x[rows]), y[rows]),
-            training,
-            torch.arange(len(x), device=device),
-            repeatable=repeatable,
-        )
-        outputs.append(network(x))
-    assert_close(*outputs, rtol=1e-3, atol=1e-4)
-
-
-def test_steps_on_a_cpu_are_not_recorded():
-    def step(rows):
-        del rows
-
-    assert recorded(step, torch.arange(3), dict) is step
-
-
-def test_cuts_of_a_learning_rate_that_is_too_high_lower_the_error():
-    x, y = line()
-    noisy = Training(
-        n_steps=2000, batch_size=8, learning_rate=0.3, check_every=20, patience=3
-    )
-    errors = []
-    for n_decays in (0, 2):
-        network = fresh(nn.Linear, 1, 1)
-        train(
-            network,
-            lambda net, rows: nn.functional.l1_loss(net(x[rows]), y[rows]),
-            replace(noisy, n_decays=n_decays),
-            torch.arange(len(x)),
-        )
-        errors.append(float((network(x) - y).abs().mean().detach()))
-    assert errors[1] < 0.3 * errors[0]
 
 
 def test_training_continues_from_the_best_weights_when_the_rate_is_cut():
@@ -253,15 +159,96 @@ def test_each_lower_rate_has_an_eighth_of_the_steps_if_the_loss_always_improves(
             seen.append(net.weight.detach().clone())
         return net.weight.sum() + 0 * rows.sum()
 
-    training = Training(
-        n_steps=80, check_every=10, patience=2, n_decays=2, learning_rate=0.1
-    )
+    training = Training(n_steps=80, check_every=10, patience=2, n_decays=2, learning_rate=0.1)
     train(network, falling, training, torch.arange(8))
     weights = torch.stack([*seen, network.weight.detach()]).flatten()
     rates = [0.1] * 60 + [0.02] * 10 + [0.004] * 10
     assert_close(-weights.diff(), torch.tensor(rates), rtol=1e-3, atol=1e-5)
 
 
-def test_a_network_in_place_of_a_function_that_makes_it_is_refused():
-    with pytest.raises(TypeError, match="make_network is a Linear, but every training"):
-        TrainNetwork(fresh(nn.Linear, 1, 1))
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (partial(nn.Linear, 1, 2), ValueError, r"rows of shape \(2,\), but y has"),
+        (lambda n=fresh(nn.Linear, 1, 1): n, ValueError, "the same Linear twice"),  # noqa: B008
+        (lambda: torch.sin, TypeError, "it must return a network, a torch.nn.Module"),
+        (fresh(nn.Linear, 1, 1), TypeError, "make_network is a Linear, but every training"),
+    ],
+)
+def test_functions_that_make_no_fitting_new_network_raise(make, error, message):
+    with pytest.raises(error, match=message):
+        TrainNetwork(make, training=QUICK)(*line())
+
+
+# Networks as surrogates
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.arange(8.0).reshape(4, 2),
+        np.arange(8, dtype=np.float32).reshape(4, 2)[::-1],
+        np.arange(8.0, dtype=">f8").reshape(4, 2),
+        np.arange(8).reshape(4, 2),
+        torch.arange(8.0, dtype=torch.float64).view(4, 2),
+        torch.arange(8.0).bfloat16().view(4, 2),
+        torch.arange(8).view(4, 2),
+    ],
+    ids=lambda x: f"{type(x).__name__} {x.dtype}",
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_network_answers_any_array_in_its_kind_and_precision(x, dtype):
+    network = fresh(nn.Linear, 2, 3).to(dtype)
+    answer = TrainedNetwork(network)(x)
+    assert type(answer) is type(x)
+    expected = network(torch.arange(8).view(4, 2).to(dtype)).double().detach()
+    if isinstance(x, np.ndarray) and x[0, 0] == 6:
+        expected = expected.flip(0)
+    assert_close(torch.as_tensor(answer).double(), expected, rtol=1e-2, atol=1e-2)
+    if isinstance(x, torch.Tensor) and x.is_floating_point():
+        assert answer.dtype == x.dtype
+    elif x.dtype == np.float64:
+        assert answer.dtype.itemsize == 8
+
+
+def test_integers_stay_integers_where_the_network_accepts_them():
+    network = fresh(nn.Embedding, 5, 3)
+    for x in (np.array([0, 4]), torch.tensor([0, 4])):
+        assert_close(torch.as_tensor(TrainedNetwork(network)(x)), network.weight[[0, 4]].detach())
+
+
+def test_answers_of_a_batch_that_is_cut_into_chunks_are_in_order(monkeypatch):
+    monkeypatch.setattr("geoq.arrays.CHUNK_NUMBERS", 6)
+    network, x = fresh(nn.Linear, 2, 1), np.arange(20.0).reshape(10, 2)
+    expected = network(torch.from_numpy(x).float()).detach().double().numpy()
+    np.testing.assert_allclose(TrainedNetwork(network)(x), expected, rtol=1e-6)
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x, x
+
+
+def test_a_network_that_returns_no_tensor_and_a_masked_input_raise():
+    with pytest.raises(TypeError, match=r"Pair returned a tuple.*lambda x: network\(x\)\[0\]"):
+        TrainedNetwork(Pair().eval())(np.zeros((3, 2)))
+    with pytest.raises(ValueError, match="x is masked in 1 of 2 values"):
+        TrainedNetwork(Pair().eval())(np.ma.array([1.0, 2.0], mask=[True, False]))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy], ids=["arrays", "tensors"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_module_is_a_surrogate_of_arrays_and_tensors_of_another_precision(kind, dtype):
+    network = fresh(nn.Linear, 2, 1).to(dtype)
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    estimator = GeoQ(network, None, folds=RandomFolds(3)).fit(kind(x), kind(x[:, :1] ** 2))
+    answer = estimator.assess(kind(x[:5]))
+    assert type(answer.error_hat) is type(kind(x))
+    expected = network(torch.from_numpy(x[:5]).to(dtype)).double().detach()
+    assert_close(torch.as_tensor(answer.prediction).double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_network_in_training_mode_raises():
+    network = fresh(nn.Linear, 2, 1).train()
+    with pytest.raises(ValueError, match=r"surrogate is in training mode.*surrogate\.eval\(\)"):
+        GeoQ(network, None).fit(np.zeros((30, 2)), np.zeros((30, 1)))

@@ -1,24 +1,15 @@
-"""The default increment: laws, resemblance, levels, and the bound beyond the data."""
+"""The default bound of tables: laws, resemblance, levels, and the bound beyond the data."""
 
 from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
-from torch.testing import assert_close
+from numpy.testing import assert_allclose, assert_array_equal
 
-from geoq import (
-    ClusterFolds,
-    CombinedFolds,
-    GeoQ,
-    RandomFolds,
-    TemporalFolds,
-    TwoLawIncrement,
-    norm_error,
-)
-from geoq.increments import Climatology
-from geoq.increments.law import NAMES, TABLE
-from geoq.queries import views
+from geoq import ClusterFolds, CombinedFolds, GeoQ, RandomFolds, TemporalFolds, norm_error
+from geoq.bounds.climatology import Climatology
+from geoq.bounds.law import NAMES, TABLE
+from geoq.bounds.two_laws import TwoLawBound
 
 
 def truth(x):
@@ -29,191 +20,163 @@ def train(x, y):
     def design(x):
         return np.concatenate([x, x[:, :1] ** 2, np.ones_like(x[:, :1])], axis=1)
 
-    weights = np.linalg.lstsq(design(x), y, rcond=None)[0]
+    weights = np.linalg.lstsq(design(x), y)[0]
     return lambda x: design(x) @ weights
 
 
-def data(n=300, seed=0):
-    x = np.random.default_rng(seed).uniform(-1, 1, size=(n, 2))
-    return x, truth(x)
+def queries(n=2000, size=1.0, seed=1):
+    return np.random.default_rng(seed).uniform(-size, size, size=(n, 2))
 
 
-@pytest.fixture(scope="module")
-def geoq():
-    x, y = data()
-    return GeoQ(train(x, y), train).fit(x, y)
+X = queries(300, seed=0)
 
 
-def queries(n=2000, size=1.0):
-    return np.random.default_rng(1).uniform(-size, size, size=(n, 2))
+def fitted(y=None, x=X, **settings):
+    y = truth(x) if y is None else y
+    return GeoQ(train(x, y), train, **settings).fit(x, y)
 
 
-def test_coverage_inside_is_near_its_level(geoq):
+ESTIMATOR = fitted()
+BOUND = ESTIMATOR.fitted_.bound
+
+
+def error_of(estimator, x):
+    return abs(truth(x) - estimator.surrogate_(x))
+
+
+def test_coverage_is_near_its_level_and_the_bound_follows_the_error():
     x = queries()
-    covered = abs(truth(x) - train(*data())(x)) <= geoq.bound(x)
-    assert abs(covered.mean() - 0.95) < 0.03
+    error, bound = error_of(ESTIMATOR, x), ESTIMATOR.bound(x)
+    assert abs((error <= bound).mean() - 0.95) < 0.03
+    assert np.corrcoef(error[:, 0], bound[:, 0])[0, 1] > 0.95
 
 
-def test_the_bound_is_positive_and_the_sum_of_its_parts(geoq):
-    answer = geoq.assess(queries(size=3.0))
+def test_the_bound_is_positive_and_the_sum_of_its_parts():
+    answer = ESTIMATOR.assess(queries(size=3.0))
     assert (answer.error_hat > 0).all()
-    np.testing.assert_allclose(answer.error_hat, answer.anchor_error + answer.increment)
+    assert (answer.increment < 0).any()
+    assert_allclose(answer.error_hat, answer.anchor_error + answer.increment)
 
 
-def test_levels_cover_at_their_level_and_do_not_cross(geoq):
+def test_levels_cover_at_their_level_and_do_not_cross():
     x, levels = queries(), (0.3, 0.5, 0.8, 0.9, 0.95, 0.99)
-    bounds = geoq.bounds(x, levels)
-    error = abs(truth(x) - geoq.surrogate_(x))
+    bounds, error = ESTIMATOR.bounds(x, levels), error_of(ESTIMATOR, x)
     for low, high in pairwise(levels):
         assert (bounds[low] <= bounds[high]).all()
     for level in (0.8, 0.9, 0.95):
         assert abs((error <= bounds[level]).mean() - level) < 0.04
-    assert_close(bounds[0.95], geoq.bound(x))
+    assert_array_equal(bounds[0.95], ESTIMATOR.bound(x))
 
 
-def test_the_bound_grows_beyond_the_data(geoq):
-    line = np.linspace(0, 6, 7)[:, None] * np.ones((1, 2))
-    bound = geoq.bound(line)[:, 0]
+def test_the_level_of_the_estimator_is_that_of_its_bound():
+    x = queries(200)
+    assert_array_equal(fitted(quantile=0.5).bound(x), ESTIMATOR.bounds(x, (0.5,))[0.5])
+
+
+def test_the_bound_grows_beyond_the_data():
+    bound = ESTIMATOR.bound(np.linspace(0, 6, 7)[:, None] * np.ones((1, 2)))[:, 0]
     assert (bound[2:] > 3 * bound[1]).all()
     assert bound[-1] > 10 * bound[0]
 
 
-def test_outside_the_resemblance_is_near_1_and_inside_it_is_small(geoq):
-    features = [next(views(geoq, queries(200, size))).features for size in (0.8, 8.0)]
-    inside, outside = map(geoq.increment_model_.resemblance_, features)
+def test_outside_the_resemblance_is_near_1_and_inside_it_is_small():
+    views = [next(ESTIMATOR.fitted_.views(queries(200, size)))[1] for size in (0.8, 8.0)]
+    inside, outside = (BOUND.resemblance(view.relation) for view in views)
     assert np.median(inside) < 0.5 < np.median(outside)
 
 
-def test_one_family_of_folds_has_one_law():
-    x, y = data()
-    model = GeoQ(train(x, y), train, folds=RandomFolds(5)).fit(x, y).increment_model_
-    assert model.resemblance_ is None
-    assert model.outside_ is model.inside_
+def test_one_family_of_folds_has_one_law_and_blocks_of_time_can_interpolate():
+    alone = fitted(folds=RandomFolds(5)).fitted_.bound
+    assert alone.resemblance is None
+    assert alone.outside is alone.inside
+    folds = CombinedFolds(TemporalFolds(5, gap=3), ClusterFolds(3))
+    assert fitted(folds=folds).fitted_.bound.resemblance is not None
 
 
 @pytest.mark.parametrize("unit", [1e-12, 1e9])
-def test_the_unit_of_the_outputs_does_not_matter(geoq, unit):
-    x, y = data()
-    scaled = GeoQ(train(x, unit * y), train).fit(x, unit * y)
-    ratio = scaled.bound(queries(200)) / (unit * geoq.bound(queries(200)))
-    np.testing.assert_allclose(ratio, 1, rtol=1e-3)
+def test_the_unit_of_the_outputs_does_not_matter(unit):
+    x = queries(200)
+    assert_allclose(fitted(unit * truth(X)).bound(x) / unit, ESTIMATOR.bound(x), rtol=1e-3)
 
 
 def test_outputs_have_their_own_scale():
-    x, y = data()
-    y = np.concatenate([y, 1000 * y], axis=1)
-    bound = GeoQ(train(x, y), train).fit(x, y).bound(queries(100))
-    np.testing.assert_allclose(bound[:, 1] / bound[:, 0], 1000, rtol=1e-6)
+    y = truth(X) * [1.0, 1000.0]
+    bound = fitted(y).bound(queries(100))
+    assert_allclose(bound[:, 1] / bound[:, 0], 1000, rtol=1e-6)
 
 
 def test_one_number_for_all_outputs():
-    x, y = data()
-    y = np.concatenate([y, -y], axis=1)
-    geoq = GeoQ(train(x, y), train, error_functional=norm_error).fit(x, y)
-    error = norm_error(
-        np.tile(truth(queries()), 2) * [1, -1], geoq.surrogate_(queries())
-    )
-    assert abs((error <= geoq.bound(queries())).mean() - 0.95) < 0.04
+    estimator = fitted(truth(X) * [1, -1], error_functional=norm_error)
+    x = queries()
+    error = norm_error(truth(x) * [1, -1], estimator.surrogate_(x))
+    assert abs((error <= estimator.bound(x)).mean() - 0.95) < 0.04
 
 
-def test_many_outputs_are_sampled_and_bounded():
-    x, y = data(120)
-    y = y * np.linspace(0.5, 2, 400)
-    geoq = GeoQ(train(x, y), train, folds=RandomFolds(4)).fit(x, y)
-    new = queries(300)
-    error = abs(truth(new) * np.linspace(0.5, 2, 400) - geoq.surrogate_(new))
-    assert abs((error <= geoq.bound(new)).mean() - 0.95) < 0.05
+@pytest.mark.parametrize("max_values", [200_000, 1000])
+def test_many_outputs_are_bounded_from_all_values_or_a_sample(max_values, monkeypatch):
+    monkeypatch.setattr("geoq.bounds.law.MAX_VALUES", max_values)
+    sizes, x = np.linspace(0.5, 2, 50), queries()
+    estimator = fitted(truth(X) * sizes)
+    error = abs(truth(x) * sizes - estimator.surrogate_(x))
+    assert abs((error <= estimator.bound(x)).mean() - 0.95) < 0.05
 
 
 def test_an_exact_surrogate_has_tiny_bounds():
-    x, _ = data()
     with pytest.warns(UserWarning, match="as small as at points"):
-        geoq = GeoQ(lambda x: x[:, :1], None, folds=RandomFolds(4)).fit(x, x[:, :1])
-    assert (geoq.bound(queries(50)) < 1e-9).all()
+        estimator = GeoQ(lambda x: x[:, :1], None, folds=RandomFolds(4)).fit(X, X[:, :1])
+    assert (estimator.bound(queries(50)) < 1e-9).all()
 
 
-def test_the_climatology_scales_the_bound():
-    x, y = data()
-    model = TwoLawIncrement(reference=Climatology())
-    geoq = GeoQ(train(x, y), train, increment_model=model).fit(x, y)
-    error = abs(truth(queries()) - geoq.surrogate_(queries()))
-    assert abs((error <= geoq.bound(queries())).mean() - 0.95) < 0.04
-
-
-def test_the_spline_makes_the_bound_follow_the_error(geoq):
-    x = queries(400, 1.0)
-    error = abs(truth(x) - geoq.surrogate_(x))
-    assert np.corrcoef(error[:, 0], geoq.bound(x)[:, 0])[0, 1] > 0.95
+def test_the_climatology_scales_the_bound_and_needs_an_error_per_output():
+    model, x = TwoLawBound(reference=Climatology()), queries()
+    estimator = fitted(bound_model=model)
+    assert abs((error_of(estimator, x) <= estimator.bound(x)).mean() - 0.95) < 0.04
+    with pytest.raises(ValueError, match="a query has 2 outputs and 1 errors; use an elementwise"):
+        fitted(truth(X) * [1, 2], bound_model=model, error_functional=norm_error)
 
 
 def test_at_tuples_the_spline_does_not_contain_the_held_out_points():
-    x, _ = data()
-    y = np.sin(12 * x[:, :1]) * np.cos(8 * x[:, 1:])
-    geoq = GeoQ(train(x, y), train, folds=RandomFolds(5)).fit(x, y)
-    tuples, model = geoq.calibration_, geoq.increment_model_
-    error, anchor = tuples.error, tuples.features.anchor_error
-    own, with_all = anchor + model.at_tuples(tuples), anchor + model(tuples.features)
-    assert 0.93 < (error <= own).double().mean() < 0.98
+    y = np.sin(12 * X[:, :1]) * np.cos(8 * X[:, 1:])
+    found = fitted(y, folds=RandomFolds(5)).fitted_
+    error, own = found.tuples.error, found.bound.at_tuples(found.tuples)
+    assert 0.93 < (error <= own).mean() < 0.98
     # The spline of queries contains these points, so the bounds would follow the errors too well.
+    with_all = found.bound(found.tuples.features)
     fits = [np.corrcoef(error[:, 0], bound[:, 0])[0, 1] for bound in (own, with_all)]
     assert fits[1] > fits[0] + 0.05
 
 
-def test_blocks_of_time_serve_as_interpolating_folds():
-    x, y = data()
-    folds = CombinedFolds(TemporalFolds(5, gap=3), ClusterFolds(3))
-    model = GeoQ(train(x, y), train, folds=folds).fit(x, y).increment_model_
-    assert model.resemblance_ is not None
-
-
 def test_repeated_noisy_rows_are_covered():
     rng = np.random.default_rng(0)
-    x = np.repeat(rng.uniform(-1, 1, size=(60, 2)), 5, axis=0)
-    y = truth(x) + 0.3 * rng.normal(size=(300, 1))
-    geoq = GeoQ(train(x, y), train).fit(x, y)
+    x = np.repeat(X[:60], 5, axis=0)
+    estimator = fitted(truth(x) + 0.3 * rng.normal(size=(300, 1)), x)
     new = queries()
+    answer = estimator.assess(new)
     noisy = truth(new) + 0.3 * rng.normal(size=(len(new), 1))
-    answer = geoq.assess(new)
-    covered = abs(noisy - answer.prediction) <= answer.error_hat
-    assert abs(covered.mean() - 0.95) < 0.04
+    assert abs((abs(noisy - answer.prediction) <= answer.error_hat).mean() - 0.95) < 0.04
     assert answer.safe.mean() > 0.85
 
 
-def test_the_description_names_data_bound_inputs_and_region(geoq):
-    text = geoq.describe()
+def test_the_description_names_data_bound_inputs_and_region():
+    text = ESTIMATOR.describe()
     assert text.startswith("300 points, held out ")
     assert "Amid the data the bound depends most on the difference between" in text
     assert "Relative sensitivity of the prediction: input 0 1, " in text
-    assert text.endswith(
-        "No coverage is guaranteed, since conformalize was not called."
-    )
+    assert text.endswith("No coverage is guaranteed, since conformalize was not called.")
 
 
-def test_the_laws_have_eight_features_and_increasing_intercepts(geoq):
-    law = geoq.increment_model_.inside_
+def test_the_laws_have_eight_features_and_increasing_intercepts():
+    law = BOUND.inside
     assert law.slopes.shape == (len(NAMES),) == (8,)
-    assert (law.table.diff() >= 0).all()
+    assert (np.diff(law.table) >= 0).all()
     assert law.intercept(0.95) == law.table[TABLE.index(0.95)]
+    assert law.intercept(1e-9) == law.table[0]
+    assert law.table[-1] == law.intercept(1 - 1e-9)
+    low, middle, high = (law.intercept(level) for level in (0.9, 0.905, 0.91))
+    assert low < middle < high
 
 
-def test_a_fit_repeats_bit_for_bit(geoq):
-    x, y = data()
-    again = GeoQ(train(x, y), train).fit(x, y)
-    first, second = (g.assess(queries(size=1.5)) for g in (geoq, again))
+def test_a_fit_repeats_bit_for_bit():
+    first, second = (e.assess(queries(size=1.5)) for e in (ESTIMATOR, fitted()))
     for name in ("error_hat", "support_score", "safe"):
-        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
-
-
-def test_a_loaded_model_answers_bit_for_bit(geoq, tmp_path):
-    geoq.save(tmp_path / "a.geoq")
-    loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=geoq.surrogate_)
-    x = queries(200, 2.0)
-    assert (loaded.bound(x) == geoq.bound(x)).all()
-    assert (loaded.assess(x).safe == geoq.assess(x).safe).all()
-    assert loaded.assess(x).reason(3) == geoq.assess(x).reason(3)
-
-
-def test_tensors_and_single_precision(problem):
-    x, y = problem.x.float(), problem.y.float()
-    geoq = GeoQ(None, problem.train).fit(x, y)
-    assert geoq.bound(problem.queries.float()).dtype == torch.float32
+        assert_array_equal(getattr(first, name), getattr(second, name))

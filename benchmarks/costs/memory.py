@@ -1,13 +1,13 @@
 """Peak memory of a calibration and an assessment above the data, and the size of the saved file, as the data grow.
 
-The surrogate is given and costs nothing, so nothing is trained but a small network of the increment model for fields. Each case
-runs in a separate process. Sizes are relative to the data, which are the inputs and outputs given to ``fit``.
+The surrogate is given and costs nothing, so nothing is trained but a small network of the bound for fields. Each case runs in a
+process of its own. Sizes are relative to the data, which are the inputs and outputs given to ``fit``.
 
     python -m benchmarks.costs.memory [--small] [--out FILE]
 """
 
-import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -18,21 +18,17 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import record
-from benchmarks.costs.speed import ROOT, SEED, extra_bytes
+from benchmarks.runs import parser_of
+from geoq import GeoQ, RolloutGeoQ
 
+SEED, N_QUERIES = 0, 100
 SIZES = {
     "scalars": (1_000, 10_000),
     "vectors": (1_000, 4_000),
     "fields": (250, 500, 1_000),
     "rollouts": (1_000, 4_000),
 }
-SMALL_SIZES = {
-    "scalars": (200,),
-    "vectors": (200,),
-    "fields": (40,),
-    "rollouts": (300,),
-}
-N_QUERIES = 100
+SMALL_SIZES = {"scalars": (200,), "rollouts": (300,)}
 
 
 def table(n, n_outputs):
@@ -52,37 +48,51 @@ def states(n):
     """A noisy oscillator with 16 coordinates, and a step that turns a little too slowly."""
     rng = np.random.default_rng(SEED)
     angle = 0.1 * np.arange(n)[:, None] + rng.normal(size=16)
-    now, ahead = np.sin(angle), np.cos(angle)
-    values = np.concatenate([now, ahead], axis=1)
+    c, s = np.cos(0.095), np.sin(0.095)
 
     def step(values):
         one, other = np.split(values, 2, axis=1)
-        c, s = np.cos(0.095), np.sin(0.095)
         return np.concatenate([c * one + s * other, c * other - s * one], axis=1)
 
-    return values, step
+    return np.concatenate([np.sin(angle), np.cos(angle)], axis=1), step
 
 
 def problem(kind, n):
     """The estimator, the arrays for ``fit``, and a function that assesses queries."""
-    from geoq import FieldScaleIncrement, GeoQ, RolloutGeoQ, Training
-    from geoq.increments import FieldFactor
-
     if kind == "rollouts":
         values, step = states(n)
         estimator = RolloutGeoQ(step, None, n_calibration=20)
         return estimator, (values,), lambda: estimator.assess(values[:N_QUERIES], 20)
     if kind == "fields":
+        from geoq import Training
+        from geoq.parts import FieldBound, FieldFactor
+
         x, y, surrogate = fields(n)
-        brief = Training(n_steps=2, check_every=2, batch_size=8)
-        brief = FieldFactor(widths=(4,), n_splits=2, training=brief)
-        estimator = GeoQ(
-            surrogate, None, increment_model=FieldScaleIncrement(factor=brief)
-        )
+        training = Training(n_steps=2, check_every=2, batch_size=8)
+        brief = FieldFactor(widths=(4,), n_splits=2, training=training)
+        estimator = GeoQ(surrogate, None, bound_model=FieldBound(factor=brief))
     else:
         x, y, surrogate = table(n, 1 if kind == "scalars" else 64)
         estimator = GeoQ(surrogate, None)
     return estimator, (x, y), lambda: estimator.assess(x[:N_QUERIES])
+
+
+def extra_bytes(work):
+    """Peak memory during a call beyond the memory that was in use before it."""
+    reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+    if reset.exists():  # Linux: resets the peak, which the imports would determine otherwise
+        reset.write_text("5")
+        before = _resident(status, "VmRSS")
+        work()
+        return _resident(status, "VmHWM") - before
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    work()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+def _resident(status, name):
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    return int(lines[name].split()[0]) * 1024
 
 
 def file_bytes(save, **settings):
@@ -93,48 +103,43 @@ def file_bytes(save, **settings):
 
 
 def measure(kind, n):
-    """Memory and file sizes of one case, relative to the data; runs in a separate process."""
+    """Memory and file sizes of one case, relative to the data."""
     warnings.simplefilter("ignore")
     # A small case first, so that imported modules do not count.
     estimator, data, assess = problem(kind, 40 if kind == "fields" else 200)
-    estimator.fit(*data)
+    estimator.fit(*data, progress=None)
     assess()
     estimator, data, assess = problem(kind, n)
     n_bytes = sum(array.nbytes for array in data)
     started = time.perf_counter()
-    fit = extra_bytes(lambda: estimator.fit(*data))
-    seconds = time.perf_counter() - started
+    fit = extra_bytes(lambda: estimator.fit(*data, progress=None))
     row = {"kind": kind, "n": n, "seed": SEED, "data_mib": n_bytes / 2**20}
-    row |= {"fit_over_data": fit / n_bytes, "fit_seconds": seconds}
+    row |= {"fit_over_data": fit / n_bytes, "fit_seconds": time.perf_counter() - started}
     row["assess_mib"] = extra_bytes(assess) / 2**20
     row["file_over_data"] = file_bytes(estimator.save) / n_bytes
-    row["short_file_over_data"] = None
-    if kind != "rollouts":
-        short = file_bytes(estimator.save, calibration=False)
-        row["short_file_over_data"] = short / n_bytes
-    return row
+    short = None if kind == "rollouts" else file_bytes(estimator.save, calibration=False) / n_bytes
+    return row | {"short_file_over_data": short}
 
 
-def in_own_process(kind, n):
-    command = [sys.executable, "-m", "benchmarks.costs.memory", "--measure", kind]
-    command.append(str(n))
-    run = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    return json.loads(run.stdout)
+def apart(module, *words):
+    """What another process measures: it prints JSON in its last line."""
+    command = [sys.executable, "-m", module, *map(str, words)]
+    done = subprocess.run(command, cwd=record.ROOT, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(words=None):
+    asked = parser_of(__doc__).parse_args(words)
+    sizes = (SMALL_SIZES if asked.small else SIZES).items()
+    cases = [(kind, n) for kind, numbers in sizes for n in numbers]
+    rows = [apart("benchmarks.costs.memory", "--measure", *case) for case in cases]
+    path = record.write("memory", rows, asked.out, small=asked.small)
+    print(path)
+    return path
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true", help="reduced sizes")
-    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help="where to write the results")
-    arguments = parser.parse_args()
-    if arguments.measure:
-        print(json.dumps(measure(arguments.measure[0], int(arguments.measure[1]))))
+    if sys.argv[1:2] == ["--measure"]:
+        print(json.dumps(measure(sys.argv[2], int(sys.argv[3]))))
     else:
-        sizes = SMALL_SIZES if arguments.small else SIZES
-        rows = []
-        for kind, numbers in sizes.items():
-            for n in numbers:
-                rows.append(in_own_process(kind, n))
-                print(rows[-1], flush=True)
-        print(record.write("memory", rows, arguments.out))
+        main()

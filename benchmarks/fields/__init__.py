@@ -1,1 +1,1 @@
-"""Shifted fields: is the safe flag a gate?"""
+"""Fields: is the safe flag a gate for shifted inputs, and are the bounds narrow?"""

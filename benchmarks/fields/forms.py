@@ -44,12 +44,8 @@ BOUNDARY = _boundary()
 
 def conductivities(rng, n):
     """Gaussian fields of the logarithm of the conductivity at the nodes."""
-    covariance = np.exp(-((cdist(NODES, NODES) / 0.25) ** 2)) + 1e-8 * np.eye(
-        len(NODES)
-    )
-    return (np.linalg.cholesky(covariance) @ rng.normal(size=(len(NODES), n))).T[
-        :, None
-    ]
+    covariance = np.exp(-((cdist(NODES, NODES) / 0.25) ** 2)) + 1e-8 * np.eye(len(NODES))
+    return (np.linalg.cholesky(covariance) @ rng.normal(size=(len(NODES), n))).T[:, None]
 
 
 def poisson(x):
@@ -84,9 +80,7 @@ def plume(x):
     along = (right - b) * np.cos(wind) + (down - a) * np.sin(wind)
     across = (down - a) * np.cos(wind) - (right - b) * np.sin(wind)
     spread = width * np.sqrt(1 + 4 * np.maximum(along, 0))
-    tail = np.where(
-        along > 0, np.exp(-3 * decay * along), np.exp(-((along / width) ** 2))
-    )
+    tail = np.where(along > 0, np.exp(-3 * decay * along), np.exp(-((along / width) ** 2)))
     return (tail * np.exp(-((across / spread) ** 2)) * width / spread)[:, None]
 
 
@@ -119,8 +113,9 @@ def reduced(x, y, n_axes=24, ridge=1e-3):
     return surrogate
 
 
-FORMS = (
+_FORMS = (
     Problem("Poisson on a mesh", conductivities, {}, poisson),
     Problem("Plume of five parameters", plume_parameters, {}, plume),
     Problem("Three numbers of a Darcy flow", darcy_fields(), {}, outflow),
 )
+FORMS = {problem.name: problem for problem in _FORMS}

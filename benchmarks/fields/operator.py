@@ -23,9 +23,7 @@ class SpectralLayer(nn.Module):
         self.axes = tuple(range(2, 2 + n_spatial))
 
     def forward(self, fields):
-        spectrum = torch.fft.fftshift(
-            torch.fft.fftn(fields, dim=self.axes), dim=self.axes
-        )
+        spectrum = torch.fft.fftshift(torch.fft.fftn(fields, dim=self.axes), dim=self.axes)
         kept, cut = spectrum, []
         for axis in self.axes:
             first = fields.shape[axis] // 2 - self.n_modes
@@ -43,9 +41,7 @@ class Operator(nn.Module):
     def __init__(self, n_in, n_out, n_spatial, *, width, n_modes, in_time):
         super().__init__()
         self.lift = nn.Linear(n_in + n_spatial, width)
-        self.layers = nn.ModuleList(
-            SpectralLayer(width, n_modes, n_spatial) for _ in range(3)
-        )
+        self.layers = nn.ModuleList(SpectralLayer(width, n_modes, n_spatial) for _ in range(3))
         self.project = nn.Sequential(
             nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, n_out)
         )
@@ -94,12 +90,7 @@ def train(x, y, *, seed, n_steps, n_modes, in_time, width=16):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = Operator(
-            x.shape[1],
-            y.shape[1],
-            x.ndim - 2,
-            width=width,
-            n_modes=n_modes,
-            in_time=in_time,
+            x.shape[1], y.shape[1], x.ndim - 2, width=width, n_modes=n_modes, in_time=in_time
         )
     inputs, outputs = standardised(x, of_x), standardised(y, of_y)
     optimizer = torch.optim.Adam(network.parameters(), 4e-3)

@@ -11,7 +11,7 @@ from scipy.ndimage import gaussian_filter1d
 from scipy.sparse import csc_matrix, diags
 from scipy.sparse.linalg import spsolve
 
-from benchmarks.solvers import etdrk4, runge_kutta
+from benchmarks.solvers import etdrk4, kuramoto_sivashinsky, lorenz96, runge_kutta
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,7 @@ LINE = 64
 
 
 def burgers_fields(smoothness=3.0, amplitude=1.0):
-    return lambda rng, n: (
-        amplitude * random_fields(rng, n, (LINE,), smoothness)[:, None]
-    )
+    return lambda rng, n: amplitude * random_fields(rng, n, (LINE,), smoothness)[:, None]
 
 
 def burgers_steps(rng, n):
@@ -135,47 +133,25 @@ def burgers_steps(rng, n):
 
 
 def burgers(x):
-    return etdrk4(
-        x, length=2 * np.pi, linear=lambda k: -0.02 * k**2, dt=0.005, n_steps=120
-    )
+    return etdrk4(x, length=2 * np.pi, linear=lambda k: -0.02 * k**2, dt=0.005, n_steps=120)
 
 
 # Kuramoto-Sivashinsky: states on the attractor, one step of 0.5.
-def ks_later(u, time):
-    return etdrk4(
-        u,
-        length=22.0,
-        linear=lambda k: k**2 - k**4,
-        dt=0.05,
-        n_steps=round(time / 0.05),
-    )
+def ks(x, time=0.5):
+    return kuramoto_sivashinsky(x, time, round(time / 0.05))
 
 
 def ks_states(rng, n):
-    return ks_later(random_fields(rng, n, (LINE,), 2.0)[:, None], 150.0)
-
-
-def ks(x):
-    return ks_later(x, 0.5)
+    return ks(random_fields(rng, n, (LINE,), 2.0)[:, None], 150.0)
 
 
 # Lorenz-96 with 40 variables and forcing 8, one step of 0.1.
-def l96_later(x, time, forcing=8.0):
-    def slope(u):
-        ahead, behind, before = (np.roll(u, k, axis=-1) for k in (-1, 1, 2))
-        return (ahead - before) * behind - u + forcing
-
-    return runge_kutta(slope, x, 0.025, round(time / 0.025))
+def l96(x, time=0.1, forcing=8.0):
+    return runge_kutta(lambda u: lorenz96(u, forcing), x, 0.025, round(time / 0.025))
 
 
 def l96_states(forcing=8.0):
-    return lambda rng, n: l96_later(
-        forcing + rng.normal(size=(n, 1, 40)), 15.0, forcing
-    )
-
-
-def l96(x):
-    return l96_later(x, 0.1)
+    return lambda rng, n: l96(forcing + rng.normal(size=(n, 1, 40)), 15.0, forcing)
 
 
 def white(rng, n):
@@ -185,10 +161,7 @@ def white(rng, n):
 # Not used for the design. Nonlinear Schroedinger equation i u_t = -u_xx / 2 + |u|^2 u, real and imaginary part, until t = 0.3.
 def waves(smoothness=3.0, amplitude=1.0):
     return lambda rng, n: (
-        amplitude
-        * np.stack(
-            [random_fields(rng, n, (LINE,), smoothness) for _ in range(2)], axis=1
-        )
+        amplitude * np.stack([random_fields(rng, n, (LINE,), smoothness) for _ in range(2)], axis=1)
     )
 
 
@@ -244,9 +217,7 @@ CUBE = 8
 
 
 def heat_fields(smoothness=4.0, amplitude=1.0):
-    return lambda rng, n: (
-        amplitude * random_fields(rng, n, (CUBE, CUBE, CUBE), smoothness)[:, None]
-    )
+    return lambda rng, n: amplitude * random_fields(rng, n, (CUBE, CUBE, CUBE), smoothness)[:, None]
 
 
 def blob(rng, n):
@@ -378,4 +349,4 @@ DESIGN = (
     ),
 )
 
-PROBLEMS = DESIGN + FRESH
+PROBLEMS = {problem.name: problem for problem in DESIGN + FRESH}

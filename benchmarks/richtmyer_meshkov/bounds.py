@@ -11,17 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.record import QUANTILE
-from geoq import identity
-from geoq.baselines import MCDropout
-from geoq.baselines.bound import GAUSSIAN_95, spread
-from geoq.baselines.conformal import conformal_quantile
-from geoq.increments.indicator import (
-    TwoValues,
-    misclassification_values,
-    probability_error_values,
-)
-from geoq.quantiles import inverse_cdf_quantile, n_required, pinball_loss
-from geoq.surrogate import evaluate
+from benchmarks.rivals import MCDropout
+from benchmarks.rivals.gaussian_process import GAUSSIAN_95
+from benchmarks.rivals.networks import spread
+from geoq.bounds.network import pinball
+from geoq.parts import identity
+from geoq.quantiles import n_required, rank
 
 # Distances to the predicted interface are counted up to this many cells.
 FARTHEST = 16
@@ -43,7 +38,7 @@ class Setting(NamedTuple):
     name: str
     error: Callable[[Tensor, Tensor], Tensor]
     prediction: Callable[[Tensor], Tensor]
-    values: TwoValues
+    values: Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def thresholded(p):
@@ -59,8 +54,16 @@ def gap(y, p):
     return (y - p).abs()
 
 
-BINARY = Setting("binary", wrong, thresholded, misclassification_values)
-PROBABILITY = Setting("probability", gap, identity, probability_error_values)
+def of_class(p):
+    return torch.zeros_like(p), torch.ones_like(p)
+
+
+def of_probability(p):
+    return torch.minimum(p, 1 - p), torch.maximum(p, 1 - p)
+
+
+BINARY = Setting("binary", wrong, thresholded, of_class)
+PROBABILITY = Setting("probability", gap, identity, of_probability)
 
 
 class Answer(NamedTuple):
@@ -96,6 +99,16 @@ def interface_distance(p):
     return in_chunks(of_few, p)
 
 
+def smallest(values, place):
+    """The value at a place, counted from 1, of the sorted values of each cell."""
+    return values.sort(dim=0).values[min(place, len(values)) - 1]
+
+
+def quantile_of_cells(error, quantile=QUANTILE):
+    """The inverse-CDF quantile over the first axis."""
+    return smallest(error, rank(len(error), quantile))
+
+
 def quantile_of_all(error, quantile=QUANTILE):
     """The inverse-CDF quantile of all values together; for one slice, sorting is faster than selecting."""
     rank = max(1, math.ceil(error.numel() * quantile - 1e-9))
@@ -120,7 +133,7 @@ def best_factor(error, scale, quantile=QUANTILE):
 
     def loss(factor):
         bound = (factor * scale).clamp(max=1)
-        return pinball_loss(error, bound, quantile).mean(dtype=torch.float64)
+        return pinball(error, bound, quantile).mean(dtype=torch.float64)
 
     losses = torch.stack([loss(factor) for factor in FACTORS])
     return torch.tensor(FACTORS, device=error.device)[losses.argmin()]
@@ -144,9 +157,9 @@ def best_constant(study, setting):
 def split_conformal(study, setting):
     """Split conformal prediction per cell and time, with a network trained on 80 % of the simulations."""
     network, kept = study.networks["split"], study.kept_apart
-    p = evaluate(network, study.x[kept], "surrogate")
-    quantiles = conformal_quantile(setting.error(study.y[kept], p), QUANTILE)
-    test = evaluate(network, study.x_test, "surrogate")
+    error = setting.error(study.y[kept], network(study.x[kept]))
+    quantiles = smallest(error, rank(len(error) + 1, QUANTILE))
+    test = network(study.x_test)
     return Answer(quantiles.expand_as(test).clone(), test)
 
 
@@ -185,16 +198,15 @@ def mc_dropout_scaled(study, setting):
     return scaled(setting, study.y, calibration, test)
 
 
-def ensemble_spread(study, names, x, seen=identity):
-    """Mean of the members' probabilities p, and 1.96 standard deviations of ``seen(p)``."""
-    answers = [evaluate(study.networks[name], x, "member") for name in names]
-    _, deviation = spread(seen(p) for p in answers)
-    return sum(answers) / len(answers), GAUSSIAN_95 * deviation
+def ensemble_spread(study, names, x):
+    """Mean and 1.96 standard deviations of the members' probabilities."""
+    mean, deviation = spread(study.networks[name](x) for name in names)
+    return mean, GAUSSIAN_95 * deviation
 
 
-def deep_ensemble(study, setting, *, seen=identity):
+def deep_ensemble(study, setting):
     del setting
-    mean, bound = ensemble_spread(study, study.members, study.x_test, seen)
+    mean, bound = ensemble_spread(study, study.members, study.x_test)
     return Answer(bound, mean)
 
 
@@ -220,19 +232,14 @@ def scaled(setting, y, calibration, test):
 
 def static(study, setting):
     """The quantile of the held-out errors of each cell and time."""
-    quantiles = [
-        inverse_cdf_quantile(setting.error(y, p), QUANTILE)
-        for y, p in study.held_out_by_time()
-    ]
+    quantiles = [quantile_of_cells(setting.error(y, p)) for y, p in study.held_out_by_time()]
     return Answer(torch.stack(quantiles).expand_as(study.p).clone(), study.p)
 
 
 def static_column(study, setting):
     """The quantile of the held-out errors of each column and time: the problem is homogeneous in y."""
-    quantiles = [
-        inverse_cdf_quantile(setting.error(y, p).flatten(0, 1), QUANTILE)
-        for y, p in study.held_out_by_time()
-    ]
+    pairs = study.held_out_by_time()
+    quantiles = [quantile_of_cells(setting.error(y, p).flatten(0, 1)) for y, p in pairs]
     return Answer(torch.stack(quantiles)[:, None].expand_as(study.p).clone(), study.p)
 
 
@@ -266,10 +273,7 @@ def binned(study, setting, *, bins_of):
 
 def best_factors(study, setting):
     """The best factor of p (1 - p) for each time."""
-    factors = [
-        best_factor(setting.error(y, p), p * (1 - p))
-        for y, p in study.held_out_by_time()
-    ]
+    factors = [best_factor(setting.error(y, p), p * (1 - p)) for y, p in study.held_out_by_time()]
     return torch.stack(factors)[:, None, None]
 
 
@@ -298,9 +302,7 @@ def binned_chance(study, setting, *, bins_of):
         for time, (y, p) in enumerate(study.held_out_by_time()):
             bins, n_bins = bins_of(p, study.cross_fit_distance[:, time])
             test_bins, _ = bins_of(study.p[:, time], study.distance[:, time])
-            result[:, time] = fraction_by_bin(wrong(y, p), bins, n_bins)[
-                test_bins.long()
-            ]
+            result[:, time] = fraction_by_bin(wrong(y, p), bins, n_bins)[test_bins.long()]
         return result
 
     return two_valued_bound(study, setting, study.remembered(bins_of, chance))
@@ -311,7 +313,5 @@ def fraction_by_bin(is_wrong, bins, n_bins, fewest=FEWEST):
     bins = bins.flatten()
     count = torch.bincount(bins, minlength=n_bins)
     total = torch.bincount(bins, is_wrong.flatten().double(), minlength=n_bins)
-    fraction = torch.where(
-        count < fewest, is_wrong.mean(dtype=torch.float64), total / count
-    )
+    fraction = torch.where(count < fewest, is_wrong.mean(dtype=torch.float64), total / count)
     return fraction.to(is_wrong.dtype)

@@ -2,7 +2,6 @@
 
     python -m benchmarks.richtmyer_meshkov.data --out FILE --seed 0 --n 1000   # continues an interrupted run
     python -m benchmarks.richtmyer_meshkov.data --out FILE --small             # 16 coarse simulations
-    python -m benchmarks.richtmyer_meshkov.data --speed                        # speed of the solver
 
 Slab geometry: a tube of height 1 and length 2 on 240 x 480 cells, periodic in y, open in x, in the frame in which
 the interface is at rest after the shock has passed. Both gases start at pressure 1, air with density 1. Only the interface is
@@ -77,9 +76,7 @@ class Tube:
         shocked, air, heavy = self.gases
         pressure, _ = riemann.contact(shocked, heavy)
         twice = riemann.Gas(shocked.density_at(pressure), 0.0, pressure, shocked.gamma)
-        fastest = 2 * max(
-            abs(gas.velocity) / 2 + gas.sound for gas in (shocked, air, twice)
-        )
+        fastest = 2 * max(abs(gas.velocity) / 2 + gas.sound for gas in (shocked, air, twice))
         step = self.courant * self.spacing / fastest
         return math.ceil(self.duration / self.n_snapshots / step)
 
@@ -249,67 +246,22 @@ def key(tube, seed, device, size, compile):
     return hashlib.sha256(json.dumps(made_with).encode()).hexdigest()[:16]
 
 
-@torch.no_grad()
-def report_speed(tube, device, *, n, n_steps, compile):
-    """Print cell updates per second; the first step, which compiles, is timed separately."""
-
-    def seconds(n_steps):
-        nonlocal state
-        started = time.perf_counter()
-        for _ in range(n_steps):
-            state = step(state)
-        float(state[5][0, 0, 0])  # waits for the device
-        return time.perf_counter() - started
-
-    step = stepper(tube, compile=compile)
-    interfaces = [interface(0, i) for i in range(n)]
-    state = tube.start(interfaces, device, torch.float32)
-    first, others = seconds(1), seconds(n_steps)
-    speed = n * math.prod(tube.shape) * n_steps / others
-    print(f"{speed:.3g} cell updates per second on {device}, first step {first:.1f} s")
-    n_updates = N * math.prod(tube.shape) * tube.n_steps
-    print(f"{N} simulations of {tube.n_steps} steps: {n_updates / speed:.0f} s")
-    if state[0].is_cuda:
-        print(f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB for {n} at once")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="the file to write")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--n", type=int, help="simulations, 1000 or with --small 16")
     parser.add_argument("--small", action="store_true", help="few coarse simulations")
-    parser.add_argument("--speed", action="store_true", help="measure the solver only")
-    parser.add_argument(
-        "--batch", type=int, default=BATCH, help="simulations per batch"
-    )
-    parser.add_argument(
-        "--compile",
-        action=argparse.BooleanOptionalAction,
-        default=torch.cuda.is_available(),
-        help="compile the step; by default if there is a GPU",
-    )
-    arguments = parser.parse_args()
+    parser.add_argument("--batch", type=int, default=BATCH, help="simulations per batch")
+    asked = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tube = Tube(shape=SMALL_SHAPE if arguments.small else SHAPE)
-    if arguments.speed:
-        n, n_steps = (arguments.batch, 200) if device == "cuda" else (1, 5)
-        report_speed(tube, device, n=n, n_steps=n_steps, compile=arguments.compile)
-        return
-    if arguments.out is None:
-        parser.error(
-            "--out is missing; pass the file to write the simulations to, or --speed"
-        )
-    n = arguments.n or (N_SMALL if arguments.small else N)
-    parts = arguments.out.with_name(f"{arguments.out.name}.parts")
-    how = {"batch": arguments.batch, "compile": arguments.compile, "parts": parts}
-    started = time.perf_counter()
-    bits = simulated_bits(tube, n, arguments.seed, device, **how)
-    save(arguments.out, bits, arguments.seed, tube)
+    tube, n = Tube(shape=SMALL_SHAPE if asked.small else SHAPE), N_SMALL if asked.small else N
+    parts = asked.out.with_name(f"{asked.out.name}.parts")
+    how = {"batch": asked.batch, "parts": parts}
+    bits = simulated_bits(tube, asked.n or n, asked.seed, device, **how)
+    save(asked.out, bits, asked.seed, tube)
     shutil.rmtree(parts)
-    size = arguments.out.stat().st_size / 2**20
-    print(f"{time.perf_counter() - started:.0f} s, {size:.1f} MiB in {arguments.out}")
-    print(f"checksum {checksum_of_bits(bits)}")
+    print(f"{asked.out}: checksum {checksum_of_bits(bits)}")
 
 
 if __name__ == "__main__":

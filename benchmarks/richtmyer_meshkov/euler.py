@@ -34,9 +34,7 @@ def outflow(field: Tensor, axis: int) -> Tensor:
 def periodic(field: Tensor, axis: int) -> Tensor:
     """Two ghost cells at each end that continue the field from its other end."""
     n = field.shape[axis]
-    return torch.cat(
-        [field.narrow(axis, n - 2, 2), field, field.narrow(axis, 0, 2)], axis
-    )
+    return torch.cat([field.narrow(axis, n - 2, 2), field, field.narrow(axis, 0, 2)], axis)
 
 
 @dataclass(frozen=True)
@@ -62,13 +60,10 @@ class Euler:
 
     def step(self, state: State, dt: float) -> State:
         """The conserved state one time step later."""
-        middle = [
-            a + dt * rate for a, rate in zip(state, self._rates(state), strict=True)
-        ]
+        middle = [a + dt * rate for a, rate in zip(state, self._rates(state), strict=True)]
         rates = self._rates(tuple(middle))
         return tuple(
-            0.5 * (a + b + dt * rate)
-            for a, b, rate in zip(state, middle, rates, strict=True)
+            0.5 * (a + b + dt * rate) for a, b, rate in zip(state, middle, rates, strict=True)
         )
 
     def courant(self, conserved: State, dt: float) -> float:
@@ -114,9 +109,7 @@ class Euler:
         """HLLC: fluxes of the six variables, and the velocity that transports masses and volume fraction."""
         slow, fast, contact = self.wave_speeds(left, right)
         upwind = contact >= 0
-        m1, m2, u, v, p, z = [
-            torch.where(upwind, a, b) for a, b in zip(left, right, strict=True)
-        ]
+        m1, m2, u, v, p, z = [torch.where(upwind, a, b) for a, b in zip(left, right, strict=True)]
         # A wave that runs with the flow leaves the flux of the state behind it, which is what speed zero gives here.
         wave = torch.where(upwind, slow.clamp(max=0), fast.clamp(min=0))
         rho, energy = m1 + m2, self._energy((m1, m2, u, v, p, z))

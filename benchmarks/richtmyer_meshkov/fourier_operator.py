@@ -6,7 +6,6 @@ shape (n * n_y, n_x, channels), so that every step is a batched matrix product w
 
 """
 
-import copy
 import math
 from pathlib import Path
 
@@ -81,8 +80,7 @@ class SpectralConvolution(nn.Module):
         along_x = product(self.to_modes_x, fields)
         both = product(self.to_modes_y, along_x.view(-1, n_y, 2 * m_x * self.width))
         (cos_real, cos_imag), (sin_real, sin_imag) = (
-            part.unbind(2)
-            for part in both.view(-1, 2, 2 * m_y, 2, m_x, self.width).unbind(1)
+            part.unbind(2) for part in both.view(-1, 2, 2 * m_y, 2, m_x, self.width).unbind(1)
         )
         spectrum = torch.cat([cos_real + sin_imag, cos_imag - sin_real], -1)
         return spectrum.flatten(1, 2).transpose(0, 1)
@@ -100,26 +98,6 @@ class SpectralConvolution(nn.Module):
         both = torch.cat([cos, sin], 1).flatten(2)
         along_x = product(self.from_modes_y, both)
         return product(self.from_modes_x, along_x.view(-1, 2 * m_x, self.width))
-
-
-class FFTConvolution(nn.Module):
-    """The same convolution by the FFT, as a reference for ``SpectralConvolution``."""
-
-    def __init__(self, convolution: SpectralConvolution):
-        super().__init__()
-        self.convolution = convolution
-
-    def forward(self, fields: Tensor) -> Tensor:
-        (m_y, m_x), (n_y, n_x) = self.convolution.modes, self.convolution.size
-        width = self.convolution.width
-        spectrum = torch.fft.rfft2(fields.view(-1, n_y, n_x, width), dim=(1, 2))
-        lowest = torch.cat([spectrum[:, :m_y, :m_x], spectrum[:, -m_y:, :m_x]], 1)
-        weight = torch.complex(*self.convolution.weight)
-        weight = weight.view(2 * m_y, m_x, width, width)
-        mixed = torch.einsum("nyxi,yxio->nyxo", lowest, weight)
-        full = torch.zeros_like(spectrum)
-        full[:, :m_y, :m_x], full[:, -m_y:, :m_x] = mixed[:, :m_y], mixed[:, m_y:]
-        return torch.fft.irfft2(full, s=(n_y, n_x), dim=(1, 2)).flatten(0, 1)
 
 
 class Block(nn.Module):
@@ -203,14 +181,6 @@ class FourierOperator(nn.Module):
         along_x = (logits.flatten(0, 1) @ to_x.T).view(-1, n_y, n_times * u0.shape[2])
         resized = product(to_y, along_x).unflatten(2, (n_times, -1)).transpose(1, 2)
         return resized + self.output.bias.to(u0.dtype)[:, None, None]
-
-
-def with_fft(network: FourierOperator) -> FourierOperator:
-    """A copy of the network that computes its transforms by the FFT."""
-    network = copy.deepcopy(network)
-    for block in network.blocks:
-        block.convolution = FFTConvolution(block.convolution)
-    return network
 
 
 def save(network: FourierOperator, path: Path) -> None:

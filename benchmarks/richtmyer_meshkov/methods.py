@@ -8,21 +8,17 @@ The bound of a 0/1 error with the smallest pinball loss is 1 where P(error) > 1 
 bin is therefore 0 or 1, and so is the bound of a classifier.
 """
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from sklearn.model_selection import LeaveOneGroupOut
-from torch import nn
 
-from benchmarks.record import QUANTILE
 from benchmarks.richtmyer_meshkov.bounds import (
     BINARY,
     PROBABILITY,
     Answer,
-    Setting,
     best_constant,
     binned,
     binned_chance,
@@ -37,7 +33,6 @@ from benchmarks.richtmyer_meshkov.bounds import (
     split_conformal,
     static,
     static_column,
-    thresholded,
     two_valued_bound,
     wrong,
     zero_bound,
@@ -51,94 +46,75 @@ from benchmarks.richtmyer_meshkov.networks import (
     of_x_and_p,
     quantile_network,
 )
-from geoq import FieldIncrement, GeoQ, IndicatorIncrement, SafeRegion, identity
-from geoq.increments import anchor_error, displacement, inputs, prediction
-from geoq.increments.prior import CellPrior
-from geoq.quantiles import pinball_loss
-from geoq.training.fold_surrogates import TrainedFolds
+from geoq import GeoQ, Grid, TrainedFolds
+from geoq.bounds.network import pinball
+from geoq.parts import (
+    IndicatorBound,
+    NormScaledFieldBound,
+    PaperRegion,
+    anchor_error,
+    displacement,
+    identity,
+    inputs,
+    prediction,
+)
 from geoq.training.loop import train
 
-# Number of networks whose mean gives the chance of a wrong cell: the default of IndicatorIncrement.
+# Number of networks whose mean gives the chance of a wrong cell: the default of IndicatorBound.
 N_NETWORKS = 3
 
 
-# GeoQ.
-
-
-def calibrated(study, setting, **form):
-    """A GeoQ on the study's folds, before the fit."""
-    return GeoQ(
-        study.networks["deployed"],
-        TrainedFolds([study.networks[name] for name in study.fold_names]),
-        error_functional=setting.error,
-        folds=LeaveOneGroupOut(),
-        **form,
-    )
-
-
 @dataclass(frozen=True)
-class GeoQForm:
-    """GeoQ with an increment model that is made from the settings; ``form`` are GeoQ's other arguments."""
-
-    increment_model: Callable
-    form: dict
-
-    def __call__(self, study, setting):
-        increment_model = self.increment_model(study.settings)
-        geoq = calibrated(study, setting, increment_model=increment_model, **self.form)
-        a = geoq.fit(study.x, study.y, groups=study.fold).assess(study.x_test)
-        return Answer(a.error_hat.clamp(max=1), a.prediction, a.safe)
-
-
-def film_unet(settings):
-    """The paper's increment model; the pinball loss of each time is divided by the mean increment of that time."""
-    return FieldIncrement(QUANTILE, widths=settings.widths, training=settings.training)
-
-
-@dataclass
-class BackgroundPenalty:
+class BackgroundPenalty(NormScaledFieldBound):
     """The paper's loss as we read it: the pinball loss, plus a penalty on the increment where the error is nearly 0.
 
     The penalty lowers the increment, so its quantile level is below ``quantile``.
     """
 
-    increment_model: FieldIncrement
     penalty: float = 0.05
     background: float = 0.01
 
-    @property
-    def quantile(self):
-        return self.increment_model.quantile
-
-    def fit(self, calibration):
-        training = self.increment_model.training
+    def fit(self, tuples, quantile):
+        settings = {"widths": self.widths, "weights": self.weights}
         # One step, to set the standardisation; the training below uses the loss with the penalty.
-        first = replace(training, n_steps=1)
-        self.fitted_ = replace(self.increment_model, training=first).fit(calibration)
-        increment = calibration.increment
+        first = NormScaledFieldBound(training=replace(self.training, n_steps=1), **settings)
+        fitted = first.fit(tuples, quantile)
+        increment, error = torch.from_numpy(tuples.increment), torch.from_numpy(tuples.error)
         typical = increment.mean(dim=(0, 2, 3), keepdim=True)[0]
         weight = torch.where(typical > 0, 1 / typical, 0)
 
         def loss(net, rows):
-            estimate = net(calibration.features[rows])
-            calm = calibration.error[rows] <= self.background
-            each = pinball_loss(increment[rows], estimate, self.quantile)
+            features = tuples[rows.numpy()].features
+            estimate = net(torch.from_numpy(features.flat), torch.from_numpy(features.norm))
+            calm = error[rows] <= self.background
+            each = pinball(increment[rows].to(estimate), estimate, quantile)
             return (weight * (each + self.penalty * calm * estimate)).mean()
 
-        groups = calibration.group
-        train(self.fitted_.module_, loss, training, groups, repeatable=True)
-        return self
-
-    def __call__(self, features):
-        return self.fitted_(features)
+        result = train(fitted.rate, loss, self.training, torch.from_numpy(tuples.group))
+        return replace(fitted, training=result)
 
 
-# GeoQ with the logits of the operator as predictions: nearly all probabilities are 0 or 1.
+def paper(study, setting, *, n_anchors, make=NormScaledFieldBound):
+    """GeoQ in the paper's form; the pinball loss of each time is divided by the mean increment of that time."""
+    bound_model = make(widths=study.settings.widths, training=study.settings.training)
+    geoq = GeoQ(
+        study.networks["deployed"],
+        TrainedFolds([study.networks[name] for name in study.fold_names]),
+        error_functional=setting.error,
+        folds=LeaveOneGroupOut(),
+        domain=Grid(2),
+        representation=identity,
+        n_anchors=n_anchors,
+        bound_model=bound_model,
+        safe_region=PaperRegion(),
+    )
+    a = geoq.fit(study.x, study.y, groups=study.fold, progress=None).assess(study.x_test)
+    return Answer(a.error_hat.clamp(max=1), a.prediction, a.safe)
 
 
 @dataclass(frozen=True)
 class Logits:
-    """The logits of an operator's probabilities."""
+    """The logits of an operator's probabilities: nearly all probabilities are 0 or 1."""
 
     operator: Callable
 
@@ -146,28 +122,16 @@ class Logits:
         return logits(self.operator(x))
 
 
-def default(
-    study,
-    setting,
-    *,
-    sees,
-    n_networks=1,
-    used=None,
-    increment=IndicatorIncrement,
-    prior=None,
-):
+def default(study, setting, *, sees, n_networks=1, used=None):
     """GeoQ around the logits, with the misclassification error; its expected error is the chance of a wrong cell.
 
-    The chance is the mean over the first ``used`` networks, or over all of them. A ``CellPrior`` makes the networks start
-    from the fraction of wrong cases of each cell, without p.
+    The chance is the mean over the first ``used`` networks, or over all of them.
     """
-    increment_model = increment(
-        QUANTILE,
+    model = IndicatorBound(
         sees=sees,
         widths=study.settings.widths,
         n_networks=n_networks,
         training=study.settings.training,
-        prior=prior,
     )
 
     def answer():
@@ -176,128 +140,67 @@ def default(
             TrainedFolds([Logits(study.networks[name]) for name in study.fold_names]),
             error_functional=lambda y, logit: wrong(y, logit.sigmoid()),
             folds=LeaveOneGroupOut(),
+            domain=Grid(2),
             representation=identity,
             n_anchors=5,
-            increment_model=increment_model,
-        ).fit(study.x, study.y, groups=study.fold)
-        chances = [
-            with_networks(geoq, [network]).expected_error(study.x_test)
-            for network in geoq.increment_model_.networks_
-        ]
+            bound_model=model,
+        )
+        fitted = geoq.fit(study.x, study.y, groups=study.fold, progress=None).fitted_
+        alone = (replace(fitted.bound, networks=(one,)) for one in fitted.bound.networks)
+        chances = [replace(fitted, bound=one).expected_error(study.x_test) for one in alone]
         return chances, geoq.assess(study.x_test).safe
 
-    chances, safe = study.remembered(repr(increment_model), answer)
+    chances, safe = study.remembered(repr(model), answer)
     some = chances[:used]
     return two_valued_bound(study, setting, sum(some) / len(some), safe)
 
 
-def with_networks(geoq, networks):
-    """A copy of a fitted GeoQ that uses these networks only."""
-    other = copy.copy(geoq)
-    other.increment_model_ = copy.copy(geoq.increment_model_)
-    other.increment_model_.networks_ = nn.ModuleList(networks)
-    return other
-
-
 # Inputs of the networks besides the support distance.
-X_AND_P = (inputs, prediction)
-X_AND_ANCHORS = (inputs, displacement, anchor_error)
-
-
-def penalised_unet(settings):
-    return BackgroundPenalty(film_unet(settings))
-
-
-def paper_form(n_anchors):
-    return {
-        "representation": identity,
-        "n_anchors": n_anchors,
-        "safe_region": SafeRegion(),
-    }
+X_AND_P, X_AND_ANCHORS = (inputs, prediction), (inputs, displacement, anchor_error)
 
 
 @dataclass(frozen=True)
 class Method:
-    """A named bound and the settings in which it is measured.
+    """A bound, and whether it is continuous: then the bound of a 0/1 error is also scored after rounding."""
 
-    A continuous bound of a 0/1 error is also scored after rounding. ``networks(study)`` names the networks that the
-    method needs besides the deployed network and the fold networks.
-    """
-
-    name: str
     answer: Callable
-    settings: tuple[Setting, ...] = (BINARY, PROBABILITY)
     continuous: bool = False
-    networks: Callable = lambda study: []  # noqa: ARG005
 
 
-def members(study):
-    return study.members
-
-
-METHODS = [
-    Method("Zero bound", zero_bound),
-    Method("Best constant (oracle)", best_constant),
-    Method("Split conformal", split_conformal, networks=lambda study: ["split"]),  # noqa: ARG005
-    Method("MC dropout", mc_dropout),
-    Method("Deep ensemble", deep_ensemble, networks=members),
-    Method(
-        "Deep ensemble (votes)",
-        partial(deep_ensemble, seen=thresholded),
-        settings=(BINARY,),
-        networks=members,
+BY_BOTH = {"bins_of": by_distance_and_doubt}
+DEFAULT = partial(default, sees=X_AND_P, n_networks=N_NETWORKS)
+METHODS = {
+    "Zero bound": Method(zero_bound),
+    "Best constant (oracle)": Method(best_constant),
+    "Split conformal": Method(split_conformal),
+    "MC dropout": Method(mc_dropout),
+    "Deep ensemble": Method(deep_ensemble),
+    "MC dropout, scaled per time": Method(mc_dropout_scaled, continuous=True),
+    "Deep ensemble, scaled per time": Method(deep_ensemble_scaled, continuous=True),
+    "Static per cell": Method(static),
+    "Static per column": Method(static_column),
+    "Distance bins": Method(partial(binned, bins_of=by_distance)),
+    "p bins": Method(partial(binned, bins_of=by_doubt)),
+    "Distance x p bins": Method(partial(binned, **BY_BOTH)),
+    "Distance x p bins, two-valued": Method(partial(binned_chance, **BY_BOTH)),
+    "c p (1 - p)": Method(doubt_times_factor, continuous=True),
+    "Frequency by p and cell": Method(frequency_by_p_and_cell),
+    "Classifier of wrong cells (x, p)": Method(partial(classifier, used=1)),
+    "Classifier of wrong cells (x, p), 3 networks": Method(partial(classifier, used=N_NETWORKS)),
+    "GeoQ (default)": Method(DEFAULT),
+    "GeoQ (one network)": Method(partial(DEFAULT, used=1)),
+    "GeoQ (paper, k_a=5)": Method(partial(paper, n_anchors=5), continuous=True),
+    "Quantile network (x, p)": Method(partial(quantile_network, sees=of_x_and_p), continuous=True),
+    "c p (1 - p) and a network (x, p)": Method(doubt_times_network, continuous=True),
+    "GeoQ (one network, without p)": Method(partial(default, sees=X_AND_ANCHORS)),
+    "GeoQ (one network, and anchors)": Method(
+        partial(default, sees=(*X_AND_P, displacement, anchor_error))
     ),
-    Method("MC dropout, scaled per time", mc_dropout_scaled, continuous=True),
-    Method(
-        "Deep ensemble, scaled per time",
-        deep_ensemble_scaled,
-        continuous=True,
-        networks=lambda study: study.split_members,
+    "Quantile network (x)": Method(partial(quantile_network, sees=of_x), continuous=True),
+    "GeoQ (paper, k_a=1)": Method(partial(paper, n_anchors=1), continuous=True),
+    "GeoQ (paper, k_a=1, background penalty)": Method(
+        partial(paper, n_anchors=1, make=BackgroundPenalty), continuous=True
     ),
-    Method("Static per cell", static),
-    Method("Static per column", static_column),
-    Method("Distance bins", partial(binned, bins_of=by_distance)),
-    Method("p bins", partial(binned, bins_of=by_doubt)),
-    Method("Distance x p bins", partial(binned, bins_of=by_distance_and_doubt)),
-    Method(
-        "Distance x p bins, two-valued",
-        partial(binned_chance, bins_of=by_distance_and_doubt),
-    ),
-    Method("c p (1 - p)", doubt_times_factor, continuous=True),
-    Method("Frequency by p and cell", frequency_by_p_and_cell),
-    Method("Classifier of wrong cells (x, p)", partial(classifier, used=1)),
-    Method(
-        "Classifier of wrong cells (x, p), 3 networks",
-        partial(classifier, used=N_NETWORKS),
-    ),
-    Method("GeoQ (default)", partial(default, sees=X_AND_P, n_networks=N_NETWORKS)),
-    Method(
-        "GeoQ (one network)",
-        partial(default, sees=X_AND_P, n_networks=N_NETWORKS, used=1),
-    ),
-    Method(
-        "GeoQ (one network, start from cells)",
-        partial(default, sees=X_AND_P, prior=CellPrior()),
-    ),
-    Method("GeoQ (paper, k_a=5)", GeoQForm(film_unet, paper_form(5)), continuous=True),
-    Method(
-        "Quantile network (x, p)",
-        partial(quantile_network, sees=of_x_and_p),
-        continuous=True,
-    ),
-    Method("c p (1 - p) and a network (x, p)", doubt_times_network, continuous=True),
-    Method("GeoQ (one network, without p)", partial(default, sees=X_AND_ANCHORS)),
-    Method(
-        "GeoQ (one network, and anchors)",
-        partial(default, sees=(*X_AND_P, displacement, anchor_error)),
-    ),
-    Method(
-        "Quantile network (x)", partial(quantile_network, sees=of_x), continuous=True
-    ),
-    Method("GeoQ (paper, k_a=1)", GeoQForm(film_unet, paper_form(1)), continuous=True),
-    Method(
-        "GeoQ (paper, k_a=1, background penalty)",
-        GeoQForm(penalised_unet, paper_form(1)),
-        continuous=True,
-    ),
-]
+}
+SETTINGS = {setting.name: setting for setting in (BINARY, PROBABILITY)}
+NAMES = [f"{setting}: {name}" for setting in SETTINGS for name in METHODS]

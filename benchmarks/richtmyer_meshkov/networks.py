@@ -1,5 +1,6 @@
 """Bounds by U-Nets of the input and the predicted probability."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,33 +14,15 @@ from benchmarks.richtmyer_meshkov.bounds import (
     MOST_START,
     Answer,
     best_factors,
+    quantile_of_cells,
     two_valued_bound,
     wrong,
 )
-from geoq.increments.domain import Grid, Layout
-from geoq.increments.field_network import FieldNetwork
-from geoq.increments.prior import PredictionPrior
-from geoq.nets.unet import UNet
-from geoq.quantiles import inverse_cdf_quantile, pinball_loss
+from geoq import Grid
+from geoq.bounds.network import FieldNetwork, normalization, pinball
+from geoq.bounds.prior import Prior
+from geoq.data.domain import Layout
 from geoq.training.loop import seeded, train
-
-
-def compile_unets():
-    """Compile the training steps of all U-Nets.
-
-    A compilation takes as long as it saves in one training, but 20 trainings use it. cuDNN measures which kernel of each
-    convolution is fastest, which makes a step a fifth shorter.
-    """
-    torch.backends.cudnn.benchmark = True
-    plain = UNet.apply_layers
-    compiled = torch.compile(plain, dynamic=False)
-
-    def forward(self, field, number):
-        # Only training steps are compiled: every other batch size would be compiled again.
-        steps = torch.is_grad_enabled()
-        return (compiled if steps else plain)(self, field, number)
-
-    UNet.apply_layers = forward
 
 
 def logits(p):
@@ -63,10 +46,9 @@ def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
     ``loss(error, output, p)``, although the first times have a hundred times fewer wrong cells.
     """
     x, y, p = study.x, study.y, study.cross_fit
-    training, n_times = study.settings.training.with_seed_offset(number), p.shape[1]
-    typical = torch.stack(
-        [setting.error(a, b).mean() for a, b in study.held_out_by_time()]
-    )
+    training = study.settings.training
+    training = replace(training, random_state=training.random_state + number)
+    typical = torch.stack([setting.error(a, b).mean() for a, b in study.held_out_by_time()])
     weight = (1 / typical.clamp(min=1e-6))[:, None, None]
 
     def output_of(net, x, p):
@@ -77,17 +59,14 @@ def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
         return (weight * loss(error, output_of(net, x[rows], p[rows]), p[rows])).mean()
 
     some = sees(x[:CHUNK], p[:CHUNK])
+    layout = Layout(Grid(2), tuple(some.shape[2:]), on_cells=True)
+    sizes = {"layout": layout, "widths": study.settings.widths, "dropout": 0.0}
     with seeded(training.random_state):
-        network = FieldNetwork(
-            some.shape[1],
-            n_times,
-            layout=Layout(Grid(2), tuple(some.shape[2:]), on_cells=True),
-            widths=study.settings.widths,
-            dropout=0.0,
-        ).to(x.device)
-        network.fit_normalization(some, 1, x.new_ones(len(some)))
-        groups = torch.arange(len(x), device=x.device)
-        train(network, mean_loss, training, groups, repeatable=True)
+        network = FieldNetwork(some.shape[1], p.shape[1], **sizes)
+        scales = normalization(some.cpu(), 1, torch.ones(len(some)))
+        network.load_state_dict(scales, strict=False)
+        network = network.to(x.device)
+        train(network, mean_loss, training, torch.arange(len(x), device=x.device))
     with torch.no_grad():
         parts = zip(study.x_test.split(CHUNK), study.p.split(CHUNK), strict=True)
         return torch.cat([output_of(network, *part) for part in parts])
@@ -100,7 +79,7 @@ def fit_quantile(study, setting, start, sees=of_x_and_p):
         return (output + start(p).clamp(LEAST_START, MOST_START).logit()).sigmoid()
 
     def loss(error, output, p):
-        return pinball_loss(error, bound(output, p), QUANTILE)
+        return pinball(error, bound(output, p), QUANTILE)
 
     return Answer(bound(fit_unet(study, setting, loss, sees), study.p), study.p)
 
@@ -110,10 +89,7 @@ def quantile_network(study, setting, *, sees):
     errors = [setting.error(y, p) for y, p in study.held_out_by_time()]
     # Where most errors are 0 their quantile is 0 too, and the gradient would vanish.
     quantiles = torch.stack(
-        [
-            torch.maximum(inverse_cdf_quantile(one, QUANTILE), one.mean(dim=0))
-            for one in errors
-        ]
+        [torch.maximum(quantile_of_cells(error), error.mean(dim=0)) for error in errors]
     )
     return fit_quantile(study, setting, lambda p: quantiles.expand_as(p), sees)
 
@@ -128,18 +104,19 @@ def chance_by_p_and_cell(study):
     """Logit of the chance of a wrong cell given p, time and cell, as a function of the logit of p."""
 
     def fit():
-        is_wrong = wrong(study.y, study.cross_fit).bool()
-        logit = logits(study.cross_fit)
-        group = torch.arange(len(logit), device=logit.device)
-        return PredictionPrior().fit(is_wrong.flatten(2), logit.flatten(2), group)
+        is_wrong = wrong(study.y, study.cross_fit).bool().flatten(2).cpu().numpy()
+        logit = logits(study.cross_fit).flatten(2).cpu().numpy()
+        groups = torch.arange(len(logit)).numpy()
+        return Prior.fit(is_wrong, is_wrong | True, logit, groups)
 
-    return study.remembered("chance by p and cell", fit)
+    prior = study.remembered("chance by p and cell", fit)
+    return lambda logit: torch.from_numpy(prior(logit.cpu().numpy())).to(logit).view_as(logit)
 
 
 def frequency_by_p_and_cell(study, setting):
     """The chance that GeoQ's networks start from."""
     logit = chance_by_p_and_cell(study)(logits(study.p))
-    return two_valued_bound(study, setting, logit.view_as(study.p).sigmoid())
+    return two_valued_bound(study, setting, logit.sigmoid())
 
 
 def classifier(study, setting, *, used):
@@ -147,19 +124,17 @@ def classifier(study, setting, *, used):
     start = chance_by_p_and_cell(study)
 
     def logit_of(output, p):
-        return output + start(logits(p)).view_as(output)
+        return output + start(logits(p))
 
     def loss(error, output, p):
-        return nn.functional.binary_cross_entropy_with_logits(
-            logit_of(output, p), error, reduction="none"
-        )
+        entropy = nn.functional.binary_cross_entropy_with_logits
+        return entropy(logit_of(output, p), error, reduction="none")
 
     def chance(number):
         output = fit_unet(study, BINARY, loss, number=number)
         return logit_of(output, study.p).sigmoid()
 
     chances = [
-        study.remembered(("classifier", number), partial(chance, number))
-        for number in range(used)
+        study.remembered(("classifier", number), partial(chance, number)) for number in range(used)
     ]
     return two_valued_bound(study, setting, sum(chances) / used)

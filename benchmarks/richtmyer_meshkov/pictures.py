@@ -12,12 +12,7 @@ import numpy as np
 
 SHOWN_TIMES = (6, 12)
 # Bounds in the figure. The first one is stored at all times, for the animation.
-SHOWN = (
-    "GeoQ (default)",
-    "GeoQ (paper, k_a=5)",
-    "Distance x p bins, two-valued",
-    "Deep ensemble",
-)
+SHOWN = ("GeoQ (default)", "GeoQ (paper, k_a=5)", "Distance x p bins, two-valued", "Deep ensemble")
 # Curves of wrong cells that are flagged over the flagged area.
 COMPARED = (
     *SHOWN,
@@ -173,9 +168,7 @@ def draw(path, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "fields", type=Path, help="the arrays that the run stored for the pictures"
-    )
+    parser.add_argument("fields", type=Path, help="the arrays that the run stored for the pictures")
     parser.add_argument("folder", type=Path, help="folder of the pictures")
     arguments = parser.parse_args()
     draw(arguments.fields, arguments.folder)

@@ -6,17 +6,12 @@ import torch
 from benchmarks.record import QUANTILE
 from benchmarks.richtmyer_meshkov.bounds import BINARY, PROBABILITY, wrong
 from benchmarks.richtmyer_meshkov.pictures import SHOWN, SHOWN_TIMES
-from geoq.metrics import correlation, coverage, pinball, relative_l2
-from geoq.quantiles import pinball_loss
-from geoq.surrogate import evaluate
+from benchmarks.scores import relative_l2
+from geoq.bounds.network import pinball as pinball_loss
+from geoq.metrics import correlation, coverage, pinball
 
-TOLERANCE = 1e-6
-BAND = 4
-# A cell is flagged if its bound is at least this large.
-FLAG = 0.5
-
-
-# Scores.
+# A cell is covered up to this fraction and difference, near the interface up to this distance, and flagged from this bound on.
+TOLERANCE, BAND, FLAG = 1e-6, 4, 0.5
 
 
 def score(setting, study, answer):
@@ -26,19 +21,25 @@ def score(setting, study, answer):
     allowed = bound * (1 + TOLERANCE) + TOLERANCE
     band, misses = study.distance <= BAND, wrong(y, answer.p) > 0
     loss = pinball_loss(error, bound, QUANTILE).double()
-    without = dict.fromkeys(
-        ("safe_fraction", "safe_pinball", "safe_correlation", "safe_coverage")
-    )
+    safe, flagged = answer.safe, bound >= FLAG
+    of_safe = {"fraction": None, "pinball": None, "correlation": None, "coverage": None}
+    if safe is not None:
+        of_safe = {
+            "fraction": float(safe.double().mean()),
+            "pinball": pinball(error, bound, QUANTILE, safe),
+            "correlation": correlation(error, bound, safe),
+            "coverage": coverage(error, allowed, safe),
+        }
     return {
         "pinball": pinball(error, bound, QUANTILE),
         "correlation": correlation(error, bound),
         "coverage": coverage(error, allowed),
-        **(without if answer.safe is None else inside(answer.safe, error, bound)),
-        "relative_l2": relative_l2(y, setting.prediction(answer.p)),
+        **{f"safe_{name}": value for name, value in of_safe.items()},
+        "relative_l2": relative_l2(y.cpu(), setting.prediction(answer.p).cpu()),
         "band_coverage": coverage(error, allowed, band),
         "band_correlation": correlation(error, bound, band),
-        "recall": float((bound >= FLAG)[misses].double().mean()),
-        "flagged": float((bound >= FLAG).double().mean()),
+        "recall": float(flagged[misses].double().mean()),
+        "flagged": float(flagged.double().mean()),
         "mean_bound": float(bound.double().mean()),
         "case_correlation": correlation(case_means(error), case_means(bound)),
         "wrong_cells": float(misses.double().mean()),
@@ -47,57 +48,40 @@ def score(setting, study, answer):
     }
 
 
-def inside(safe, error, bound):
-    allowed = bound * (1 + TOLERANCE) + TOLERANCE
-    return {
-        "safe_fraction": float(safe.double().mean()),
-        "safe_pinball": pinball(error, bound, QUANTILE, safe),
-        "safe_correlation": correlation(error, bound, safe),
-        "safe_coverage": coverage(error, allowed, safe),
-    }
-
-
 def case_means(field):
     return field.double().mean(dim=(1, 2, 3))
 
 
-def surrogate_accuracy(study):
+def accuracy(study):
     """Relative L2 error and fraction of wrong cells, on training, held-out and test simulations."""
-    in_sample = evaluate(study.networks["deployed"], study.x, "surrogate")
     pairs = {
-        "in_sample": (study.y, in_sample),
+        "in_sample": (study.y, study.networks["deployed"](study.x)),
         "cross_fit": (study.y, study.cross_fit),
         "test": (study.y_test, study.p),
     }
-    return {
+    found = {
         "seed": study.seed,
         "n_train": len(study.y),
         "n_test": len(study.y_test),
         "fold_sizes": np.bincount(study.fold).tolist(),
-        "median_case": study.median_case,
-        **{
-            f"{setting.name} relative_l2 {name}": relative_l2(y, setting.prediction(p))
-            for setting in (BINARY, PROBABILITY)
-            for name, (y, p) in pairs.items()
-        },
-        **{
-            f"wrong_cells {name}": float(wrong(y, p).double().mean())
-            for name, (y, p) in pairs.items()
-        },
     }
+    for name, (y, p) in pairs.items():
+        for setting in (BINARY, PROBABILITY):
+            error = relative_l2(y.cpu(), setting.prediction(p).cpu())
+            found[f"{setting.name} relative_l2 {name}"] = error
+        found[f"wrong_cells {name}"] = float(wrong(y, p).double().mean())
+    return found
 
 
-def fields_of(setting, study, method, answer):
+def arrays_of(setting, study, name, answer):
     """Arrays of a bound for the pictures: maps of the median case, means of all cases, and flagged fractions."""
     times = [time - 1 for time in SHOWN_TIMES]
-    shown = slice(None) if method.name == SHOWN[0] else times
+    shown = slice(None) if name == SHOWN[0] else times
     bound, error = answer.bound, setting.error(study.y_test, answer.p)
     misses = wrong(study.y_test, answer.p) > 0
     # A two-valued bound has one threshold; the expected error behind it has all.
     score = bound if answer.expected is None else answer.expected
-    maps = {"bound": bound}
-    if answer.expected is not None:
-        maps["expected"] = answer.expected
+    maps = {"bound": bound} | ({} if answer.expected is None else {"expected": answer.expected})
     return {
         **{name: as_bytes(m[study.median_case, shown]) for name, m in maps.items()},
         "case_bound": case_means(bound).cpu().numpy(),

@@ -1,6 +1,7 @@
 """One seed of the benchmark: its simulations, its networks and their predictions."""
 
-from collections.abc import Mapping
+import hashlib
+import json
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -9,18 +10,19 @@ import numpy as np
 import torch
 from sklearn.cluster import KMeans
 
-from benchmarks.record import Memo
 from benchmarks.richtmyer_meshkov import fourier_operator
 from benchmarks.richtmyer_meshkov.bounds import interface_distance, n_kept_apart, wrong
+from benchmarks.richtmyer_meshkov.data import checksum
 from benchmarks.richtmyer_meshkov.fourier_operator import FourierOperator
 from benchmarks.richtmyer_meshkov.operator_training import (
     OperatorSurrogate,
     OperatorTraining,
+    TrainOperator,
 )
+from benchmarks.timing import Memo, now
 from geoq import Training
 from geoq.arrays import few_threads
 from geoq.neighbors import Neighbors
-from geoq.surrogate import evaluate
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,7 @@ class Settings:
     # The deployed network has dropout, so MC dropout can use it.
     operator: OperatorTraining = field(
         default_factory=lambda: OperatorTraining(
-            make_network=partial(FourierOperator, dropout=0.1),
-            n_epochs=12,
-            batch_size=8,
+            make_network=partial(FourierOperator, dropout=0.1), n_epochs=12, batch_size=8
         )
     )
     # With five resolutions an output depends on 92 cells around it, about as far as the interface moves.
@@ -52,19 +52,12 @@ class Settings:
     @property
     def of_networks(self):
         """The settings that the trained networks depend on."""
-        return repr(
-            (self.operator, self.n_clusters, self.test_fraction, self.n_members)
-        )
+        return repr((self.operator, self.n_clusters, self.test_fraction, self.n_members))
 
 
 # An operator for fields of 60 x 120 cells.
 coarse_operator = partial(
-    FourierOperator,
-    width=20,
-    modes=(12, 12),
-    n_blocks=3,
-    n_projection=32,
-    internal=(64, 128),
+    FourierOperator, width=20, modes=(12, 12), n_blocks=3, n_projection=32, internal=(64, 128)
 )
 # Fits two CPU cores: a quarter of the resolution, a fifth of the simulations, half of the folds and members.
 COARSE = Settings(
@@ -80,17 +73,15 @@ COARSE = Settings(
         learning_rate=5e-3,
     ),
     widths=(16, 32, 64),
-    training=Training(
-        n_steps=800, batch_size=4, check_every=100, patience=3, n_decays=2
-    ),
+    training=Training(n_steps=800, batch_size=4, check_every=100, patience=3, n_decays=2),
 )
 SMALL = Settings(
-    shape=(24, 48),
-    n_simulations=44,
-    n_clusters=5,
-    test_fraction=(0.1, 0.4),
-    n_members=3,
-    n_passes=4,
+    shape=(16, 32),
+    n_simulations=30,
+    n_clusters=4,
+    test_fraction=(0.05, 0.4),
+    n_members=2,
+    n_passes=3,
     operator=OperatorTraining(
         make_network=partial(
             FourierOperator,
@@ -101,12 +92,12 @@ SMALL = Settings(
             internal=(24, 48),
             dropout=0.1,
         ),
-        n_epochs=10,
+        n_epochs=3,
         batch_size=8,
         learning_rate=1e-2,
     ),
     widths=(8, 16),
-    training=Training(n_steps=40, batch_size=4, check_every=20),
+    training=Training(n_steps=4, batch_size=4, check_every=2),
 )
 
 
@@ -139,29 +130,46 @@ def chosen_cluster(cluster, seed, test_fraction):
     return fit[seed]
 
 
-@dataclass(frozen=True)
-class Networks(Mapping):
-    """Trained networks by name; a network is read from its file at its first use."""
+@dataclass
+class Networks:
+    """Networks by name. A network is trained at its first use and kept in a file; ``seconds`` of all trainings by name.
+
+    The name of the folder depends on the data and on the settings of the networks.
+    """
 
     folder: Path
-    names: tuple[str, ...]
-    device: str
+    recipe: TrainOperator
+    trainings: dict
+    x: torch.Tensor
+    y: torch.Tensor
     loaded: dict = field(default_factory=dict)
-
-    def file(self, name):
-        return self.folder / f"{name}.pt"
+    spent: float = 0.0
 
     def __getitem__(self, name):
         if name not in self.loaded:
-            network = fourier_operator.load(self.file(name)).to(self.device)
+            file = self.folder / f"{name}.pt"
+            if not file.is_file():
+                self._train(name, file)
+            network = fourier_operator.load(file).to(self.x.device)
             self.loaded[name] = OperatorSurrogate(network)
         return self.loaded[name]
 
-    def __iter__(self):
-        return iter(self.names)
+    def _train(self, name, file):
+        (rows, seed), started = self.trainings[name], now()
+        network = self.recipe.with_seed(seed)(self.x[rows], self.y[rows]).network
+        seconds = now() - started
+        self.spent += seconds
+        self.folder.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_suffix(".unfinished")
+        fourier_operator.save(network, unfinished)
+        file.with_suffix(".json").write_text(json.dumps(seconds))
+        unfinished.replace(file)
+        print(f"network {name}: {seconds:.1f} s", flush=True)
 
-    def __len__(self):
-        return len(self.names)
+    @property
+    def seconds(self):
+        files = sorted(self.folder.glob("*.json"))
+        return {file.stem: json.loads(file.read_text()) for file in files}
 
 
 @dataclass
@@ -180,7 +188,12 @@ class Study:
     remembered: Memo = field(default_factory=Memo)
 
     @staticmethod
-    def of(settings, seed, folder, data, cluster, device):
+    def of(settings, seed, work, data, device):
+        """The study of a seed, with its networks in a folder below ``work``."""
+        u0 = torch.from_numpy(data.u0).to(device)
+        cluster = clusters_of(u0, settings.n_clusters)
+        of_networks = f"{checksum(data)} {settings.of_networks}"
+        folder = work / f"seed-{seed}-{hashlib.sha256(of_networks.encode()).hexdigest()[:10]}"
         test = cluster == chosen_cluster(cluster, seed, settings.test_fraction)
 
         def fields(which, rows):
@@ -223,8 +236,7 @@ class Study:
         """Training rows and seed of each network. The deployed network is the first member of the ensemble."""
         everything, first = np.arange(len(self.x)), 100 * self.seed
         of_members = {
-            name: (everything, first + number)
-            for number, name in enumerate(self.members)
+            name: (everything, first + number) for number, name in enumerate(self.members)
         }
         of_folds = {
             name: (np.flatnonzero(self.fold != number), first)
@@ -232,20 +244,19 @@ class Study:
         }
         proper = np.setdiff1d(everything, self.kept_apart)
         of_split = {
-            name: (proper, first + number)
-            for number, name in enumerate(self.split_members)
+            name: (proper, first + number) for number, name in enumerate(self.split_members)
         }
         return of_members | of_folds | of_split
 
     @cached_property
     def networks(self):
-        folder = self.folder / "networks"
-        return Networks(folder, tuple(self.trainings), str(self.x.device))
+        recipe = TrainOperator(self.settings.operator, str(self.x.device))
+        return Networks(self.folder, recipe, self.trainings, self.x, self.y)
 
     @cached_property
     def p(self):
         """Probabilities of the test cases by the deployed network."""
-        return evaluate(self.networks["deployed"], self.x_test, "surrogate")
+        return self.networks["deployed"](self.x_test)
 
     @cached_property
     def cross_fit(self):
@@ -253,7 +264,7 @@ class Study:
         result = torch.empty_like(self.y)
         for number, name in enumerate(self.fold_names):
             rows = np.flatnonzero(self.fold == number)
-            result[rows] = evaluate(self.networks[name], self.x[rows], name)
+            result[rows] = self.networks[name](self.x[rows])
         return result
 
     def held_out_by_time(self):
@@ -268,17 +279,12 @@ class Study:
     def cross_fit_distance(self):
         return interface_distance(self.cross_fit)
 
-    def predict(self):
-        """Compute the predictions and the distances to the predicted interfaces."""
-        for distance in (self.distance, self.cross_fit_distance):
-            distance.sum().item()  # waits for the device
-
     @cached_property
     def support_distance(self):
         """Mean distance of each test case to its nearest 20 training simulations, in differing cells of the initial field."""
-        nearest = Neighbors(self.x.flatten(1))
-        k = min(20, len(self.x))
-        return nearest.nearest(self.x_test.flatten(1), k)[0].square().mean(dim=1)
+        train, test = (part.flatten(1).cpu().numpy() for part in (self.x, self.x_test))
+        distance = Neighbors(train).nearest(test, min(20, len(train)))[0]
+        return (distance**2).mean(axis=1)
 
     @cached_property
     def median_case(self):

@@ -1,88 +1,159 @@
-"""Held-out errors and features of a GeoQ without an increment, for the rivals."""
+"""What the rivals share: held-out errors and features of a GeoQ, weights of the tuples, and conformal factors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from geoq.arrays import Array, restore, to_tensor
-from geoq.baselines.bound import Bound
-from geoq.crossfit import CalibrationSet
-from geoq.estimator import GeoQ
-from geoq.geometry import GeometricFeatures
+from benchmarks.record import QUANTILE
+from geoq import GeoQ
+from geoq.arrays import restore
+from geoq.core.geometry import Features
+from geoq.core.tuples import Tuples
+from geoq.quantiles import inverse_cdf_quantile, n_required, rank, weighted_quantile
+
+# weights(tuples): one number per tuple; their mean is 1.
+TupleWeights = Callable[[Tuples], np.ndarray]
 
 
-@dataclass
-class NoIncrement:
-    """The increment model that adds nothing.
+class Bound(NamedTuple):
+    """The prediction of a method and an upper bound of its error, as arrays like the queries."""
 
-    Attributes:
-        quantile: every increment model has a quantile level. Here it has no effect, and 0.5 requires a single point.
+    prediction: Any
+    error_hat: Any
+
+
+def permuted(n: int, seed: int) -> np.ndarray:
+    """A random order; the draws of the published rows came from torch."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
+
+
+def split_groups(group: np.ndarray, seed: int, fraction: float) -> np.ndarray:
+    """Mask of the rows of a random fraction of the groups."""
+    groups, number = np.unique(group, return_inverse=True)
+    chosen = np.zeros(len(groups), dtype=bool)
+    chosen[permuted(len(groups), seed)[: max(1, round(fraction * len(groups)))]] = True
+    return chosen[number]
+
+
+def equal_tuples(tuples: Tuples) -> np.ndarray:
+    """The same weight for all tuples. The nested folds then have more than half of the weight."""
+    return np.ones(len(tuples))
+
+
+def equal_families(tuples: Tuples) -> np.ndarray:
+    """The same total weight for each family of folds, as GeoQ has it."""
+    return len(tuples) * tuples.weight
+
+
+def per_value(numbers: np.ndarray, n_dims: int) -> np.ndarray:
+    """Numbers of the rows with axes of length 1, so that they multiply values with more axes."""
+    return numbers.reshape(*numbers.shape, *(1,) * (n_dims - numbers.ndim))
+
+
+def conformal_factor(
+    error: np.ndarray,
+    scale: np.ndarray | float = 1.0,
+    quantile: float = QUANTILE,
+    weight: np.ndarray | None = None,
+) -> np.ndarray:
+    r"""Factor c, per coordinate, with which a scale becomes a bound of the error.
+
+    .. math:: c = \widehat Q_{\tau'}(e_i / s_i; w_i), \quad \tau' = \lceil (n + 1) \tau \rceil / n
+
+    Scales have the shape of the errors, or are one number per row. With the scale 1 it is the bound of split conformal
+    prediction: the :math:`\lceil (n + 1) \tau \rceil`-th smallest error.
     """
-
-    quantile: float = 0.5
-
-    def fit(self, calibration: CalibrationSet) -> "NoIncrement":
-        del calibration
-        return self
-
-    def __call__(self, features: GeometricFeatures) -> Tensor:
-        return torch.zeros_like(features.anchor_error)
+    n_rows = len(error)
+    if n_rows < n_required(quantile):
+        raise ValueError(
+            f"quantile={quantile}, but {n_rows} errors give no finite factor; use at least {n_required(quantile)}."
+        )
+    scales = per_value(np.asarray(scale, dtype=float), error.ndim) if np.ndim(scale) else scale
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # Every factor bounds an error of zero, also where the scale is zero.
+        ratio = np.where(error == 0, 0.0, error / scales)
+    level = rank(n_rows + 1, quantile) / n_rows
+    weights = np.ones(n_rows) if weight is None else weight
+    factor = weighted_quantile(ratio, weights.astype(float), level)
+    if not np.isfinite(factor).all():
+        raise ValueError(
+            f"quantile={quantile}, but in {int((~np.isfinite(factor)).sum())} of {np.size(factor)} output coordinates more than the "
+            f"fraction {1 - quantile:g} of the errors is positive where the scale is zero, so no factor bounds them; remove repeated "
+            "inputs."
+        )
+    return np.asarray(factor)
 
 
 @dataclass(frozen=True)
-class CrossFitted:
-    """A fitted GeoQ without an increment: held-out errors, and the features of any query."""
+class AnchorError:
+    """The anchor error as the bound: a GeoQ that only cross-fits."""
+
+    uses_neighborhood = False
+
+    def fit(self, tuples: Tuples, quantile: float) -> "AnchorError":
+        del tuples, quantile
+        return self
+
+    def __call__(self, features: Features, quantile: float | None = None) -> np.ndarray:
+        del quantile
+        return features.anchor_error
+
+
+@dataclass(frozen=True)
+class DistanceRegion:
+    """Queries whose support distance is at most a quantile of the interpolating tuples: a safe region of one score."""
+
+    quantile: float = 0.95
+    threshold: float = 1.0
+
+    def fit(self, tuples: Tuples) -> "DistanceRegion":
+        distance = tuples.relation.support_distance[tuples.interpolating]
+        return replace(self, threshold=float(inverse_cdf_quantile(distance, self.quantile)))
+
+    def support_score(self, features: Features) -> np.ndarray:
+        return features.support_distance / self.threshold
+
+    def explain(self, features: Features, names: Any = None) -> str:
+        del features, names
+        return "the distance to the nearest training points decides"
+
+
+@dataclass
+class Rival:
+    """A bound of the errors of a GeoQ's surrogate, fitted to its held-out errors; the given GeoQ is not changed.
+
+    A subclass has ``learn(tuples, x, y)`` and ``bound(features)``. The tuples have the weights ``weights(tuples)``.
+    """
 
     geoq: GeoQ
+    quantile: float = QUANTILE
+    weights: TupleWeights = equal_tuples
 
-    @classmethod
-    def fit(
-        cls, geoq: GeoQ, x: Array, y: Array, groups: Sequence[Any] | None
-    ) -> "CrossFitted":
-        """Fit a copy of GeoQ without an increment; the given GeoQ is not changed."""
-        return cls(
-            replace(geoq, increment_model=NoIncrement()).fit(x, y, groups=groups)
+    def fit(self, x: Any, y: Any, groups: Any = None) -> "Rival":
+        known = replace(self.geoq, bound_model=AnchorError()).fit(
+            x, y, groups=groups, progress=None
         )
+        self.known_ = known.fitted_
+        self.weight_ = self.weights(self.known_.tuples)
+        self.learn(self.known_.tuples, x, y)
+        return self
 
-    @property
-    def calibration(self) -> CalibrationSet:
-        """Held-out errors and their features, all folds together."""
-        return self.geoq.calibration_
+    def predict(self, x: Any) -> Bound:
+        """The surrogate's predictions with their bounds."""
+        parts = [view.features for _, view in self.known_.views(self.known_.rows_of(x))]
+        bounds = [self.bound(features).astype(features.prediction.dtype) for features in parts]
+        both = np.concatenate([f.prediction for f in parts]), np.concatenate(bounds)
+        return Bound(*(restore(part, x) for part in both))
 
-    def normalized(self, x: Array) -> Float[Tensor, " n *coordinates"]:
-        """Standardised inputs nu(x), in which GeoQ measures support distances."""
-        coordinates = self.geoq.coordinates_
-        return coordinates(to_tensor(x, "x").to(coordinates.mean))
+    def factor(self, error: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """The conformal factor with the weights of the tuples."""
+        return conformal_factor(error, scale, self.quantile, self.weight_)
 
-    def view(self, x: Array) -> GeometricFeatures:
-        """Features of queries, as tensors of the calibration's precision and device."""
-        answer = self.geoq.assess(x)
-        like = self.calibration.error
-        displacement, support_distance, anchor_error, prediction = (
-            to_tensor(part, "a feature").to(like)
-            for part in (
-                answer.features.displacement,
-                answer.features.support_distance,
-                answer.anchor_error,
-                answer.prediction,
-            )
-        )
-        return GeometricFeatures(
-            displacement,
-            support_distance,
-            anchor_error,
-            prediction,
-            self.normalized(x).to(like),
-        )
+    def learn(self, tuples: Tuples, x: Any, y: Any) -> None:
+        raise NotImplementedError
 
-    @staticmethod
-    def bound(features: GeometricFeatures, error_hat: Tensor, like: Array) -> Bound:
-        """The surrogate's predictions with their bounds, in the user's kind of array."""
-        return Bound(
-            restore(features.prediction, like),
-            restore(error_hat, like),
-        )
+    def bound(self, features: Features) -> np.ndarray:
+        raise NotImplementedError

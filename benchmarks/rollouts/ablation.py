@@ -1,55 +1,59 @@
-"""The paper's ablation of the additive recursion, and other ways to train it."""
+"""The paper's ablation of the additive recursion on the Kuramoto-Sivashinsky equation, one choice at a time.
+
+    python -m benchmarks.rollouts.ablation --seeds 20 21 22 --jobs 6
+    python -m benchmarks.rollouts.ablation --small
+
+Each row varies one choice; the sum and the capped sum are measured.
+"""
 
 import time
 from functools import partial
 
-import torch
-from threadpoolctl import threadpool_limits
+import numpy as np
 
-from benchmarks.paper_numbers import PAPER
-from benchmarks.record import QUANTILE, trainings
-from benchmarks.rollouts.data import HIDDEN, load, recipe_of
-from benchmarks.rollouts.methods import (
-    FixedSteps,
-    Remembered,
-    RolledOut,
-    StoppedByRollouts,
-    capped,
-)
+from benchmarks.paper import PAPER
+from benchmarks.rollouts.data import SMALL, Settings, load, recipe_of
+from benchmarks.rollouts.methods import RecordedSum, Remembered, RolledOut, capped
 from benchmarks.rollouts.scores import Clock
-from geoq import ClusterFolds, RolloutGeoQ, identity
-from geoq.rollout import AdditiveRecursion
+from benchmarks.runs import Benchmark, parser_of, run
+from geoq import ClusterFolds, RolloutGeoQ, Training
+from geoq.data.metric import identity
 
-# The parts of the choices, which use different folds or add up to a long run; the longest one runs first.
-PARTS = ("K_f = 20", "K_f = 5", "K_f = 10", "training", "K_f = 2")
-INITIAL = "initial weights"
-
-
-def part_of(name):
-    """The part that a choice belongs to."""
-    if name.startswith("K_f"):
-        return name
-    paper = name in PAPER["kuramoto_sivashinsky_ablation"]
-    return "K_f = 5" if paper else "training"
+TIME_STEPS = ("dt=0.25", "dt=0.05")
+SETTINGS = {False: Settings(), True: SMALL}
+N_FOLDS = {f"K_f = {n}": n for n in (2, 10, 20)}
+CHOICES = list(PAPER["kuramoto_sivashinsky_ablation"])
 
 
 def absolute_displacement(features):
-    displacement = features.displacement.flatten(start_dim=2).abs()
-    return torch.cat([displacement, features.support_distance[..., None]], dim=2)
+    return _joined(abs(features.displacement), features)
 
 
 def length_of_displacement(features):
-    length = features.displacement.flatten(start_dim=2).norm(dim=2, keepdim=True)
-    return torch.cat([length, features.support_distance[..., None]], dim=2)
+    return _joined(np.linalg.norm(_flat(features.displacement), axis=2, keepdims=True), features)
 
 
 def displacement_alone(features):
-    return features.displacement.flatten(start_dim=2)
+    return _flat(features.displacement)
+
+
+def _flat(values):
+    return values.reshape(*values.shape[:2], -1)
+
+
+def _joined(values, features):
+    return np.concatenate([_flat(values), features.support_distance[..., None]], axis=2)
+
+
+def training_of(settings):
+    """The default training of the sum, or a short one."""
+    known = settings.increment_training
+    return known or Training(n_steps=1500, batch_size=16, check_every=10, patience=30)
 
 
 def choices(surrogate, seed, settings):
-    """Arguments of RolloutGeoQ for each row of the paper's table and four more; each row varies one choice."""
-    form = partial(AdditiveRecursion, QUANTILE, training=settings.increment_training)
+    """Arguments of RolloutGeoQ for each row of the paper's table ; each row varies one choice."""
+    form = partial(RecordedSum, training=training_of(settings))
     default = {
         "representation": surrogate.encoder,
         "scheme": form(),
@@ -57,70 +61,56 @@ def choices(surrogate, seed, settings):
         "folds": ClusterFolds(5, random_state=seed),
     }
     varied = {
-        "phi = encoder, psi = (dz, dd), k_a = 50, K_f = 5": {},
         "phi = identity": {"representation": identity},
         "psi = (abs dz, dd)": {"scheme": form(psi=absolute_displacement)},
         "psi = (length of dz, dd)": {"scheme": form(psi=length_of_displacement)},
         "psi = dz": {"scheme": form(psi=displacement_alone)},
-        "k_a = 1": {"n_anchors": 1},
-        "k_a = 10": {"n_anchors": 10},
-        "k_a = 100": {"n_anchors": 100},
-        **{
-            f"K_f = {n_folds}": {"folds": ClusterFolds(n_folds, random_state=seed)}
-            for n_folds in (2, 10, 20)
-        },
-        **{
-            name: {"scheme": scheme(QUANTILE, training=settings.increment_training)}
-            for name, scheme in {
-                INITIAL: partial(FixedSteps, n_fixed=0),
-                "trained for a fixed number of steps": partial(
-                    FixedSteps, n_fixed=settings.n_fixed
-                ),
-                "stopped by rollouts of all folds": StoppedByRollouts,
-                "h with the widths of the surrogate": partial(
-                    AdditiveRecursion, hidden=HIDDEN
-                ),
-            }.items()
-        },
+        **{f"k_a = {n}": {"n_anchors": n} for n in (1, 10, 100)},
+        **{name: {"folds": ClusterFolds(n, random_state=seed)} for name, n in N_FOLDS.items()},
     }
-    return {name: default | change for name, change in varied.items()}
+    return {name: default | varied.get(name, {}) for name in CHOICES}
 
 
-def ablate(dt, seed, settings, part):
-    """Rows of one part of the ablation, for the sum and the capped sum; the parts use different folds."""
-    torch.set_num_threads(1)
-    with threadpool_limits(1):
-        data = load(dt, seed, settings)
-        recipe = recipe_of(settings, seed)
-        remembered = Remembered(recipe)
-        started = time.perf_counter()
-        surrogate = remembered([data.train])
-        clock = Clock(time.perf_counter() - started, data, settings, dt, seed)
-        clock.own_rollout(RolledOut(surrogate, settings.n_test))
-        rows = []
-        for name, change in choices(surrogate, seed, settings).items():
-            if part_of(name) != part:
-                continue
-            # The total number of rollouts does not depend on the number of folds.
-            n_starts = -(-5 * settings.n_starts // change["folds"].n_folds)
-            # Variants with the same folds share their trainings; other folds are trained together.
-            variant = RolloutGeoQ(
-                surrogate,
-                remembered if part in ("K_f = 5", "training") else recipe,
-                n_calibration=settings.n_calibration,
-                n_starts=n_starts,
-                **change,
-            )
-            seconds = clock.of(lambda v=variant: v.fit(data.train), remembered)
-            started = time.perf_counter()
-            a = variant.assess(data.x0, settings.n_test)
-            asking = time.perf_counter() - started
-            for setting, bound in (
-                (f"sum, dt={dt}", a),
-                (f"capped sum, dt={dt}", capped(a, variant)),
-            ):
-                line = clock.row(name, bound, a.safe, seconds, asking)
-                line |= {"setting": setting, "part": part} | trainings(variant)
-                line["n_steps"] = variant.scheme_.n_steps_
-                rows.append(line)
-        return rows
+def measure(problem, seed, wanted, *, small=False):
+    """Rows of some choices, for the sum and the capped sum."""
+    settings = SETTINGS[small]
+    data, recipe = load(float(problem[3:]), seed, settings), recipe_of(settings, seed)
+    remembered, started = Remembered(recipe), time.perf_counter()
+    surrogate = remembered([data.train])
+    clock = Clock(time.perf_counter() - started, data, settings, problem, seed)
+    clock.own_rollout(RolledOut(surrogate, settings.n_test))
+    rows = []
+    for name, change in choices(surrogate, seed, settings).items():
+        if name not in wanted:
+            continue
+        # The total number of rollouts does not depend on the number of folds.
+        n_starts = -(-5 * settings.n_starts // change["folds"].n_folds)
+        # Variants with the same folds share their trainings; other folds are trained together.
+        train = recipe if name in N_FOLDS else remembered
+        sizes = {"n_calibration": settings.n_calibration, "n_starts": n_starts}
+        variant = RolloutGeoQ(surrogate, train, **sizes, **change)
+        seconds = clock.timed(lambda v=variant: v.fit(data.train, progress=None), remembered)[1]
+        answer, asking = clock.timed(lambda v=variant: v.assess(data.x0, settings.n_test))
+        for form, bound in (("sum", answer), ("capped sum", capped(answer, variant.fitted_))):
+            line = clock.row(name, bound, answer.safe, seconds, asking)
+            about = {"problem": problem, "setting": f"{form}, {problem}"}
+            rows.append(line | about | {"n_steps": variant.fitted_.bound.n_steps})
+    return rows
+
+
+BENCHMARK = Benchmark(
+    "kuramoto_sivashinsky_ablation",
+    TIME_STEPS,
+    measure,
+    lambda _: CHOICES,
+    (20, 21, 22),
+    TIME_STEPS[:1],
+)
+
+
+def main(words=None):
+    return run(BENCHMARK, parser_of(__doc__).parse_args(words))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,14 +1,12 @@
 """Snapshots of the Kuramoto-Sivashinsky equation, and the recipe of the network that steps it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
-from benchmarks.solvers import etdrk4
-from geoq import Training
-from geoq.nets.mlp import MLP
-from geoq.rollout import AdditiveRecursion, TrainRollout
+from benchmarks.solvers import kuramoto_sivashinsky
+from geoq import MLP, Training, TrainRollout
 
 LENGTH, N_POINTS, INNER_STEP, TRANSIENT = 22.0, 64, 0.05, 200.0
 HIDDEN, N_ENCODER_LAYERS = (128, 128, 16, 128, 128), 3
@@ -28,16 +26,11 @@ class Settings:
     n_gp_samples: int = 20
     n_passes: int = 20
     n_members: int = 5
-    training: Training = field(
-        default_factory=lambda: Training(n_steps=5000, patience=30)
-    )
+    training: Training = field(default_factory=lambda: Training(n_steps=5000, patience=30))
     fine_tuning: Training = field(
-        default_factory=lambda: Training(
-            n_steps=500, learning_rate=3e-4, check_every=50
-        )
+        default_factory=lambda: Training(n_steps=500, learning_rate=3e-4, check_every=50)
     )
-    increment_training: Training = AdditiveRecursion().training
-    n_fixed: int = 1500
+    increment_training: Training | None = None
     n_member_jobs: int = 3
 
 
@@ -55,19 +48,13 @@ SMALL = Settings(
     training=Training(n_steps=40, check_every=20),
     fine_tuning=Training(n_steps=10, check_every=10),
     increment_training=Training(n_steps=20, batch_size=16, check_every=10),
-    n_fixed=30,
     n_member_jobs=1,
 )
 
 
 def later(u, time, step=INNER_STEP, length=LENGTH):
     """States after a time, computed with steps of about ``step``."""
-    n_steps = max(1, round(time / step))
-
-    def linear(wave):
-        return wave**2 - wave**4
-
-    return etdrk4(u, length=length, linear=linear, dt=time / n_steps, n_steps=n_steps)
+    return kuramoto_sivashinsky(u, time, max(1, round(time / step)), length)
 
 
 def snapshots(dt, seed, n_snapshots):
@@ -105,17 +92,11 @@ def load(dt, seed, settings):
 
 def network(dropout=0.0):
     return MLP(
-        N_POINTS,
-        N_POINTS,
-        hidden=HIDDEN,
-        n_encoder_layers=N_ENCODER_LAYERS,
-        dropout=dropout,
+        N_POINTS, N_POINTS, hidden=HIDDEN, n_encoder_layers=N_ENCODER_LAYERS, dropout=dropout
     )
 
 
 def recipe_of(settings, seed, dropout=0.0):
-    training, fine_tuning = settings.training, settings.fine_tuning
-    recipe = TrainRollout(
-        partial(network, dropout), training=training, fine_tuning=fine_tuning
-    )
-    return recipe.with_seed(seed)
+    training = replace(settings.training, random_state=seed)
+    make = partial(network, dropout)
+    return TrainRollout(make, training=training, fine_tuning=settings.fine_tuning)

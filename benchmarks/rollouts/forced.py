@@ -7,21 +7,17 @@ Every seed has its own training trajectories and 300 new rollouts per setting. I
 large, and the parameter lies outside its range in the data. Random features are the surrogate.
 """
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks import record
-from benchmarks.record import QUANTILE
 from benchmarks.rollouts.trusted_horizon import least_squares
-from benchmarks.solvers import runge_kutta
+from benchmarks.runs import Benchmark, parser_of, run
+from benchmarks.solvers import lorenz63, runge_kutta, until
 from geoq import RolloutGeoQ
 
 N_RUNS, N_TIMES, N_FRESH, N_STEPS, N_TRANSIENT = 25, 300, 300, 60, 200
-N_SEEDS = 3
 LOW, HIGH = 24.0, 34.0
 
 
@@ -31,9 +27,7 @@ def duffing(u, f):
 
 
 def lorenz(u, rho):
-    x, y, z = np.moveaxis(u, -1, 0)
-    change = 10 * (y - x), x * (rho[..., 0] - z) - y, x * y - 8 / 3 * z
-    return np.stack(change, axis=-1)
+    return lorenz63(u, rho[..., 0])
 
 
 def random_force(rng, n, n_times, size=1.0):
@@ -63,9 +57,7 @@ class System:
 
     def trajectories(self, rng, forcing):
         """States after the transient, and their forcing."""
-        states = [
-            np.array(self.start) + rng.standard_normal((len(forcing), len(self.start)))
-        ]
+        states = [np.array(self.start) + rng.standard_normal((len(forcing), len(self.start)))]
         for t in range(forcing.shape[1] - 1):
 
             def slope(u, f=forcing[:, t]):
@@ -75,7 +67,7 @@ class System:
         return np.stack(states, axis=1)[:, N_TRANSIENT:], forcing[:, N_TRANSIENT:]
 
 
-SYSTEMS = (
+_SYSTEMS = (
     System(
         "Duffing oscillator, random force",
         duffing,
@@ -99,6 +91,8 @@ SYSTEMS = (
     ),
 )
 
+SYSTEMS = {system.name: system for system in _SYSTEMS}
+
 
 def train(segments):
     """Random features of the state and the forcing for the change of the state."""
@@ -116,13 +110,14 @@ def train(segments):
     return lambda u, f: u + design(np.hstack([u, f])) @ weights
 
 
-def measure(system, seed):
+def measure(problem, seed, wanted, *, small=False):
     """One row for the data's own forcing and one for each shifted forcing."""
-    rng = np.random.default_rng([seed, 1])
+    del wanted, small
+    system, rng = SYSTEMS[problem], np.random.default_rng([seed, 1])
     forcing = system.forcing(rng, N_RUNS, N_TRANSIENT + N_TIMES)
     states, given = system.trajectories(rng, forcing)
     geoq = RolloutGeoQ(None, train, n_calibration=N_STEPS)
-    geoq.fit([*states], forcing=[*given])
+    geoq.fit([*states], forcing=[*given], progress=None)
     rows = []
     for name, draw in {"as in the data": system.forcing, **system.shifts}.items():
         drawn = draw(rng, N_FRESH, N_TRANSIENT + N_STEPS + 1)
@@ -130,7 +125,7 @@ def measure(system, seed):
         a = geoq.assess(truth[:, 0], N_STEPS, system.tolerance, forcing=along[:, :-1])
         error = abs(truth[:, 1:] - a.prediction)
         covered = error <= a.error_hat
-        kept = (~(error > system.tolerance).any(axis=2)).cumprod(axis=1).sum(axis=1)
+        kept = until((error <= system.tolerance).all(axis=2))
         by_coordinate = covered.mean(axis=(0, 1))
         rows.append(
             {
@@ -142,9 +137,7 @@ def measure(system, seed):
                 "least": float(by_coordinate.min()),
                 "most": float(by_coordinate.max()),
                 "safe": float(a.safe.mean()),
-                "safe_coverage": float(covered[a.safe].mean())
-                if a.safe.any()
-                else None,
+                "safe_coverage": float(covered[a.safe].mean()) if a.safe.any() else None,
                 "supported": float(a.supported_horizon.mean()),
                 "trusted": float(a.trusted_horizon.mean()),
                 "kept": float(kept.mean()),
@@ -154,40 +147,13 @@ def measure(system, seed):
     return rows
 
 
-def summary(rows):
-    """Markdown table of the means over the seeds; coverage of the coordinates from the least to the largest."""
-    lines = [
-        "| system | forcing | coverage of the coordinates | safe steps | coverage in safe steps | trusted steps | steps within the tolerance | broken |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for setting, forcing in dict.fromkeys((r["setting"], r["forcing"]) for r in rows):
-        here = [r for r in rows if (r["setting"], r["forcing"]) == (setting, forcing)]
-        mean = {
-            key: np.mean([r[key] for r in here]) for key in here[0] if key in NUMBERS
-        }
-        inside = [r["safe_coverage"] for r in here if r["safe_coverage"] is not None]
-        safe = f"{np.mean(inside):.3f}" if inside else "-"
-        lines.append(
-            f"| {setting} | {forcing} | {mean['least']:.3f} to {mean['most']:.3f} | {mean['safe']:.3f} | {safe} | {mean['trusted']:.1f} | "
-            f"{mean['kept']:.1f} | {mean['broken']:.3f} |"
-        )
-    return "\n".join(lines)
+BENCHMARK = Benchmark(
+    "forced", list(SYSTEMS), measure, lambda _: ["GeoQ"], range(3), list(SYSTEMS)[:1]
+)
 
 
-NUMBERS = ("least", "most", "safe", "trusted", "kept", "broken")
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="one system, one seed")
-    parser.add_argument("--out", type=Path, help="where to write the results")
-    arguments = parser.parse_args()
-    runs = [(system, seed) for system in SYSTEMS for seed in range(N_SEEDS)]
-    if arguments.small:
-        runs = runs[:1]
-    rows = [row for run in runs for row in measure(*run)]
-    print(summary(rows))
-    print(record.write("forced", rows, arguments.out, quantile=QUANTILE))
+def main(words=None):
+    return run(BENCHMARK, parser_of(__doc__).parse_args(words))
 
 
 if __name__ == "__main__":

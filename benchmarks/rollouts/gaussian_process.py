@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from geoq.baselines.bound import GAUSSIAN_95, Bound, spread
-from geoq.representation import Standardization
+from benchmarks.rivals.cross_fitted import Bound
+from benchmarks.rivals.gaussian_process import GAUSSIAN_95
+from benchmarks.rivals.networks import spread
 
 # Length scales and noise-to-signal ratios of the search, as powers of 2 and of 10: from, to, step. The smallest ratio is
 # the limit of double precision.
@@ -43,8 +44,10 @@ class StepProcess:
 
     def fit(self, x, y):
         x, y = x[:: self.every], y[:: self.every]
-        self.inputs_, self.outputs_ = Standardization.fit(x), Standardization.fit(y)
-        points, targets = self.inputs_(x), self.outputs_(y)
+        self.inputs_, self.outputs_ = ((p.mean(0), p.std(0, correction=0)) for p in (x, y))
+        points, targets = (
+            (part - mean) / scale for part, (mean, scale) in ((x, self.inputs_), (y, self.outputs_))
+        )
         rows = torch.linspace(0, len(x) - 1, min(self.n_searched, len(x))).long()
         self.found_ = self.known or self._search(points[rows], targets[rows])
         self.length_, self.ratio_, self.signal_ = self.found_
@@ -56,18 +59,16 @@ class StepProcess:
 
     def __call__(self, states):
         """Mean and standard deviation of the next states."""
-        correlation = self._correlation(self.inputs_(states), self.points_)
+        mean, scale = self.inputs_
+        correlation = self._correlation((states - mean) / scale, self.points_)
         half = torch.linalg.solve_triangular(self.factor_, correlation.T, upper=False)
         unexplained = (1 - (half**2).sum(dim=0)).clamp(min=0)
         deviation = (self.signal_ * (unexplained + self.ratio_)).sqrt()
-        scale = self.outputs_.scale
-        mean = self.outputs_.mean + scale * (correlation @ self.weights_)
-        return mean, scale * deviation[:, None]
+        centre, scale = self.outputs_
+        return centre + scale * (correlation @ self.weights_), scale * deviation[:, None]
 
     def _correlation(self, queries, points):
-        apart = torch.cdist(
-            queries, points, compute_mode="donot_use_mm_for_euclid_dist"
-        )
+        apart = torch.cdist(queries, points, compute_mode="donot_use_mm_for_euclid_dist")
         return torch.exp(-(apart**2) / (2 * self.length_**2))
 
     def _search(self, points, targets):
@@ -81,9 +82,7 @@ class StepProcess:
             shifted = values.clamp(min=0) + ratios[:, None]
             squares = ((vectors.T @ targets) ** 2).sum(dim=1)
             energy = (squares / shifted).sum(dim=1)
-            signal = torch.maximum(
-                energy / targets.numel(), self.noise_lower_bound / ratios
-            )
+            signal = torch.maximum(energy / targets.numel(), self.noise_lower_bound / ratios)
             deviance = targets.numel() * signal.log() + energy / signal
             deviance += n_outputs * shifted.log().sum(dim=1)
             best = int(deviance.argmin())

@@ -1,8 +1,7 @@
 """The paper's second problem: rollouts of a network that steps the Kuramoto-Sivashinsky equation.
 
-    python -m benchmarks.rollouts.kuramoto_sivashinsky --jobs 16 --device cuda  # both time steps, 3 seeds, all methods
-    python -m benchmarks.rollouts.kuramoto_sivashinsky --ablation --jobs 16     # the paper's ablation, 3 seeds
-    python -m benchmarks.rollouts.kuramoto_sivashinsky --small                  # short data and trainings: within a minute
+    python -m benchmarks.rollouts.kuramoto_sivashinsky --seeds 20 21 22 --jobs 6 --device cuda
+    python -m benchmarks.rollouts.kuramoto_sivashinsky --small
 
 The network learns 4000 snapshots (L = 22, 64 points, scaled to [0, 1] by their range) and is rolled out for 600 steps
 from 10 initial states after them; calibration rollouts have 300 steps. The paper gives no time step, and the results
@@ -10,33 +9,24 @@ depend on it: with dt = 0.25 the training data cover the attractor, with dt = 0.
 
 Methods that calibrate on held-out rollouts use the same fold networks. "One number per horizon" and "Horizon x
 climatology" are simple rivals; they use the calibration rollouts of the default or, in the rows marked "(clusters)", of
-the paper's cluster folds.
-
-", scaled per step" multiplies the bound of a baseline by a factor per step, calibrated on the same held-out rollouts.
-
-The results file is written after each task (part, time step and seed); a rerun with the same code measures the missing
-tasks. The networks are trained on the CPU, one process per task; ``--device cuda`` moves the Gaussian process to the GPU.
+the paper's cluster folds. ", scaled per step" multiplies the bound of a baseline by a factor per step, calibrated on the same held-out
+rollouts. The networks are trained on the CPU; ``--device cuda`` moves the Gaussian process to the GPU.
 """
 
-import argparse
 import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
-from joblib import Parallel, delayed
-from threadpoolctl import threadpool_limits
 
-from benchmarks import record
-from benchmarks.record import QUANTILE
-from benchmarks.rollouts import ablation
-from benchmarks.rollouts.data import SMALL, Settings, load, recipe_of
+from benchmarks.rivals import DeepEnsemble, MCDropout
+from benchmarks.rollouts.ablation import SETTINGS, TIME_STEPS, training_of
+from benchmarks.rollouts.data import load, recipe_of
 from benchmarks.rollouts.gaussian_process import NOISE, SampledProcess, StepProcess
 from benchmarks.rollouts.methods import (
+    SIMPLE,
     ChosenProcess,
-    HorizonTimesClimatology,
-    OneNumberPerHorizon,
+    RecordedSum,
     Remembered,
     RolledOut,
     RolloutConformal,
@@ -49,137 +39,115 @@ from benchmarks.rollouts.methods import (
     with_scheme,
 )
 from benchmarks.rollouts.scores import Clock
-from geoq import ClusterFolds, CombinedFolds, RolloutGeoQ, SafeRegion, TemporalFolds
-from geoq.baselines import DeepEnsemble, MCDropout
-from geoq.rollout import AdditiveRecursion, SaturatingGrowth
+from benchmarks.runs import Benchmark, parser_of, run
+from geoq import ClusterFolds, CombinedFolds, RolloutGeoQ, TemporalFolds
+from geoq.parts import PaperRegion, SaturatingGrowth
 
-TIME_STEPS = (0.25, 0.05)
-SEEDS = 3
-# The parts of the methods; the longest one runs first.
-CALIBRATED = "calibrated on rollouts"
 LITTLE_NOISE = "GP, noise 1e-10"
-PARTS = ("Deep ensemble", CALIBRATED, "MC dropout", LITTLE_NOISE, "GP")
-ORDER = (CALIBRATED, "GP", LITTLE_NOISE, "MC dropout", "Deep ensemble")
+ON_CLUSTERS = [f"{name} (clusters)" for name in SIMPLE]
+CONFORMAL = {"Conformal (per coordinate)": False, "Conformal (per step and coordinate)": True}
+# The methods that one fit of GeoQ gives, and the methods with samples of their own.
+FITS = {
+    "GeoQ": ["GeoQ", "GeoQ (geometry off)", *SIMPLE],
+    "GeoQ (clusters)": ["GeoQ (clusters)", *ON_CLUSTERS],
+    "GeoQ (blocks and clusters)": ["GeoQ (blocks and clusters)"],
+    "GeoQ (paper)": ["GeoQ (paper)", "GeoQ (paper, capped)"],
+}
+SAMPLED = ("MC dropout", "Deep ensemble", LITTLE_NOISE)
+METHODS = [m for of in FITS.values() for m in of] + [*CONFORMAL, "GP"]
+METHODS += [name for method in SAMPLED for name in (method, f"{method}, scaled per step")]
 # Tolerance of the trusted horizon, in units of the range of the data.
 TOLERANCE = 0.5
 
 
-# One part of the methods, for one time step and one seed.
+def measure(problem, seed, wanted, *, small=False, device="cpu", pictures=None):
+    """Rows of some methods; draws pictures if a folder is given."""
+    settings = SETTINGS[small]
+    data, recipe = load(float(problem[3:]), seed, settings), recipe_of(settings, seed)
+    remembered, started = Remembered(recipe), time.perf_counter()
+    surrogate = recipe([data.train])
+    clock = Clock(time.perf_counter() - started, data, settings, problem, seed)
+    clock.own_rollout(RolledOut(surrogate, settings.n_test))
+    rows, answers = [], {}
+    for name, estimator in estimators(surrogate, remembered, settings, seed).items():
+        if set(FITS[name]) & set(wanted):
+            found, answers[name] = of_fit(clock, name, estimator, remembered)
+            rows += found
+    for name, per_step in CONFORMAL.items():
+        if name in wanted:
+            conformal = RolloutConformal(remembered, settings, per_step=per_step)
+            rows.append(scored(clock, name, conformal, remembered)[0])
+    if "GP" in wanted:
+        rows.append(chosen_process(clock, device, remembered))
+    for name in SAMPLED:
+        if {name, f"{name}, scaled per step"} & set(wanted):
+            rows += sampled(clock, name, recipe, device)
+    if pictures:
+        draw(pictures, problem, data, answers)
+    return [row for row in rows if row["method"] in wanted]
 
 
-def run(dt, seed, part, settings, device, pictures):
-    """Rows of the methods of one part; draws pictures if a folder is given."""
-    torch.set_num_threads(1)
-    with threadpool_limits(1):
-        data = load(dt, seed, settings)
-        remembered = Remembered(recipe_of(settings, seed))
-        started = time.perf_counter()
-        surrogate = remembered.recipe([data.train])
-        clock = Clock(time.perf_counter() - started, data, settings, dt, seed)
-        clock.own_rollout(RolledOut(surrogate, settings.n_test))
-        if part == CALIBRATED:
-            rows = calibrated(clock, surrogate, remembered, pictures)
-        else:
-            rows = sampled(clock, part, remembered.recipe, device)
-        return [row | {"part": part} for row in rows]
-
-
-def calibrated(clock, surrogate, remembered, pictures):
-    """Rows of the bounds that are calibrated on rollouts of one network."""
-    data, settings, seed = clock.data, clock.settings, clock.seed
-    calibrate = partial(
-        RolloutGeoQ,
-        surrogate,
-        remembered,
-        n_calibration=settings.n_calibration,
-        n_starts=settings.n_starts,
-    )
+def estimators(surrogate, remembered, settings, seed):
+    """The default with three kinds of folds, and the paper's form."""
+    sizes = {"n_calibration": settings.n_calibration, "n_starts": settings.n_starts}
+    calibrate = partial(RolloutGeoQ, surrogate, remembered, **sizes)
     clusters = ClusterFolds(5, random_state=seed)
     paper = calibrate(
-        scheme=AdditiveRecursion(QUANTILE, training=settings.increment_training),
+        scheme=RecordedSum(training=training_of(settings)),
         representation=surrogate.encoder,
         folds=clusters,
         n_anchors=50,
-        safe_region=SafeRegion(),
+        safe_region=PaperRegion(),
     )
-    rows, assessments = [], {}
-
-    def answer(name, fitted, seconds):
-        started = time.perf_counter()
-        assessments[name] = fitted.assess(data.x0, settings.n_test, TOLERANCE)
-        asking = time.perf_counter() - started
-        safe, course = assessments[name].safe, record.trainings(fitted)
-        line = clock.row(name, assessments[name], safe, seconds, asking)
-        rows.append(line | course)
-        if name == "GeoQ (paper)":
-            cut = capped(assessments[name], fitted)
-            line = clock.row("GeoQ (paper, capped)", cut, safe, seconds, asking)
-            rows.append(line | course)
-
-    rivals = {
-        "One number per horizon": OneNumberPerHorizon(),
-        "Horizon x climatology": HorizonTimesClimatology(),
-    }
-    for name, variant, others in (
-        (
-            "GeoQ",
-            calibrate(),
-            {
-                "GeoQ (geometry off)": SaturatingGrowth(QUANTILE, exponents=(0.0,)),
-                **rivals,
-            },
-        ),
-        (
-            "GeoQ (clusters)",
-            calibrate(folds=clusters),
-            {f"{rival} (clusters)": scheme for rival, scheme in rivals.items()},
-        ),
-        (
-            "GeoQ (blocks and clusters)",
-            calibrate(folds=CombinedFolds(TemporalFolds(5), clusters)),
-            {},
-        ),
-        ("GeoQ (paper)", paper, {}),
-    ):
-        seconds = clock.of(lambda v=variant: v.fit(data.train), remembered)
-        answer(name, variant, seconds)
-        for other, scheme in others.items():
-            answer(other, with_scheme(variant, scheme), seconds)
-    for name, per_step in (
-        ("Conformal (per coordinate)", False),
-        ("Conformal (per step and coordinate)", True),
-    ):
-        conformal = RolloutConformal(remembered, settings, per_step=per_step)
-        rows.append(scored(clock, name, conformal, remembered)[0])
-    if pictures:
-        ours, theirs = assessments["GeoQ"], assessments["GeoQ (paper)"]
-        draw(pictures, clock.dt, data, ours, theirs)
-    return rows
+    both = CombinedFolds(TemporalFolds(5), clusters)
+    of_folds = calibrate(), calibrate(folds=clusters), calibrate(folds=both)
+    return dict(zip(FITS, (*of_folds, paper), strict=True))
 
 
-def sampled(clock, part, recipe, device):
+def of_fit(clock, name, estimator, remembered):
+    """Rows of an estimator and of what is fitted to the same calibration rollouts, and the answer of the estimator."""
+    data, n_steps = clock.data, clock.settings.n_test
+    _, seconds = clock.timed(lambda: estimator.fit(data.train, progress=None), remembered)
+    fitted, rows = estimator.fitted_, []
+
+    def ask(own):
+        return clock.timed(lambda: own.assess(data.x0, n_steps, TOLERANCE, None))
+
+    answer, asking = ask(fitted)
+    courses = [vars(course) for course in getattr(estimator.scheme, "courses", [])]
+    course = {"trainings": courses} if courses else {}
+    rows.append(clock.row(name, answer, answer.safe, seconds, asking) | course)
+    if name == "GeoQ (paper)":
+        cut = capped(answer, fitted)
+        rows.append(clock.row(FITS[name][1], cut, answer.safe, seconds, asking) | course)
+        return rows, answer
+    others = dict(zip(ON_CLUSTERS, SIMPLE.values(), strict=True))
+    if name == "GeoQ":
+        others = {"GeoQ (geometry off)": SaturatingGrowth(exponents=(0.0,)), **SIMPLE}
+    for other in (m for m in FITS[name] if m in others):
+        own, asking = ask(with_scheme(fitted, others[other]))
+        rows.append(clock.row(other, own, own.safe, seconds, asking))
+    return rows, answer
+
+
+def sampled(clock, name, recipe, device):
     """Rows of a baseline that predicts with the mean of several rollouts, and of the same baseline scaled per step."""
     settings, seed, n_steps = clock.settings, clock.seed, clock.settings.n_test
-    if part == "GP":
-        return [chosen_process(clock, device, Remembered(recipe))]
-    if part == LITTLE_NOISE:
+    if name == LITTLE_NOISE:
         process = StepProcess(settings.n_gp_searched)
         baseline = SampledProcess(process, settings.n_gp_samples, n_steps, device, seed)
         fit_folds = partial(folds_of_pairs, baseline)
-    elif part == "MC dropout":
+    elif name == "MC dropout":
         whole = WholeRollout(recipe_of(settings, seed, dropout=0.1), n_steps)
-        passes = settings.n_passes
-        baseline = MCDropout(whole, n_passes=passes, random_state=seed)
+        baseline = MCDropout(whole, settings.n_passes, seed)
         fit_folds = partial(folds_of_dropout, baseline)
     else:
         whole = WholeRollout(recipe, n_steps)
-        members = settings.n_members
-        baseline = DeepEnsemble(whole, members, random_state=1000 * (seed + 1))
+        baseline = DeepEnsemble(whole, settings.n_members, 1000 * (seed + 1))
         fit_folds = partial(folds_of_ensembles, baseline, settings.n_member_jobs)
-    raw, seconds = scored(clock, part, baseline, Remembered(recipe))
+    raw, seconds = scored(clock, name, baseline, None)
     scaled = ScaledPerStep(baseline, fit_folds, settings)
-    name = f"{part}, scaled per step"
-    return [raw, scored(clock, name, scaled, Remembered(recipe), seconds)[0]]
+    return [raw, scored(clock, f"{name}, scaled per step", scaled, None, seconds)[0]]
 
 
 def chosen_process(clock, device, remembered):
@@ -199,28 +167,22 @@ def chosen_process(clock, device, remembered):
 def scored(clock, name, baseline, remembered, before=0.0):
     """Fit a baseline and score it; return the row and the seconds of the fit, with the seconds before it."""
     x, y = clock.data.train[:-1], clock.data.train[1:]
-    seconds = before + clock.of(lambda: baseline.fit(x, y), remembered)
-    started = time.perf_counter()
-    bound = baseline.predict(clock.data.x0)
-    asking = time.perf_counter() - started
+    seconds = before + clock.timed(lambda: baseline.fit(x, y), remembered)[1]
+    bound, asking = clock.timed(lambda: baseline.predict(clock.data.x0))
     return clock.row(name, bound, None, seconds, asking), seconds
 
 
-# Pictures.
-
-
-def draw(folder, dt, data, ours, theirs):
+def draw(folder, problem, data, answers):
     """Draw the paper's figure for the default and for the paper's form, and the trusted horizons."""
     from matplotlib.figure import Figure
 
     from benchmarks import pictures
 
+    dt, ours = problem[3:], answers["GeoQ"]
     folder.mkdir(parents=True, exist_ok=True)
-
-    def save(figure, name):
-        figure.savefig(folder / f"kuramoto-sivashinsky-{name}-{dt:g}.png", dpi=110)
-
-    for name, a in (("default", ours), ("paper", theirs)):
+    titles = {"GeoQ": ("default", "our default"), "GeoQ (paper)": ("paper", "the paper's sum")}
+    for name, (file, title) in titles.items():
+        a = answers[name]
         error = abs(data.truth - a.prediction)
         figure = Figure(figsize=(13, 4), layout="constrained")
         left, *maps = figure.subplots(1, 4, width_ratios=(1.5, 1, 1, 1))
@@ -230,86 +192,28 @@ def draw(folder, dt, data, ours, theirs):
         pictures.space_time(maps[1], a.error_hat[0], most, "estimate")
         flag = np.broadcast_to(a.safe[0][:, None], error[0].shape).astype(float)
         pictures.space_time(maps[2], flag, 1.0, "safe (light)")
-        figure.suptitle(
-            f"Kuramoto-Sivashinsky, dt = {dt:g}: "
-            + ("our default" if name == "default" else "the paper's sum")
-        )
-        save(figure, name)
+        figure.suptitle(f"Kuramoto-Sivashinsky, dt = {dt}: {title}")
+        figure.savefig(folder / f"kuramoto-sivashinsky-{file}-{dt}.png", dpi=110)
     figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
     exceeds = (abs(data.truth - ours.prediction) > TOLERANCE).any(axis=2)
     held = np.where(exceeds.any(axis=1), exceeds.argmax(axis=1), exceeds.shape[1])
-    axes = pictures.trusted_horizons(figure.subplots(), ours.trusted_horizon, held)
-    axes.set_title(f"bounds and errors within {TOLERANCE:g}, dt = {dt:g}", fontsize=10)
-    save(figure, "horizons")
+    pictures.trusted_horizons(axes, ours.trusted_horizon, held)
+    axes.set_title(f"bounds and errors within {TOLERANCE:g}, dt = {dt}", fontsize=10)
+    figure.savefig(folder / f"kuramoto-sivashinsky-horizons-{dt}.png", dpi=110)
 
 
-def place_in_file(row):
-    """Time steps in their order, the sum before the capped sum, then the order of the parts, then seeds."""
-    setting, part = row["setting"], row["part"]
-    place = ORDER.index(part) if part in ORDER else 0
-    is_capped = setting.startswith("capped")
-    return -float(setting.split("dt=")[1]), is_capped, place, row["seed"]
+BENCHMARK = Benchmark(
+    "kuramoto_sivashinsky", TIME_STEPS, measure, lambda _: METHODS, (20, 21, 22), TIME_STEPS[:1]
+)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--small", action="store_true", help="one seed, short data and trainings"
-    )
-    parser.add_argument(
-        "--ablation", action="store_true", help="run the paper's ablation instead"
-    )
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
-    parser.add_argument("--first-seed", type=int, default=0, help="first seed")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument(
-        "--device", default="cpu", help="device of the Gaussian process"
-    )
-    parser.add_argument("--part", choices=PARTS, help="measure these methods only")
-    parser.add_argument("--fresh", action="store_true", help="measure everything again")
-    parser.add_argument("--out", type=Path, help="where to write the results")
-    parser.add_argument("--pictures", type=Path, help="a folder to draw into")
-    arguments = parser.parse_args()
-    settings = SMALL if arguments.small else Settings()
-    problem = "kuramoto_sivashinsky" + ("_ablation" if arguments.ablation else "")
-    file = f"{problem}-small.json" if arguments.small else f"{problem}.json"
-    path = arguments.out or record.RESULTS / file
-    first = arguments.first_seed
-    seeds = range(first, first + (1 if arguments.small else arguments.seeds))
-
-    def pictures_of(seed):
-        return arguments.pictures if seed == first else None
-
-    conditions = {
-        "source": record.source("benchmarks.rollouts.kuramoto_sivashinsky"),
-        "small": arguments.small,
-    }
-    rows = [] if arguments.fresh else record.measured(path, **conditions)
-    done = {(r["part"], r["setting"].split("dt=")[1], r["seed"]) for r in rows}
-    if arguments.ablation:
-        tasks = [
-            delayed(ablation.ablate)(dt, seed, settings, part)
-            for part in ablation.PARTS
-            for seed in seeds
-            for dt in TIME_STEPS
-            if (part, str(dt), seed) not in done
-        ]
-    else:
-        tasks = [
-            delayed(run)(dt, seed, part, settings, arguments.device, pictures_of(seed))
-            for part in ([arguments.part] if arguments.part else PARTS)
-            for seed in seeds
-            for dt in TIME_STEPS
-            if (part, str(dt), seed) not in done
-        ]
-    started = time.perf_counter()
-    parallel = Parallel(n_jobs=arguments.jobs, return_as="generator_unordered")
-    for new in parallel(tasks):
-        rows += new
-        rows.sort(key=place_in_file)
-        record.write(problem, rows, path, **conditions)
-        print(f"{len(rows)} rows, {time.perf_counter() - started:.0f} s", flush=True)
-    print(path)
+def main(words=None):
+    parser = parser_of(__doc__)
+    parser.add_argument("--device", default="cpu", help="device of the Gaussian process")
+    parser.add_argument("--pictures", type=Path, help="a folder to draw into; for one seed")
+    asked = parser.parse_args(words)
+    return run(BENCHMARK, asked, device=asked.device, pictures=asked.pictures)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,25 @@
 """Baselines and simple rivals that bound the errors of rollouts."""
 
 import copy
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
-import torch
 from joblib import Parallel, delayed
 
-from benchmarks.record import QUANTILE, Memo
+from benchmarks.record import QUANTILE
+from benchmarks.rivals.cross_fitted import Bound, conformal_factor
+from benchmarks.rivals.remembered import fingerprint
 from benchmarks.rollouts.data import Settings
 from benchmarks.rollouts.gaussian_process import SampledProcess
-from geoq import TemporalFolds
-from geoq.baselines.bound import Bound
-from geoq.baselines.conformal import conformal_quantile
-from geoq.fold_plan import FoldPlan
-from geoq.quantiles import pinball_loss
-from geoq.rollout import AdditiveRecursion, TrainRollout
-from geoq.rollout.levels import step_factors
-from geoq.rollout.trajectories import Trajectories
+from benchmarks.timing import Memo
+from geoq import TemporalFolds, TrainRollout
+from geoq.core.plan import FoldPlan
+from geoq.metrics import pinball
+from geoq.rollout.additive import AdditiveRecursion
+from geoq.rollout.saturating import step_factors
+from geoq.rollout.series import Series
 
 # The states of a run that pairs start from and end at.
 FIRST, LAST = slice(None, -1), slice(1, None)
@@ -40,9 +39,7 @@ class Remembered:
         return self.memo.seconds_saved
 
     def __call__(self, segments):
-        joined = b"|".join(np.ascontiguousarray(s).tobytes() for s in segments)
-        key = hashlib.sha256(joined).hexdigest()
-        return self.memo(key, partial(self.recipe, segments))
+        return self.memo(fingerprint(*segments), partial(self.recipe, segments))
 
 
 @dataclass(frozen=True)
@@ -74,13 +71,13 @@ class WholeRollout:
         return RolledOut(self.recipe([np.concatenate([x, y[-1:]])]), self.n_steps)
 
     def with_seed(self, random_state):
-        return replace(self, recipe=self.recipe.with_seed(random_state))
+        training = replace(self.recipe.training, random_state=random_state)
+        return replace(self, recipe=replace(self.recipe, training=training))
 
 
 def held_out_rollouts(states, settings):
     """For each of five blocks of time: the runs of rows outside, the first rows of rollouts inside, and their true states."""
-    whole = Trajectories(states, np.zeros(len(states), dtype=int))
-    n_steps = settings.n_calibration
+    whole, n_steps = Series.of(states), settings.n_calibration
     for kept, held_out in FoldPlan.draw(TemporalFolds(5), states, whole.number).splits:
         starts = whole.starts(held_out, n_steps, settings.n_starts)
         truth = states[starts[:, None] + np.arange(1, n_steps + 1)]
@@ -106,13 +103,12 @@ class ChosenProcess:
         for candidate in self.candidates:
             short = replace(candidate, n_steps=self.settings.n_calibration)
             (fitted,) = folds_of_pairs(short, states, [runs])
-            answer = fitted.predict(states[starts])
-            error = torch.from_numpy(abs(truth - answer.prediction))
-            bound = torch.from_numpy(answer.error_hat)
-            loss = pinball_loss(error, bound, QUANTILE).mean()
-            self.losses_[candidate.process.setting] = float(loss)
-            tested = replace(candidate.process, known=fitted.process_.found_)
-            found[candidate.process.setting] = replace(candidate, process=tested)
+            answer, name = fitted.predict(states[starts]), candidate.process.setting
+            error = abs(truth - answer.prediction)
+            self.losses_[name] = pinball(error, answer.error_hat, QUANTILE)
+            found[name] = replace(
+                candidate, process=replace(candidate.process, known=fitted.process_.found_)
+            )
         self.chosen_ = found[min(self.losses_, key=self.losses_.get)]
         self.fitted_ = replace(self.chosen_).fit(x, y)
         return self
@@ -142,13 +138,11 @@ class ScaledPerStep:
         baselines = self.fit_folds(states, [runs for runs, _, _ in folds])
         ratios = []
         for baseline, (_, starts, truth) in zip(baselines, folds, strict=True):
-            answer = baseline.predict(states[starts])
-            n_steps = truth.shape[1]
+            answer, n_steps = baseline.predict(states[starts]), truth.shape[1]
             error = abs(truth - answer.prediction[:, :n_steps])
             ratios.append(error / answer.error_hat[:, :n_steps].clip(min=LEAST_SPREAD))
-        ratio = torch.from_numpy(np.concatenate(ratios)).nan_to_num(nan=torch.inf)
-        by_step = ratio.transpose(1, 2).flatten(0, 1)
-        self.factor_ = conformal_quantile(by_step, QUANTILE).numpy()
+        ratio = np.nan_to_num(np.concatenate(ratios), nan=np.inf)
+        self.factor_ = conformal_factor(ratio.swapaxes(1, 2).reshape(-1, ratio.shape[1]))
         return self
 
     def predict(self, x0):
@@ -170,21 +164,19 @@ def folds_of_pairs(baseline, states, runs):
 def folds_of_dropout(dropout, states, runs):
     """Copies of MC dropout with one network per fold."""
     whole = dropout.train_surrogate
-    networks = whole.recipe.train_many(states, runs)
     copies = [copy.copy(dropout) for _ in runs]
-    for one, network in zip(copies, networks, strict=True):
+    for one, network in zip(copies, whole.recipe.train_many(states, runs), strict=True):
         one.surrogate_ = RolledOut(network, whole.n_steps)
     return copies
 
 
 def folds_of_ensembles(ensemble, n_jobs, states, runs):
     """Copies of an ensemble with the same number of members per fold; the members are trained in ``n_jobs`` processes."""
-    whole = ensemble.train_surrogate
-    first = ensemble.random_state + 1
+    whole, first = ensemble.train_surrogate, ensemble.random_state + 1
+    seeds = range(first, first + ensemble.n_members)
     # The backend is named, because a process of joblib would use threads otherwise.
     members = Parallel(n_jobs=n_jobs, backend="loky")(
-        delayed(whole.recipe.with_seed(seed).train_many)(states, runs)
-        for seed in range(first, first + ensemble.n_members)
+        delayed(whole.with_seed(seed).recipe.train_many)(states, runs) for seed in seeds
     )
     copies = [copy.copy(ensemble) for _ in runs]
     for one, networks in zip(copies, zip(*members, strict=True), strict=True):
@@ -202,16 +194,14 @@ class RolloutConformal:
 
     def fit(self, x, y):
         states, n_steps = np.concatenate([x, y[-1:]]), self.settings.n_calibration
-        n_proper = round(0.8 * len(states))
+        n_proper, n_starts = round(0.8 * len(states)), 5 * self.settings.n_starts
         self.surrogate_ = self.recipe([states[:n_proper]])
-        n_starts = 5 * self.settings.n_starts
         last = len(states) - 1 - n_steps
         starts = np.unique(np.linspace(n_proper, last, n_starts).astype(int))
         truth = states[starts[:, None] + np.arange(1, n_steps + 1)]
-        prediction = RolledOut(self.surrogate_, n_steps)(states[starts])
-        error = torch.from_numpy(abs(truth - prediction))
-        scores = error if self.per_step else error.flatten(0, 1)[:, None]
-        self.bound_ = conformal_quantile(scores, QUANTILE).numpy()
+        error = abs(truth - RolledOut(self.surrogate_, n_steps)(states[starts]))
+        scores = error if self.per_step else error.reshape(-1, *error.shape[2:])[:, None]
+        self.bound_ = conformal_factor(scores)
         return self
 
     def predict(self, x0):
@@ -221,73 +211,59 @@ class RolloutConformal:
         return Bound(prediction, np.broadcast_to(self.bound_[step], prediction.shape))
 
 
-# Two simple rollout schemes, fitted to the same calibration rollouts as the default.
+# Simple schemes, fitted to the same calibration rollouts as the default
 
 
 @dataclass
-class OneNumberPerHorizon:
-    """The quantile of the held-out errors at each step, for all states."""
+class Factors:
+    """The factors of each step times a shape of the bound: ones, or the climatology of the predicted value."""
 
-    quantile: float = QUANTILE
+    of_climatology: bool
+    factors: np.ndarray | None = None
 
-    def fit(self, calibration):
-        error = calibration.error
-        self.quantiles_ = step_factors(error, torch.ones_like(error), self.quantile)
-        return self
+    def fit(self, calibration, quantile):
+        shape = self._shape(calibration.features)
+        return replace(self, factors=step_factors(calibration.error, shape, quantile))
+
+    def _shape(self, features):
+        return features.climatology if self.of_climatology else np.ones_like(features.climatology)
 
     def __call__(self, features):
-        step = torch.arange(features.n_steps).clamp(max=len(self.quantiles_) - 1)
-        return self.quantiles_[step].expand_as(features.climatology).clone()
+        step = np.arange(features.n_steps).clip(max=len(self.factors) - 1)
+        return self.factors[step] * self._shape(features)
 
 
-@dataclass
-class HorizonTimesClimatology:
-    """A number per step times the climatology of the predicted value."""
-
-    quantile: float = QUANTILE
-
-    def fit(self, calibration):
-        self.quantiles_ = step_factors(
-            calibration.error, calibration.features.climatology, self.quantile
-        )
-        return self
-
-    def __call__(self, features):
-        step = torch.arange(features.n_steps).clamp(max=len(self.quantiles_) - 1)
-        return self.quantiles_[step] * features.climatology
+SIMPLE = {
+    "One number per horizon": Factors(of_climatology=False),
+    "Horizon x climatology": Factors(of_climatology=True),
+}
 
 
-@dataclass
-class FixedSteps(AdditiveRecursion):
-    """The paper's sum, trained on all folds with a number of steps that is given."""
+@dataclass(frozen=True)
+class RecordedSum(AdditiveRecursion):
+    """The paper's sum, which keeps the courses of its trainings in a list."""
 
-    n_fixed: int = 0
+    courses: list = field(default_factory=list, compare=False)
 
-    def fit(self, calibration):
-        return self.train_for(self.n_fixed, calibration)
+    def _train(self, *arguments):
+        fitted, result = super()._train(*arguments)
+        if result is not None:
+            self.courses.append(result)
+        return fitted, result
 
-
-@dataclass
-class StoppedByRollouts(AdditiveRecursion):
-    """The paper's sum, stopped by rollouts that are drawn from all folds: their surrogates are trained on as well."""
-
-    def fit(self, calibration):
-        rollouts = self._rollouts(calibration)
-        rows = self.training.hold_out(torch.arange(len(rollouts.psi)))
-        self.trainings_ = (self._train(rollouts, self.training, *rows),)
-        self.n_steps_ = self.trainings_[0].best_step
-        return self
+    def fit(self, calibration, quantile):
+        fitted = super().fit(calibration, quantile)
+        if fitted.n_steps:  # the final training, on all folds
+            self.courses.pop()
+        return fitted
 
 
 def with_scheme(fitted, scheme):
-    """A copy of a fitted RolloutGeoQ with another scheme, fitted to the same calibration rollouts."""
-    other = copy.copy(fitted)
-    other.scheme_ = scheme.fit(fitted.calibration_)
-    return other
+    """A fitted calibration of rollouts with another scheme, fitted to the same rollouts."""
+    return replace(fitted, bound=scheme.fit(fitted.calibration, fitted.quantile))
 
 
-def capped(assessment, fitted):
+def capped(answer, fitted):
     """The sum of increments, at most the climatology of the predicted state."""
-    states = torch.from_numpy(assessment.prediction)
-    most = fitted.reference_states_.climatology(states).numpy()
-    return Bound(assessment.prediction, np.minimum(assessment.error_hat, most))
+    most = fitted.reference.climatology(answer.prediction)
+    return Bound(answer.prediction, np.minimum(answer.error_hat, most))

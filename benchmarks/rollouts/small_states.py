@@ -8,7 +8,6 @@ sunspot numbers. The last setting is left out if statsmodels, which contains the
 a window have no error, so the newest value is the one of interest.
 """
 
-import argparse
 import importlib.util
 import time
 from dataclasses import dataclass
@@ -16,17 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import record
-from benchmarks.record import QUANTILE
-from benchmarks.rollouts.trusted_horizon import (
-    Recipe,
-    lorenz63_slope,
-    stepping,
-)
+from benchmarks.rollouts.trusted_horizon import Recipe, stepping
+from benchmarks.runs import Benchmark, parser_of, run
+from benchmarks.solvers import lorenz63
 from geoq import RolloutGeoQ
 
 N_TRAIN, N_FRESH, N_TRANSIENT = 3000, 500, 500
-N_SEEDS = 2
 STARTS = (40, 200)
 SHOWN = (1, 2, 3, 5, 10)
 
@@ -40,7 +34,7 @@ class Setting:
     n_steps: int
     recipe: Recipe
     load: object
-    n_seeds: int = N_SEEDS
+    n_seeds: int = 2
 
 
 def windows(series, n_lags):
@@ -50,7 +44,7 @@ def windows(series, n_lags):
 
 def lorenz(n_times, seed, n=1):
     """Trajectories on the attractor."""
-    step, rng = stepping(lorenz63_slope, 0.02), np.random.default_rng(seed)
+    step, rng = stepping(lorenz63, 0.02), np.random.default_rng(seed)
     states = [3 * rng.standard_normal((n, 3)) + np.array([0, 0, 20.0])]
     for _ in range(N_TRANSIENT + n_times - 1):
         states.append(step(states[-1]))
@@ -81,21 +75,29 @@ def sunspots(setting, seed):
     return states[: 220 - setting.n_lags], np.stack(rollouts)
 
 
-SETTINGS = (
+_SETTINGS = (
     Setting("Lorenz-63", 1, 60, Recipe(3), whole_states),
     Setting("Lorenz-63, 11 lags of x", 11, 60, Recipe(1), lags),
     Setting("Lorenz-63, 31 lags of x", 31, 60, Recipe(1), lags),
     Setting("sunspots, 11 lags", 11, 15, Recipe(1, 0, 1e-3), sunspots, 1),
 )
 
+SETTINGS = {setting.name: setting for setting in _SETTINGS}
 
-def measure(setting, seed, n_starts):
-    """The row of one setting, seed and number of calibration rollouts per fold."""
+
+def measure(problem, seed, wanted, *, small=False):
+    """The rows of one setting and seed: one per number of calibration rollouts of a fold."""
+    del wanted
+    setting = SETTINGS[problem]
+    return [row(setting, seed, n_starts) for n_starts in (STARTS[:1] if small else STARTS)]
+
+
+def row(setting, seed, n_starts):
     train, truth = setting.load(setting, seed)
     n_steps = setting.n_steps
     geoq = RolloutGeoQ(None, setting.recipe, n_calibration=n_steps, n_starts=n_starts)
     started = time.perf_counter()
-    a = geoq.fit(train).assess(truth[:, 0], n_steps)
+    a = geoq.fit(train, progress=None).assess(truth[:, 0], n_steps)
     seconds = time.perf_counter() - started
     error = abs(a.prediction - truth[:, 1:])
     covered = (error <= a.error_hat).mean(axis=0)
@@ -106,7 +108,7 @@ def measure(setting, seed, n_starts):
         "setting": setting.name,
         "seed": seed,
         "n_starts": n_starts,
-        "n_rollouts": len(geoq.calibration_),
+        "n_rollouts": len(geoq.fitted_.calibration),
         "n_fresh": len(truth),
         **{f"newest_{n}": float(newest[n - 1]) for n in (*SHOWN, n_steps)},
         "newest_last": float(newest[-1]),
@@ -117,36 +119,18 @@ def measure(setting, seed, n_starts):
     }
 
 
-def summary(rows):
-    """Markdown table of the means over the seeds; the least coverage is the one of the worst seed."""
-    steps = "".join(f" step {n} |" for n in SHOWN)
-    lines = [
-        f"| state | calibration rollouts |{steps} last | all | least of all steps and coordinates |",
-        "|---|---|" + "---|" * (len(SHOWN) + 3),
-    ]
-    for name, n_starts in dict.fromkeys((r["setting"], r["n_starts"]) for r in rows):
-        here = [r for r in rows if (r["setting"], r["n_starts"]) == (name, n_starts)]
-        keys = (*(f"newest_{n}" for n in SHOWN), "newest_last", "coverage")
-        means = " | ".join(f"{np.mean([r[key] for r in here]):.3f}" for key in keys)
-        least = min(r["least"] for r in here)
-        lines.append(f"| {name} | {here[0]['n_rollouts']} | {means} | {least:.3f} |")
-    return "\n".join(lines)
+BENCHMARK = Benchmark(
+    "small_states",
+    list(SETTINGS),
+    measure,
+    lambda _: ["GeoQ"],
+    {name: range(setting.n_seeds) for name, setting in SETTINGS.items()},
+    list(SETTINGS)[1:2],
+)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="one setting, one seed")
-    parser.add_argument("--out", type=Path, help="where to write the results")
-    arguments = parser.parse_args()
-    settings = [s for s in SETTINGS if s.load is not sunspots]
-    if importlib.util.find_spec("statsmodels"):
-        settings.append(SETTINGS[-1])
-    runs = [(s, seed, n) for s in settings for n in STARTS for seed in range(s.n_seeds)]
-    if arguments.small:
-        runs = [(SETTINGS[1], 0, STARTS[0])]
-    rows = [measure(*run) for run in runs]
-    print(summary(rows))
-    print(record.write("small_states", rows, arguments.out, quantile=QUANTILE))
+def main(words=None):
+    return run(BENCHMARK, parser_of(__doc__).parse_args(words))
 
 
 if __name__ == "__main__":

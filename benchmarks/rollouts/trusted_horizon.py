@@ -1,7 +1,7 @@
 """How often the true error exceeds the tolerance within the trusted horizon, and which initial states are safe.
 
     python -m benchmarks.rollouts.trusted_horizon           # five systems: five minutes on one core
-    python -m benchmarks.rollouts.trusted_horizon --small   # one short system: seconds
+    python -m benchmarks.rollouts.trusted_horizon --small   # one short system
 
 Every seed has its own training trajectory, a surrogate trained on it, and 300 test rollouts from states of other
 trajectories on the attractor. "bound alone" is the number of steps that are safe with a bound within the tolerance. "held
@@ -10,24 +10,22 @@ quantile of the numbers of steps for which held-out rollouts stay within the tol
 changed: multiplied, smoothed, noisy, shifted by half a standard deviation, or with their coordinates in random order.
 """
 
-import argparse
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPRegressor
 
-from benchmarks import record
 from benchmarks.record import QUANTILE
-from benchmarks.solvers import etdrk4, runge_kutta
+from benchmarks.runs import Benchmark, parser_of, run
+from benchmarks.solvers import kuramoto_sivashinsky, lorenz63, lorenz96, runge_kutta, until
 from geoq import RolloutGeoQ
 
 N_FRESH, N_STEPS = 300, 300
-KS_LENGTH, KS_DT = 22.0, 0.25
+METHODS = ("bound alone", "same for all", "held out", "initial states")
 
 
 def stepping(slope, dt):
@@ -35,26 +33,9 @@ def stepping(slope, dt):
     return lambda u: runge_kutta(slope, u, dt, n_steps=1)
 
 
-def lorenz63_slope(u):
-    x, y, z = np.moveaxis(u, -1, 0)
-    return np.stack([10 * (y - x), x * (28 - z) - y, x * y - 8 / 3 * z], axis=-1)
-
-
-def lorenz96_slope(u):
-    before, after = np.roll(u, 1, axis=-1), np.roll(u, -1, axis=-1)
-    return (after - np.roll(u, 2, axis=-1)) * before - u + 8.0
-
-
 def rossler_slope(u):
     x, y, z = np.moveaxis(u, -1, 0)
     return np.stack([-y - z, x + 0.2 * y, 0.2 + z * (x - 5.7)], axis=-1)
-
-
-def kuramoto_sivashinsky(u):
-    def linear(wave):
-        return wave**2 - wave**4
-
-    return etdrk4(u, length=KS_LENGTH, linear=linear, dt=KS_DT / 5, n_steps=5)
 
 
 def pairs(segments):
@@ -67,9 +48,7 @@ def train_mlp(segments):
     """A small network for the step's increment."""
     before, after = pairs(segments)
     mean, scale, step_scale = before.mean(0), before.std(0), (after - before).std(0)
-    network = MLPRegressor(
-        hidden_layer_sizes=(64, 64), max_iter=150, random_state=0, tol=1e-7
-    )
+    network = MLPRegressor(hidden_layer_sizes=(64, 64), max_iter=150, random_state=0, tol=1e-7)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         network.fit((before - mean) / scale, (after - before) / step_scale)
@@ -180,11 +159,11 @@ def long_waves(rng, shape):
     return (size((shape[0], 4, 1)) * np.cos(modes * place + phase)).sum(axis=1)
 
 
-SYSTEMS = (
+_SYSTEMS = (
     System(
         "Lorenz-63",
         3,
-        stepping(lorenz63_slope, 0.02),
+        stepping(lorenz63, 0.02),
         lambda rng, shape: 3 * rng.standard_normal(shape) + np.array([0, 0, 20.0]),
         train_mlp,
         3000,
@@ -204,7 +183,7 @@ SYSTEMS = (
     System(
         "Lorenz-96, 10 variables",
         10,
-        stepping(lorenz96_slope, 0.05),
+        stepping(lorenz96, 0.05),
         lambda rng, shape: 8 + rng.standard_normal(shape),
         train_mlp,
         3000,
@@ -214,7 +193,7 @@ SYSTEMS = (
     System(
         "Lorenz-96",
         40,
-        stepping(lorenz96_slope, 0.05),
+        stepping(lorenz96, 0.05),
         lambda rng, shape: 8 + rng.standard_normal(shape),
         train_local,
         1600,
@@ -224,7 +203,7 @@ SYSTEMS = (
     System(
         "Kuramoto-Sivashinsky",
         64,
-        kuramoto_sivashinsky,
+        partial(kuramoto_sivashinsky, time=0.25, n_steps=5),
         long_waves,
         train_global,
         2000,
@@ -234,6 +213,7 @@ SYSTEMS = (
     ),
 )
 
+SYSTEMS = {system.name: system for system in _SYSTEMS}
 # The systems whose coordinates are cells, and the numbers of changed initial states and of their steps.
 ON_A_GRID = ("Lorenz-96", "Kuramoto-Sivashinsky")
 N_SHIFTED, N_SHIFTED_STEPS = 200, 20
@@ -259,15 +239,10 @@ def shifts(x, size, rng):
     }
 
 
-def until(holds):
-    """Number of steps before the condition first fails."""
-    return np.where(holds.all(axis=1), holds.shape[1], (~holds).argmax(axis=1))
-
-
 def steps_for_all(held_out, tolerance):
     """The plain rule: a number of steps that 95 % of the held-out rollouts stay within the tolerance."""
-    kept = until((held_out.error <= tolerance).all(dim=2).numpy())
-    kept[kept >= held_out.supported.numpy()] = N_STEPS
+    kept = until((held_out.error <= tolerance).all(axis=2))
+    kept[kept >= held_out.supported] = N_STEPS
     return np.sort(kept)[int((1 - QUANTILE) * len(kept))]
 
 
@@ -297,23 +272,21 @@ def shifted_rows(system, seed, geoq, train, x0):
     return rows
 
 
-def measure(system, seed):
-    """Rows of one system and seed: one per tolerance and rule."""
-    started = time.perf_counter()
+def measure(problem, seed, wanted, *, small=False):
+    """Rows of one system and seed: one per tolerance and rule, and one per change of the initial states."""
+    del wanted  # all rows come from one fit
+    system = SYSTEMS[problem]
+    system = replace(system, n_fresh=40) if small else system
     train, truth = system.load(seed)
-    geoq = RolloutGeoQ(None, system.train).fit(train)
-    rows = []
+    geoq = RolloutGeoQ(None, system.train).fit(train, progress=None)
+    held_out, rows = geoq.fitted_.held_out, []
     for tolerance in system.tolerances:
         a = geoq.assess(truth[:, 0], N_STEPS, tolerance)
-        error = abs(a.prediction - truth[:, 1:])
+        error = abs(truth[:, 1:] - a.prediction)
         held = until((error <= tolerance).all(axis=2))
+        same = np.minimum(steps_for_all(held_out, tolerance), a.supported_horizon)
         alone = until(a.safe & (a.error_hat <= tolerance).all(axis=2))
-        same = np.minimum(steps_for_all(geoq.held_out_, tolerance), a.supported_horizon)
-        for method, horizon in (
-            ("bound alone", alone),
-            ("same for all", same),
-            ("held out", a.trusted_horizon),
-        ):
+        for method, horizon in zip(METHODS, (alone, same, a.trusted_horizon), strict=False):
             rows.append(
                 {
                     "method": method,
@@ -331,84 +304,21 @@ def measure(system, seed):
             )
     if system.name in ON_A_GRID:
         rows += shifted_rows(system, seed, geoq, train, truth[:, 0])
-    print(f"{system.name}, seed {seed}: {time.perf_counter() - started:.0f} s")
     return rows
 
 
-def table(rows):
-    """Markdown table of the means over the seeds."""
-    head = (
-        "| system | tolerance | kept for | bound alone | broken, alone | same for all | broken, same | trusted horizon | broken "
-        "| broken, worst seed |"
-    )
-    lines = [head, "|---" * 10 + "|"]
-    rows = [row for row in rows if "tolerance" in row]
-    for name, tolerance in dict.fromkeys((r["setting"], r["tolerance"]) for r in rows):
-        here = [r for r in rows if (r["setting"], r["tolerance"]) == (name, tolerance)]
-        alone, same, ours = (
-            [r for r in here if r["method"] == method]
-            for method in ("bound alone", "same for all", "held out")
-        )
-
-        def mean(part, key, digits):
-            values = [row[key] for row in part]
-            return f"{np.mean(values):.{digits}f}" if values else "-"
-
-        cells = [name, f"{tolerance:g}", mean(ours, "mean_held", 1)]
-        for part in (alone, same, ours):
-            cells += [mean(part, "mean_horizon", 1), mean(part, "broken", 3)]
-        worst = max(row["broken"] for row in ours)
-        lines.append("| " + " | ".join([*cells, f"{worst:.3f}"]) + " |")
-    return "\n".join(lines)
+BENCHMARK = Benchmark(
+    "trusted_horizon",
+    list(SYSTEMS),
+    measure,
+    lambda _: METHODS[:3],
+    {name: range(system.n_seeds) for name, system in SYSTEMS.items()},
+    ("Lorenz-96",),
+)
 
 
-def shifted_table(rows):
-    """Markdown table of the means over the seeds of the changed initial states; errors are relative to unchanged states."""
-    rows = [row for row in rows if row["method"] == "initial states"]
-    lines = [
-        "| system | initial states | error | coverage | safe | coverage of safe states |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, shift in dict.fromkeys((r["setting"], r["origin"]) for r in rows):
-        here, plain = (
-            [r for r in rows if (r["setting"], r["origin"]) == (name, origin)]
-            for origin in (shift, "none")
-        )
-
-        def total(part, key):
-            return sum(row[key] for row in part)
-
-        n_safe = total(here, "n_safe")
-        inside = f"{total(here, 'covered_safe') / n_safe:.2f}" if n_safe else "-"
-        lines.append(
-            f"| {name} | {shift} | {total(here, 'error') / total(plain, 'error'):.1f} "
-            f"| {total(here, 'coverage') / len(here):.2f} | {total(here, 'safe_fraction') / len(here):.2f} | {inside} |"
-        )
-    return "\n".join(lines)
-
-
-def summary(rows):
-    """All tables in Markdown."""
-    return f"{table(rows)}\n\n{shifted_table(rows)}"
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="one short system")
-    parser.add_argument("--out", type=Path, help="where to write the results")
-    arguments = parser.parse_args()
-    systems = SYSTEMS
-    if arguments.small:
-        (system,) = (s for s in SYSTEMS if s.name == "Lorenz-96")
-        systems = (replace(system, n_seeds=1, n_fresh=40),)
-    rows = [
-        row
-        for system in systems
-        for seed in range(system.n_seeds)
-        for row in measure(system, seed)
-    ]
-    print(summary(rows))
-    print(record.write("trusted_horizon", rows, arguments.out, quantile=QUANTILE))
+def main(words=None):
+    return run(BENCHMARK, parser_of(__doc__).parse_args(words))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
-"""Twenty problems with one-shot surrogates: the default of GeoQ against its rivals, and the ablation of the default.
+"""The default against its rivals on 44 problems, its ablation, one input at a time, and data frames of other packages."""
 
-``problems`` are the twelve problems that the default was designed with, ``confirmation`` eight further ones, ``recipes``
-their surrogates. ``defaults`` compares the methods and ``ablation`` changes one ingredient of the default at a time.
-"""
+# Test sets: distributed as the training data, moderately outside of them or in their hole, and far outside.
+SHIFTS = ("interpolation", "mild", "strong")
+
+
+def is_ours(method):
+    """Whether a method is GeoQ in some form."""
+    return method.startswith("GeoQ")

@@ -1,58 +1,32 @@
 """Eight further problems, which were not used for the design of the default.
 
-They have the form of the problems of problems.py. For the design of a method use ``benchmarks.suite.defaults --set design``,
-which leaves them out. Only the errors of the surrogates were inspected while these problems were written, not any bound.
+They have the form of the problems of problems.py. Only the errors of the surrogates were inspected while they were written, not any
+bound.
 """
 
 import numpy as np
 from scipy.spatial import KDTree
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
-from sklearn.linear_model import Ridge
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
 from benchmarks.solvers import runge_kutta
 from benchmarks.suite.problems import (
+    IN_TIME,
     N_TEST,
     OnBox,
     Problem,
     one_step,
+    populations,
     scaled,
     trajectory,
 )
 from benchmarks.suite.recipes import (
-    Regressor,
     boosted_trees,
     kernel_ridge,
     network,
     network_of_increments,
+    noisy_process,
+    quadratic_ridge,
     random_forest,
 )
-from geoq import TemporalFolds
-
-# Recipes.
-
-
-def noisy_process(seed):
-    """A Gaussian process with one length scale, which learns how noisy the data are."""
-
-    def make(_):
-        kernel = ConstantKernel() * RBF() + WhiteKernel(1e-2)
-        process = GaussianProcessRegressor(kernel, normalize_y=True)
-        return make_pipeline(StandardScaler(), process)
-
-    return Regressor(make, seed)
-
-
-def quadratic_ridge(seed):
-    """A response surface: all monomials up to the second degree."""
-
-    def make(_):
-        return make_pipeline(StandardScaler(), PolynomialFeatures(2), Ridge(alpha=1e-2))
-
-    return Regressor(make, seed)
-
 
 # Functions on a box, trained on a part of it.
 
@@ -61,9 +35,7 @@ def robot_arm(*angles_and_lengths):
     """Reach of an arm of four segments, each turned against the one before (An and Owen 2001)."""
     angle = np.cumsum(angles_and_lengths[:4], axis=0)
     length = np.array(angles_and_lengths[4:])
-    return np.hypot(
-        (length * np.cos(angle)).sum(axis=0), (length * np.sin(angle)).sum(axis=0)
-    )
+    return np.hypot((length * np.cos(angle)).sum(axis=0), (length * np.sin(angle)).sum(axis=0))
 
 
 def cantilever(modulus, sideways, downwards, width, thickness, length=100):
@@ -99,9 +71,7 @@ def spilled_pollutant(mass, diffusion, place, time):
     """Concentrations in a channel after two spills, at three places and 16 times (Bliznyuk et al. 2008)."""
     s, t = np.meshgrid([0.5, 1.5, 2.5], np.linspace(3.75, 60, 16), indexing="ij")
     s, t = s.ravel(), t.ravel()
-    mass, diffusion, place, time = (
-        column[:, None] for column in (mass, diffusion, place, time)
-    )
+    mass, diffusion, place, time = (column[:, None] for column in (mass, diffusion, place, time))
 
     def spill(distance, since):
         spread = 4 * diffusion * np.where(since > 0, since, np.inf)
@@ -129,10 +99,7 @@ def sulfur(seed, n_train, n_test=N_TEST):
         x = median * uncertainty ** (spread * rng.standard_normal((n_points, 9)))
         return x, np.log(x) @ power
 
-    pairs = {"train": population(n_train, 1.0)}
-    spreads = {"interpolation": 1.0, "mild": 1.4, "strong": 2.0}
-    pairs |= {shift: population(n_test, spread) for shift, spread in spreads.items()}
-    return scaled(pairs)
+    return populations(population, n_train, n_test, inside=(1.0,), mild=(1.4,), strong=(2.0,))
 
 
 # An irregular design.
@@ -191,9 +158,7 @@ def lorenz63(seed, n_train, n_test=N_TEST):
         return runge_kutta(slope, state, 0.01, 5 * n_steps)
 
     start = after(np.array([1.0, 1.0, 25.0]) + rng.standard_normal(3), n_steps=400)
-    train, test = trajectory(
-        lambda state: after(state, 2), start, n_train, n_test, n_between=50
-    )
+    train, test = trajectory(lambda state: after(state, 2), start, n_train, n_test, n_between=50)
     push = rng.standard_normal((2, *test.shape)) * train.std(axis=0)
     states = {"train": train, "interpolation": test}
     states |= {"mild": test + 0.2 * push[0], "strong": test + 0.6 * push[1]}
@@ -223,21 +188,18 @@ def darcy(seed, n_train, n_test=N_TEST):
         flux = moment[:, -1:] / resistance[:, -1:]  # at 0; makes u(1) = 0
         return flux * resistance - moment
 
-    fields_of = {"train": fields(n_train, 2.0), "interpolation": fields(n_test, 2.0)}
-    fields_of |= {"mild": fields(n_test, 1.0), "strong": fields(n_test, 0.0)}
-    return scaled(
-        {name: (k[:, 2::4], pressure(k)[:, 2::4]) for name, k in fields_of.items()}
-    )
+    def pairs(n_fields, decay):
+        k = fields(n_fields, decay)
+        return k[:, 2::4], pressure(k)[:, 2::4]
+
+    return populations(pairs, n_train, n_test, inside=(2.0,), mild=(1.0,), strong=(0.0,))
 
 
 # The problems.
 
 _ROBOT = OnBox(robot_arm, (0,) * 8, (2 * np.pi,) * 4 + (1,) * 4, part=(0.25, 0.75))
 _CANTILEVER = OnBox(
-    cantilever,
-    (2.5e7, 200, 700, 2, 2),
-    (3.3e7, 800, 1300, 4, 4),
-    part=(0.25, 0.75),
+    cantilever, (2.5e7, 200, 700, 2, 2), (3.3e7, 800, 1300, 4, 4), part=(0.25, 0.75)
 )
 _HARTMANN = OnBox(hartmann, (0,) * 6, (1,) * 6, part=(0.2, 0.8), noise=0.1)
 _POLLUTANT = OnBox(
@@ -251,13 +213,7 @@ _LISTED = (
     Problem("hartmann-noisy", _HARTMANN, noisy_process, 500),
     Problem("franke-tracks", surveyed_franke, random_forest, 400),
     Problem("spilled-pollutant", _POLLUTANT, kernel_ridge, 400),
-    Problem(
-        "lorenz-63",
-        lorenz63,
-        network_of_increments,
-        500,
-        folds=TemporalFolds(5, gap=10),
-    ),
+    Problem("lorenz-63", lorenz63, network_of_increments, 500, IN_TIME),
     Problem("darcy", darcy, network, 500),
 )
 

@@ -5,135 +5,28 @@ the held-out errors of the surrogates were examined.
 """
 
 import numpy as np
-from scipy.interpolate import RBFInterpolator
-from sklearn.decomposition import PCA
-from sklearn.ensemble import BaggingRegressor, ExtraTreesRegressor
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
-from sklearn.linear_model import RidgeCV
-from sklearn.multioutput import MultiOutputRegressor
-from sklearn.neural_network import MLPRegressor
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import PolynomialFeatures, StandardScaler
-from sklearn.svm import SVR
-from sklearn.tree import DecisionTreeRegressor
 
 from benchmarks.solvers import runge_kutta
 from benchmarks.suite.problems import (
+    IN_TIME,
     N_TEST,
     OnBox,
     Problem,
     one_step,
+    populations,
     scaled,
     trajectory,
 )
-from benchmarks.suite.recipes import Regressor
-from geoq import TemporalFolds
-
-# Recipes.
-
-
-def support_vectors(seed):
-    return Regressor(
-        lambda _: make_pipeline(
-            StandardScaler(), SVR(C=30.0, epsilon=0.01, gamma=0.08)
-        ),
-        seed,
-    )
-
-
-def extra_trees(seed):
-    return Regressor(
-        lambda state: ExtraTreesRegressor(80, min_samples_leaf=2, random_state=state),
-        seed,
-    )
-
-
-def bagged_trees(seed):
-    def make(state):
-        return BaggingRegressor(
-            DecisionTreeRegressor(min_samples_leaf=3),
-            40,
-            max_features=0.8,
-            random_state=state,
-        )
-
-    return Regressor(make, seed)
-
-
-def tanh_network(seed):
-    """A small network of scikit-learn, trained by a quasi-Newton method."""
-
-    def make(state):
-        network = MLPRegressor(
-            hidden_layer_sizes=(24, 24),
-            activation="tanh",
-            solver="lbfgs",
-            alpha=1e-3,
-            max_iter=400,
-            random_state=state,
-        )
-        return make_pipeline(StandardScaler(), network)
-
-    return Regressor(make, seed)
-
-
-def quadratic_in_modes(seed):
-    """Quadratic response surface of the leading principal components of a field."""
-    return Regressor(
-        lambda _: make_pipeline(
-            PCA(6),
-            StandardScaler(),
-            PolynomialFeatures(2),
-            RidgeCV(np.logspace(-4, 2, 7)),
-        ),
-        seed,
-    )
-
-
-def matern_process(seed):
-    def make(_):
-        kernel = ConstantKernel() * Matern(np.ones(2), nu=2.5) + WhiteKernel(1e-5)
-        return make_pipeline(
-            StandardScaler(),
-            MultiOutputRegressor(GaussianProcessRegressor(kernel, normalize_y=True)),
-        )
-
-    return Regressor(make, seed)
-
-
-class ThinPlate:
-    """Thin-plate spline with a little smoothing, on the nearest points."""
-
-    def fit(self, x, y):
-        rows = np.unique(x, axis=0, return_index=True)[
-            1
-        ]  # a bootstrap repeats points, which a spline refuses
-        self.mean, self.deviation = x.mean(axis=0), x.std(axis=0)
-        self.spline = RBFInterpolator(
-            self._scaled(x[rows]), y[rows], neighbors=60, smoothing=1e-3
-        )
-        return self
-
-    def predict(self, x):
-        return self.spline(self._scaled(x))
-
-    def _scaled(self, x):
-        return (x - self.mean) / self.deviation
-
-
-def thin_plate(seed):
-    return Regressor(lambda _: ThinPlate(), seed)
-
-
-def cubic_blend(seed):
-    return Regressor(
-        lambda _: make_pipeline(
-            PolynomialFeatures(3), StandardScaler(), RidgeCV(np.logspace(-6, 2, 9))
-        ),
-        seed,
-    )
-
+from benchmarks.suite.recipes import (
+    bagged_trees,
+    cubic_blend,
+    extra_trees,
+    matern_process,
+    quadratic_in_modes,
+    support_vectors,
+    tanh_network,
+    thin_plate,
+)
 
 # Functions on a box.
 
@@ -182,23 +75,12 @@ def flood(seed, n_train, n_test=N_TEST):
         rough = np.clip(30 - 6 * (scale - 1) + 7.5 * rng.standard_normal(n), 12, None)
         down, up = rng.triangular(49, 50, 51, n), rng.triangular(54, 55, 56, n)
         dyke, bank = rng.uniform(7, 9, n), rng.triangular(55, 55.5, 56, n)
-        length, width = (
-            rng.triangular(4990, 5000, 5010, n),
-            rng.triangular(295, 300, 305, n),
-        )
-        depth = (
-            np.maximum(flow, 10) / (width * rough * np.sqrt((up - down) / length))
-        ) ** 0.6
+        length, width = (rng.triangular(4990, 5000, 5010, n), rng.triangular(295, 300, 305, n))
+        depth = (np.maximum(flow, 10) / (width * rough * np.sqrt((up - down) / length))) ** 0.6
         x = np.column_stack([flow, rough, down, up, dyke, bank, length, width])
         return x, down + depth - dyke - bank
 
-    pairs = {
-        "train": population(n_train, 1.0),
-        "interpolation": population(n_test, 1.0),
-    }
-    return scaled(
-        pairs | {"mild": population(n_test, 1.5), "strong": population(n_test, 2.5)}
-    )
+    return populations(population, n_train, n_test, inside=(1.0,), mild=(1.5,), strong=(2.5,))
 
 
 def reaction(seed, n_train, n_test=N_TEST):
@@ -214,25 +96,11 @@ def reaction(seed, n_train, n_test=N_TEST):
         constant = 10 ** rng.uniform(-3, 0.5, n)
         energy = rng.uniform(30, 60, n)
         heat = rng.uniform(*temperature, n)
-        rate = (
-            factor
-            * np.exp(-1000 * energy / (8.314 * heat))
-            * substrate
-            / (constant + substrate)
-        )
-        return np.column_stack([factor, substrate, constant, energy, heat]), np.log10(
-            rate
-        )
+        rate = factor * np.exp(-1000 * energy / (8.314 * heat)) * substrate / (constant + substrate)
+        return np.column_stack([factor, substrate, constant, energy, heat]), np.log10(rate)
 
-    pairs = {
-        "train": population(n_train, (300, 400), 0),
-        "interpolation": population(n_test, (300, 400), 0),
-    }
-    pairs |= {
-        "mild": population(n_test, (280, 430), 1),
-        "strong": population(n_test, (230, 550), 2),
-    }
-    return scaled(pairs, noise=0.05, rng=rng)
+    by_shift = {"inside": ((300, 400), 0), "mild": ((280, 430), 1), "strong": ((230, 550), 2)}
+    return populations(population, n_train, n_test, **by_shift, noise=0.05, rng=rng)
 
 
 # Irregular designs.
@@ -252,12 +120,12 @@ def shell(seed, n_train, n_test=N_TEST):
             -0.2 * np.sqrt((x**2 * np.array([1.0, 0.5, 0.2])).mean(axis=1))
         ) - np.exp(np.cos(1.5 * x).mean(axis=1))
 
-    points = {
-        "train": between(n_train, 1.2, 3.0),
-        "interpolation": between(n_test, 1.2, 3.0),
-    }
-    points |= {"mild": between(n_test, 0.0, 1.1), "strong": between(n_test, 3.2, 5.5)}
-    return scaled({name: (x, ackley(x)) for name, x in points.items()})
+    def pairs(n, *radii):
+        x = between(n, *radii)
+        return x, ackley(x)
+
+    radii = {"inside": (1.2, 3.0), "mild": (0.0, 1.1), "strong": (3.2, 5.5)}
+    return populations(pairs, n_train, n_test, **radii)
 
 
 def blend(seed, n_train, n_test=N_TEST):
@@ -277,24 +145,15 @@ def blend(seed, n_train, n_test=N_TEST):
 
     def viscosity(x):
         log = np.log([1.0, 4.0, 20.0, 90.0])
-        pull = (
-            2.5 * x[:, 0] * x[:, 3]
-            - 3.0 * x[:, 1] * x[:, 2]
-            + 6.0 * x[:, 0] * x[:, 1] * x[:, 3]
-        )
+        pull = 2.5 * x[:, 0] * x[:, 3] - 3.0 * x[:, 1] * x[:, 2] + 6.0 * x[:, 0] * x[:, 1] * x[:, 3]
         return np.exp(0.5 * (x @ log + pull))
 
     recipes = np.repeat(fractions(n_train // 3, 0.1, 1.0), 3, axis=0)[
         rng.permutation(n_train // 3 * 3)
     ]
     points = {"train": recipes, "interpolation": fractions(n_test, 0.1, 1.0)}
-    points |= {
-        "mild": fractions(n_test, 0.03, 0.1),
-        "strong": fractions(n_test, 0.0, 0.01),
-    }
-    return scaled(
-        {name: (x, viscosity(x)) for name, x in points.items()}, noise=0.08, rng=rng
-    )
+    points |= {"mild": fractions(n_test, 0.03, 0.1), "strong": fractions(n_test, 0.0, 0.01)}
+    return scaled({name: (x, viscosity(x)) for name, x in points.items()}, noise=0.08, rng=rng)
 
 
 # Maps.
@@ -319,13 +178,7 @@ def oscillator_map(seed, n_train, n_test=N_TEST):
         start = kicked(start)
     train, test = trajectory(kicked, start, n_train, n_test, n_between=50)
     return one_step(
-        after,
-        {
-            "train": train,
-            "interpolation": test,
-            "mild": 1.4 * test,
-            "strong": 2.0 * test,
-        },
+        after, {"train": train, "interpolation": test, "mild": 1.4 * test, "strong": 2.0 * test}
     )
 
 
@@ -351,9 +204,11 @@ def nonlinear_diffusion(seed, n_train, n_test=N_TEST, n_points=24):
     def later(u):
         return runge_kutta(slope, u, 0.0025, 400)
 
-    starts = {"train": fields(n_train, 0.6), "interpolation": fields(n_test, 0.6)}
-    starts |= {"mild": fields(n_test, 0.9), "strong": fields(n_test, 1.2, 5)}
-    return scaled({name: (u, later(u)) for name, u in starts.items()})
+    def pairs(n, *height):
+        u = fields(n, *height)
+        return u, later(u)
+
+    return populations(pairs, n_train, n_test, inside=(0.6,), mild=(0.9,), strong=(1.2, 5))
 
 
 # The problems.
@@ -364,9 +219,7 @@ _COLUMN = OnBox(
     (500, 7e5, 8e5, 8e5, 400, 30, 450, 55, 2.4e5),
     part=(0.3, 0.75),
 )
-_EPIDEMIC = OnBox(
-    epidemic, (0.2, 0.05, 0.002, 0.0), (0.9, 0.3, 0.05, 0.05), part=(0.2, 0.7)
-)
+_EPIDEMIC = OnBox(epidemic, (0.2, 0.05, 0.002, 0.0), (0.9, 0.3, 0.05, 0.05), part=(0.2, 0.7))
 
 _LISTED = (
     Problem("steel-column", _COLUMN, support_vectors, 500),
@@ -374,13 +227,7 @@ _LISTED = (
     Problem("reaction", reaction, bagged_trees, 500),
     Problem("epidemic", _EPIDEMIC, tanh_network, 300),
     Problem("nonlinear-diffusion", nonlinear_diffusion, quadratic_in_modes, 400),
-    Problem(
-        "oscillator-map",
-        oscillator_map,
-        matern_process,
-        300,
-        folds=TemporalFolds(5, gap=10),
-    ),
+    Problem("oscillator-map", oscillator_map, matern_process, 300, IN_TIME),
     Problem("shell", shell, thin_plate, 300),
     Problem("blend-repeats", blend, cubic_blend, 120),
 )

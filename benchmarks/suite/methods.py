@@ -4,45 +4,45 @@ The rivals measure distances between standardised inputs, as their authors do. A
 those that are trained on the same rows.
 """
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 
 from benchmarks.record import QUANTILE
 from benchmarks.rivals import (
     BoostedQuantile,
     CalibratedSpread,
+    Constant,
     CVPlus,
+    DeepEnsemble,
+    DistanceRegion,
+    GaussianProcess,
+    GPScaledConformal,
     KNNDistanceConformal,
     KNNResidualConformal,
+    MCDropout,
     MeanErrorPredictor,
     QuantileNetwork,
     SplineScaledConformal,
+    SplitConformal,
     equal_families,
     equal_tuples,
-    of_x,
     of_x_distance_and_prediction,
 )
-from benchmarks.rivals.constant import Constant
-from benchmarks.rivals.gp_scaled import GPScaledConformal
 from benchmarks.suite.recipes import Increment, Network
 from geoq import (
     ClusterFolds,
     CombinedFolds,
-    DistanceRegion,
     GeoQ,
     NestedFolds,
-    NormScaledIncrement,
     RandomFolds,
-    SafeRegion,
-    StandardizedMetric,
     Training,
     default_folds,
-    identity,
 )
-from geoq.baselines import DeepEnsemble, MCDropout, SplitConformal
+from geoq.parts import StandardizedMetric
 
-# The paper's baselines, which train surrogates of their own.
+# Baselines that train surrogates of their own.
 OWN_SURROGATE = (
+    "GP",
     "Split conformal",
     "Deep ensemble",
     "Deep ensemble (15 members)",
@@ -53,11 +53,6 @@ OWN_SURROGATE = (
 # Versions of a cross-fitted rival: tuples of the random folds alone, and tuples of all folds with GeoQ's weights.
 ON_RANDOM_FOLDS = " / random folds"
 WITH_FAMILY_WEIGHTS = " / family weights"
-
-
-def is_ours(method):
-    """Whether a method is GeoQ in some form."""
-    return method.startswith("GeoQ")
 
 
 def ten_trainings(interpolating):
@@ -76,17 +71,10 @@ def forms_of_geoq(surrogate, train_surrogate, interpolating):
     families = default_folds(interpolating)
     return {
         "GeoQ": make(folds=families),
-        "GeoQ (paper)": make(
-            representation=identity,
-            folds=ClusterFolds(5),
-            increment_model=NormScaledIncrement(QUANTILE),
-            safe_region=SafeRegion(),
-        ),
+        "GeoQ (paper)": GeoQ.paper(surrogate, train_surrogate),
         "GeoQ (10 trainings)": make(folds=ten_trainings(interpolating)),
         "GeoQ (8 trainings)": make(folds=eight_trainings(interpolating)),
-        "GeoQ (equal weights)": make(
-            representation=StandardizedMetric(), folds=families
-        ),
+        "GeoQ (equal weights)": make(representation=StandardizedMetric(), folds=families),
     }
 
 
@@ -98,32 +86,18 @@ def rivals(shared, weights, seed):
         weights: the weights of the calibration tuples.
         seed: the seed of the rivals.
     """
-    boosted = partial(
-        BoostedQuantile, shared, QUANTILE, random_state=seed, weights=weights
-    )
+    boosted = partial(BoostedQuantile, shared, QUANTILE, weights, random_state=seed)
+    training = Training(n_steps=5000, batch_size=256, random_state=seed)
     return {
         "Constant": Constant(shared, QUANTILE, weights),
         "kNN-distance conformal": KNNDistanceConformal(shared, QUANTILE, weights),
-        "kNN-residual conformal": KNNResidualConformal(
-            shared, QUANTILE, weights=weights
-        ),
-        "GP-scaled conformal": GPScaledConformal(
-            shared, QUANTILE, random_state=seed, weights=weights
-        ),
+        "kNN-residual conformal": KNNResidualConformal(shared, QUANTILE, weights),
+        "GP-scaled conformal": GPScaledConformal(shared, QUANTILE, weights, random_state=seed),
         "Spline-scaled conformal": SplineScaledConformal(shared, QUANTILE, weights),
-        "Boosted quantile (x)": boosted(inputs=of_x),
-        "Boosted quantile (x, distance, prediction)": boosted(
-            inputs=of_x_distance_and_prediction
-        ),
-        "Quantile network": QuantileNetwork(
-            shared,
-            QUANTILE,
-            training=Training(n_steps=5000, batch_size=256, random_state=seed),
-            weights=weights,
-        ),
-        "Mean-error predictor": MeanErrorPredictor(
-            shared, QUANTILE, random_state=seed, weights=weights
-        ),
+        "Boosted quantile (x)": boosted(),
+        "Boosted quantile (x, distance, prediction)": boosted(inputs=of_x_distance_and_prediction),
+        "Quantile network": QuantileNetwork(shared, QUANTILE, weights, training=training),
+        "Mean-error predictor": MeanErrorPredictor(shared, QUANTILE, weights, random_state=seed),
     }
 
 
@@ -138,12 +112,8 @@ def baselines(recipe, n_train, folds, seed):
     """
     ensemble = DeepEnsemble(recipe, random_state=1000 * (seed + 1))
     found = {
-        "Split conformal": SplitConformal(
-            recipe,
-            QUANTILE,
-            calibration_fraction=max(0.2, 20 / n_train),
-            random_state=seed,
-        ),
+        "GP": GaussianProcess(),
+        "Split conformal": SplitConformal(recipe, QUANTILE, max(0.2, 20 / n_train), seed),
         "Deep ensemble": ensemble,
         # As many trainings as GeoQ's default has.
         "Deep ensemble (15 members)": replace(ensemble, n_members=15),
@@ -177,29 +147,27 @@ def methods(problem, surrogate, remembered, n_train, seed):
     found |= baselines(remembered.train_surrogate, n_train, interpolating, seed)
     found["CV+"] = CVPlus(surrogate, remembered, QUANTILE, interpolating)
     for ending, (folds, weights) in versions.items():
+        metric = StandardizedMetric()
         shared = GeoQ(
-            surrogate,
-            remembered,
-            representation=StandardizedMetric(),
-            safe_region=DistanceRegion(),
-            folds=folds,
+            surrogate, remembered, representation=metric, folds=folds, safe_region=DistanceRegion()
         )
-        found |= {
-            f"{name}{ending}": rival
-            for name, rival in rivals(shared, weights, seed).items()
-        }
+        found |= {f"{name}{ending}": rival for name, rival in rivals(shared, weights, seed).items()}
     return found
 
 
-def shortened(trained):
-    """The same recipe or rival with a short training; other methods are not changed."""
-    if isinstance(trained, Network | QuantileNetwork | NormScaledIncrement):
-        return replace(trained, training=replace(trained.training, n_steps=100))
-    if isinstance(trained, Increment):
-        return replace(trained, recipe=shortened(trained.recipe))
-    if isinstance(trained, GeoQ):
-        increment_model = shortened(trained.increment_model)
-        return replace(trained, increment_model=increment_model)
-    if isinstance(trained, BoostedQuantile | MeanErrorPredictor):
-        return replace(trained, n_trees=10)
-    return trained
+# The largest numbers of a small run, and the settings that contain others.
+SMALL = {"n_steps": 60, "n_trees": 5, "n_passes": 5, "n_members": 3}
+INSIDE = ("training", "recipe", "bound_model", "baseline", "train_surrogate")
+
+
+def shortened(method):
+    """The same recipe or method with short trainings, for small runs."""
+    if not is_dataclass(method):
+        return method
+    known = {f.name: getattr(method, f.name) for f in fields(method) if f.init}
+    known = {
+        name: min(value, SMALL[name]) if name in SMALL else shortened(value)
+        for name, value in known.items()
+        if name in SMALL or name in INSIDE
+    }
+    return replace(method, **known)

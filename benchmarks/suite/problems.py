@@ -11,21 +11,18 @@ The test set "interpolation" has the distribution of the training data, "mild" l
 hole), "strong" far outside. Inputs keep their physical units. Outputs are centred and divided by the standard deviation
 of all training outputs together.
 
-The default was designed with these twelve problems. The eight problems of confirmation.py were not used for the design
-(``benchmarks.suite.defaults --set design`` leaves them out).
+The default was designed with these twelve problems. The eight problems of confirmation.py were not used for its first design.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from benchmarks.solvers import etdrk4, runge_kutta
 from benchmarks.suite.recipes import (
-    Increment,
-    Network,
-    Regressor,
     boosted_trees,
     gaussian_process,
     kernel_ridge,
@@ -35,9 +32,7 @@ from benchmarks.suite.recipes import (
     random_forest,
 )
 from geoq import TemporalFolds
-from geoq.folds import Folds
 
-SHIFTS = ("interpolation", "mild", "strong")
 N_TEST = 400
 
 
@@ -117,9 +112,15 @@ def scaled(pairs, *, noise=0.0, rng=None):
         return exact + noise * rng.standard_normal(y.shape) if noise else exact
 
     y = observe(y)
-    return Data(
-        x, y, {shift: (points, observe(v)) for shift, (points, v) in pairs.items()}
-    )
+    return Data(x, y, {shift: (points, observe(v)) for shift, (points, v) in pairs.items()})
+
+
+def populations(draw, n_train, n_test, *, inside, mild, strong, **noise):
+    """Data of ``draw(n, *arguments)``, which returns inputs and outputs, with the arguments of each population."""
+    given = {"train": inside, "interpolation": inside, "mild": mild, "strong": strong}
+    sizes = {"train": n_train}
+    pairs = {name: draw(sizes.get(name, n_test), *some) for name, some in given.items()}
+    return scaled(pairs, **noise)
 
 
 def branin(a, b):
@@ -238,15 +239,8 @@ def kuramoto_sivashinsky(seed, n_train, n_test=N_TEST):
         for mode in range(1, 5)
     )
     state = ks_step(start, n_steps=800)
-    train, test = trajectory(
-        partial(ks_step, n_steps=4), state, n_train, n_test, n_between=50
-    )
-    states = {
-        "train": train,
-        "interpolation": test,
-        "mild": 1.3 * test,
-        "strong": 2.0 * test,
-    }
+    train, test = trajectory(partial(ks_step, n_steps=4), state, n_train, n_test, n_between=50)
+    states = {"train": train, "interpolation": test, "mild": 1.3 * test, "strong": 2.0 * test}
     return one_step(ks_step, states)
 
 
@@ -285,8 +279,7 @@ def one_step(step, states):
     """Pairs of states and next states, both standardised by the training states."""
     mean, deviation = states["train"].mean(), states["train"].std()
     pairs = {
-        name: ((u - mean) / deviation, (step(u) - mean) / deviation)
-        for name, u in states.items()
+        name: ((u - mean) / deviation, (step(u) - mean) / deviation) for name, u in states.items()
     }
     return Data(*pairs.pop("train"), pairs)
 
@@ -310,9 +303,11 @@ def burgers(seed, n_train, n_test=N_TEST, n_points=32):
 
         return etdrk4(u, length=2 * np.pi, linear=linear, dt=0.01, n_steps=50)
 
-    starts = {"train": fields(n_train, 1.0), "interpolation": fields(n_test, 1.0)}
-    starts |= {"mild": fields(n_test, 1.5), "strong": fields(n_test, 3.0)}
-    return scaled({name: (u[:, ::4], later(u)[:, ::4]) for name, u in starts.items()})
+    def pairs(n_fields, height):
+        u = fields(n_fields, height)
+        return u[:, ::4], later(u)[:, ::4]
+
+    return populations(pairs, n_train, n_test, inside=(1.0,), mild=(1.5,), strong=(3.0,))
 
 
 # The suite.
@@ -332,9 +327,9 @@ class Problem:
 
     name: str
     make: Callable[..., Data]
-    recipe: Callable[[int], Network | Increment | Regressor]
+    recipe: Callable[[int], Any]
     n_train: int
-    folds: Folds | None = None
+    folds: Any = None
 
     def data(self, seed):
         return self.make(seed, self.n_train)
@@ -342,10 +337,7 @@ class Problem:
 
 _BRANIN = OnBox(branin, (-5, 0), (10, 15), part=(0.1, 0.65))
 _OTL = OnBox(
-    otl_circuit,
-    (50, 25, 0.5, 1.2, 0.25, 50),
-    (150, 70, 3, 2.5, 1.2, 300),
-    part=(0.25, 0.75),
+    otl_circuit, (50, 25, 0.5, 1.2, 0.25, 50), (150, 70, 3, 2.5, 1.2, 300), part=(0.25, 0.75)
 )
 _BOREHOLE = OnBox(
     borehole,
@@ -370,6 +362,7 @@ _PISTON = OnBox(
 _PULSE = OnBox(advected_pulse, (0, 1e-4, 0.04), (0.6, 5e-3, 0.12), part=(0.25, 0.75))
 _FRIEDMAN = OnBox(friedman, (0,) * 5, (1,) * 5, part=(0.0, 0.6))
 
+IN_TIME = TemporalFolds(5, gap=10)
 _LISTED = (
     Problem("branin", _BRANIN, network, 400),
     Problem("otl-circuit", _OTL, boosted_trees, 600),
@@ -378,20 +371,8 @@ _LISTED = (
     Problem("ishigami-clusters", clustered_ishigami, network, 600),
     Problem("camel-small", _CAMEL, gaussian_process, 60),
     Problem("piston-noisy", _PISTON, boosted_trees, 800),
-    Problem(
-        "kuramoto-sivashinsky",
-        kuramoto_sivashinsky,
-        network_of_increments,
-        400,
-        folds=TemporalFolds(5, gap=10),
-    ),
-    Problem(
-        "lorenz-96",
-        lorenz96,
-        network_of_increments,
-        500,
-        folds=TemporalFolds(5, gap=10),
-    ),
+    Problem("kuramoto-sivashinsky", kuramoto_sivashinsky, network_of_increments, 400, IN_TIME),
+    Problem("lorenz-96", lorenz96, network_of_increments, 500, IN_TIME),
     Problem("advected-pulse", _PULSE, network, 400),
     Problem("burgers", burgers, linear_ridge, 400),
     Problem("friedman", _FRIEDMAN, kernel_ridge, 500),

@@ -7,85 +7,19 @@ outputs with a heavy tail.
 """
 
 import numpy as np
-from sklearn.ensemble import (
-    ExtraTreesRegressor,
-    HistGradientBoostingRegressor,
-    RandomForestRegressor,
-    VotingRegressor,
-)
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
-from sklearn.kernel_approximation import Nystroem
-from sklearn.linear_model import Ridge
-from sklearn.neighbors import KNeighborsRegressor
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import SplineTransformer, StandardScaler
 
 from benchmarks.solvers import runge_kutta
-from benchmarks.suite.problems import N_TEST, OnBox, Problem, scaled
-from benchmarks.suite.recipes import Network, Regressor, boosted_trees, kernel_ridge
-from geoq import Training
-
-# Recipes.
-
-
-def short_network(seed):
-    """A fully connected network with two layers of 48 nodes and a short training."""
-    training = Training(n_steps=600, batch_size=64, patience=5)
-    return Network((48, 48), training).with_seed(seed)
-
-
-def relevant_process(seed):
-    """A Gaussian process with a length scale for each of six inputs."""
-
-    def make(_):
-        kernel = ConstantKernel() * Matern(np.ones(6), nu=2.5) + WhiteKernel(1e-4)
-        process = GaussianProcessRegressor(kernel, normalize_y=True)
-        return make_pipeline(StandardScaler(), process)
-
-    return Regressor(make, seed)
-
-
-def pruned_forest(seed):
-    """A random forest with at least ten training points in each leaf, for noisy data."""
-
-    def make(state):
-        return RandomForestRegressor(60, min_samples_leaf=10, random_state=state)
-
-    return Regressor(make, seed)
-
-
-def splines(seed):
-    """Cubic splines with equally spaced knots and a small penalty."""
-    return Regressor(
-        lambda _: make_pipeline(SplineTransformer(60), Ridge(alpha=1e-2)), seed
-    )
-
-
-def mixed_ensemble(seed):
-    """The mean of boosted trees, extremely randomised trees and nearest neighbours."""
-
-    def make(state):
-        neighbours = make_pipeline(StandardScaler(), KNeighborsRegressor(5))
-        members = {
-            "boosted": HistGradientBoostingRegressor(max_iter=80, random_state=state),
-            "random": ExtraTreesRegressor(50, min_samples_leaf=2, random_state=state),
-            "neighbours": neighbours,
-        }
-        return VotingRegressor(list(members.items()))
-
-    return Regressor(make, seed)
-
-
-def nystroem_ridge(seed):
-    """Ridge regression on 300 features that approximate a Gaussian kernel."""
-
-    def make(state):
-        features = Nystroem(gamma=0.02, n_components=300, random_state=state)
-        return make_pipeline(StandardScaler(), features, Ridge(alpha=1e-2))
-
-    return Regressor(make, seed)
-
+from benchmarks.suite.problems import N_TEST, OnBox, Problem, populations
+from benchmarks.suite.recipes import (
+    boosted_trees,
+    kernel_ridge,
+    mixed_ensemble,
+    nystroem_ridge,
+    pruned_forest,
+    relevant_process,
+    short_network,
+    splines,
+)
 
 # Functions on a box, trained on a part of it.
 
@@ -181,9 +115,7 @@ def radar_speckle(seed, n_train, n_test=N_TEST):
     rng = np.random.default_rng([seed, 21])
 
     def population(n, angle, moisture, roughness):
-        x = np.column_stack(
-            [rng.uniform(*ends, n) for ends in (angle, moisture, roughness)]
-        )
+        x = np.column_stack([rng.uniform(*ends, n) for ends in (angle, moisture, roughness)])
         cosine = np.cos(np.deg2rad(x[:, 0]))
         permittivity = 3 + 20 * x[:, 1] + 80 * x[:, 1] ** 2
         root = np.sqrt(permittivity)
@@ -192,15 +124,8 @@ def radar_speckle(seed, n_train, n_test=N_TEST):
         return x, echo * rng.gamma(3.0, 1 / 3.0, n)
 
     inside = (30, 65), (0.03, 0.3), (0.2, 1.6)
-    pairs = {
-        "train": population(n_train, *inside),
-        "interpolation": population(n_test, *inside),
-    }
-    pairs |= {
-        "mild": population(n_test, (22, 30), (0.25, 0.36), (1.2, 2.0)),
-        "strong": population(n_test, (5, 22), (0.36, 0.55), (1.6, 4.0)),
-    }
-    return scaled(pairs)
+    mild, strong = ((22, 30), (0.25, 0.36), (1.2, 2.0)), ((5, 22), (0.36, 0.55), (1.6, 4.0))
+    return populations(population, n_train, n_test, inside=inside, mild=mild, strong=strong)
 
 
 # Young's modulus in GPa and expansion in 1e-6/K, in an order without meaning.
@@ -238,17 +163,9 @@ def clamped_bar(seed, n_train, n_test=N_TEST):
         return np.column_stack([code.astype(float), heat, free, long, ratio]), stress
 
     inside = KNOWN_MATERIALS, (20, 160), (0.0, 1.5), (0.5, 2.0)
-    pairs = {
-        "train": population(n_train, *inside),
-        "interpolation": population(n_test, *inside),
-    }
-    pairs |= {
-        "mild": population(n_test, KNOWN_MATERIALS, (160, 200), (0, 1.8), (1.0, 2.5)),
-        "strong": population(
-            n_test, range(len(MATERIALS)), (200, 350), (0, 3.0), (1.0, 4.0)
-        ),
-    }
-    return scaled(pairs)
+    mild = KNOWN_MATERIALS, (160, 200), (0, 1.8), (1.0, 2.5)
+    strong = range(len(MATERIALS)), (200, 350), (0, 3.0), (1.0, 4.0)
+    return populations(population, n_train, n_test, inside=inside, mild=mild, strong=strong)
 
 
 def queue(seed, n_train, n_test=N_TEST):
@@ -269,15 +186,9 @@ def queue(seed, n_train, n_test=N_TEST):
         waiting = erlang_c(used * servers, servers)
         return x, waiting * service / (servers * (1 - used)) * varied.mean(axis=0)
 
-    pairs = {
-        "train": population(n_train, (0.3, 0.94), 8),
-        "interpolation": population(n_test, (0.3, 0.94), 8),
-    }
-    pairs |= {
-        "mild": population(n_test, (0.94, 0.965), 8),
-        "strong": population(n_test, (0.965, 0.99), 12),
-    }
-    return scaled(pairs)
+    mild, strong = ((0.94, 0.965), 8), ((0.965, 0.99), 12)
+    inside = (0.3, 0.94), 8
+    return populations(population, n_train, n_test, inside=inside, mild=mild, strong=strong)
 
 
 def erlang_c(load, servers):
@@ -315,14 +226,7 @@ def enzyme_cascade(seed, n_train, n_test=N_TEST):
             curve.append(active[2])
         return x, np.stack(curve, axis=1)
 
-    spreads = {"train": 1.0, "interpolation": 1.0, "mild": 1.5, "strong": 2.5}
-    sizes = {"train": n_train}
-    return scaled(
-        {
-            name: population(sizes.get(name, n_test), spread)
-            for name, spread in spreads.items()
-        }
-    )
+    return populations(population, n_train, n_test, inside=(1.0,), mild=(1.5,), strong=(2.5,))
 
 
 # The problems.
@@ -332,9 +236,7 @@ _ETALON = OnBox(etalon, (0.3,), (2.5,), part=(0.2, 0.8))
 _EXCHANGER = OnBox(
     heat_exchanger, (0.5, 0.5, 2, 0, 60, 5), (4, 4, 12, 0.6, 100, 35), part=(0.25, 0.75)
 )
-_PROJECTILE = OnBox(
-    projectile, (10, 15, 0, -15, -15), (60, 75, 0.02, 15, 15), part=(0.2, 0.7)
-)
+_PROJECTILE = OnBox(projectile, (10, 15, 0, -15, -15), (60, 75, 0.02, 15, 15), part=(0.2, 0.7))
 
 _LISTED = (
     Problem("traffic-shock", _TRAFFIC, short_network, 600),

@@ -1,306 +1,424 @@
-"""Tables of the comparison: pinball losses relative to rivals with standard errors, coverage, and the safe region."""
+"""Tables of the suite: pinball losses relative to the rivals, coverage, the safe region, the ablation, and one input at a time."""
 
 import math
 import statistics
-from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-from sklearn.metrics import roc_auc_score
-
+from benchmarks.markdown import (
+    NONE,
+    Ratio,
+    as_table,
+    average,
+    compare,
+    group,
+    mean,
+    number,
+    only,
+    select,
+    table,
+    values,
+)
 from benchmarks.record import QUANTILE
-from benchmarks.suite.methods import is_ours
-from benchmarks.suite.problems import SHIFTS
+from benchmarks.suite import SHIFTS, is_ours
 
-AREAS = ("exceeds", "large")
-# A coverage inside the data that differs from the level by at most this much counts as right.
-TOLERANCE = 0.02
 # Queries far outside dominate the column of all queries, so it comes last.
 COLUMNS = (*SHIFTS, "all")
-FORM_COLUMNS = (
-    "method",
-    *COLUMNS,
-    "coverage inside",
-    "right",
-    *("safe fraction inside", "mild", "strong"),
-    *("safe coverage", "least", "on"),
-    "in the safe region",
-)
+KINDS = dict(zip(COLUMNS, ("inside the data", "mildly outside", "far outside", "all"), strict=True))
+# A coverage inside the data that differs from the level by at most this much counts as right.
+TOLERANCE = 0.02
 
 
-def roc_areas(y, assessment, scores, where=...):
-    """Areas under the ROC curves of scores, for two events.
-
-    "exceeds": more than the fraction 1 - tau of the errors of a row exceed their bounds. "large": the mean error of the
-    row is in the upper tenth.
-    """
-    error = abs(y - assessment.prediction).reshape(len(y), -1)[where]
-    bound = assessment.error_hat.reshape(len(y), -1)[where]
-    size = error.mean(axis=1)
-    events = {
-        "exceeds": (error > bound).mean(axis=1) > 1 - QUANTILE,
-        "large": size > np.quantile(size, 0.9),
-    }
-    return {
-        f"{score}_roc_{event}": float(roc_auc_score(happened, values[where]))
-        if 0 < happened.sum() < len(happened)
-        else math.nan
-        for event, happened in events.items()
-        for score, values in scores.items()
-    }
-
-
-def mean(rows, metric, **wanted):
-    """Mean of a metric over the matching rows that have a value; nan if there is none."""
-    values = [r[metric] for r in rows if all(r[k] == v for k, v in wanted.items())]
-    known = [v for v in values if v is not None and not math.isnan(v)]
-    return statistics.fmean(known) if known else math.nan
-
-
-def losses_by_seed(rows, shift="all", metric="pinball"):
+def losses(rows, column="pinball"):
     """Loss of each method for each seed, by problem."""
-    values = {}
+    found = {}
     for r in rows:
-        if r["shift"] == shift and r[metric] is not None:
-            of_problem = values.setdefault(r["problem"], {})
-            of_problem.setdefault(r["method"], {})[r["seed"]] = r[metric]
-    return values
+        if r[column] is not None:
+            of_problem = found.setdefault(r["problem"], {})
+            of_problem.setdefault(r["method"], {})[r["seed"]] = r[column]
+    return found
 
 
-def mean_ratio(losses, others):
+def mean_ratio(mine, others):
     """Mean loss relative to another method, over the seeds that both have."""
-    both = losses.keys() & others.keys()
-    return sum(losses[seed] for seed in both) / sum(others[seed] for seed in both)
+    both = mine.keys() & others.keys()
+    return sum(mine[seed] for seed in both) / sum(others[seed] for seed in both)
 
 
-def error_ratios(rows, shift="all", *, metric="pinball"):
+def over_best_rival(rows, column="pinball"):
     """Mean loss of each method relative to the best rival, by problem.
 
     Rows of untrained networks are left out. Therefore two methods are compared on the seeds that both have, and the best rival
     of a method is the one with the largest ratio.
     """
     result = {}
-    for problem, losses in losses_by_seed(rows, shift, metric).items():
-        rivals = [found for method, found in losses.items() if not is_ours(method)]
+    for problem, known in losses(rows, column).items():
+        rivals = [found for method, found in known.items() if not is_ours(method)]
         result[problem] = {
             method: max(
-                (mean_ratio(found, r) for r in rivals if found.keys() & r.keys()),
-                default=math.nan,
+                (mean_ratio(found, r) for r in rivals if found.keys() & r.keys()), default=math.nan
             )
-            for method, found in losses.items()
+            for method, found in known.items()
         }
     return result
 
 
-def geometric_mean(values):
-    return math.exp(statistics.fmean(map(math.log, values)))
+def named(method, rows, n_problems):
+    """Name of a method, with the number of its problems if it was not measured on all of them."""
+    n = len({r["problem"] for r in rows})
+    return method if n == n_problems else f"{method}, {n} problem{'s' * (n > 1)}"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Geometric mean of ratios over the problems, and its range of two standard errors of the mean logarithm."""
-
-    ratio: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, ratios):
-        """The comparison of one ratio per problem."""
-        logarithms = [math.log(ratio) for ratio in ratios]
-        mean = statistics.fmean(logarithms)
-        n = len(logarithms)
-        error = statistics.stdev(logarithms) / math.sqrt(n) if n > 1 else math.inf
-        return cls(
-            math.exp(mean),
-            math.exp(mean - 2 * error),
-            math.exp(min(mean + 2 * error, 700)),
-        )
-
-    @property
-    def word(self):
-        """Ahead or behind if the difference exceeds two standard errors, otherwise level."""
-        return "ahead" if self.high < 1 else "behind" if self.low > 1 else "level"
-
-    @property
-    def range(self):
-        return f"{self.low:.2f} to {self.high:.2f}" if self.low else "one problem"
-
-    def __str__(self):
-        return f"{self.ratio:.2f} ({self.range}) {self.word}"
-
-
-def summary(rows):
+def summary(record):
     """All tables of a set of problems."""
-    parts = by_problem(rows), by_method(rows), safety(rows), forms(rows), levels(rows)
-    return "\n\n".join("\n".join(part) for part in parts if part)
+    rows = record["rows"]
+    return "\n\n".join(part(rows) for part in (by_problem, by_method, safety, forms, levels))
 
 
 def by_problem(rows):
-    """Lines of a table of GeoQ's loss relative to the best rival of each problem and shift."""
-    ratios = {shift: error_ratios(rows, shift) for shift in COLUMNS}
+    """GeoQ's loss relative to the best rival of each problem and shift."""
+    ratios = {shift: over_best_rival(select(rows, shift=shift)) for shift in COLUMNS}
     n_rivals = len({r["method"] for r in rows if not is_ours(r["method"])})
-    lines = [
-        (
-            f"Pinball loss of GeoQ relative to the best of {n_rivals} rivals, which is chosen afterwards for each problem and shift. "
-            "The last rows have the geometric mean, its range of two standard errors over the problems, and the number of problems "
-            "on which GeoQ has the smaller loss:"
-        ),
-        "",
-        f"| problem | {' | '.join(COLUMNS)} | best rival on all |",
-        "|---" * (len(COLUMNS) + 2) + "|",
-    ]
+    lines = []
     for problem, of_method in ratios["all"].items():
         best = min((r, m) for m, r in of_method.items() if not is_ours(m))[1]
-        cells = [f"{ratios[shift][problem]['GeoQ']:.2f}" for shift in COLUMNS]
-        lines.append(f"| {problem} | {' | '.join(cells)} | {best} |")
+        cells = [number(ratios[shift][problem]["GeoQ"]) for shift in COLUMNS]
+        lines.append([problem, *cells, best])
     ours = [[of["GeoQ"] for of in ratios[shift].values()] for shift in COLUMNS]
-    compared = [Comparison.of(values) for values in ours]
-    better = [f"{sum(v < 1 for v in values)} of {len(values)}" for values in ours]
-    for name, cells in (
-        ("**worst**", [f"{max(values):.2f}" for values in ours]),
-        ("**geometric mean**", [f"{c.ratio:.2f}" for c in compared]),
-        ("**two standard errors**", [c.range for c in compared]),
-        ("**GeoQ is**", [c.word for c in compared]),
-        ("**smaller on**", better),
-    ):
-        lines.append(f"| {name} | {' | '.join(cells)} | |")
-    return lines
-
-
-def paired(rows, other, shift):
-    """GeoQ's loss over that of another method on the same data, where both were measured; None if nowhere."""
-    loss = {
-        (r["problem"], r["seed"], r["method"]): r["pinball"]
-        for r in rows
-        if r["shift"] == shift and r["method"] in ("GeoQ", other)
-    }
-    of_problem = {}
-    for (problem, seed, method), value in loss.items():
-        if method == other and (problem, seed, "GeoQ") in loss:
-            ratio = loss[problem, seed, "GeoQ"] / value
-            of_problem.setdefault(problem, []).append(ratio)
-    means = [geometric_mean(ratios) for ratios in of_problem.values()]
-    return Comparison.of(means) if means else None
-
-
-def problems_of(method, rows):
-    """Problems on which a method was measured."""
-    return {r["problem"] for r in rows if r["method"] == method}
-
-
-def named(method, rows):
-    """Name of a method, with the number of its problems if it was not measured on all of them."""
-    n = len(problems_of(method, rows))
-    complete = n == len({r["problem"] for r in rows})
-    return method if complete else f"{method}, {n} problem{'s' * (n > 1)}"
+    found = [Ratio.of(of) for of in ours]
+    lines += [
+        ["**worst**", *(number(max(of)) for of in ours), ""],
+        ["**geometric mean**", *(number(r.mean) for r in found), ""],
+        ["**95 % interval**", *(r.range for r in found), ""],
+        ["**GeoQ is**", *(r.word for r in found), ""],
+        ["**smaller on**", *(f"{r.better} of {r.n}" for r in found), ""],
+    ]
+    return (
+        f"Pinball loss of GeoQ relative to the best of {n_rivals} rivals, which is chosen afterwards for each problem and shift; mean "
+        "losses over the seeds. The last rows have the geometric mean over the problems, its interval by Student's t, and the number "
+        "of problems on which GeoQ has the smaller loss:\n\n"
+    ) + as_table(["problem", *COLUMNS, "best rival on all"], lines)
 
 
 def by_method(rows):
-    """Lines of a table of GeoQ's loss relative to each other method on the same data, and of all coverages."""
-    methods = list(dict.fromkeys(r["method"] for r in rows))
-    titles = [*COLUMNS, *(f"coverage {shift}" for shift in SHIFTS)]
-    lines = [
-        (
-            "Pinball loss of GeoQ relative to each method on the same data: geometric mean over the problems, in brackets its range of "
-            "two standard errors over the problems. GeoQ is ahead or behind where this range excludes 1. Coverage of each method:"
-        ),
-        "",
-        f"| method | {' | '.join(titles)} |",
-        "|---" * (len(titles) + 1) + "|",
-    ]
-    for method in methods:
-        cells = [
-            "" if method == "GeoQ" else str(paired(rows, method, shift))
-            for shift in COLUMNS
-        ]
-        cells += [
-            f"{mean(rows, 'coverage', method=method, shift=shift):.3f}"
-            for shift in SHIFTS
-        ]
-        lines.append(f"| {named(method, rows)} | {' | '.join(cells)} |")
-    return lines
+    """GeoQ's loss relative to each other method on the same data, and all coverages."""
+    n_problems = len({r["problem"] for r in rows})
+    ours, lines = select(rows, method="GeoQ"), []
+    for method, own in group(rows, "method").items():
+        cells = [compare(select(ours, shift=s), select(own, shift=s)) for s in COLUMNS]
+        cells += [number(average(select(own, shift=s), "coverage"), 3) for s in SHIFTS]
+        lines.append([named(method, own, n_problems), *cells])
+    return (
+        "Pinball loss of GeoQ relative to each method on the same data: geometric mean over the problems of the geometric means over "
+        "the seeds, with its 95 % interval by Student's t. GeoQ is ahead or behind where this interval excludes 1. Coverage of each "
+        "method:\n\n"
+    ) + as_table(["method", *COLUMNS, *(f"coverage {s}" for s in SHIFTS)], lines)
 
 
 def safety(rows):
-    """Lines of a table of GeoQ's coverage, safe region and support score by problem."""
-    lines = [
-        "The relative L2 error of the surrogate inside the data; GeoQ's coverage, its safe region, and ROC areas of support score / distance to the data:",
-        "",
-        "| problem | surrogate's error inside | coverage | safe fraction | safe coverage | error exceeds the bound | large error |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for problem in dict.fromkeys(r["problem"] for r in rows):
-        of = partial(mean, rows, problem=problem, method="GeoQ", shift="all")
-        inside = mean(
-            rows, "relative_l2", problem=problem, method="GeoQ", shift=SHIFTS[0]
-        )
-        cells = [inside, of("coverage"), of("safe_fraction"), of("safe_coverage")]
-        pairs = [
-            f"{of(f'support_score_roc_{e}'):.2f} / {of(f'distance_roc_{e}'):.2f}"
-            for e in AREAS
-        ]
-        shown = " | ".join([*(f"{c:.3f}" for c in cells), *pairs])
-        lines.append(f"| {problem} | {shown} |")
-    return lines
+    """GeoQ's coverage, safe region and ROC areas by problem."""
+    ours, columns = select(rows, method="GeoQ"), {}
+    columns["surrogate's error inside"] = only(mean("relative_l2", 3), shift=SHIFTS[0])
+    for name in ("coverage", "safe_fraction", "safe_coverage"):
+        columns[name.replace("_", " ")] = only(mean(name, 3), shift="all")
+    for title, event in (("error exceeds the bound", "exceeds"), ("large error", "large")):
+        columns[title] = only(partial(_areas, event=event), shift="all")
+    return (
+        "The relative L2 error of the surrogate inside the data; GeoQ's coverage, its safe region, and ROC areas of support score / "
+        "distance to the data:\n\n"
+    ) + table("problem", group(ours, "problem"), columns)
+
+
+def _areas(rows, event):
+    """ROC areas of the support score and of the distance."""
+    scores = "support_score", "distance"
+    return " / ".join(mean(f"{score}_roc_{event}")(rows) for score in scores)
 
 
 def forms(rows):
-    """Lines of a table of GeoQ's forms: losses relative to the best rival, coverage and safe region."""
-    methods = [m for m in dict.fromkeys(r["method"] for r in rows) if is_ours(m)]
-    problems = list(dict.fromkeys(r["problem"] for r in rows))
-    by_shift = {shift: error_ratios(rows, shift) for shift in COLUMNS}
-    in_safe = error_ratios(rows, metric="safe_pinball")
-    lines = [
-        (
-            "The forms of GeoQ. Pinball loss relative to the best rival, geometric mean over the problems and the worst problem in "
-            f"brackets; coverage inside the data, and the fraction of problems where it is within {TOLERANCE:g} of the level; the safe "
-            "region. The last column is the relative pinball loss in the safe region:"
-        ),
-        "",
-        f"| {' | '.join(FORM_COLUMNS)} |",
-        "|---" * len(FORM_COLUMNS) + "|",
-    ]
-    for method in methods:
+    """GeoQ's forms: losses relative to the best rival, coverage and safe region."""
+    by_shift = [over_best_rival(select(rows, shift=shift)) for shift in COLUMNS]
+    # The rivals' losses in the safe region are measured with the flags of the default.
+    in_safe = over_best_rival(select(rows, shift="all"), "safe_pinball")
+    n_problems, lines = len(by_shift[0]), []
+    for method, own in group((r for r in rows if is_ours(r["method"])), "method").items():
         cells = []
-        for ratios in by_shift.values():
-            values = [r[method] for r in ratios.values() if method in r]
-            cells.append(f"{geometric_mean(values):.2f} ({max(values):.2f})")
-        of = partial(mean, rows, method=method)
-        measured = problems_of(method, rows)
-        inside = [of("coverage", problem=p, shift=SHIFTS[0]) for p in measured]
-        right = [abs(value - QUANTILE) <= TOLERANCE for value in inside]
-        cells += [f"{statistics.fmean(inside):.3f}", f"{statistics.fmean(right):.2f}"]
-        cells += [f"{of('safe_fraction', shift=shift):.3f}" for shift in SHIFTS]
-        covered = {p: of("safe_coverage", problem=p, shift="all") for p in problems}
-        known = {p: c for p, c in covered.items() if not math.isnan(c)}
-        least = min(known, key=known.get) if known else "-"
-        cells += [
-            f"{of('safe_coverage', shift='all'):.3f}",
-            f"{known.get(least, math.nan):.3f}",
-            least,
-        ]
-        ratios = [r[method] for r in in_safe.values() if method in r]
-        # The rivals' losses are measured in the safe region of the default.
-        own = method == "GeoQ" and ratios
-        cells.append(f"{geometric_mean(ratios):.2f}" if own else "")
-        lines.append(f"| {named(method, rows)} | {' | '.join(cells)} |")
-    return lines
+        for ratios in by_shift:
+            known = [r[method] for r in ratios.values() if method in r]
+            cells.append(f"{statistics.geometric_mean(known):.2f} ({max(known):.2f})")
+        inside = group(select(own, shift=SHIFTS[0]), "problem").values()
+        covered = [average(of, "coverage") for of in inside]
+        right = [abs(value - QUANTILE) <= TOLERANCE for value in covered]
+        cells += [number(statistics.fmean(covered), 3), number(statistics.fmean(right))]
+        cells += [number(average(select(own, shift=s), "safe_fraction"), 3) for s in SHIFTS]
+        together = select(own, shift="all")
+        cells += [number(average(together, "safe_coverage"), 3), *least(together, "safe_coverage")]
+        known = [r["GeoQ"] for r in in_safe.values() if method == "GeoQ" and "GeoQ" in r]
+        cells.append(number(statistics.geometric_mean(known)) if known else "")
+        lines.append([named(method, own, n_problems), *cells])
+    head = ["method", *COLUMNS, "coverage inside", "right"]
+    head += ["safe fraction inside", "mild", "strong", "safe coverage", "least", "on"]
+    return (
+        "The forms of GeoQ. Pinball loss relative to the best rival, geometric mean over the problems and the worst problem in "
+        f"brackets; coverage inside the data, and the fraction of problems where it is within {TOLERANCE:g} of the level; the safe "
+        "region. The last column is the relative pinball loss in the safe region:\n\n"
+    ) + as_table([*head, "in the safe region"], lines)
+
+
+def least(rows, column):
+    """The smallest mean over the problems, and its problem."""
+    known = {p: average(own, column) for p, own in group(rows, "problem").items()}
+    known = {p: value for p, value in known.items() if not math.isnan(value)}
+    at = min(known, key=known.get, default=None)
+    return (NONE, NONE) if at is None else (number(known[at], 3), at)
 
 
 def levels(rows):
-    """Lines of a table of GeoQ's coverage at several quantile levels."""
+    """GeoQ's coverage at several quantile levels."""
     known = [r for r in rows if r.get("coverage_by_level")]
-    if not known:
-        return []
-    lines = [
-        "Coverage of GeoQ's bounds at other quantile levels, mean over the problems:",
-        "",
-        f"| level | {' | '.join(COLUMNS)} |",
-        "|---" * (len(COLUMNS) + 1) + "|",
+    groups = {
+        q: [r | {"at": r["coverage_by_level"][q]} for r in known]
+        for q in known[0]["coverage_by_level"]
+    }
+    columns = {s: only(mean("at", 3), shift=s) for s in COLUMNS}
+    return (
+        "Coverage of GeoQ's bounds at other quantile levels, mean over the problems:\n\n"
+        + table("level", groups, columns)
+    )
+
+
+# By kind of query: each method in the best of its versions
+
+
+def relative_losses(rows):
+    """The loss of each method over that of the best rival of each problem, by method and kind of query.
+
+    The best rival, and the version of each rival, are chosen in hindsight for each problem and kind of query.
+    """
+    ratios = {}
+    for shift in COLUMNS:
+        for of_problem in over_best_rival(select(rows, shift=shift)).values():
+            versions = {}
+            for method, ratio in of_problem.items():
+                name = method.split(" / ")[0]
+                if not is_ours(method) or method in ("GeoQ", "GeoQ (paper)"):
+                    versions[name] = min(ratio, versions.get(name, math.inf))
+            for name, ratio in versions.items():
+                ratios.setdefault(name, {}).setdefault(shift, []).append(ratio)
+    return {
+        name: {shift: Ratio.of(known) for shift, known in of.items()} for name, of in ratios.items()
+    }
+
+
+def kinds(record):
+    """Losses of every method relative to the best rival, by kind of query."""
+    found = relative_losses(record["rows"])
+    lines = [[method, *(str(of[shift]) for shift in COLUMNS)] for method, of in found.items()]
+    return as_table(["method", *KINDS.values()], lines)
+
+
+# Ablation
+
+ALL = "all of it"
+
+
+def ablation(record):
+    """The pinball loss of each variant relative to the default, and the rules for the safe region."""
+    rows = record["rows"]
+    parts = select(rows, part="ingredients")
+    lines = []
+    for variant, own in group(parts, "method").items():
+        ratio = {
+            shift: {
+                p: average(select(own, problem=p, shift=shift), "pinball")
+                / average(select(parts, method=ALL, problem=p, shift=shift), "pinball")
+                for p in group(rows, "problem")
+            }
+            for shift in ("all", *SHIFTS)
+        }
+        cells = [number(statistics.geometric_mean(of.values())) for of in ratio.values()]
+        cells.insert(1, Ratio.of(ratio["all"].values()).range)
+        for extreme in (max, min):
+            at = extreme(ratio["all"], key=ratio["all"].get)
+            cells += [number(ratio["all"][at]), at]
+        lines.append([variant, *cells, mean("safe_coverage", 3)(select(own, shift="all"))])
+    head = ["", "all", "95 % interval", *SHIFTS, "largest", "on", "smallest", "on", "safe coverage"]
+    columns = {
+        "safe fraction": mean("safe_fraction"),
+        "safe coverage": mean("safe_coverage", 3),
+        "least safe coverage": lambda own: least(own, "safe_coverage")[0],
+        "on": lambda own: least(own, "safe_coverage")[1],
+        "error exceeds the bound": mean("rule_roc_exceeds"),
+        "large error": mean("rule_roc_large"),
+    }
+    rules = group(select(rows, part="safe rules"), "method")
+    return "\n\n".join(
+        [
+            "Pinball loss relative to the default, geometric mean over the problems, for all queries with its 95 % interval:",
+            as_table(head, lines),
+            "Rules for the safe region on the default's bounds, mean over the problems; areas under the ROC curves of their scores:",
+            table("rule", rules, columns),
+        ]
+    )
+
+
+# One input at a time
+
+# Cases whose surrogate explains less of the variance on held-out points are left out.
+MIN_R2 = 0.5
+# Up to this many half-widths a query is near the range; cells with more false trust are counted.
+NEAR, MAX_FALSE_TRUST = 1.1, 0.05
+MEASURES = ("safe", "false trust", "coverage", "pinball")
+
+
+def one_input(record):
+    """The safe flags by rule: the families, each special kind of query, and each distance."""
+    cases = {_case(r): r for r in record["rows"]}
+    poor = {case: r["r2"] for case, r in cases.items() if r["r2"] is None or r["r2"] < MIN_R2}
+    left_out = ", ".join(f"{case} ({number(r2)})" for case, r2 in poor.items()) or "none"
+    cells = [cell for r in record["rows"] if _case(r) not in poor for cell in _cells(r)]
+    families = {"all": cells} | group(cells, "family")
+    lines = []
+    for family, own in families.items():
+        for rule, of_rule in group(own, "rule").items():
+            n = len({cell["case"] for cell in own})
+            lines.append([family, str(n), rule, *_of_rule(of_rule)])
+    head = ["family", "cases", "rule", "interior safe", "least", "worst false trust, u <= 1.1"]
+    head += ["u > 1.1", "cells above 5 %", "harmless safe", "far unsafe", "least"]
+    special = [c for c in cells if c["label"].startswith("special")]
+    of_special = {
+        "cases": lambda own: str(len(own)),
+        "safe": mean("safe", 3),
+        "false trust": mean("false trust", 3),
+        "worst": _worst,
+    }
+    moved = sorted((c for c in cells if c["u"]), key=lambda c: c["u"])
+    of_width = {
+        "safe": mean("safe", 3),
+        "false trust": mean("false trust", 3),
+        "worst": _worst,
+        "cells above 5 %": _above,
+        "coverage": mean("coverage", 3),
+        "coverage, most influential input": only(mean("coverage", 3), top=True),
+    }
+
+    def labelled(found, *keys):
+        groups = group(found, *keys)
+        return {f"{key[0]}, {key[1]} | {key[2]}": own for key, own in groups.items()}
+
+    return "\n\n".join(
+        [
+            f"{len(cases) - len(poor)} cases; left out, because R2 < {MIN_R2:g}: {left_out}.",
+            as_table(head, lines),
+            table("queries | rule", labelled(special, "family", "name", "rule"), of_special),
+            table(
+                "u | rule",
+                {f"{k[0]:g} | {k[1]}": v for k, v in group(moved, "u", "rule").items()},
+                of_width,
+            ),
+        ]
+    )
+
+
+def _case(row):
+    return f"{row['problem']} {row['seed']}"
+
+
+def _cells(row):
+    """One entry for each label of a case and rule."""
+    for label, measures in row["labels"].items():
+        u = float(label.split()[2]) if label.startswith("input") else 0.0
+        yield dict(zip(MEASURES, measures, strict=True)) | {
+            "case": _case(row),
+            "family": row["family"],
+            "rule": row["method"],
+            "label": label,
+            "name": label.removeprefix("special "),
+            "u": u,
+            "top": bool(u) and label.split()[1] == str(row["top"]),
+            "harmless": label in row["harmless"],
+        }
+
+
+def _of_rule(cells):
+    inside = select(cells, label="inside")
+    moved = [c for c in cells if c["u"]]
+    near, farther = ([c for c in moved if (c["u"] <= NEAR) == is_near] for is_near in (True, False))
+    far = [1 - c["safe"] for c in select(cells, label="far")]
+    fewest = min(inside, key=lambda c: c["safe"])
+    return [
+        mean("safe", 3)(inside),
+        f"{fewest['safe']:.3f} ({fewest['case']})",
+        _worst(near),
+        _worst(farther),
+        _above(moved),
+        mean("safe")(select(moved, harmless=True)),
+        number(statistics.fmean(far), 3) if far else NONE,
+        number(min(far), 3) if far else NONE,
     ]
-    for level in known[0]["coverage_by_level"]:
-        found = [r | {"at": r["coverage_by_level"][level]} for r in known]
-        cells = [f"{mean(found, 'at', shift=shift):.3f}" for shift in COLUMNS]
-        lines.append(f"| {level} | {' | '.join(cells)} |")
-    return lines
+
+
+def _above(cells):
+    """The fraction of the cells with much false trust."""
+    above = [value > MAX_FALSE_TRUST for value in values(cells, "false trust")]
+    return number(statistics.fmean(above), 3) if above else NONE
+
+
+def _worst(cells):
+    """The largest false trust and its case."""
+    at = max(cells, key=lambda c: c["false trust"], default=None)
+    if at is None or not at["false trust"]:
+        return NONE if at is None else "0.00"
+    return f"{at['false trust']:.2f} ({at['case']}, {at['label']})"
+
+
+# Data frames
+
+OURS = "GeoQ"
+SETTINGS = ("inside", "mild", "far", "gap", "unseen")
+
+
+def data_frames(record):
+    """A table over the problems, and a table of each setting."""
+    rows = record["rows"]
+    settings = [s for s in SETTINGS if select(rows, setting=s)]
+    losses_of = {
+        f"{setting}: loss, coverage, safe": partial(_loss, setting=setting) for setting in settings
+    }
+    trainings = {"trainings": only(mean("fit_over_training", 0), method=OURS)}
+    parts = [
+        "Pinball loss of GeoQ divided by the smallest of the rivals' (below 1: GeoQ is best), and coverage at level 0.95:",
+        table("problem", group(rows, "problem"), losses_of | trainings),
+    ]
+    columns = {
+        "problems": lambda own: str(len(group(own, "problem"))),
+        "coverage": lambda own: number(statistics.fmean(_by_problem(own, "coverage"))),
+        "least coverage": lambda own: number(min(_by_problem(own, "coverage"))),
+        "safe": mean("safe_fraction"),
+        "mean bound / mean error": lambda own: number(statistics.median(_sharpness(own))),
+    }
+    for setting in settings:
+        here = select(rows, setting=setting)
+        ours = select(here, method=OURS)
+        versus = {"pinball of GeoQ over it": lambda own, ours=ours: compare(ours, own)}
+        parts += [f"**{setting}**", table("method", group(here, "method"), versus | columns)]
+    return "\n\n".join(parts)
+
+
+def _by_problem(rows, column):
+    return [average(own, column) for own in group(rows, "problem").values()]
+
+
+def _sharpness(rows):
+    pairs = (
+        (average(own, "bound"), average(own, "error")) for own in group(rows, "problem").values()
+    )
+    return [bound / error for bound, error in pairs if error]
+
+
+def _loss(rows, setting):
+    here = group(select(rows, setting=setting), "method")
+    rivals = [average(own, "pinball") for method, own in here.items() if method != OURS]
+    if OURS not in here or not rivals:
+        return NONE
+    ratio = average(here[OURS], "pinball") / min(rivals)
+    return f"{ratio:.2f}, {mean('coverage')(here[OURS])}, {mean('safe_fraction')(here[OURS])}"

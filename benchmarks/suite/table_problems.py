@@ -51,10 +51,7 @@ def pipeline(x: pd.DataFrame, model: Any) -> Any:
     number = [c for c in x if c not in (*category, *date)]
     return make_pipeline(
         make_column_transformer(
-            (
-                OneHotEncoder(handle_unknown="ignore", sparse_output=False),
-                category,
-            ),
+            (OneHotEncoder(handle_unknown="ignore", sparse_output=False), category),
             (make_pipeline(FunctionTransformer(_seconds), StandardScaler()), date),
             (StandardScaler(), number),
         ),
@@ -125,9 +122,7 @@ def cars(seed: int) -> TableProblem:
 
     table = local_data.cars().drop(columns="Name")
     origin = ("Origin", "Japan")
-    return rows_of(
-        table, "Miles_per_Gallon", "Weight_in_lbs", histogram(), seed, origin
-    )
+    return rows_of(table, "Miles_per_Gallon", "Weight_in_lbs", histogram(), seed, origin)
 
 
 def barley(seed: int) -> TableProblem:
@@ -226,9 +221,7 @@ def borehole(seed: int) -> TableProblem:
     low[1], high[1] = 1e2, 1e8
     columns = ["rw", "r", "Tu", "Hu", "Tl", "Hl", "L", "Kw"]
     box = Box(low, high, log)
-    return sampled(
-        box, columns, lambda x: function(x.to_numpy())[:, 0], boosting(), 400, seed
-    )
+    return sampled(box, columns, lambda x: function(x.to_numpy())[:, 0], boosting(), 400, seed)
 
 
 def robot_arm(seed: int) -> TableProblem:
@@ -263,18 +256,12 @@ def flood(seed: int) -> TableProblem:
     model = FloodModel()
     marginals = [model.distribution.getMarginal(i) for i in range(8)]
     low, high = (
-        np.array([m.computeQuantile(level)[0] for m in marginals])
-        for level in (0.01, 0.99)
+        np.array([m.computeQuantile(level)[0] for m in marginals]) for level in (0.01, 0.99)
     )
     columns = ["Q", "Ks", "Zv", "Zm", "B", "L", "Zb", "Hd"]
     box = Box(low, high, np.zeros(8, dtype=bool))
     return sampled(
-        box,
-        columns,
-        lambda x: np.array(model.model(x.to_numpy()))[:, 0],
-        forest(),
-        400,
-        seed,
+        box, columns, lambda x: np.array(model.model(x.to_numpy()))[:, 0], forest(), 400, seed
     )
 
 

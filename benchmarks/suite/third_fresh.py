@@ -7,30 +7,17 @@ singularity, and two have kinks.
 
 import numpy as np
 from scipy.special import lambertw
-from sklearn.neighbors import KNeighborsRegressor
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from benchmarks.solvers import runge_kutta
-from benchmarks.suite.confirmation import noisy_process, quadratic_ridge
-from benchmarks.suite.problems import N_TEST, OnBox, Problem, scaled
+from benchmarks.suite.problems import N_TEST, OnBox, Problem, populations
 from benchmarks.suite.recipes import (
-    Regressor,
     boosted_trees,
+    nearest_neighbours,
     network,
+    noisy_process,
+    quadratic_ridge,
     random_forest,
 )
-
-
-def nearest_neighbours(seed):
-    """The mean of the eight nearest outputs, weighted by the inverse distance."""
-    return Regressor(
-        lambda _: make_pipeline(
-            StandardScaler(), KNeighborsRegressor(8, weights="distance")
-        ),
-        seed,
-    )
-
 
 # Functions on a box, trained on a part of it.
 
@@ -150,13 +137,7 @@ def drug(seed, n_train, n_test=N_TEST):
         exact = np.stack(curve, axis=1)
         return x, exact * (1 + 0.1 * rng.standard_normal(exact.shape))
 
-    spreads = {"train": 1.0, "interpolation": 1.0, "mild": 1.5, "strong": 2.2}
-    return scaled(
-        {
-            name: population(n_train if name == "train" else n_test, spread)
-            for name, spread in spreads.items()
-        }
-    )
+    return populations(population, n_train, n_test, inside=(1.0,), mild=(1.5,), strong=(2.2,))
 
 
 def double_pendulum(seed, n_train, n_test=N_TEST):
@@ -177,9 +158,7 @@ def double_pendulum(seed, n_train, n_test=N_TEST):
             - gravity * np.sin(a - 2 * b)
             - 2 * sine * (vb**2 + va**2 * cosine)
         ) / below
-        turn_b = (
-            2 * sine * (2 * va**2 + 2 * gravity * np.cos(a) + vb**2 * cosine) / below
-        )
+        turn_b = 2 * sine * (2 * va**2 + 2 * gravity * np.cos(a) + vb**2 * cosine) / below
         return np.stack([va, vb, turn_a, turn_b], axis=-1)
 
     def after(state):
@@ -189,9 +168,11 @@ def double_pendulum(seed, n_train, n_test=N_TEST):
         unit = rng.uniform(-most, most, (40 * n, 4))
         return (largest * unit[abs(unit).max(axis=1) > least])[:n]
 
-    starts = {"train": states(n_train, 0, 1), "interpolation": states(n_test, 0, 1)}
-    starts |= {"mild": states(n_test, 1, 1.3), "strong": states(n_test, 1.3, 2.2)}
-    return scaled({name: (state, after(state)) for name, state in starts.items()})
+    def pairs(n, least, most):
+        state = states(n, least, most)
+        return state, after(state)
+
+    return populations(pairs, n_train, n_test, inside=(0, 1), mild=(1, 1.3), strong=(1.3, 2.2))
 
 
 def ladder(seed, n_train, n_test=N_TEST):
@@ -214,13 +195,7 @@ def ladder(seed, n_train, n_test=N_TEST):
             voltage = voltage + resistance[:, [stage]] * current
         return x, -20 * np.log10(abs(voltage))
 
-    spreads = {"train": 1.0, "interpolation": 1.0, "mild": 1.5, "strong": 2.5}
-    return scaled(
-        {
-            name: population(n_train if name == "train" else n_test, spread)
-            for name, spread in spreads.items()
-        }
-    )
+    return populations(population, n_train, n_test, inside=(1.0,), mild=(1.5,), strong=(2.5,))
 
 
 # The problems.

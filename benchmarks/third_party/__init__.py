@@ -1,0 +1,1 @@
+"""GeoQ with models of other packages: neural operators, echo state networks, recurrent networks and two measured series."""

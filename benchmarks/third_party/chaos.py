@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.record import QUANTILE
-from benchmarks.solvers import runge_kutta
+from benchmarks.solvers import runge_kutta, until
 from benchmarks.third_party.recurrent import EchoState, train_gru
-from benchmarks.third_party.rivals import StepRules, conformal_quantile, until
+from benchmarks.third_party.rivals import StepRules, conformal_quantile
 from geoq import RolloutGeoQ
 from geoq.metrics import pinball
 
 FULL = {"train": 3000, "fresh": 300, "steps": 150, "gru_steps": 600, "starts": 100}
-SMALL = {"train": 700, "fresh": 20, "steps": 20, "gru_steps": 3, "starts": 10}
+SMALL = {"train": 400, "fresh": 10, "steps": 10, "gru_steps": 2, "starts": 10}
 N_WARM, POINTS_PER_PERIOD = 100, 40
 # Trajectories that are this many standard deviations from the mean have left the basin of the attractor.
 FAR = 50.0
@@ -151,8 +151,7 @@ def rollout_rows(geoq, start, truth, tolerances):
     n_steps = truth.shape[1]
     answer = geoq.assess(start, n_steps)
     error = abs(answer.prediction - truth)
-    held_out = geoq.held_out_.error.numpy()
-    held_out = held_out.reshape(len(held_out), n_steps, *truth.shape[2:])
+    held_out = geoq.fitted_.held_out.error.reshape(-1, n_steps, *truth.shape[2:])
     per_step = np.broadcast_to(conformal_quantile(held_out), error.shape)
     # After a rollout has diverged, the bound of GeoQ is infinite: these values are left out of both losses.
     finite = np.isfinite(answer.error_hat) & np.isfinite(error)
@@ -166,8 +165,7 @@ def rollout_rows(geoq, start, truth, tolerances):
         rules = StepRules.fit(ratio)
         trusted = geoq.assess(start, n_steps, tolerance).trusted_horizon
         horizons = {OURS: trusted} | {
-            name: np.full(len(kept), getattr(rules, rule))
-            for rule, name in RULES.items()
+            name: np.full(len(kept), getattr(rules, rule)) for rule, name in RULES.items()
         }
         rows += [
             {
@@ -208,9 +206,7 @@ def shifts(case, flow, rng, n, n_times):
     """By name, trajectories of another kind than the data, with their warm-up."""
     usual = flow.on_attractor(rng, n, n_times)
     model = equations(case.system)
-    changed = equations(
-        case.system, **{case.parameter: 1.05 * model.params[case.parameter]}
-    )
+    changed = equations(case.system, **{case.parameter: 1.05 * model.params[case.parameter]})
     noise = 0.05 * rng.standard_normal(usual.shape)
     noise[:, N_WARM + 1 :] = 0
     found = {"none": usual, "noise of 5 % at the start": usual + noise}

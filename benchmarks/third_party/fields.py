@@ -5,14 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from benchmarks.fields.run import relative_error
 from benchmarks.record import QUANTILE
 from benchmarks.third_party.rivals import PerValue, RegressionScaled, summaries
-from geoq import FieldScaleIncrement, GeoQ, RandomFolds, WholeField
+from geoq import GeoQ, RandomFolds, WholeField
 from geoq.metrics import coverage, pinball
 
 # Fields for the training, the calibration, conformalize, the test and each shift.
 FULL = {"train": 200, "calibration": 200, "aside": 100, "test": 300, "shifted": 100}
-SMALL = {"train": 30, "calibration": 40, "aside": 30, "test": 20, "shifted": 10}
+SMALL = {"train": 30, "calibration": 30, "aside": 30, "test": 10, "shifted": 4}
 OURS, FOLDS = "GeoQ", "GeoQ, 5 folds"
 RIVALS = {"per-cell conformal": PerValue, "regression-scaled conformal": RegressionScaled}  # fmt: skip
 
@@ -43,13 +44,10 @@ def measure(case, seed, sizes):
             "cost": seconds / training,
         }
 
-    rows = [
-        row(name, *simple_bound(rule, surrogate, parts))
-        for name, rule in RIVALS.items()
-    ]
+    rows = [row(name, *simple_bound(rule, surrogate, parts)) for name, rule in RIVALS.items()]
     models = {
-        FOLDS: (fields_geoq(surrogate, recipe), "train"),
-        OURS: (fields_geoq(surrogate, None), "calibration"),
+        FOLDS: (GeoQ(surrogate, recipe, folds=RandomFolds(5)), "train"),
+        OURS: (GeoQ(surrogate, None, folds=RandomFolds(5)), "calibration"),
     }
     for name, (geoq, data) in models.items():
         started = time.process_time()
@@ -58,24 +56,12 @@ def measure(case, seed, sizes):
         answer = geoq.assess(parts["test"][0])
         rows.append(row(name, answer.error_hat, seconds, answer.safe))
     shifted = shift_rows(case, seed, surrogate, geoq, rng, sizes["shifted"])
-    for name, guarantee in (
-        ("conformalize", None),
-        ("WholeField(0.9)", WholeField(0.9)),
-    ):
+    for name, guarantee in (("conformalize", None), ("WholeField(0.9)", WholeField(0.9))):
         settings = {} if guarantee is None else {"guarantee": guarantee}
         geoq.conformalize(*parts["aside"], **settings)
         answer = geoq.assess(parts["test"][0])
         rows.append(row(f"GeoQ, {name}", answer.error_hat, seconds, answer.safe))
     return rows + shifted
-
-
-def fields_geoq(surrogate, recipe):
-    return GeoQ(
-        surrogate,
-        recipe,
-        folds=RandomFolds(5),
-        increment_model=FieldScaleIncrement(),
-    )
 
 
 def simple_bound(rule, surrogate, parts):
@@ -124,8 +110,3 @@ def scores(error, bound, safe):
         found["safe_coverage"] = coverage(error[safe], bound[safe]) if safe.any() else None  # fmt: skip
         found["safe_whole"] = float((by_sample[safe] >= QUANTILE).mean()) if safe.any() else None  # fmt: skip
     return found
-
-
-def relative_error(surrogate, x, y):
-    """Error of the surrogate relative to the deviation from the mean output."""
-    return float(np.linalg.norm(surrogate(x) - y) / np.linalg.norm(y - y.mean(axis=0)))

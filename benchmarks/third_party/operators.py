@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from benchmarks.fields.operator import Surrogate, standardised
 from benchmarks.fields.problems import darcy, noisy, random_fields
 from benchmarks.solvers import etdrk4
 
@@ -53,36 +54,12 @@ class OperatorRecipe:
             (network(inputs[rows]) - outputs[rows]).square().mean().backward()
             optimizer.step()
             schedule.step()
-        return Operator(network.eval(), of_x, of_y)
-
-
-@dataclass(frozen=True)
-class Operator:
-    """A trained operator as a function of arrays.
-
-    The network keeps its grid in the type of its last call, so every call uses single precision.
-    """
-
-    network: torch.nn.Module
-    inputs: tuple[np.ndarray, np.ndarray]
-    outputs: tuple[np.ndarray, np.ndarray]
-
-    def __call__(self, x):
-        with torch.no_grad():
-            parts = standardised(x, self.inputs).split(50)
-            answer = torch.cat([self.network(part) for part in parts])
-        mean, scale = self.outputs
-        return mean + scale * answer.numpy().astype(float)
+        return Surrogate(network.eval(), of_x, of_y)
 
 
 def moments(fields):
     axes = (0, *range(2, fields.ndim))
     return fields.mean(axes, keepdims=True), fields.std(axes, keepdims=True)
-
-
-def standardised(fields, of_fields):
-    mean, scale = of_fields
-    return torch.from_numpy(((fields - mean) / scale).astype(np.float32))
 
 
 @dataclass(frozen=True)
@@ -118,9 +95,7 @@ def coefficients(smoothness=3.5, contrast=0.8):
 
 
 def starts(smoothness=3.0, amplitude=1.0):
-    return lambda rng, n: (
-        amplitude * random_fields(rng, n, (LINE,), smoothness)[:, None]
-    )
+    return lambda rng, n: amplitude * random_fields(rng, n, (LINE,), smoothness)[:, None]
 
 
 def burgers(viscosity=0.02):
@@ -128,11 +103,7 @@ def burgers(viscosity=0.02):
 
     def solve(x):
         return etdrk4(
-            x,
-            length=2 * np.pi,
-            linear=lambda k: -viscosity * k**2,
-            dt=0.005,
-            n_steps=120,
+            x, length=2 * np.pi, linear=lambda k: -viscosity * k**2, dt=0.005, n_steps=120
         )
 
     return solve

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from geoq.rollout import WithMemory
+from geoq.parts import WithMemory
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,7 @@ class EchoState:
         """States along a series; the first ones, whose memory still depends on its start, are left out."""
         drive = self.drive()
         model = WithMemory(
-            lambda values, memory: (values, drive(values, memory)),
-            self.n_values,
-            self.n_units,
+            lambda values, memory: (values, drive(values, memory)), self.n_values, self.n_units
         )
         return model.states(series)[n_warm:]
 
@@ -125,9 +123,7 @@ def with_memory(network, n_values, n_hidden):
     """The network as a step of arrays."""
 
     def step(values, memory):
-        answer = network(
-            *(torch.from_numpy(part.astype(np.float32)) for part in (values, memory))
-        )
+        answer = network(*(torch.from_numpy(part.astype(np.float32)) for part in (values, memory)))
         return tuple(part.detach().numpy().astype(float) for part in answer)
 
     return WithMemory(step, n_values, n_hidden)

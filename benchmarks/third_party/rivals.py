@@ -9,6 +9,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from benchmarks.record import QUANTILE
+from benchmarks.solvers import until
 
 
 def conformal_quantile(values, quantile=QUANTILE):
@@ -91,8 +92,3 @@ class StepRules:
             int(large.argmax()) if large.any() else n_steps,
             int(kept[int((1 - QUANTILE) * len(kept))]),
         )
-
-
-def until(holds):
-    """Number of steps before the condition first fails."""
-    return np.where(holds.all(axis=1), holds.shape[1], (~holds).argmax(axis=1))

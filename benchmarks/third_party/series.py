@@ -34,10 +34,7 @@ def sunspots(seed):
     model = autoregression([train])
     training = time.process_time() - started
     geoq = RolloutGeoQ(
-        model,
-        autoregression,
-        n_calibration=N_STEPS,
-        output=slice(N_LAGS - 1, N_LAGS),
+        model, autoregression, n_calibration=N_STEPS, output=slice(N_LAGS - 1, N_LAGS)
     )
     started = time.process_time()
     geoq.fit(train, progress=None)

@@ -6,21 +6,21 @@ A bound is an object with ``fit(tuples)``, which returns itself, and ``bound(see
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.record import QUANTILE
+from benchmarks.rivals import conformal_factor
 from benchmarks.weather.forecast import GlobeUNet
 from geoq import Training
-from geoq.baselines.conformal import conformal_factor, conformal_quantile
-from geoq.crossfit import CalibrationSet
-from geoq.folds import Dependence
-from geoq.geometry import GeometricFeatures
-from geoq.increments import Climatology
-from geoq.increments.climatology import FittedClimatology
-from geoq.increments.protocol import IncrementModel
+from geoq.bounds.climatology import Climatology, FittedClimatology
+from geoq.bounds.network import pinball
+from geoq.core.folds import Dependence
+from geoq.core.geometry import Features
+from geoq.core.tuples import Tuples
 from geoq.quantiles import error_ratios, inverse_cdf_quantile, pinball_loss
 from geoq.training.loop import train
 
@@ -49,70 +49,64 @@ class Natural:
     """Natural variability of each cell: climatology, mean and standard deviation of the given states."""
 
     climatology: FittedClimatology
-    mean: Tensor  # (channel, lat, lon)
-    spread: Tensor
+    mean: np.ndarray  # (channel, lat, lon)
+    spread: np.ndarray
 
     @classmethod
     def fit(cls, states):
-        # On the CPU, because the table is built cell by cell.
-        climatology = Climatology().fit(states.flatten(1).cpu(), QUANTILE)
-        return cls(climatology, states.mean(dim=0), states.std(dim=0))
+        climatology = Climatology().fit(states.reshape(len(states), -1), QUANTILE)
+        return cls(climatology, states.mean(axis=0), states.std(axis=0, ddof=1))
 
     def around(self, prediction):
-        parts = [
-            self.climatology(part.flatten(2)).reshape(part.shape)
-            for part in prediction.split(ROWS_AT_ONCE)
-        ]
-        return torch.cat(parts)
+        """The climatology at forecasts, one lead after the other."""
+        flat = prediction.reshape(*prediction.shape[:2], -1)
+        return self.climatology(flat).reshape(prediction.shape).astype(prediction.dtype)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Features of forecasts that are available at forecast time."""
+    """What is known at forecast time; fields of the states have the shape (forecast, channel, lat, lon)."""
 
-    features: GeometricFeatures
-    climatology: Tensor  # (forecast, lead, channel, lat, lon)
-    mean: Tensor  # (forecast, channel, lat, lon)
-    spread: Tensor
-    latitude: Tensor  # (lat,)
+    features: Features
+    climatology: np.ndarray  # (forecast, lead, channel, lat, lon)
+    spread: np.ndarray
+    latitude: np.ndarray  # (lat,)
 
     def __getitem__(self, rows):
-        return Seen(
-            self.features[rows],
-            self.climatology[rows],
-            self.mean[rows],
-            self.spread[rows],
-            self.latitude,
-        )
+        parts = (self.features[rows], self.climatology[rows], self.spread[rows])
+        return Seen(*parts, self.latitude)
 
     def __len__(self):
         return len(self.spread)
 
 
 @dataclass(frozen=True)
-class Tuples:
+class HeldOut:
     """Features and errors of held-out forecasts."""
 
     seen: Seen
-    calibration: CalibrationSet
+    tuples: Tuples
+    error: np.ndarray
 
     def __getitem__(self, rows):
-        return Tuples(self.seen[rows], self.calibration[rows])
+        return HeldOut(self.seen[rows], self.tuples[rows], self.error[rows])
 
-    @property
-    def error(self):
-        return self.calibration.error
+    def by_fold(self):
+        """For each fold, its rows and the rows of other folds that do not depend on them."""
+        for number in np.unique(self.tuples.fold):
+            mine = self.tuples.fold == number
+            yield np.flatnonzero(mine), np.flatnonzero(self.tuples.independent_of(mine))
 
 
 def by_lead_and_channel(values):
     """Quantile of the values at each lead and channel, over forecasts and cells."""
-    pooled = values.permute(1, 2, 0, 3, 4).flatten(2).movedim(2, 0)
+    pooled = values.transpose(0, 3, 4, 1, 2).reshape(-1, *values.shape[1:3])
     return inverse_cdf_quantile(pooled, QUANTILE)[..., None, None]
 
 
 def by_cell(values):
     """Conformal quantile of the values at each lead, channel and cell, over forecasts."""
-    return conformal_quantile(values, QUANTILE)
+    return conformal_factor(values).astype(values.dtype)
 
 
 @dataclass
@@ -124,11 +118,11 @@ class PerLeadAndCell:
         return self
 
     def bound(self, seen):
-        return self.quantiles_.expand(len(seen), *self.quantiles_.shape)
+        return np.broadcast_to(self.quantiles_, (len(seen), *self.quantiles_.shape))
 
 
 def one(seen):
-    return torch.ones_like(seen.climatology)
+    return np.ones_like(seen.climatology)
 
 
 def climatology(seen):
@@ -136,14 +130,14 @@ def climatology(seen):
 
 
 def cell_spread(seen):
-    return seen.spread[:, None].expand_as(seen.climatology)
+    return np.broadcast_to(seen.spread[:, None], seen.climatology.shape)
 
 
 @dataclass
 class LeadScale:
     """One number per lead and channel times a scale of each forecast and cell."""
 
-    scale: Callable[[Seen], Tensor]
+    scale: Callable[[Seen], np.ndarray]
 
     def fit(self, tuples):
         self.quantiles_ = by_lead_and_channel(tuples.error / self.scale(tuples.seen))
@@ -166,18 +160,16 @@ class Blend:
     def fit(self, tuples):
         self.parts_ = PerLeadAndCell(), LeadScale(cell_spread)
         error = tuples.error
-        held_out = torch.empty_like(error), torch.empty_like(error)
-        for mine, others in by_fold(tuples.calibration):
+        held_out = np.empty_like(error), np.empty_like(error)
+        for mine, others in tuples.by_fold():
             for part, bound in zip(self.parts_, held_out, strict=True):
                 bound[mine] = part.fit(tuples[others]).bound(tuples.seen[mine])
         losses = [
-            pinball_loss(error, _between(*held_out, weight), QUANTILE).mean(
-                dim=(0, 3, 4)
-            )
+            pinball_loss(error, _between(*held_out, weight), QUANTILE).mean(axis=(0, 3, 4))
             for weight in self.weights
         ]
-        best = torch.stack(losses).argmin(dim=0)
-        self.weight_ = error.new_tensor(self.weights)[best][..., None, None]
+        best = np.stack(losses).argmin(axis=0)
+        self.weight_ = np.array(self.weights, error.dtype)[best][..., None, None]
         self.quantiles_ = by_lead_and_channel(error / _between(*held_out, self.weight_))
         for part in self.parts_:
             part.fit(tuples)
@@ -193,54 +185,50 @@ def _between(first, second, weight):
     return first**weight * second ** (1 - weight)
 
 
-def by_fold(calibration):
-    """For each fold, its rows and the rows of other folds that do not depend on them."""
-    for number in calibration.fold.unique():
-        mine = calibration.fold == number
-        yield mine.nonzero()[:, 0], calibration.independent_of(mine).nonzero()[:, 0]
-
-
 @dataclass
 class DistanceNormalised:
     """One number per lead, channel and cell times the mean distance to the nearest windows."""
 
     def fit(self, tuples):
         distance = tuples.seen.features.support_distance
-        self.factor_ = conformal_factor(tuples.error, distance, QUANTILE)
+        self.factor_ = conformal_factor(tuples.error, distance).astype(tuples.error.dtype)
         return self
 
     def bound(self, seen):
-        return self.factor_ * seen.features.support_distance.view(-1, 1, 1, 1, 1)
+        return self.factor_ * seen.features.support_distance.reshape(-1, 1, 1, 1, 1)
 
 
 @dataclass
-class Increment:
-    """An increment model of the library on top of the anchor error."""
+class OfLibrary:
+    """A bound model of the library."""
 
-    model: IncrementModel
+    model: Any
 
     def fit(self, tuples):
-        self.model.fit(tuples.calibration)
+        self.fitted_ = self.model.fit(tuples.tuples, QUANTILE)
         return self
 
     def bound(self, seen):
-        return seen.features.anchor_error + self.model(seen.features)
+        return self.fitted_(seen.features)
 
 
-# Networks for a quantile of the held-out error.
+# Networks for a quantile of the held-out error
 
 
 def of_input(seen):
-    return seen.features.inputs.flatten(1, 2)
+    inputs = seen.features.inputs
+    return inputs.reshape(len(inputs), -1, *inputs.shape[3:])
 
 
 def of_input_and_prediction(seen):
-    return torch.cat([of_input(seen), seen.features.prediction.flatten(1, 2)], dim=1)
+    prediction = seen.features.prediction
+    fields = prediction.reshape(len(prediction), -1, *prediction.shape[3:])
+    return np.concatenate([of_input(seen), fields], axis=1)
 
 
 def of_latitude_and_spread(seen):
-    latitude = (seen.latitude / 90)[:, None].expand_as(seen.spread[:, :1])
-    return torch.cat([latitude, seen.spread.log()], dim=1)
+    latitude = np.broadcast_to((seen.latitude / 90)[:, None], seen.spread[:, :1].shape)
+    return np.concatenate([latitude, np.log(seen.spread)], axis=1)
 
 
 class Positive(nn.Module):
@@ -260,45 +248,47 @@ class Positive(nn.Module):
 class FieldQuantile:
     """A U-Net for a quantile of the error; it multiplies the fixed field ``start(error)``."""
 
-    inputs: Callable[[Seen], Tensor]
-    start: Callable[[Tensor], Tensor]
+    inputs: Callable[[Seen], np.ndarray]
+    start: Callable[[np.ndarray], np.ndarray]
     widths: tuple[int, ...] = (32, 64, 128)
     training: Training = field(default_factory=Training)
 
     def fit(self, tuples):
-        error, x = tuples.error.float(), self.inputs(tuples.seen).float()
-        self.mean_ = x.mean(dim=(0, 2, 3), keepdim=True)
-        self.scale_ = x.std(dim=(0, 2, 3), keepdim=True).clamp(min=1e-6)
-        x = (x - self.mean_) / self.scale_
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        x = self.inputs(tuples.seen).astype(np.float32)
+        axes = {"axis": (0, 2, 3), "keepdims": True}
+        self.mean_, self.scale_ = x.mean(**axes), x.std(**axes, ddof=1).clip(min=1e-6)
+        seen, error = self._tensor(x).to(device), torch.from_numpy(tuples.error).float().to(device)
         weight = 1 / error.mean(dim=(0, 3, 4), keepdim=True)[0]
-        start = self.start(error)
-        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        start = torch.from_numpy(np.ascontiguousarray(self.start(tuples.error))).float()
+        with torch.random.fork_rng(devices=[device] if device == "cuda" else []):
             torch.manual_seed(self.training.random_state)
             n_out = error[0, :, :, 0, 0].numel()
             network = GlobeUNet(x.shape[1], n_out, self.widths, dropout=0.0)
-            self.network_ = Positive(network, start).to(x.device)
+            self.network_ = Positive(network, start).to(device)
 
             def loss(net, rows):
-                each = pinball_loss(error[rows], net(x[rows]), QUANTILE)
-                return (weight * each).mean()
+                return (weight * pinball(error[rows], net(seen[rows]), QUANTILE)).mean()
 
             # Windows with common targets must not be split between training and early stopping.
-            train(self.network_, loss, self.training, groups=tuples.calibration.group)
+            groups = torch.from_numpy(tuples.tuples.group).to(device)
+            train(self.network_, loss, self.training, groups=groups)
         return self
+
+    def _tensor(self, x):
+        return torch.from_numpy(((x - self.mean_) / self.scale_).astype(np.float32))
 
     @torch.no_grad()
     def bound(self, seen):
-        x = (self.inputs(seen).float() - self.mean_) / self.scale_
-        return torch.cat([self.network_(part) for part in x.split(ROWS_AT_ONCE)])
-
-
-# Coverage of whole fields.
+        device = next(self.network_.parameters()).device
+        parts = self._tensor(self.inputs(seen)).split(ROWS_AT_ONCE)
+        return torch.cat([self.network_(part.to(device)).cpu() for part in parts]).numpy()
 
 
 def held_out_ratios(model, tuples):
     """Ratios of errors to bounds fitted to the other folds: one row per held-out forecast."""
-    ratio = torch.empty_like(tuples.error).flatten(1)
-    for mine, others in by_fold(tuples.calibration):
+    ratio = np.empty_like(tuples.error).reshape(len(tuples.error), -1)
+    for mine, others in tuples.by_fold():
         fitted = model.fit(tuples[others])
         ratio[mine] = error_ratios(tuples.error[mine], fitted.bound(tuples.seen[mine]))
     return ratio

@@ -1,20 +1,17 @@
 """One surrogate of the weather benchmark, its folds and its held-out forecasts, computed once for all methods."""
 
-import time
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from benchmarks.record import Memo
-from benchmarks.rivals.cross_fitted import CrossFitted, NoIncrement
-from benchmarks.weather.bounds import KnownFolds, Natural, Seen, Tuples
+from benchmarks.rivals import AnchorError
+from benchmarks.timing import Memo
+from benchmarks.weather.bounds import HeldOut, KnownFolds, Natural, Seen
 from benchmarks.weather.data import Split, split
 from benchmarks.weather.forecast import FORMS, TrainForecast, chosen_steps
-from geoq import ClusterFolds, GeoQ, TemporalFolds, Training
-from geoq.representation import Standardization
-from geoq.training.fold_surrogates import TrainedFolds
+from geoq import ClusterFolds, GeoQ, TemporalFolds, TrainedFolds, Training
+from geoq.data.coordinates import spread
 
 KINDS = ("clusters", "blocks")
 NO_FOLDS = "no folds"
@@ -36,9 +33,7 @@ class Settings:
     n_anchors: tuple[int, ...] = (1, 10)
     bound_widths: tuple[int, ...] = (32, 64, 128)
     bound_training: Training = field(
-        default_factory=lambda: Training(
-            n_steps=400, batch_size=16, check_every=50, patience=3
-        )
+        default_factory=lambda: Training(n_steps=400, batch_size=16, check_every=50, patience=3)
     )
     n_origins: int = 3
 
@@ -50,7 +45,7 @@ class Settings:
 
 SMALL = Settings(
     n_leads=8,
-    widths=(4, 8, 8),
+    widths=(4, 8),
     most_steps=4,
     n_folds=3,
     check_every=2,
@@ -63,52 +58,37 @@ SMALL = Settings(
 )
 
 
-class Task(NamedTuple):
-    """Form, origin and seed of one surrogate."""
+@dataclass
+class Case:
+    """The data, the surrogate and the folds of one form, origin and seed."""
 
     form: str
     origin: int
     seed: int
-
-    @property
-    def name(self):
-        return f"{self.form}-{self.origin}-{self.seed}"
-
-
-@dataclass
-class Case:
-    """The data, the surrogate and the folds of one task."""
-
-    task: Task
     data: Split
-    latitude: torch.Tensor
+    latitude: np.ndarray
     settings: Settings
     shared: Memo = field(default_factory=Memo)
-    started: float = field(default_factory=time.perf_counter)
+
+    @staticmethod
+    def of(form, origin, seed, weather, settings):
+        data = split(weather.values, origin, settings.n_past, settings.n_leads)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        names = ("x", "y", "x_test", "y_test")
+        data = replace(data, **{name: getattr(data, name).to(device) for name in names})
+        return Case(form, origin, seed, data, weather.lat.astype(np.float32), settings)
 
     def __post_init__(self):
         x, y, settings = self.data.x, self.data.y, self.settings
-        recipe = TrainForecast(
-            FORMS[self.task.form],
-            settings.most_steps,
-            self.task.seed,
-            settings.widths,
-        )
+        recipe = TrainForecast(FORMS[self.form], settings.most_steps, self.seed, settings.widths)
+        stop = {"check_every": settings.check_every, "patience": settings.patience}
         n_steps, self.choosing_seconds = self.shared.timed(
-            lambda: chosen_steps(
-                recipe,
-                x,
-                y,
-                gap=settings.n_leads,
-                check_every=settings.check_every,
-                patience=settings.patience,
-            )
+            lambda: chosen_steps(recipe, x, y, gap=settings.n_leads, **stop)
         )
         self.recipe = replace(recipe, n_steps=n_steps)
-        self.surrogate, self.training_seconds = self.shared.timed(
-            lambda: self.recipe(x, y)
-        )
-        self.natural = Natural.fit(self.data.states)
+        self.surrogate, self.training_seconds = self.shared.timed(lambda: self.recipe(x, y))
+        self.natural = Natural.fit(self.data.states.numpy())
+        self.truth = self.data.y_test.cpu().numpy()
 
     def folds(self, kind):
         """The splits of one kind and their surrogates."""
@@ -116,43 +96,45 @@ class Case:
 
     def _train_folds(self, kind):
         x, y, n_folds = self.data.x, self.data.y, self.settings.n_folds
-        points = Standardization.fit(x)(x).flatten(1).cpu().numpy()
+        flat = x.flatten(1).cpu().numpy()
+        mean, scale = spread(flat)
         gap = self.settings.gap if kind == "blocks" else 0
         scheme = {
-            "clusters": ClusterFolds(n_folds, random_state=self.task.seed),
+            "clusters": ClusterFolds(n_folds, random_state=self.seed),
             "blocks": TemporalFolds(n_folds, gap=gap),
         }[kind]
-        known = KnownFolds(kind, [*scheme.split(points)], gap)
+        known = KnownFolds(kind, [*scheme.split((flat - mean) / scale)], gap)
         return known, [self.recipe(x[seen], y[seen]) for seen, _ in known.splits]
 
     def geoq(self, kind, **parts):
+        """A fitted GeoQ on the folds of one kind."""
         known, surrogates = self.folds(kind)
-        folds = TrainedFolds(surrogates)
-        return GeoQ(self.surrogate, folds, folds=known, **parts)
+        geoq = GeoQ(self.surrogate, TrainedFolds(surrogates), folds=known, **parts)
+        return geoq.fit(self.data.x, self.data.y, progress=None)
 
-    def cross_fitted(self, kind):
+    def plain(self, kind):
+        """The calibration without a bound, for the other bounds."""
+
         def make():
-            plain = self.geoq(kind, increment_model=NoIncrement())
-            return CrossFitted.fit(plain, self.data.x, self.data.y, None)
+            return self.geoq(kind, bound_model=AnchorError()).fitted_
 
-        return self.shared(("cross-fitted", kind), make)
+        return self.shared(("plain", kind), make)
 
-    def tuples(self, kind):
+    def held_out(self, kind):
         """Held-out forecasts; their climatology uses the training states of their fold only."""
-        return self.shared(("tuples", kind), lambda: self._tuples(kind))
 
-    def _tuples(self, kind):
-        calibration = self.cross_fitted(kind).calibration
-        prediction = calibration.features.prediction
-        around = torch.empty_like(prediction)
-        mean, spread = (torch.empty_like(prediction[:, 0]) for _ in range(2))
-        for number, (seen, _) in enumerate(self.folds(kind)[0].splits):
-            natural = Natural.fit(self.data.states[self._states(seen)])
-            mine = calibration.fold == number
-            around[mine] = natural.around(prediction[mine])
-            mean[mine], spread[mine] = natural.mean, natural.spread
-        seen = Seen(calibration.features, around, mean, spread, self.latitude)
-        return Tuples(seen, calibration)
+        def make():
+            tuples = self.plain(kind).tuples
+            features, error = tuples.features, tuples.error
+            around, deviation = np.empty_like(error), np.empty_like(error[:, 0])
+            for number, (seen, _) in enumerate(self.folds(kind)[0].splits):
+                natural = Natural.fit(self.data.states.numpy()[self._states(seen)])
+                mine = tuples.fold == number
+                around[mine] = natural.around(features.prediction[mine])
+                deviation[mine] = natural.spread
+            return HeldOut(Seen(features, around, deviation, self.latitude), tuples, error)
+
+        return self.shared(("held out", kind), make)
 
     def _states(self, rows):
         """Time steps of all states in the windows of these rows."""
@@ -163,23 +145,11 @@ class Case:
         """The test windows, with the same features as the held-out forecasts."""
 
         def make():
-            features = self.cross_fitted(kind).view(self.data.x_test)
-            around = self.natural.around(features.prediction)
-            mean, spread = (
-                part.expand(len(features), -1, -1, -1)
-                for part in (self.natural.mean, self.natural.spread)
-            )
-            return Seen(features, around, mean, spread, self.latitude)
+            fitted = self.plain(kind)
+            ((_, view),) = fitted.views(fitted.rows_of(self.data.x_test))
+            around = self.natural.around(view.features.prediction)
+            shape = (len(around), *self.natural.spread.shape)
+            deviation = np.broadcast_to(self.natural.spread, shape)
+            return Seen(view.features, around, deviation, self.latitude)
 
         return self.shared(("queries", kind), make)
-
-
-def make_case(task, weather, settings):
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    data = split(weather.values, task.origin, settings.n_past, settings.n_leads)
-    on_device = {
-        name: getattr(data, name).to(device)
-        for name in ("x", "y", "x_test", "y_test", "states")
-    }
-    latitude = torch.as_tensor(weather.lat.astype(np.float32), device=device)
-    return Case(task, replace(data, **on_device), latitude, settings)

@@ -111,9 +111,7 @@ def _six_hourly(parts, name):
         if part.sizes["time"]:
             kept.append(part)
     if not kept:
-        raise ValueError(
-            f"{name} has no field at 0, 6, 12 or 18 o'clock; use data that have them."
-        )
+        raise ValueError(f"{name} has no field at 0, 6, 12 or 18 o'clock; use data that have them.")
     return sorted(kept, key=lambda part: part.time.values[0])
 
 
@@ -123,9 +121,7 @@ def _period(parts, start, days):
 
     begin = np.datetime64(start or parts[0].time.values[0], "ns")
     end = begin + np.timedelta64(days * 24, "h")
-    inside = [
-        part[(part.time.values >= begin) & (part.time.values < end)] for part in parts
-    ]
+    inside = [part[(part.time.values >= begin) & (part.time.values < end)] for part in parts]
     inside = [part.load() for part in inside if part.sizes["time"]]
     if not inside:
         last = parts[-1].time.values[-1]

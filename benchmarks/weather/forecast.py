@@ -39,12 +39,10 @@ class GlobeUNet(nn.Module):
     def __init__(self, n_in, n_out, widths=(32, 64, 128, 256), dropout=0.1):
         super().__init__()
         self.down = nn.ModuleList(
-            block(a, b, dropout)
-            for a, b in zip((n_in, *widths[:-1]), widths, strict=True)
+            block(a, b, dropout) for a, b in zip((n_in, *widths[:-1]), widths, strict=True)
         )
         self.up = nn.ModuleList(
-            block(a + b, b, dropout)
-            for a, b in zip(widths[:0:-1], widths[-2::-1], strict=True)
+            block(a + b, b, dropout) for a, b in zip(widths[:0:-1], widths[-2::-1], strict=True)
         )
         self.output = nn.Conv2d(widths[0], n_out, kernel_size=1)
 
@@ -57,9 +55,7 @@ class GlobeUNet(nn.Module):
                 field = part(field)
                 skips.append(field)
             for part, skip in zip(self.up, skips[-2::-1], strict=True):
-                raised = nn.functional.interpolate(
-                    field, size=skip.shape[2:], mode="nearest"
-                )
+                raised = nn.functional.interpolate(field, size=skip.shape[2:], mode="nearest")
                 field = part(torch.cat([raised, skip], dim=1))
             return self.output(field).float()
 
@@ -166,9 +162,9 @@ class TrainForecast:
         target, weight = frame.seen(y), lead_weights(y)
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             torch.manual_seed(self.seed)
-            network = GlobeUNet(
-                x[0, :, :, 0, 0].numel(), y[0, :, :, 0, 0].numel(), self.widths
-            ).to(x.device)
+            network = GlobeUNet(x[0, :, :, 0, 0].numel(), y[0, :, :, 0, 0].numel(), self.widths).to(
+                x.device
+            )
             forecast = Forecast(network, frame)
             parameters = [*network.parameters()]
             optimizer = torch.optim.Adam(parameters, LEARNING_RATE, fused=True)

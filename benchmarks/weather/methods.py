@@ -1,7 +1,6 @@
 """The methods of the weather benchmark, by the folds that they need.
 
-A method has ``fit(case, kind)``, which returns a function that computes the answer at the test windows. To add one, add a line to the
-dictionaries at the end.
+A method has ``fit(case, kind)``, which returns a function that computes the answer at the test windows.
 """
 
 from collections.abc import Callable
@@ -9,42 +8,44 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from benchmarks import record
 from benchmarks.record import QUANTILE
-from benchmarks.rivals.cross_fitted import NoIncrement
+from benchmarks.rivals import AnchorError, DeepEnsemble, MCDropout
+from benchmarks.rivals.cross_fitted import permuted
 from benchmarks.weather import bounds
-from benchmarks.weather.activity import Activity
 from benchmarks.weather.bounds import Natural
 from benchmarks.weather.case import NO_FOLDS
-from geoq import (
-    FieldIncrement,
-    FieldScaleIncrement,
-    Grid,
-    SafeRegion,
-    TwoLawIncrement,
-    WholeField,
+from geoq import Grid, WholeField
+from geoq.bounds.climatology import Climatology, FittedClimatology
+from geoq.core.conformal import ExpectedCoverage
+from geoq.parts import (
+    FieldBound,
+    FieldFactor,
+    NoFactor,
+    NormScaledFieldBound,
+    PaperRegion,
     identity,
 )
-from geoq.baselines import DeepEnsemble, MCDropout
-from geoq.baselines.conformal import conformal_quantile
-from geoq.conformal import POINTWISE
-from geoq.increments import FieldFactor
-from geoq.increments.factor import NoFactor
 
 # Half precision can give several predictions that are equal; states lie between 0 and 1.
 LEAST_DEVIATION = 1e-6
-PAPER = "GeoQ (paper, k_a = 1)"
+PAPER, DEFAULT = "GeoQ (paper, k_a = 1)", "GeoQ (default)"
 
 
 class Answer(NamedTuple):
     """Prediction and bound of a method at the test windows; optionally safe flags and support scores."""
 
-    prediction: torch.Tensor
-    error_hat: torch.Tensor
-    safe: torch.Tensor | None = None
-    score: torch.Tensor | None = None
+    prediction: np.ndarray
+    error_hat: np.ndarray
+    safe: np.ndarray | None = None
+    score: np.ndarray | None = None
+
+
+def numbers(part):
+    return part.cpu().numpy() if isinstance(part, torch.Tensor) else np.asarray(part)
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,11 @@ class OnTuples:
     factor: Callable | None = None
 
     def fit(self, case, kind):
-        tuples = case.tuples(kind)
-
-        def held_out():
-            return bounds.held_out_ratios(self.make(case), tuples)
-
-        factor = 1.0
+        tuples, factor = case.held_out(kind), 1.0
         if self.factor is not None:
             key = "held-out ratios", kind, self.make
-            factor = self.factor(case.shared(key, held_out), QUANTILE)
+            make = partial(bounds.held_out_ratios, self.make(case), tuples)
+            factor = self.factor(case.shared(key, make), QUANTILE)
         key = "on tuples", kind, self.make
         model = case.shared(key, lambda: self.make(case).fit(tuples))
 
@@ -81,30 +78,21 @@ class OfGeoQ:
     parts: Callable
 
     def fit(self, case, kind):
-        fitted = case.geoq(kind, **self.parts(case)).fit(case.data.x, case.data.y)
+        fitted = case.geoq(kind, **self.parts(case))
 
         def answer():
             a = fitted.assess(case.data.x_test)
-            score = a.support_score / a.threshold
-            return Answer(a.prediction, a.error_hat, a.safe, score)
+            parts = (a.prediction, a.error_hat, a.safe, a.support_score)
+            return Answer(*map(numbers, parts))
 
         answer.trainings = record.trainings(fitted)
         return answer
 
 
-@dataclass(frozen=True)
-class AnchorAlone:
+def anchor_alone(case, number):
     """The anchor error as the bound."""
-
-    number: int
-
-    def fit(self, case, kind):
-        parts = {
-            "representation": identity,
-            "increment_model": NoIncrement(),
-            "n_anchors": case.settings.n_anchors[self.number],
-        }
-        return OfGeoQ(lambda _: parts).fit(case, kind)
+    parts = {"representation": identity, "bound_model": AnchorError()}
+    return parts | {"n_anchors": case.settings.n_anchors[number], "domain": Grid(2)}
 
 
 @dataclass(frozen=True)
@@ -114,18 +102,15 @@ class Spread:
     make: Callable
 
     def fit(self, case, kind):
-        name = self.make.__name__
-        x, y = case.data.x, case.data.y
-        deployed = case.shared(
-            name, lambda: self.make(case, case.surrogate, case.task.seed).fit(x, y)
-        )
+        name, (x, y) = self.make.__name__, (case.data.x, case.data.y)
+        deployed = case.shared(name, lambda: self.make(case, case.surrogate).fit(x, y))
         if kind == NO_FOLDS:
-            return lambda: Answer(*deployed.predict(case.data.x_test))
+            return lambda: Answer(*map(numbers, deployed.predict(case.data.x_test)))
         multiple = case.shared((name, kind), lambda: self._multiple(case, kind))
 
         def answer():
-            prediction, deviation = deployed.predict(case.data.x_test)
-            return Answer(prediction, multiple * deviation.clamp(min=LEAST_DEVIATION))
+            prediction, deviation = map(numbers, deployed.predict(case.data.x_test))
+            return Answer(prediction, multiple * deviation.clip(min=LEAST_DEVIATION))
 
         return answer
 
@@ -134,23 +119,20 @@ class Spread:
         x, y, parts = case.data.x, case.data.y, []
         known, surrogates = case.folds(kind)
         for (seen, unseen), surrogate in zip(known.splits, surrogates, strict=True):
-            method = self.make(case, surrogate, case.task.seed).fit(x[seen], y[seen])
-            prediction, deviation = method.predict(x[unseen])
-            error = (y[unseen] - prediction).abs()
-            parts.append(error / deviation.clamp(min=LEAST_DEVIATION))
-        return bounds.by_lead_and_channel(torch.cat(parts))
+            fitted = self.make(case, surrogate).fit(x[seen], y[seen])
+            prediction, deviation = map(numbers, fitted.predict(x[unseen]))
+            error = abs(numbers(y[unseen]) - prediction)
+            parts.append(error / deviation.clip(min=LEAST_DEVIATION))
+        return bounds.by_lead_and_channel(np.concatenate(parts))
 
 
-def dropout(case, surrogate, seed):
-    return MCDropout(
-        lambda _x, _y: surrogate, n_passes=case.settings.n_passes, random_state=seed
-    )
+def dropout(case, surrogate):
+    return MCDropout(lambda _x, _y: surrogate, case.settings.n_passes, case.seed)
 
 
-def ensemble(case, surrogate, seed):
+def ensemble(case, surrogate):
     del surrogate
-    n_members = case.settings.n_members
-    return DeepEnsemble(case.recipe, n_members, random_state=1000 * (seed + 1))
+    return DeepEnsemble(case.recipe, case.settings.n_members, 1000 * (case.seed + 1))
 
 
 @dataclass(frozen=True)
@@ -164,12 +146,11 @@ class PerCellConformal:
         x, y = case.data.x, case.data.y
         training, calibration = self.rows(len(x), case)
         surrogate = case.recipe(x[training], y[training])
-        residual = (y[calibration] - surrogate(x[calibration])).abs()
-        quantiles = conformal_quantile(residual, QUANTILE)
+        quantiles = bounds.by_cell(numbers((y[calibration] - surrogate(x[calibration])).abs()))
 
         def answer():
-            prediction = surrogate(case.data.x_test)
-            return Answer(prediction, quantiles.expand_as(prediction))
+            prediction = numbers(surrogate(case.data.x_test))
+            return Answer(prediction, np.broadcast_to(quantiles, prediction.shape))
 
         return answer
 
@@ -177,13 +158,11 @@ class PerCellConformal:
 def last_fifth(n_rows, case):
     """The last fifth calibrates; windows with states in common with it are dropped."""
     first = n_rows - round(0.2 * n_rows)
-    return torch.arange(first - case.settings.gap), torch.arange(first, n_rows)
+    return np.arange(first - case.settings.gap), np.arange(first, n_rows)
 
 
 def random_fifth(n_rows, case):
-    generator = torch.Generator().manual_seed(case.task.seed)
-    order = torch.randperm(n_rows, generator=generator)
-    n_calibration = round(0.2 * n_rows)
+    order, n_calibration = permuted(n_rows, case.seed), round(0.2 * n_rows)
     return order[n_calibration:], order[:n_calibration]
 
 
@@ -193,92 +172,64 @@ class Oracle:
 
     def fit(self, case, kind):
         del kind
-        prediction = case.surrogate(case.data.x_test)
-        quantiles = bounds.by_lead_and_channel((case.data.y_test - prediction).abs())
-        return lambda: Answer(prediction, quantiles.expand_as(prediction))
+        prediction = numbers(case.surrogate(case.data.x_test))
+        quantiles = bounds.by_lead_and_channel(abs(case.truth - prediction))
+        return lambda: Answer(prediction, np.broadcast_to(quantiles, prediction.shape))
 
 
-def field_increment(case, number):
+def paper_form(case, number):
     """The paper's form with the number of anchors ``settings.n_anchors[number]``."""
     settings = case.settings
-    training = replace(settings.bound_training, random_state=case.task.seed)
-    model = FieldIncrement(
-        QUANTILE,
-        widths=settings.bound_widths,
-        training=training,
-        weights=tuple(torch.linspace(1, 2, settings.n_leads).tolist()),
-    )
+    training = replace(settings.bound_training, random_state=case.seed)
+    weights = tuple(np.linspace(1, 2, settings.n_leads).tolist())
     return {
+        "domain": Grid(2),
         "representation": identity,
-        "increment_model": model,
+        "bound_model": NormScaledFieldBound(settings.bound_widths, training, weights),
         "n_anchors": settings.n_anchors[number],
-        "safe_region": SafeRegion(),
+        "safe_region": PaperRegion(),
     }
 
 
-@dataclass(frozen=True)
-class AroundForecast:
+class AtEveryLead(FittedClimatology):
     """Climatology of each cell around the forecast, at every lead."""
 
-    natural: Natural
-    shape: tuple[int, ...]
-
-    def fit(self, outputs, quantile):
-        del outputs, quantile
-        return self
-
-    def __call__(self, flat):
-        return self.natural.around(flat.reshape(-1, *self.shape)).flatten(1)
+    def __call__(self, states):
+        by_lead = states.reshape(len(states), -1, len(self.low))
+        return super().__call__(by_lead).reshape(states.shape)
 
 
 @dataclass(frozen=True)
-class CellDeviation:
-    """Standard deviation of each cell, independent of the forecast."""
+class AroundForecast(Climatology):
+    """The climatology of the states of the training windows."""
 
     natural: Natural
-    shape: tuple[int, ...]
 
     def fit(self, outputs, quantile):
         del outputs, quantile
-        return self
-
-    def __call__(self, flat):
-        spread = self.natural.spread.to(flat).expand(self.shape)
-        return spread.flatten().expand_as(flat)
+        return AtEveryLead(**vars(self.natural.climatology))
 
 
-def of_default(case, *, reference=None, **factor):
-    """The default increment model for fields, with the seed of the task."""
-    shape = case.data.y.shape[1:]
+def field_bound(case, *, reference=None, **factor):
+    """The default bound for fields, with the seed of the task."""
     learned = FieldFactor(**factor)
-    training = replace(learned.training, random_state=case.task.seed)
-    return FieldScaleIncrement(
-        QUANTILE,
-        domain=Grid(2),
-        reference=reference and reference(case.natural, shape),
-        factor=replace(learned, training=training),
-    )
+    training = replace(learned.training, random_state=case.seed)
+    natural = reference and reference(case.natural)
+    return FieldBound(replace(learned, training=training), natural)
 
 
-def default_parts(case, *, increment_model):
-    return {"increment_model": increment_model(case)}
+def default(case, **settings):
+    return {"domain": Grid(2), "bound_model": field_bound(case, **settings)}
 
 
-def without_factor(case):
-    return replace(of_default(case), factor=NoFactor())
-
-
-def law_of_cells(case):
-    """The default increment model for tables; each cell is a separate coordinate."""
-    reference = AroundForecast(case.natural, case.data.y.shape[1:])
-    return TwoLawIncrement(QUANTILE, reference=reference)
+def without_factor(_case):
+    return {"domain": Grid(2), "bound_model": FieldBound(NoFactor())}
 
 
 def quantile_network(inputs, start):
     def make(case):
-        training = replace(case.settings.bound_training, random_state=case.task.seed)
-        widths = case.settings.bound_widths
-        return bounds.FieldQuantile(inputs, start, widths, training)
+        training = replace(case.settings.bound_training, random_state=case.seed)
+        return bounds.FieldQuantile(inputs, start, case.settings.bound_widths, training)
 
     return OnTuples(make)
 
@@ -287,19 +238,13 @@ def static(model, *parts):
     return OnTuples(lambda _: model(*parts))
 
 
-def active(model, *parts):
-    return OnTuples(lambda _: Activity(model(*parts)))
-
-
-by_spread = static(bounds.LeadScale, bounds.cell_spread)
-
-
 def whole_field_default(case):
     """The default with two networks instead of five, because it is fitted again without each fold."""
-    return bounds.Increment(of_default(case, n_splits=2))
+    return bounds.OfLibrary(field_bound(case, n_splits=2))
 
 
-by_default = OnTuples(whole_field_default)
+by_spread, by_default = static(bounds.LeadScale, bounds.cell_spread), OnTuples(whole_field_default)
+EXPECTED, NINE_IN_TEN = ExpectedCoverage().factor, WholeField(0.9).factor
 NO_FOLD_METHODS = {
     "MC dropout, 1.96 s": Spread(dropout),
     "Deep ensemble, 1.96 s": Spread(ensemble),
@@ -323,48 +268,23 @@ FOLD_METHODS = {
     "One number per lead and cell": static(bounds.PerLeadAndCell),
     "One number per lead and channel": static(bounds.LeadScale, bounds.one),
     "Cell quantile blended with deviation": static(bounds.Blend),
-    "One number per lead and cell x activity": active(bounds.PerLeadAndCell),
-    "Lead scale x cell standard deviation x activity": active(
-        bounds.LeadScale, bounds.cell_spread
-    ),
-    "Cell quantile blended with deviation x activity": active(bounds.Blend),
-    "Anchor error alone (k_a = 1)": AnchorAlone(0),
-    "Anchor error alone (k_a = 10)": AnchorAlone(1),
-    PAPER: OfGeoQ(partial(field_increment, number=0)),
-    "GeoQ (paper, k_a = 10)": OfGeoQ(partial(field_increment, number=1)),
+    "Anchor error alone (k_a = 1)": OfGeoQ(partial(anchor_alone, number=0)),
+    "Anchor error alone (k_a = 10)": OfGeoQ(partial(anchor_alone, number=1)),
+    PAPER: OfGeoQ(partial(paper_form, number=0)),
+    "GeoQ (paper, k_a = 10)": OfGeoQ(partial(paper_form, number=1)),
 }
 BLOCK_METHODS = {
-    "GeoQ (default)": OfGeoQ(partial(default_parts, increment_model=of_default)),
-    "GeoQ (default, no factor)": OfGeoQ(
-        partial(default_parts, increment_model=without_factor)
-    ),
-    "GeoQ (default, cell deviation)": OfGeoQ(
-        partial(
-            default_parts, increment_model=partial(of_default, reference=CellDeviation)
-        )
-    ),
-    "GeoQ (default, climatology)": OfGeoQ(
-        partial(
-            default_parts, increment_model=partial(of_default, reference=AroundForecast)
-        )
-    ),
-    "GeoQ (each cell for itself, climatology)": OfGeoQ(
-        partial(default_parts, increment_model=law_of_cells)
-    ),
+    DEFAULT: OfGeoQ(default),
+    "GeoQ (default, no factor)": OfGeoQ(without_factor),
+    "GeoQ (default, climatology)": OfGeoQ(partial(default, reference=AroundForecast)),
 }
 WHOLE_FIELD_METHODS = {
-    "Lead scale x cell standard deviation (whole field, expected fraction)": replace(
-        by_spread, factor=POINTWISE.factor
-    ),
-    "Lead scale x cell standard deviation (whole field, 9 in 10)": replace(
-        by_spread, factor=WholeField(0.9).factor
-    ),
-    "GeoQ (default, two networks; whole field, expected fraction)": replace(
-        by_default, factor=POINTWISE.factor
-    ),
-    "GeoQ (default, two networks; whole field, 9 in 10)": replace(
-        by_default, factor=WholeField(0.9).factor
-    ),
+    f"{name} {form})": replace(method, factor=factor)
+    for name, method in (
+        ("Lead scale x cell standard deviation (whole field,", by_spread),
+        ("GeoQ (default, two networks; whole field,", by_default),
+    )
+    for form, factor in (("expected fraction", EXPECTED), ("9 in 10", NINE_IN_TEN))
 }
 METHODS = {
     NO_FOLDS: NO_FOLD_METHODS,
@@ -377,5 +297,5 @@ SHOWN = (
     "Horizon x climatology",
     "Lead scale x cell standard deviation",
     PAPER,
-    "GeoQ (default)",
+    DEFAULT,
 )

@@ -1,5 +1,13 @@
-"""GeoQ: how wrong is this prediction, here, and may I trust that answer?"""
+"""GeoQ: how wrong is this prediction, here, and may I trust that answer?
 
+Everything else that a setting accepts is in ``geoq.parts``; ``geoq.sklearn``, ``geoq.xarray`` and ``geoq.plots`` are the other
+public modules. ``TrainNetwork``, ``TrainRollout``, ``Training`` and ``MLP`` need PyTorch, which is imported when one is used.
+"""
+
+from typing import TYPE_CHECKING
+
+from geoq.checks import names_with_torch
+from geoq.core.assessment import Assessment
 from geoq.core.conformal import WholeField
 from geoq.core.estimator import GeoQ
 from geoq.core.folds import (
@@ -12,5 +20,50 @@ from geoq.core.folds import (
     default_folds,
 )
 from geoq.data.domain import Grid, Mesh, Table
-from geoq.regions.region import PaperRegion, Region
+from geoq.data.metric import SensitivityMetric
+from geoq.regions.region import Region
+from geoq.rollout.estimator import RolloutGeoQ
 from geoq.surrogate import absolute_error, norm_error, relative_norm_error
+from geoq.training.sources import PredictedFolds, TrainedFolds
+
+if TYPE_CHECKING:
+    from geoq.nets.mlp import MLP as MLP
+    from geoq.rollout.recipe import TrainRollout as TrainRollout
+    from geoq.training.loop import Training as Training
+    from geoq.training.recipe import TrainNetwork as TrainNetwork
+
+# Without the names that need PyTorch, so that a star import works without it.
+__all__ = [
+    "Assessment",
+    "ClusterFolds",
+    "CombinedFolds",
+    "GeoQ",
+    "Grid",
+    "GroupFolds",
+    "Mesh",
+    "NestedFolds",
+    "PredictedFolds",
+    "RandomFolds",
+    "Region",
+    "RolloutGeoQ",
+    "SensitivityMetric",
+    "Table",
+    "TemporalFolds",
+    "TrainedFolds",
+    "WholeField",
+    "absolute_error",
+    "default_folds",
+    "norm_error",
+    "relative_norm_error",
+]
+_WITH_TORCH = {
+    "MLP": "geoq.nets.mlp",
+    "TrainNetwork": "geoq.training.recipe",
+    "TrainRollout": "geoq.rollout.recipe",
+    "Training": "geoq.training.loop",
+}
+__getattr__ = names_with_torch("geoq", _WITH_TORCH)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_WITH_TORCH]

@@ -6,8 +6,9 @@ Each message has three parts: the user's argument and its value, the fact that i
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from numbers import Integral, Real
 from typing import Any
 
@@ -164,7 +165,7 @@ _UNITS = {4: (1e-18, 1e18), 8: (1e-140, 1e140)}
 def check_unit(array: np.ndarray, name: str, *, by_column: bool) -> None:
     """Raise for values whose squares overflow or vanish, in one of the columns or over all columns."""
     low, high = _UNITS[8 if by_column else array.dtype.itemsize]
-    least, most = array.min(axis=0), array.max(axis=0)
+    least, most = (np.asarray(end, dtype=float) for end in (array.min(axis=0), array.max(axis=0)))
     size, spread = np.maximum(abs(most), abs(least)), most - least
     if not by_column:
         # The largest spread over the samples: a single output may be close to constant.
@@ -178,3 +179,21 @@ def check_unit(array: np.ndarray, name: str, *, by_column: bool) -> None:
             f"{column} ranges from {ends[0]:.3g} to {ends[1]:.3g}; squares of such numbers overflow or vanish; pass it in another "
             f"unit of measurement, for example {column} / abs({column}).max()."
         )
+
+
+def names_with_torch(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package some names of which need torch, given the module of each of them."""
+
+    def find(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        try:
+            return getattr(import_module(modules[name]), name)
+        except ModuleNotFoundError as exc:
+            if exc.name != "torch":
+                raise
+            raise ImportError(
+                f'{package}.{name} needs PyTorch; install it with pip install "geoq[torch]".'
+            ) from exc
+
+    return find

@@ -13,8 +13,9 @@ from geoq.arrays import chunks
 MAX_TREE_DIMS = 8
 # More points than asked for, so that ties at the last one are seen; for products also because of their rounding.
 N_MORE = 4
-# Rounding error of a squared distance from matrix products, in units of the squared length of a point.
-ROUNDING = 1e-15
+# Rounding error of a squared distance from matrix products, in units of the squared length of a point: for each dimension, and of
+# points in single precision, whose products are summed in double precision.
+ROUNDING, SINGLE = 1e-15, 1e-6
 # Squared distances of up to this many rounding errors have few digits.
 SMALL = 1e9
 
@@ -57,8 +58,8 @@ class Neighbors:
             float((self.points[part] ** 2).sum(axis=1).max())
             for part in chunks(len(self.points), self.points.shape[1])
         )
-        single = 1e8 if self.points.dtype == np.float32 else 1.0
-        return ROUNDING * single * self.points.shape[1] * largest
+        single = SINGLE if self.points.dtype == np.float32 else 0.0
+        return (ROUNDING * self.points.shape[1] + single) * largest
 
     def nearest(
         self, queries: Float[np.ndarray, " n_queries n_dims"], k: int
@@ -77,7 +78,43 @@ class Neighbors:
             gap = found[0][:, m - 1] ** 2 - found[0][:, k - 1] ** 2
             left = left[(gap <= self._slack) & (m < n)]
             m = min(n, 4 * m)
+            if len(left) and self._copies is not None:
+                for part in chunks(len(left), 16 * k):
+                    own = left[part]
+                    distance[own], index[own] = self._among_copies(queries[own], k)
+                break
         return distance, index
+
+    @cached_property
+    def _copies(self) -> tuple["Neighbors", np.ndarray, np.ndarray] | None:
+        """The distinct points in the order of their first rows, the rows of each, and where these start; None without copies."""
+        n, values = len(self.points), np.ascontiguousarray(self.points + 0.0)
+        as_bytes = values.view(f"V{values[0].nbytes}")[:, 0]
+        _, first, place = np.unique(as_bytes, return_index=True, return_inverse=True)
+        if len(first) == n:
+            return None
+        number = np.argsort(np.argsort(first))[place]
+        start = np.cumsum([0, *np.bincount(number)])
+        return Neighbors(self.points[np.sort(first)]), np.argsort(number, kind="stable"), start
+
+    def _among_copies(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k nearest points of queries by a search of the distinct points: copies would all be proposed together."""
+        assert self._copies is not None
+        distinct, rows, start = self._copies
+        near, which = distinct.nearest(queries, min(k, len(distinct.points)))
+        count = np.minimum(np.diff(start)[which], k)
+        # Copies of the points up to the k-th row, and of those at its distance.
+        place = (count.cumsum(axis=1) - count < k).sum(axis=1, keepdims=True) - 1
+        count = np.where(near <= np.take_along_axis(near, place, 1), count, 0)
+        each, size = count.reshape(-1), count.sum(axis=1)
+        copy = np.arange(len(each)).repeat(each)
+        index = rows[
+            start[which.reshape(-1)[copy]] + np.arange(len(copy)) - (each.cumsum() - each)[copy]
+        ]
+        distance = near.reshape(-1)[copy]
+        order = np.lexsort((index, distance, np.arange(len(size)).repeat(size)))
+        chosen = order[(size.cumsum() - size)[:, None] + np.arange(k)]
+        return distance[chosen], index[chosen]
 
     def _proposed(self, queries: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
         """The m nearest points up to rounding, sorted by their distances and then by their indices."""

@@ -1,0 +1,90 @@
+"""Everything that a user may pass to a setting and that ``geoq`` itself does not export.
+
+========================  ==============================================================================================
+setting                   parts
+========================  ==============================================================================================
+``representation=``       ``StandardizedMetric``, ``Columns`` with ``Number``, ``Log``, ``Periodic``, ``Category``, ``Ignored``,
+                          ``identity``
+``bound_model=``          ``TwoLawBound``; ``FieldBound`` with ``Climatology``, ``NoFactor`` or ``FieldFactor``, which sees
+                          ``inputs``, ``prediction``, ``displacement``, ``anchor_error`` or ``log_bound``; ``IndicatorBound`` with
+                          ``misclassification_values``, ``probability_error_values`` or ``logit_error_values``; of the paper
+                          ``NormScaledBound`` and ``NormScaledFieldBound``
+``safe_region=``          ``PaperRegion``; scores of ``Region``: ``Nearest``, ``EachInput``, ``PrincipalAxes``, ``EachPair``,
+                          ``SupportDistance`` of tables, ``Windows``, ``Moments``, ``Patterns``, ``Answers``, ``Values`` of fields
+rollouts                  ``SaturatingGrowth``, ``AdditiveRecursion`` for ``scheme=``, ``RolloutRegion`` for ``safe_region=``,
+                          ``Relative`` tolerances, ``WithMemory`` for steps that remember
+``checkpoint=``           ``Checkpoint``
+``progress=``             ``Progress`` is what the function receives
+========================  ==============================================================================================
+"""
+
+from geoq.bounds.climatology import Climatology
+from geoq.bounds.fields import FieldBound, NoFactor
+from geoq.bounds.two_laws import TwoLawBound
+from geoq.checks import names_with_torch
+from geoq.data.coordinates import Category, Ignored, Log, Number, Periodic
+from geoq.data.metric import Columns, StandardizedMetric, identity
+from geoq.regions.field_scores import Answers, Moments, Patterns, Values, Windows
+from geoq.regions.region import PaperRegion
+from geoq.regions.rollout import RolloutRegion
+from geoq.regions.table_scores import EachInput, EachPair, Nearest, PrincipalAxes, SupportDistance
+from geoq.rollout.additive import AdditiveRecursion
+from geoq.rollout.horizon import Relative
+from geoq.rollout.memory import WithMemory
+from geoq.rollout.saturating import SaturatingGrowth
+from geoq.training.checkpoint import Checkpoint
+from geoq.training.progress import Progress
+
+# Without the names that need PyTorch, so that a star import works without it.
+__all__ = [
+    "AdditiveRecursion",
+    "Answers",
+    "Category",
+    "Checkpoint",
+    "Climatology",
+    "Columns",
+    "EachInput",
+    "EachPair",
+    "FieldBound",
+    "Ignored",
+    "Log",
+    "Moments",
+    "Nearest",
+    "NoFactor",
+    "Number",
+    "PaperRegion",
+    "Patterns",
+    "Periodic",
+    "PrincipalAxes",
+    "Progress",
+    "Relative",
+    "RolloutRegion",
+    "SaturatingGrowth",
+    "StandardizedMetric",
+    "SupportDistance",
+    "TwoLawBound",
+    "Values",
+    "Windows",
+    "WithMemory",
+    "identity",
+]
+_WITH_TORCH = {
+    "FieldFactor": "geoq.bounds.factor",
+    "IndicatorBound": "geoq.bounds.indicator",
+    "NormScaledBound": "geoq.bounds.paper",
+    "NormScaledFieldBound": "geoq.bounds.paper",
+    "TrainedNetwork": "geoq.training.recipe",
+    "anchor_error": "geoq.bounds.network",
+    "displacement": "geoq.bounds.network",
+    "inputs": "geoq.bounds.network",
+    "log_bound": "geoq.bounds.network",
+    "logit_error_values": "geoq.bounds.indicator",
+    "misclassification_values": "geoq.bounds.indicator",
+    "prediction": "geoq.bounds.network",
+    "probability_error_values": "geoq.bounds.indicator",
+}
+__getattr__ = names_with_torch("geoq.parts", _WITH_TORCH)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_WITH_TORCH]

@@ -35,11 +35,11 @@ ROUNDING = {4: 1e-5, 8: 1e-10}
 _UNUSABLE = (KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError)
 
 
-def classes() -> dict[str, type]:
+def classes(*, with_torch: bool = False) -> dict[str, type]:
     """Everything that a file can build; with torch also the networks."""
     from geoq.state_classes import all_classes
 
-    return {kind.__name__: kind for kind in all_classes()}
+    return {kind.__name__: kind for kind in all_classes(with_torch=with_torch)}
 
 
 class _Packer:
@@ -64,8 +64,11 @@ class _Packer:
         if isinstance(thing, tuple | list):
             items = [self.pack(part, f"{path}.{i}") for i, part in enumerate(thing)]
             return {type(thing).__name__: items}
+        if isinstance(thing, slice):
+            return {"slice": [thing.start, thing.stop, thing.step]}
         if isinstance(thing, Mapping):
-            return {"dict": {k: self.pack(v, f"{path}.{k}") for k, v in thing.items()}}
+            items = [[self.pack(k, path), self.pack(v, f"{path}.{k}")] for k, v in thing.items()]
+            return {"dict": items}
         if isinstance(thing, Table):
             types = None if thing.schema is None else thing.types
             return {"table": self.pack((types, thing.schema, thing.array), path)}
@@ -84,10 +87,11 @@ class _Packer:
             )
         if hasattr(thing, "state_dict"):  # a network, which has the arguments of its class
             weights = {k: v.cpu().numpy() for k, v in thing.state_dict().items()}
+            # The file sorts the names; the first one is the kind.
             return {
                 "network": name,
-                "config": self.pack(thing.config, f"{path}.config"),
-                "weights": self.pack(weights, path)["dict"],
+                "settings": self.pack(thing.config, f"{path}.settings"),
+                "weights": {k: self.pack(v, f"{path}.{k}") for k, v in weights.items()},
             }
         assert is_dataclass(thing)
         own = [f.name for f in fields(thing) if f.name not in CALLABLES]
@@ -98,7 +102,7 @@ class _Packer:
         if id(array) not in self._paths:
             self._paths[id(array)] = path
             self._kept.append(array)
-            self.arrays[path] = np.ascontiguousarray(array)
+            self.arrays[path] = np.asarray(array, order="C")
         return self._paths[id(array)]
 
 
@@ -121,11 +125,15 @@ class _Unpacker:
             return self.arrays[content]
         if kind == "number":
             return float(content)
+        if kind == "slice":
+            return slice(*content)
+        if kind == "missing":
+            return _missing(content)
         if kind in ("tuple", "list"):
             parts = [self.unpack(part) for part in content]
             return tuple(parts) if kind == "tuple" else parts
         if kind == "dict":
-            return {name: self.unpack(part) for name, part in content.items()}
+            return {self.unpack(key): self.unpack(part) for key, part in content}
         if kind == "table":
             types, schema, array = self.unpack(content)
             return array if types is None else types.build(schema, array)
@@ -133,11 +141,15 @@ class _Unpacker:
             import torch
 
             return torch.from_numpy(np.array(self.unpack(content)))
+        if content not in self.known:
+            self.known = classes(with_torch=True)
         if kind == "function":
             return self.known[content]
         if kind == "network":
             return self._network(tree)
         made = object.__new__(self.known[content])
+        if {*tree["fields"]} != {f.name for f in fields(made)} - {*CALLABLES}:
+            raise KeyError(f"{content} has other fields")
         for name, part in tree["fields"].items():
             object.__setattr__(made, name, self.unpack(part))
         return made
@@ -145,13 +157,26 @@ class _Unpacker:
     def _network(self, tree: Any) -> Any:
         import torch
 
-        network: Any = self.known[tree["network"]](**self.unpack(tree["config"]))
+        config = self.unpack(tree["settings"])
+        with torch.device("meta"):  # no random weights
+            network: Any = self.known[tree["network"]](**config)
         weights = {
             name: torch.from_numpy(np.array(self.unpack(part)))
             for name, part in tree["weights"].items()
         }
-        network.load_state_dict(weights)
+        network.load_state_dict(weights, assign=True)
         return network.eval()
+
+
+def _missing(name: str) -> Any:
+    """What stands in for a callable of the user until it is passed to ``load``."""
+
+    def missing(*_: Any) -> Any:
+        raise ValueError(
+            f"the file was calibrated with a function of your own as {name}, which it does not contain; pass {name}= to load."
+        )
+
+    return missing
 
 
 def save(
@@ -181,15 +206,18 @@ def save(
 
 
 def _settings(estimator: Any, packer: _Packer) -> dict[str, Any]:
-    """The settings that a file can hold; the others have their defaults after loading."""
+    """The settings that a file can hold, and the names of the user's callables; the others have their defaults after loading."""
     found = {}
     for name, value in estimator.get_params().items():
         if name in ("surrogate", "train_surrogate"):
             continue
+        # The callables of the calibration, whatever was set afterwards.
+        used = getattr(estimator.fitted_, name, value) if name in CALLABLES else value
         try:
-            found[name] = packer.pack(value, f"settings.{name}")
+            found[name] = packer.pack(used, f"settings.{name}")
         except TypeError:
-            continue
+            if name in CALLABLES:
+                found[name] = {"missing": name}
     return found
 
 
@@ -242,13 +270,14 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return tree, arrays
 
 
-def load(path: str | Path, cls: Any, *, surrogate: Any, **callables: Any) -> Any:
-    """Read an estimator of the class ``cls``; raises unless the callables answer as the saved ones."""
-    tree, arrays = read(path)
-    if tree["estimator"] != cls.__name__:
-        raise ValueError(
-            f"{path} holds a {tree['estimator']}; load it with {tree['estimator']}.load."
-        )
+def load(
+    path: str | Path, cls: Any, *, surrogate: Any, content: Any = None, **callables: Any
+) -> Any:
+    """An estimator of the class ``cls`` from a file, or its content; raises unless the callables answer as the saved ones."""
+    tree, arrays = content or read(path)
+    if tree.get("estimator") != cls.__name__:
+        kind = tree.get("estimator")
+        raise ValueError(f"{path} holds a {kind}; load it with {kind}.load.")
     if surrogate is None:
         raise TypeError(
             f"surrogate=None, but {path} contains no model; pass the model that it was calibrated with (surrogate_ of the estimator "
@@ -269,12 +298,13 @@ def load(path: str | Path, cls: Any, *, surrogate: Any, **callables: Any) -> Any
         del known["train_surrogate"]
         for name, part in known.items():
             object.__setattr__(fitted, name, part)
+        probes = fitted.probes
     except _UNUSABLE as exc:
         raise ValueError(
             f"{path} cannot be restored ({type(exc).__name__}: {exc}); save the estimator again."
         ) from exc
     estimator.fitted_ = fitted
-    if fitted.probes is None:
+    if probes is None:
         warn(
             f"{path} was calibrated on a table that cannot be rebuilt here, so it was not checked whether surrogate is the model "
             "that the file was calibrated with."

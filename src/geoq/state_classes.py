@@ -1,17 +1,23 @@
 """The classes and functions that a file can name."""
 
 import sys
+from importlib import import_module
 from typing import Any
 
 from geoq import surrogate
-from geoq.bounds import climatology, law, resemblance, spline, two_laws
+from geoq.bounds import climatology, fields, law, prior, resemblance, spline, two_laws
 from geoq.core import conformal, fitted, folds, geometry, tuples
 from geoq.data import coordinates, domain, masks, metric, table
 from geoq.regions import field_scores, region, table_scores, views
+from geoq.regions import rollout as rollout_region
+from geoq.rollout import additive, features, horizon, layout, saturating, series
+from geoq.rollout import fitted as fitted_rollouts
 
 _MODULES = (
     climatology,
+    fields,
     law,
+    prior,
     resemblance,
     spline,
     two_laws,
@@ -29,18 +35,37 @@ _MODULES = (
     region,
     table_scores,
     views,
+    rollout_region,
+    additive,
+    features,
+    horizon,
+    layout,
+    saturating,
+    series,
+    fitted_rollouts,
 )
 _FUNCTIONS: tuple[Any, ...] = (
     surrogate.absolute_error,
     surrogate.norm_error,
     surrogate.relative_norm_error,
+    metric.identity,
+    additive.signed_displacement,
 )
-# Imported only if they were used or torch is there.
-_WITH_TORCH = ("geoq.bounds.fields", "geoq.bounds.factor", "geoq.bounds.paper")
+# Modules with torch: their classes are known where they were imported, and to the reader of a file that names one of them.
+_WITH_TORCH = (
+    "geoq.training.loop",
+    "geoq.bounds.network",
+    "geoq.bounds.factor",
+    "geoq.bounds.indicator",
+    "geoq.bounds.paper",
+)
 
 
-def all_classes() -> list[Any]:
-    """All dataclasses of these modules, and the error functionals."""
+def all_classes(*, with_torch: bool = False) -> list[Any]:
+    """All dataclasses and networks of these modules, and the functions of geoq that a setting can be."""
+    if with_torch:
+        for name in _WITH_TORCH:
+            import_module(name)
     modules = [*_MODULES, *(sys.modules[n] for n in _WITH_TORCH if n in sys.modules)]
     found = [
         kind
@@ -48,6 +73,8 @@ def all_classes() -> list[Any]:
         for kind in vars(module).values()
         if isinstance(kind, type)
         and kind.__module__ == module.__name__
-        and hasattr(kind, "__dataclass_fields__")
+        and kind is not table.Table  # stored by its numbers; the domain has the same name
+        and (hasattr(kind, "__dataclass_fields__") or hasattr(kind, "state_dict"))
     ]
-    return [*found, *_FUNCTIONS]
+    functions = [f for module in modules for f in getattr(module, "FUNCTIONS", ())]
+    return [*found, *_FUNCTIONS, *functions]

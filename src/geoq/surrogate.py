@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from geoq.arrays import chunks, is_tensor, native, no_grad, own_copy, restore, to_numbers
+from geoq.arrays import chunks, native, no_grad, own_copy, restore, to_numbers
 from geoq.checks import check_finite
 from geoq.data.table import Table
 
@@ -141,7 +141,7 @@ def evaluate(function: Callable[[Any], Any], x: Any, name: str) -> np.ndarray:
 
 def answers_of(function: Callable[[Any], Any], x: Any, name: str) -> np.ndarray:
     """Apply a user's function to all rows of x, in chunks; its answers can be nan, masked (then nan) or infinite."""
-    if hasattr(function, "state_dict") and not is_tensor(x):
+    if hasattr(function, "state_dict") and not isinstance(x, Table):
         from geoq.training.recipe import TrainedNetwork  # needs torch
 
         function = TrainedNetwork(function)

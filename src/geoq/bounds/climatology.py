@@ -27,10 +27,11 @@ class Climatology:
     def fit(self, outputs: Float[np.ndarray, " n *output"], quantile: float) -> "FittedClimatology":
         """Tabulate the quantiles of the distances to the outputs of all points."""
         values, places = flat(outputs), np.linspace(0, 1, N_PLACES)
-        low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+        ordered = [_ordered(column) for column in values.T]
+        low, high = (np.array([column[end] for column in ordered]) for end in (0, -1))
         table = [
-            _distances(_ordered(column), a + (b - a) * places, quantile)
-            for column, a, b in zip(values.T, low, high, strict=True)
+            _distances(column, a + (b - a) * places, quantile)
+            for column, a, b in zip(ordered, low, high, strict=True)
         ]
         return FittedClimatology(low, high, np.stack(table))
 
@@ -73,6 +74,8 @@ class FittedClimatology:
 def _ordered(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " m"]:
     """The sorted values, or ``N_ORDERED`` evenly spaced order statistics if there are more."""
     ordered = np.sort(values[~np.isnan(values)])
+    if not len(ordered):
+        return np.zeros(1)  # a masked output
     if len(ordered) <= N_ORDERED:
         return ordered
     kept = np.linspace(0, len(ordered) - 1, N_ORDERED)

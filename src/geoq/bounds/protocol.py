@@ -6,16 +6,16 @@ import numpy as np
 
 from geoq.core.geometry import Features
 from geoq.core.tuples import Tuples
-from geoq.data.domain import Shapes
+from geoq.data.domain import Layout, Shapes
 
 
 @runtime_checkable
 class FittedBound(Protocol):
     """The bound of the error of queries, with the shape of their anchor errors: one row per query.
 
-    The second argument is a quantile level. It is passed only if the bound has the attribute ``has_levels``, which is then true; other
-    bounds are multiplied by a factor. A bound with a method ``expected_error(features)`` also estimates the mean of the error.
-    ``scalable`` is False for a bound whose coverage does not rise when it is multiplied by a factor.
+    The second argument is a quantile level. It is passed only if the bound has the attribute ``has_levels``, which is then true;
+    other bounds are multiplied by a factor. A bound with a method ``expected_error(features)`` also estimates the mean of the
+    error. ``scalable`` is False for a bound whose coverage does not rise when it is multiplied by a factor.
     """
 
     def __call__(self, features: Features, quantile: float | None = None, /) -> Any: ...
@@ -25,8 +25,9 @@ class FittedBound(Protocol):
 class BoundModel(Protocol):
     """How a bound is fitted to calibration tuples, at a quantile level.
 
-    A model with a method ``check(shapes, error)`` raises for shapes and errors that it cannot be fitted to, before any training. The
-    error is None before the deployed surrogate is evaluated.
+    A model can raise for shapes and errors that it cannot be fitted to, before any training: with a method ``check_shapes(shapes,
+    layout)``, and with a method ``check_errors(prediction, error)`` for those of the deployed surrogate. Its attribute
+    ``uses_neighborhood`` is False if it does not need the side of the nearest points.
     """
 
     def fit(self, tuples: Tuples, quantile: float, /) -> FittedBound: ...
@@ -39,15 +40,16 @@ def check_bound_model(model: object) -> None:
         raise TypeError(f"bound_model={name} is a class; call it, bound_model={name}().")
     if not isinstance(model, BoundModel):
         raise TypeError(
-            f"bound_model={model!r} has no fit; pass an object with fit(tuples, quantile) that returns a function of features, such "
-            "as bound_model=TwoLawBound()."
+            f"bound_model={model!r} has no fit; pass an object with fit(tuples, quantile) that returns a function of features, "
+            "such as bound_model=TwoLawBound()."
         )
 
 
-def check_shapes(model: BoundModel, shapes: Shapes) -> None:
-    """Raise for shapes that the model cannot be fitted to."""
+def check_shapes(model: Any, shapes: Shapes, layout: Layout) -> None:
+    """Raise for anything but a model, and for shapes that it cannot be fitted to."""
+    check_bound_model(model)
     if hasattr(model, "check_shapes"):
-        model.check_shapes(shapes)
+        model.check_shapes(shapes, layout)
 
 
 def fit_bound(model: BoundModel, tuples: Tuples, quantile: float) -> FittedBound:
@@ -74,8 +76,8 @@ def bounds_of(bound: FittedBound, features: Features, quantile: float | None = N
         )
     if found.shape != anchor.shape:
         raise ValueError(
-            f"{name} returned bounds of shape {found.shape} for anchor errors of shape {anchor.shape}; return one bound per anchor "
-            "error."
+            f"{name} returned bounds of shape {found.shape} for anchor errors of shape {anchor.shape}; return one bound per "
+            "anchor error."
         )
     least = found.min(initial=0.0)
     if np.isnan(least):

@@ -151,7 +151,7 @@ class Assessment:
     def _bound_lines(self, query: int, outputs: Sequence[str] | None) -> list[str]:
         """The bound and its parts, for each output or as the mean over a field."""
         bound, anchor_error, increment = (
-            np.asarray(part[query]).reshape(-1)
+            answer_table.numbers_of(part[query]).reshape(-1)
             for part in (self.error_hat, self.anchor_error, self.increment)
         )
         answer = np.asarray(self.prediction[query]).reshape(-1)

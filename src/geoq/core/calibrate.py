@@ -14,7 +14,8 @@ from geoq.training.progress import ShowProgress, Trainings, trainings
 class Task(Protocol):
     """What pairs and trajectories do differently: their points, and the errors of a fold surrogate."""
 
-    n_trainings: int
+    @property
+    def n_trainings(self) -> int: ...
 
     def deployed(self, progress: Trainings, /) -> Any: ...
 

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from geoq.core.conformal import ConformalFactors
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ def _calibration(fitted: "Fitted") -> str:
     if tuples is None:
         return f"{n} points; the file was saved without the calibration tuples."
     inner = tuples[tuples.interpolating].error
-    present = inner == inner
+    present = ~np.isnan(inner)
     held_out = float(inner[present].mean()) if present.any() else 0.0
     return (
         f"{n} points, held out {len(tuples)} times in all by {int(tuples.fold.max()) + 1} folds; the mean error of the deployed "

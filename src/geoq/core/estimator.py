@@ -1,7 +1,6 @@
 """GeoQ: Algorithm 1 of the paper as an estimator with settings."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from geoq.core.calibrate import calibrate
 from geoq.core.conformal import ExpectedCoverage, Guarantee
 from geoq.core.describe import describe
 from geoq.core.fitted import Fitted
-from geoq.core.folds import Folds, default_folds
+from geoq.core.folds import ClusterFolds, Folds, default_folds
 from geoq.core.pairs import Pairs
 from geoq.data.domain import Domain, Layout
-from geoq.data.metric import Metric, SensitivityMetric
-from geoq.regions.region import Region, SafeRegion
+from geoq.data.metric import Metric, SensitivityMetric, identity
+from geoq.regions.region import PaperRegion, Region, SafeRegion
 from geoq.surrogate import ErrorFunctional, Surrogate, TrainSurrogate, absolute_error
 from geoq.training.checkpoint import Checkpoint
 from geoq.training.progress import ShowProgress, check_progress, progress_bar
@@ -104,9 +103,15 @@ class GeoQ:
 
         ``settings`` change single ones, for example ``n_anchors=50`` or ``representation=encoder``.
         """
-        from geoq.bounds.paper import paper_settings
+        from geoq.bounds.paper import NormScaledBound  # needs torch
 
-        return cls(surrogate, train_surrogate, **(paper_settings() | settings))
+        form = {
+            "representation": identity,
+            "folds": ClusterFolds(5),
+            "bound_model": NormScaledBound(),
+            "safe_region": PaperRegion(),
+        }
+        return cls(surrogate, train_surrogate, **(form | settings))
 
     def bound_for(self, layout: Layout) -> Any:
         """The model of the bound: the chosen one, or the default for tables or for fields."""
@@ -123,7 +128,7 @@ class GeoQ:
         x: Any,
         y: Any,
         *,
-        groups: Sequence[Any] | None = None,
+        groups: Any = None,
         checkpoint: str | Path | Checkpoint | None = None,
         progress: ShowProgress = progress_bar,
     ) -> "GeoQ":
@@ -157,7 +162,7 @@ class GeoQ:
         self.fitted_: Fitted = calibrate(pairs, progress, finished)
         return self
 
-    def estimate(self, x: Any, y: Any, *, groups: Sequence[Any] | None = None) -> TrainingTime:
+    def estimate(self, x: Any, y: Any, *, groups: Any = None) -> TrainingTime:
         """Train the surrogate of one fold, and estimate the time of all trainings of ``fit`` with the same arguments.
 
         Returns:
@@ -201,10 +206,9 @@ class GeoQ:
 
     def bound(self, x: Any) -> Any:
         """The error bound of each query, ``assess(x).error_hat``, without the other parts in memory."""
-        level = self._fitted.quantile
-        return self._fitted.bounds(x, (level,))[level]
+        return self._fitted.bound_of(x)
 
-    def bounds(self, x: Any, levels: Sequence[float]) -> dict[float, Any]:
+    def bounds(self, x: Any, levels: Any) -> dict[float, Any]:
         """Error bounds by quantile level; bounds of different levels do not cross.
 
         Bounds with ``has_levels`` compute each level. Others are scaled by factors from the calibration.

@@ -1,7 +1,7 @@
 """A calibrated estimator: answers to queries (lines 13 to 17)."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -10,13 +10,14 @@ from jaxtyping import Bool, Float, Int
 
 from geoq.arrays import chunks, flat, native, restore, take, to_numbers
 from geoq.bounds.protocol import bounds_of
-from geoq.checks import check_object, warn
+from geoq.checks import check_finite, check_object, warn
 from geoq.core.assessment import Assessment
 from geoq.core.conformal import ConformalFactors, Guarantee, level_factors, levels_of
 from geoq.core.folds import distinct_rows
 from geoq.core.geometry import Features, Geometry, Relation, Space, anchor_error, displacement
 from geoq.core.tuples import Tuples, Typical
 from geoq.data.coordinates import Coordinates
+from geoq.data.domain import Layout
 from geoq.data.masks import Mask, outputs_with_nan
 from geoq.data.metric import FittedMetric, Metric
 from geoq.data.table import (
@@ -110,6 +111,7 @@ class Fitted:
         bound: the fitted bound.
         region: the fitted safe region.
         typical: medians over the calibration, for explanations.
+        layout: whether the rows are rows of a table, or where their cells are.
         output_shape: the shape of a prediction.
         mask: the masked cells of y.
         exact: the cells in which all errors are zero.
@@ -134,6 +136,7 @@ class Fitted:
     bound: Any
     region: Any
     typical: Typical
+    layout: Layout
     output_shape: tuple[int, ...]
     mask: Mask | None
     exact: Bool[np.ndarray, " *field"] | None
@@ -155,13 +158,11 @@ class Fitted:
 
     def rows_of(self, x: Any) -> Any:
         """Queries as rows; raises unless they have the columns or the shape of ``fit``."""
-        if self.schema is not None:
-            return self.schema.table(x)
-        if is_frame(x):
+        if self.schema is None and is_frame(x):
             raise TypeError(
                 "x is a data frame, but GeoQ was fitted on an array; pass x.to_numpy() with the columns in the order of fit."
             )
-        rows = input_rows(x)
+        rows = input_rows(x) if self.schema is None else self.schema.table(x)
         shape, own = to_numbers(rows, "x").shape, self.coordinates.input_shape
         if not shape or shape[1:] != own or not shape[0]:
             single = "; a single query needs a first dimension of 1" * (shape == own)
@@ -241,6 +242,11 @@ class Fitted:
         if not len(view.rows):
             return np.zeros(0), np.zeros(0, dtype=bool)
         score = np.asarray(self.region.support_score(view.features), dtype=float)
+        if score.shape != view.rows.shape:
+            raise ValueError(
+                f"{type(self.region).__name__}.support_score returned shape {score.shape} for {len(view.rows)} queries; return one "
+                "number per query."
+            )
         # A constant input that changes has an unknown effect, whatever the region measures.
         changed = self.coordinates.changed_rows(view.features.inputs)
         score = np.where(changed, np.inf, score)
@@ -258,6 +264,16 @@ class Fitted:
     def assess(self, x: Any) -> Assessment:
         """Error bound, safe flag and their parts at each query (lines 13 to 17)."""
         queries = self.rows_of(x)
+        arrays, lost = self._parts(queries)
+        kind = native(queries) if self.schema is None else None
+        answer = {name: restore(part, kind) for name, part in arrays.items()}
+        if self.mask is not None:
+            for name in ("prediction", "error_hat", "anchor_error", "increment"):
+                answer[name] = self.mask.hidden(answer[name])
+        return Assessment(**answer, lost=lost, asked=queries, fitted=self)
+
+    def _parts(self, queries: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The parts of the answers as numbers, and which queries have no answer."""
         n, arrays = len(queries), {}
         lost = np.ones(n, dtype=bool)
         for part, view in self.views(queries):
@@ -285,12 +301,20 @@ class Fitted:
                 if name not in arrays:
                     arrays[name] = _blank((n, *values.shape[1:]), values.dtype)
                 arrays[name][rows] = values
-        kind = native(queries) if self.schema is None else None
-        answer = {name: restore(part, kind) for name, part in arrays.items()}
-        if self.mask is not None:
-            for name in ("prediction", "error_hat", "anchor_error", "increment"):
-                answer[name] = self.mask.hidden(answer[name])
-        return Assessment(**answer, lost=lost, asked=queries, fitted=self)
+        return arrays, lost
+
+    def bound_of(self, x: Any) -> Any:
+        """The error bounds, without the other parts in memory."""
+        return self._of_each(x, lambda view: self._bound(view, self._flags(view)[1]))
+
+    def _of_each(self, x: Any, of: Callable[[View], np.ndarray]) -> Any:
+        """Fields of all queries, given a function of a chunk of them."""
+        queries = self.rows_of(x)
+        found = _blank((len(queries), *self.error.shape[1:]), self.error.dtype)
+        for part, view in self.views(queries):
+            if len(view.rows):
+                found[view.rows + part.start] = of(view)
+        return self._restored(found, queries)
 
     def bounds(self, x: Any, levels: Any) -> dict[float, Any]:
         """Error bounds by quantile level; bounds of different levels do not cross."""
@@ -325,12 +349,7 @@ class Fitted:
             raise TypeError(
                 f"{type(self.bound).__name__} estimates an upper quantile of the error and not its mean; look at bounds(x, (0.5,))."
             )
-        queries = self.rows_of(x)
-        found = _blank((len(queries), *self.error.shape[1:]), self.error.dtype)
-        for part, view in self.views(queries):
-            if len(view.rows):
-                found[view.rows + part.start] = self.bound.expected_error(view.features)
-        return self._restored(found, queries)
+        return self._of_each(x, lambda view: self.bound.expected_error(view.features))
 
     def _restored(self, values: np.ndarray, queries: Any) -> Any:
         """Fields as an array of the user's kind, with the mask of y."""
@@ -414,53 +433,55 @@ class Fitted:
         check_same_order(queries, given)
         masked = isinstance(given, np.ma.MaskedArray)
         outputs = outputs_with_nan(given) if masked else to_numbers(given, "y").copy()
-        if self.mask is not None and outputs.shape[1:] == self.mask.cells.shape:
-            outputs[:, self.mask.cells] = np.nan
+        cells = None if self.mask is None else self.mask.cells
+        if cells is None or outputs.shape[1:] != cells.shape:
+            cells = np.zeros(outputs.shape[1:], dtype=bool)
+        if not masked:
+            way_out = "remove or impute these pairs, or mask cells that have no value"
+            check_finite(np.where(cells, 0, outputs), "y", way_out)
+        outputs[:, cells] = np.nan
         if len(outputs) != len(queries):
             raise ValueError(
                 f"x has {len(queries)} rows and y has {len(outputs)}; each input needs its reference output."
             )
-        plain = replace(self, conformal=ConformalFactors(), mask=None)
-        answer = plain.assess(queries)
-        if answer.lost.any():
-            row = int(answer.lost.argmax())
+        answer, lost = replace(self, conformal=ConformalFactors())._parts(queries)
+        if lost.any():
+            row = int(lost.argmax())
             raise ValueError(
                 f"pair {row} of {len(queries)} has no bound: {self.why_lost(queries, row, None)}."
             )
-        prediction = to_numbers(answer.prediction, "prediction")
-        if self.mask is not None:
-            prediction = np.nan_to_num(self.mask.filled(prediction))
+        # A cell that the surrogate has masked has no bound, so its error does not count.
+        prediction = np.nan_to_num(answer["prediction"])
         error = errors_of(prediction, self.error_functional, outputs, native(given))
         self._check_new(queries, outputs, error, answer)
         self._warn_of_wrong_exact(error)
-        bound = to_numbers(answer.error_hat, "error_hat")
         if self.exact is not None:
             error = np.where(self.exact, np.nan, error)
-        ratio = error_ratios(error, bound)
+        ratio = error_ratios(error, answer["error_hat"])
         counts = ~np.isnan(ratio).all(axis=1)
-        safe = np.asarray(answer.safe)[counts]
-        factors = ConformalFactors.fit(ratio[counts], safe.astype(bool), self.quantile, guarantee)
+        safe = answer["safe"][counts]
+        factors = ConformalFactors.fit(ratio[counts], safe, self.quantile, guarantee)
         return replace(self, conformal=factors)
 
     def _check_new(
-        self, x: Any, outputs: np.ndarray, error: np.ndarray, answer: Assessment
+        self, x: Any, outputs: np.ndarray, error: np.ndarray, answer: dict[str, np.ndarray]
     ) -> None:
         """Raise for pairs that equal a calibration pair in x and y; a repeated x with another y is a new measurement."""
         limit = SAME_POINT * self.typical.distance
-        near = np.flatnonzero(np.asarray(answer.anchor_distance)[:, 0] <= limit)
+        near = np.flatnonzero(answer["anchor_distance"][:, 0] <= limit)
         if not len(near):
             return
         n_anchors = min(MAX_REPEATS, len(self.geometry.points))
         wider = replace(self.geometry, n_anchors=n_anchors)
-        wide = replace(self, geometry=wider, mask=None).assess(take(x, near))
-        anchors = np.asarray(wide.anchors)
+        wide, _ = replace(self, geometry=wider)._parts(take(x, near))
+        anchors = wide["anchors"]
         # A file without tuples keeps the observed errors of the calibration points, but not their outputs.
         known, given = (
             (self.error, error) if self.tuples is None else (self.tuples.points.outputs, outputs)
         )
         known, given = np.nan_to_num(flat(known)), np.nan_to_num(flat(given))[near]
         gap = abs(known[anchors] - given[:, None]).max(axis=2)
-        same = (gap <= SAME_VALUE * abs(known).max()) & (np.asarray(wide.anchor_distance) <= limit)
+        same = (gap <= SAME_VALUE * abs(known).max()) & (wide["anchor_distance"] <= limit)
         if same.any():
             row, place = np.argwhere(same)[0]
             raise ValueError(

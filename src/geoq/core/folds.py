@@ -15,7 +15,10 @@ import numpy as np
 from jaxtyping import Int
 
 from geoq.arrays import few_threads
-from geoq.checks import check_integer, check_object, check_seed, is_number
+from geoq.checks import check_integer, check_object, check_seed, is_number, shortened, warn
+
+# Successive samples with at least this correlation are alike. It is measured in at most about this many cells.
+ALIKE, MOST_CELLS = 0.5, 500
 
 Split: TypeAlias = tuple[np.ndarray, np.ndarray]
 Splits: TypeAlias = Iterable[Split]
@@ -253,6 +256,7 @@ class NestedFolds:
             yield np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
+@dataclass(frozen=True, init=False, repr=False)
 class CombinedFolds:
     """The folds of several schemes, one after the other, so that displacements range from small to large.
 
@@ -266,6 +270,8 @@ class CombinedFolds:
         CombinedFolds(RandomFolds(n_folds=5, random_state=0), ClusterFolds(n_folds=3, random_state=0))
     """
 
+    schemes: tuple[Folds, ...]
+
     def __init__(self, *schemes: Folds) -> None:
         if not schemes:
             raise ValueError(
@@ -273,7 +279,7 @@ class CombinedFolds:
             )
         for scheme in schemes:
             check_object(scheme, Folds, "folds", "RandomFolds(5)")
-        self.schemes = schemes
+        object.__setattr__(self, "schemes", schemes)
 
     def __repr__(self) -> str:
         return f"CombinedFolds({', '.join(map(repr, self.schemes))})"
@@ -305,3 +311,27 @@ def default_folds(interpolating: Folds | None = None) -> CombinedFolds:
     return CombinedFolds(
         RandomFolds(5) if interpolating is None else interpolating, ClusterFolds(5), NestedFolds(5)
     )
+
+
+def warn_of_alike(outputs: np.ndarray, folds: Any) -> None:
+    """Warn if random folds hold out samples whose neighbours in time are alike; the samples are in the order of time."""
+    schemes = getattr(folds, "schemes", (folds,))
+    if not any(isinstance(scheme, RandomFolds) for scheme in schemes):
+        return
+    # Some cells of large fields are enough for a correlation.
+    cells = outputs.reshape(len(outputs), -1)
+    values = cells[:, :: 1 + cells.shape[1] // MOST_CELLS].astype(float)
+    values = values[:, np.isfinite(values).all(axis=0)]
+    values = values[:, np.ptp(values, axis=0) > 0]
+    if not values.size:
+        return
+    values = (values - values.mean(axis=0)) / values.std(axis=0)
+    correlation = [(values[gap:] * values[:-gap]).mean() for gap in range(1, 2 + len(values) // 10)]
+    gap = next((i for i, own in enumerate(correlation) if own < ALIKE), len(correlation))
+    if gap:
+        proposal = f"TemporalFolds(5, gap={gap + 1})"
+        warn(
+            f"folds={shortened(folds)} holds out random dates, but successive samples are alike (correlation {correlation[0]:.2g}), so "
+            "fold surrogates have nearly seen the held-out samples, and the bounds are too small for later dates; pass "
+            f"folds={proposal if len(schemes) == 1 else f'default_folds({proposal})'}, or groups."
+        )

@@ -63,7 +63,7 @@ class Space:
 
     z: Float[np.ndarray, " n *z"]
     normalized: Float[np.ndarray, " n *coordinates"]
-    inputs: Float[np.ndarray, " n *coordinates"]
+    inputs: Float[np.ndarray, " n *inputs"]
 
     def __len__(self) -> int:
         return len(self.z)

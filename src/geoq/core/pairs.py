@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from geoq.arrays import chunks, flat, native, restore, to_numbers
-from geoq.bounds.protocol import check_shapes, fit_bound
+from geoq.bounds.protocol import check_bound_model, check_shapes, fit_bound
 from geoq.checks import (
     add_note_on_error,
     check_finite,
@@ -40,8 +41,15 @@ from geoq.data.table import (
     output_rows,
 )
 from geoq.quantiles import n_required
-from geoq.regions.region import SafeRegion
-from geoq.surrogate import check_callable, errors_of, evaluate, one_row_each, relative_norm_error
+from geoq.regions.region import FittedRegion, SafeRegion
+from geoq.surrogate import (
+    answers_of,
+    check_callable,
+    errors_of,
+    evaluate,
+    one_row_each,
+    relative_norm_error,
+)
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, array_id
 from geoq.training.progress import Trainings
 from geoq.training.sources import (
@@ -99,7 +107,7 @@ class Pairs:
     n_support: int
 
     @staticmethod
-    def of(how: "GeoQ", x: Any, y: Any, groups: Sequence[Any] | None) -> "Pairs":
+    def of(how: "GeoQ", x: Any, y: Any, groups: Any) -> "Pairs":
         """Check settings and data, and draw the folds."""
         _check_settings(how)
         rows, outputs = input_rows(stored(x)), output_rows(stored(y))
@@ -119,7 +127,7 @@ class Pairs:
         _warn_if_few(how.quantile, plan.n_groups)
         shapes = _shapes(how, rows, outputs, numbers)
         layout = layout_of(how.domain, shapes)
-        check_shapes(how.bound_for(layout), shapes)
+        check_shapes(how.bound_for(layout), shapes, layout)
         return Pairs(
             how, rows, outputs, inputs, numbers, for_training, mask, known, plan, layout, n_support
         )
@@ -158,23 +166,21 @@ class Pairs:
 
     def _errors(self, prediction: np.ndarray, rows: Any) -> np.ndarray:
         """The errors of predictions at some rows, whose masked cells do not count."""
-        y = self.outputs[rows]
-        if self.mask is not None:
-            prediction = self.mask.filled(prediction)
+        y, way_out = self.outputs[rows], "surrogate must return finite numbers"
+        if self.mask is not None and prediction.shape == y.shape:
+            prediction = np.where(np.isnan(y), 0, prediction)
+            way_out += ", or mask y there"
         if prediction.shape == y.shape:
-            shown = np.where(np.isnan(y), 0, prediction)
-            way_out = "surrogate must return finite numbers"
-            if self.mask is not None:
-                way_out += ", or mask y there"
-            check_finite(shown, "surrogate(x)", way_out)
-            prediction = np.where(np.isnan(prediction), 0, prediction)
+            check_finite(prediction, "surrogate(x)", way_out)
         return errors_of(prediction, self.how.error_functional, y, native(self.y))
 
     def relate(self, surrogate: Any, finished: FinishedFolds | None) -> "ObservedPoints":
         """The observed errors and the coordinates of all points (lines 2 to 4)."""
         ask = partial(predict, surrogate, self.mask)
-        prediction = ask(self.x)
+        prediction = answers_of(surrogate, self.x, "surrogate")
         error = self._errors(prediction, slice(None))
+        if self.mask is not None:
+            prediction = self.mask.filled(prediction)
         if self.how.train_surrogate is None:
             _warn_if_trained_on(prediction, self.outputs)
         probes = Probes.of(ask, self.x, prediction)
@@ -276,7 +282,13 @@ class Pairs:
 
     def fit_region(self, tuples: Tuples) -> Any:
         """The threshold of line 16."""
-        return self.how.safe_region.fit(tuples)
+        region = self.how.safe_region.fit(tuples)
+        if not isinstance(region, FittedRegion):
+            raise TypeError(
+                f"{type(self.how.safe_region).__name__}.fit returned {region!r}; return an object with support_score(features) and "
+                "explain(features, names)."
+            )
+        return region
 
     def fitted(
         self, surrogate: Any, points: "ObservedPoints", tuples: Tuples, bound: Any, region: Any
@@ -284,17 +296,17 @@ class Pairs:
         """What answers queries (lines 13 to 17)."""
         points.probes.check_unchanged()
         known = tuples.points
-        shown = points.error.copy() if self.mask is not None else points.error
         return Fitted(
             quantile=self.how.quantile,
             coordinates=self.coordinates,
             metric=points.metric,
             geometry=self.geometry(points.space),
             error=known.error,
-            error_size=np.nanmean(flat(shown), axis=1),
+            error_size=np.nanmean(flat(points.error), axis=1),
             bound=bound,
             region=region,
             typical=tuples.typical(),
+            layout=self.layout,
             output_shape=points.prediction.shape[1:],
             mask=self.mask,
             exact=known.exact if getattr(bound, "scalable", True) else None,
@@ -415,6 +427,8 @@ def _check_settings(how: "GeoQ") -> None:
             "SensitivityMetric(), or pass StandardizedMetric() or a function phi(x)."
         )
     check_domain(how.domain)
+    if how.bound_model is not None:
+        check_bound_model(how.bound_model)
     check_object(how.safe_region, SafeRegion, "safe_region", "Region(quantile=0.95)")
     check_sources(how.surrogate, how.train_surrogate, "x, y")
     if not isinstance(how.representation, Metric):
@@ -466,7 +480,7 @@ def _check_models(how: "GeoQ", x: Any, outputs: np.ndarray) -> None:
         evaluate(how.surrogate, x[rows], "surrogate")
     except (ValueError, TypeError) as exc:
         assert x.schema is not None
-        names = [repr(x.schema[j]) for j in np.flatnonzero(missing.any(axis=0))]
+        names = [repr(x.schema[j]) for j in np.flatnonzero(missing.any(axis=0)).tolist()]
         raise ValueError(
             f"x has missing values in {first_few(names)}, and surrogate failed on them ({exc}); remove or impute these rows, or "
             "use a model that accepts missing values."
@@ -529,7 +543,7 @@ def _warn_if_trained_on(prediction: np.ndarray, y: np.ndarray) -> None:
     for rows in chunks(len(y), squares.size):
         gap = prediction[rows].astype(float) - y[rows]
         squares += np.nansum(gap * gap, axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with warnings.catch_warnings(action="ignore"):  # of cells without values
         deviation = np.nanstd(y, axis=0)
         ratio = np.asarray(np.sqrt(squares / len(y)) / deviation)[deviation > 0]
     if ratio.size and float(ratio.max()) < IMPLAUSIBLE:

@@ -1,5 +1,6 @@
 """Calibration tuples: errors at points that the surrogate of a fold has not seen, and their features (lines 6-11)."""
 
+import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -66,6 +67,7 @@ class Tuples:
         position: for dependent points, the group or the time of the point. Two tuples depend on each other if their
             positions differ by at most ``reach``.
         reach: see ``position``.
+        queries: the held-out points; None if they are points of the data. Along rollouts they are not.
     """
 
     relation: Relation
@@ -79,6 +81,7 @@ class Tuples:
     points: Points
     position: Int[np.ndarray, " n"] | None = None
     reach: int = 0
+    queries: Space | None = None
 
     def __len__(self) -> int:
         return len(self.point)
@@ -92,6 +95,7 @@ class Tuples:
             family=self.family[rows],
             row=self.row[rows],
             position=None if self.position is None else self.position[rows],
+            queries=None if self.queries is None else self.queries[rows],
         )
 
     def subsample(self, n_rows: int) -> "Tuples":
@@ -120,17 +124,18 @@ class Tuples:
     def features(self) -> Features:
         """The features of the held-out points relative to the points that their fold left in."""
         space, anchors = self.points.space, self.relation.anchors
+        queries, own = (space, self.point) if self.queries is None else (self.queries, slice(None))
         of_anchors = (
             anchor_error(anchors, self.points.error)
             if self.anchor_errors is None
             else self.anchor_errors[self.row]
         )
         return Features(
-            displacement(space.z[self.point], anchors, space.z),
+            displacement(queries.z[own], anchors, space.z),
             self.relation.support_distance,
             of_anchors,
             self.predictions[self.row],
-            space.inputs[self.point],
+            queries.inputs[own],
             self.relation,
         )
 
@@ -207,13 +212,14 @@ class Tuples:
         lengths = [self[part].features.distance for part in chunks(len(self), 4 * row)]
         error = self[self.interpolating].subsample(N_TYPICAL).error
         # A field has one typical error per channel.
-        by_channel = np.nanmean(
-            error.reshape(*error.shape[:2], -1) if error.ndim > 2 else error[..., None], axis=-1
-        )
+        each = error.reshape(*error.shape[:2], -1) if error.ndim > 2 else error[..., None]
+        with warnings.catch_warnings(action="ignore"):  # of outputs without errors
+            by_channel = np.nanmean(each, axis=-1).reshape(len(error), -1)
+            median = np.nanmedian(by_channel, axis=0)
         return Typical(
             _lower_median(np.concatenate(lengths)),
             _lower_median(self.relation.support_distance),
-            np.nanmedian(by_channel.reshape(len(error), -1), axis=0),
+            median,
         )
 
 

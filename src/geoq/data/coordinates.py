@@ -164,7 +164,7 @@ def _missing(fraction: float, scale: float = 1 / UNEQUAL) -> list[Coordinate]:
 
 def spread(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and scale of each column: the population deviation, or the absolute value (1 for 0) of a constant column."""
-    mean, scale = values.mean(axis=0), values.std(axis=0)
+    mean, scale = np.asarray(values.mean(axis=0)), values.std(axis=0)
     # Exact equality is tested, because rounding gives a constant column a deviation of 1e-17.
     constant = values.min(axis=0) == values.max(axis=0)
     scale = np.where(constant | (scale == 0), abs(mean), scale)
@@ -206,14 +206,13 @@ class Coordinates:
         constant = np.asarray(low == high)
         log = np.zeros_like(constant)
         if logarithms:
-            log = (low > 0) & (high >= MIN_SPAN * low) & ~constant
+            log = np.asarray((low > 0) & (high >= MIN_SPAN * low) & ~constant)
             for place in np.argwhere(log):
                 column = points[(slice(None), *place)]
                 ends = [inverse_cdf_quantile(column, q) for q in (0.05, 0.95)]
                 distinct = len(np.unique(column)) >= MIN_DISTINCT
                 log[tuple(place)] = distinct and ends[1] >= MIN_MIDDLE_SPAN * ends[0]
-        mean, scale = spread(_log_where(points, log))
-        return Coordinates(np.asarray(mean), np.asarray(scale), log, constant)
+        return Coordinates(*spread(_log_where(points, log)), log, constant)
 
     @staticmethod
     def of_columns(columns: list[list[Coordinate]]) -> "Coordinates":
@@ -305,7 +304,7 @@ class Coordinates:
         """The inputs that have these coordinates, one per coordinate."""
         values = self.mean + self.scale * coordinates
         if self.log.any():
-            values = np.where(self.log, np.exp(values), values)
+            values = np.where(self.log, np.exp(np.where(self.log, values, 0.0)), values)
         return values
 
     def unusable(self, points: Float[np.ndarray, " n *inputs"]) -> np.ndarray | None:
@@ -368,7 +367,11 @@ class Coordinates:
         return np.asarray(flat(self.changed(coordinates)).any(axis=1))
 
     def why_changed(
-        self, coordinates: Float[np.ndarray, " 1 *coordinates"], query: Any, names: Any
+        self,
+        coordinates: Float[np.ndarray, " 1 *coordinates"],
+        query: Any,
+        names: Any,
+        noun: str = "input",
     ) -> str:
         """What in a query does not occur in the data; empty if it changes no constant coordinate.
 
@@ -382,21 +385,21 @@ class Coordinates:
         j = found[0]
         number = int(self.input_of[j])
         constant = float(self.inverse(0 * coordinates).reshape(-1)[j])
-        label = f"input {number if names is None else names[number]}"
+        label = f"{noun} {number if names is None else names[number]}"
         if self.column is None:
             value = f"{float(self.inverse(coordinates).reshape(-1)[j]):.4g}"
         else:
             value = cell(query, 0, number)
         if self.is_part(Part.MISSING)[j]:
             return f"{label} is {value}, but it is always missing in the data"
-        text = f"{constant:.4g}"
-        if isinstance(names, Schema):
-            column = names.columns[number]
-            if self.is_part(Part.LEVEL, Part.UNSEEN)[j]:
-                levels = [column.text(level) for level in self.levels(number)]
-                return f"{label} is {value}, which does not occur in the data; they contain {first_few(levels)}"
-            text = column.text(constant)
-        return f"{label} is {value}, but it is {text} in all the data, so its effect is unknown"
+
+        def text(at: float) -> str:
+            return names.columns[number].text(at) if isinstance(names, Schema) else f"{at:.4g}"
+
+        if self.is_part(Part.LEVEL, Part.UNSEEN)[j]:
+            levels = [text(level) for level in self.levels(number)]
+            return f"{label} is {value}, which does not occur in the data; they contain {first_few(levels)}"
+        return f"{label} is {value}, but it is {text(constant)} in all the data, so its effect is unknown"
 
     def levels(self, column: int) -> list[float]:
         """The levels of a category in the data; empty for other columns."""

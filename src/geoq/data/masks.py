@@ -77,6 +77,12 @@ class Mask:
         return np.ma.array(rows, mask=np.broadcast_to(self.cells, rows.shape) | gaps)
 
 
+def masked_where_nan(values: np.ndarray) -> np.ndarray:
+    """The values as a masked array, if some of them are nan."""
+    gaps = np.isnan(values) if values.dtype.kind == "f" else np.zeros(1, dtype=bool)
+    return np.ma.array(values, mask=gaps) if gaps.any() else values
+
+
 def outputs_with_nan(y: np.ndarray) -> Float[np.ndarray, " n *output"]:
     """Reference outputs as floating-point numbers, with nan under a mask."""
     values = np.ma.getdata(y)

@@ -13,6 +13,7 @@ then contributes hardly anything to the distance.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -27,6 +28,14 @@ from geoq.data.table import Schema, Table
 
 # The surrogate as a function of numbers.
 Predict: TypeAlias = Callable[[np.ndarray], np.ndarray]
+
+
+def identity(x: Any) -> Any:
+    r"""The inputs in their own units, which is the representation of the paper.
+
+    .. math:: \phi = \operatorname{Id}_{\mathcal X}
+    """
+    return x
 
 
 @dataclass(frozen=True)
@@ -141,7 +150,9 @@ class SensitivityMetric:
         if n_inputs > self.max_inputs or coordinates.constant.all():
             return _unweighted(coordinates, points)
         sensitivity = self._sensitivity(coordinates, points, predict)
-        importance = _over_outputs(sensitivity, np.nanstd(flat(outputs), axis=0))
+        with warnings.catch_warnings(action="ignore"):  # of outputs without values
+            deviation = np.nanstd(flat(outputs), axis=0)
+        importance = _over_outputs(sensitivity, deviation)
         varying = coordinates.inputs_that_vary
         weight = input_weights(importance, varying, self.min_weight)
         t, column = flat(coordinates(points)), coordinates.input_of

@@ -119,10 +119,10 @@ class FirstFold:
     def __reduce__(self) -> tuple[type["FirstFold"], tuple[()]]:
         return FirstFold, ()
 
-    def keep(self, ask: Ask, inputs: Any, answers: np.ndarray) -> None:
+    def keep(self, ask: Ask, inputs: Any, answers: np.ndarray, remedy: str = "") -> None:
         """Keep the first surrogate until the next training is finished."""
         if self._probes is None and not self._checked:
-            self._probes = Probes.of(ask, inputs, answers)
+            self._probes = Probes.of(ask, inputs, answers, remedy=remedy)
 
     def check(self) -> None:
         """Compare the answers of the first surrogate with its earlier answers; then release it."""

@@ -249,7 +249,7 @@ def is_frame(x: object) -> bool:
     """Whether x is a data frame in memory."""
     if isinstance(x, np.ndarray) or hasattr(x, "dims"):
         return False
-    return hasattr(x, "columns") and hasattr(x, "shape") and _collector(x) is None
+    return _collector(x) is None and hasattr(x, "columns") and hasattr(x, "shape")
 
 
 def _collector(x: object) -> str | None:

@@ -173,7 +173,7 @@ class Answers:
     """Windows of the input together with the prediction; nothing is compared if the output lives on other cells."""
 
     def fit(self, points: FieldView) -> "FittedAnswers":
-        if points.answer is None:
+        if not points.has_answer:
             return FittedAnswers(None)
         return FittedAnswers(WindowCloud.fit(_drawn(points, with_answers=True)))
 

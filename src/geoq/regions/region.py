@@ -10,13 +10,12 @@ This is a departure from the paper, whose single score is the distance in the sp
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import binom
 
 from geoq.arrays import chunks
 from geoq.checks import check_integer, check_quantile
@@ -108,22 +107,30 @@ class Region:
 
         points = tuples.points
         rules = self.scores or default_scores(points)
-        everything = view_of(points)
         inner = tuples[tuples.interpolating]
-        if isinstance(everything, FieldView):
+        if isinstance(view_of(points), FieldView):
             inner = inner[:: math.ceil(len(inner) / N_SCORED)]
-        scores = []
-        for fold in dict.fromkeys(inner.fold.tolist()):
-            held_out = inner[inner.fold == fold]
-            left_in = everything[points.splits[fold][0]]
-            fitted = [rule.fit(left_in) for rule in rules]
-            queries = left_in.of_queries(held_out.features)
-            queries = queries[queries.known_to(left_in)]
-            scores.append(_scores(fitted, queries))
-        fitted_scores = tuple(rule.fit(everything) for rule in rules)
-        thresholds = joint_thresholds(np.concatenate(scores), self.quantile)
-        least = [score.least for score in fitted_scores]
-        return FittedScores(everything.bare, fitted_scores, np.maximum(thresholds, least))
+        return fit_scores(rules, points, inner, lambda s: joint_thresholds(s, self.quantile))
+
+
+def fit_scores(
+    rules: Sequence[Any],
+    points: Points,
+    held_out: Tuples,
+    thresholds_of: Callable[[np.ndarray], np.ndarray],
+) -> "FittedScores":
+    """Fit scores to all points, and set their thresholds from the scores of held-out points in their folds."""
+    everything, scores = view_of(points), []
+    for fold in dict.fromkeys(held_out.fold.tolist()):
+        left_in = everything[points.splits[fold][0]]
+        fitted = [rule.fit(left_in) for rule in rules]
+        queries = left_in.of_queries(held_out[held_out.fold == fold].features)
+        queries = queries[queries.known_to(left_in)]
+        scores.append(_scores(fitted, queries))
+    fitted_scores = tuple(rule.fit(everything) for rule in rules)
+    thresholds = thresholds_of(np.concatenate(scores))
+    least = [score.least for score in fitted_scores]
+    return FittedScores(everything.bare, fitted_scores, np.maximum(thresholds, least))
 
 
 def view_of(points: Points) -> View:
@@ -154,6 +161,8 @@ def joint_thresholds(
     The ratio of a row is taken to the thresholds of the other rows. Otherwise the largest scores would be their own thresholds,
     and a new row would exceed one of them too often. Without held-out rows every threshold is 0.
     """
+    from scipy.stats import binom  # here: a slow import
+
     n, n_scores = held_out.shape
     if not n:
         return np.zeros(n_scores)

@@ -31,7 +31,7 @@ from geoq.data.metric import input_weights
 from geoq.data.table import Names
 from geoq.neighbors import Neighbors
 from geoq.regions.planes import Planes
-from geoq.regions.views import TableView
+from geoq.regions.views import TableView, View
 
 # The coordinates of the paired inputs are at most this many; a category has one coordinate per level.
 MAX_PAIRED = 30
@@ -77,9 +77,9 @@ class SortedColumns:
 
 @dataclass(frozen=True)
 class SupportDistance:
-    """The mean distance to the nearest points in the metric, which the geometry has computed."""
+    """The mean distance to the nearest points in the metric, which the geometry has computed; for fields as well."""
 
-    def fit(self, points: TableView) -> "FittedSupportDistance":
+    def fit(self, points: View) -> "FittedSupportDistance":
         del points
         return FittedSupportDistance()
 
@@ -90,11 +90,11 @@ class FittedSupportDistance:
 
     least: ClassVar[float] = 0.0
 
-    def __call__(self, queries: TableView, at_least: np.ndarray) -> np.ndarray:
+    def __call__(self, queries: View, at_least: np.ndarray) -> np.ndarray:
         assert queries.support_distance is not None
         return queries.support_distance
 
-    def explain(self, query: TableView, limit: float, names: Names | None) -> str:
+    def explain(self, query: View, limit: float, names: Names | None) -> str:
         del names
         assert query.support_distance is not None
         return f"the mean distance to the nearest points is {query.support_distance[0]:.2g} (held-out points: at most {limit:.2g})"

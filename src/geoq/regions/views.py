@@ -179,6 +179,7 @@ class FieldView:
         channels: the typical size of each channel in the data.
         n_patterns: the number of large-scale patterns, few enough for the fold with the fewest points.
         found: moments and blocks of the rows, if they were computed before.
+        support_distance: mean distance of queries to the nearest points; None for the points of the data.
     """
 
     inputs: Float[np.ndarray, " n *coordinates"]
@@ -189,6 +190,7 @@ class FieldView:
     channels: Channels | None = None
     n_patterns: int = 1
     found: tuple[np.ndarray, np.ndarray] | None = None
+    support_distance: Float[np.ndarray, " n"] | None = None
 
     @staticmethod
     def of(points: Points) -> "FieldView":
@@ -230,19 +232,25 @@ class FieldView:
 
     def of_queries(self, features: Features) -> "FieldView":
         """Queries as fields, with their predictions."""
-        inputs, outputs = features.inputs, features.prediction
-        return replace(self, inputs=inputs, outputs=outputs, found=None)
+        return replace(
+            self,
+            inputs=features.inputs,
+            outputs=features.prediction,
+            found=None,
+            support_distance=features.support_distance,
+        )
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def __getitem__(self, rows: slice | np.ndarray) -> "FieldView":
-        found = self.found
+        found, distance = self.found, self.support_distance
         return replace(
             self,
             inputs=self.inputs[rows],
             outputs=self.outputs[rows],
             found=None if found is None else (found[0][rows], found[1][rows]),
+            support_distance=None if distance is None else distance[rows],
         )
 
     @property
@@ -252,7 +260,7 @@ class FieldView:
 
         window = math.prod(window_sizes(self.grid))
         n_channels = self.inputs[:1].size // max(1, self.n_cells * len(self.inputs[:1]))
-        n_more = 0 if self.answer is None else n_channels
+        n_more = n_channels if self.has_answer else 0
         return 2 * (n_channels + n_more) * (self.n_cells + N_POSITIONS * window)
 
     def known_to(self, points: "FieldView") -> Bool[np.ndarray, " n"]:
@@ -276,10 +284,15 @@ class FieldView:
         raw = self.coordinates.inverse(self.inputs).astype(float)
         return self._ordered(raw.reshape(len(raw), -1, *self.grid))
 
+    @property
+    def has_answer(self) -> bool:
+        """Whether the output lives on the cells of the input."""
+        return self.layout.holds(self.outputs.shape[1:])
+
     @cached_property
     def answer(self) -> Grids | None:
         """The output or its change from the input; None if the output lives on other cells."""
-        if not self.layout.holds(self.outputs.shape[1:]):
+        if not self.has_answer:
             return None
         outputs = np.nan_to_num(self.outputs.astype(float))
         answer = self._ordered(outputs.reshape(len(outputs), -1, *self.grid))

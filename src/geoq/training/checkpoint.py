@@ -7,14 +7,16 @@ the calibration that it belongs to.
 import hashlib
 import io
 import json
+import os
 import sys
-import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import cloudpickle
 import numpy as np
 
 from geoq.arrays import chunks, is_tensor, to_numbers
@@ -22,6 +24,13 @@ from geoq.checks import add_note_on_error, warn
 from geoq.data.table import Table
 
 MANIFEST = "calibration.npz"
+# Modules in these folders are a part of Python or of an installed package.
+INSTALLED = ("site-packages", "dist-packages", str(Path(os.__file__).parent))
+# What the code of a function is; the numbers of its lines and the name of its file are left out.
+CODE = (
+    "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_code", "co_consts", "co_names", "co_varnames",
+    "co_freevars", "co_cellvars", "co_name", "co_exceptiontable",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -146,7 +155,7 @@ class FinishedFolds:
 
     def load(self, fold: int, n_rows: int) -> np.ndarray:
         """The predictions of the surrogate of the fold at this number of rows."""
-        found = self._read(self._file(fold)).get("prediction")
+        found = self._read(self._file(fold)).get(f"prediction {fold}")
         if found is None or len(found) != n_rows:
             raise ValueError(
                 f"{self._file(fold)} does not contain the {n_rows} predictions of fold {fold + 1}; delete it to train this fold "
@@ -156,7 +165,7 @@ class FinishedFolds:
 
     def save(self, fold: int, prediction: np.ndarray) -> None:
         """Store the predictions of a finished fold."""
-        self._write(self._file(fold), {"prediction": prediction})
+        self._write(self._file(fold), {f"prediction {fold}": prediction})
 
     def _file(self, fold: int) -> Path:
         return self.folder / f"fold-{fold + 1:04d}.npz"
@@ -222,44 +231,82 @@ def array_id(array: Any) -> str:
 
 
 def identity(of: object) -> str:
-    """An identifier of a recipe: a hash of its code and its values, as cloudpickle stores them.
+    """An identifier of a recipe: a hash of its code and its values.
 
-    Functions and variables of the user's own modules count with their values, and not by their names.
+    Functions, classes and variables of the user's own modules count with their values, and not by their names.
     """
-    import cloudpickle
-
+    getattr(type(of), "__annotations__", None)  # Python creates them when a protocol is checked
     own = [module for module in [*sys.modules.values()] if _is_of_user(module)]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:
-        content = _pickled(cloudpickle.dumps, of)
-    except Exception:  # noqa: BLE001 (a module of the user can hold anything)
-        content = None
+        _digest(of, {})  # the first time can fill caches of the object
+        digest = _digest(of, {})
     finally:
         for module in own:
             cloudpickle.unregister_pickle_by_value(module)
-    if content is None:
-        content = _pickled(cloudpickle.dumps, of)
-    named = [m for m in own if m.__name__.encode() in content and m.__file__]
-    files = [Path(m.__file__).read_bytes() for m in named]
-    kind = getattr(of, "__qualname__", type(of).__name__)
-    return f"{kind} with hash {_hash(content, *files)}"
+    return f"{getattr(of, '__qualname__', type(of).__name__)} with hash {digest}"
 
 
-def _pickled(dumps: Callable[[object], bytes], of: object) -> bytes:
-    # The second time, because the first one can fill caches of the object.
-    dumps(of)
-    return dumps(of)
-
-
-def _is_of_user(module: Any) -> bool:
+def _is_of_user(module: object) -> bool:
     """Whether a module is neither a part of Python, nor an installed package, nor geoq."""
-    file = getattr(module, "__file__", None)
-    name = getattr(module, "__name__", "")
-    if not isinstance(file, str) or name.partition(".")[0] in ("geoq", "__main__"):
+    file, name = getattr(module, "__file__", None), getattr(module, "__name__", "")
+    if not isinstance(module, ModuleType) or not isinstance(file, str):
         return False
-    if name not in sys.modules or not Path(file).is_file():
+    if name.partition(".")[0] in ("geoq", "__main__") or sys.modules.get(name) is not module:
         return False
-    paths = sysconfig.get_paths()
-    installed = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return not any(Path(file).is_relative_to(place) for place in installed)
+    return not any(place in file for place in INSTALLED)
+
+
+class _Values(cloudpickle.Pickler):  # type: ignore[misc]
+    """Code and values as bytes that are the same in every process. They cannot be read again.
+
+    The order of sets, numbers of lines and names of files do not count, nor does what cloudpickle knows of its own process.
+    """
+
+    def __init__(self, file: Any, modules: dict[str, str]) -> None:
+        super().__init__(file)
+        self.modules = modules
+
+    def persistent_id(self, part: Any) -> Any:
+        """Sets by their sorted values, and modules of the user by their variables."""
+        if isinstance(part, set | frozenset):
+            return "set", sorted(_digest(item, self.modules) for item in part)
+        if not isinstance(part, ModuleType) or not _is_of_user(part):
+            return None
+        name = part.__name__
+        if name not in self.modules:
+            self.modules[name] = name  # a module can contain itself
+            names = sorted(key for key in vars(part) if not key.startswith("__"))
+            values = [f"{key} {_digest_or_type(vars(part)[key], self.modules)}" for key in names]
+            self.modules[name] = _hash(name, *values)
+        return "module", self.modules[name]
+
+    def reducer_override(self, part: Any) -> Any:
+        """Functions and classes as cloudpickle stores them, without what differs between processes."""
+        if isinstance(part, CodeType):
+            return tuple, (tuple(getattr(part, name) for name in CODE),)
+        found = super().reducer_override(part)
+        if not isinstance(found, tuple) or len(found) != 6:
+            return found
+        make, arguments, state, *others = found
+        if isinstance(part, type):
+            arguments = (*arguments[:-2], None, arguments[-1])  # without the number of the class
+        elif isinstance(state, tuple):
+            state[1].pop("_cloudpickle_submodules", None)  # those that are imported already
+            arguments[1].pop("__file__", None)
+        return make, arguments, state, *others
+
+
+def _digest(of: object, modules: dict[str, str]) -> str:
+    digest = hashlib.sha256()
+    _Values(SimpleNamespace(write=digest.update), modules).dump(of)
+    return digest.hexdigest()[:32]
+
+
+def _digest_or_type(of: object, modules: dict[str, str]) -> str:
+    """A module of the user can contain anything: of what cannot be pickled, the type."""
+    try:
+        return _digest(of, modules)
+    except Exception:  # noqa: BLE001
+        return type(of).__qualname__

@@ -1,0 +1,347 @@
+r"""The default bound for fields: a scale for each cell, and a learned factor for each query.
+
+.. math:: b_{cj}(x) = k \, s_{cj} \, r_{cj}(\widehat F(x)), \qquad
+    \widehat E_{cj}(x) = \lambda f_{cj}(x) \, b_{cj}(x) + 2 L_{cj} (\Delta d(x) - d_r)_+
+
+The scale s and the natural scale r give the size of the error in each cell, and k is one number. The factor f sees the fields of
+the query and the support distance; it is used only if it lowers the loss on held-out tuples. The lift lambda makes the bound hold
+inside the data in every family of folds. Outside, beyond the distance d_r, the bound grows with the steepest slope L.
+
+The bound uses neither the anchor error nor a power of the distance. The distances between fields are nearly equal, so that a
+power law fitted to their short range would be arbitrary, and the errors of the nearest fields are a poor predictor of the cells
+in which a field is wrong.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from geoq.arrays import chunks, flat, joined, permutation
+from geoq.bounds.climatology import Climatology, FittedClimatology, natural_scale
+from geoq.checks import warn
+from geoq.core.geometry import Features
+from geoq.core.tuples import Tuples
+from geoq.data.domain import Layout, Shapes
+from geoq.quantiles import (
+    conformal_factor,
+    error_ratios,
+    inverse_cdf_quantile,
+    n_required,
+    weighted_quantile,
+)
+
+# One number for each query and value of the error, and one for each channel and cell.
+Values: TypeAlias = Float[np.ndarray, " n n_values"]
+Maps: TypeAlias = Float[np.ndarray, " n_channels n_cells"]
+# The number of maps whose combinations are the scales of all channels.
+RANK = 3
+# The mean error of a cell counts as at least this fraction of the mean error of its channel.
+MIN_FRACTION = 1e-3
+# The edge of the data is this quantile of the support distances of the interpolating tuples.
+EDGE_QUANTILE = 0.95
+# The slope beyond the edge is this multiple of the steepest e / d. It is larger than 1, because support distances inside the data
+# are not close to zero, so that e / d underestimates the slope outside.
+STEEPNESS = 2.0
+# Quantiles of a channel, the coefficient, a bound without a factor, and the lift are computed from at most about this many
+# values.
+MAX_CHANNEL_VALUES, MAX_VALUES, MAX_CHECKED, MAX_RATIOS = 2**17, 200_000, 60_000, 2**22
+
+
+@dataclass(frozen=True)
+class NoFactor:
+    """No learned factor: the bound of a field is a scale for each cell.
+
+    Example:
+        >>> from geoq.parts import FieldBound, NoFactor
+        >>> bound = FieldBound(factor=NoFactor())
+    """
+
+    def fit(self, tuples: Tuples, bound_of: Any, quantile: float) -> None:
+        """Learn nothing."""
+
+
+@dataclass(frozen=True)
+class FieldBound:
+    """The default bound for fields on a grid of one to three axes or on a mesh, and for a few numbers per input field.
+
+    The bound does not depend on the anchor error and can be smaller, so increments can be negative.
+
+    Attributes:
+        factor: how the factor f is learned, with torch; None means ``FieldFactor()``, and ``NoFactor()`` leaves it out.
+        reference: the natural scale r of each output, ``Climatology()``; None means r = 1.
+
+    Example:
+        >>> from geoq.parts import Climatology, FieldBound
+        >>> bound = FieldBound(reference=Climatology())
+    """
+
+    factor: Any = None
+    reference: Climatology | None = None
+    uses_neighborhood: ClassVar[bool] = False
+
+    def check_shapes(self, shapes: Shapes, layout: Layout) -> None:
+        """Raise for errors without cells, and for fields to be seen that lie on other cells."""
+        check_cells(self, shapes, layout)
+        if hasattr(self.factor, "check_shapes"):
+            self.factor.check_shapes(shapes, layout)
+
+    def fit(self, tuples: Tuples, quantile: float) -> "FittedFields":
+        """Estimate the scale and the coefficient, learn the factor, and compute the lift."""
+        reference = None
+        if self.reference is not None:
+            reference = self.reference.fit(tuples.points.outputs, quantile)
+        scale = _scale(tuples, reference, quantile)
+        scale = scale * _coefficient(tuples, reference, scale, quantile)
+        ends = edge_distance(tuples), steepest_slope(tuples, quantile)
+        fitted = FittedFields(reference, scale, *ends)
+        learned = self._factor().fit(tuples, fitted.plain, quantile)
+        if learned is None:
+            checked = tuples.subsample(max(1000, MAX_CHECKED // len(scale)))
+            factors = np.ones((len(checked), 1))
+        else:
+            factor, checked, factors = learned
+            fitted = replace(fitted, factor=factor)
+        return replace(fitted, lift=required_lift(checked, factors, fitted, quantile))
+
+    def _factor(self) -> Any:
+        """How the factor is learned; not at all without torch."""
+        if self.factor is not None:
+            return self.factor
+        try:
+            from geoq.bounds.factor import FieldFactor
+        except ImportError:
+            warn(
+                "FieldBound learns a factor for each query with torch, which is not installed; the bound is a scale for each "
+                "cell. Install geoq[torch], or pass bound_model=FieldBound(factor=NoFactor()), from geoq.parts."
+            )
+            return NoFactor()
+        return FieldFactor()
+
+
+def check_cells(model: object, shapes: Shapes, layout: Layout) -> None:
+    """Raise for errors without cells."""
+    if layout.is_table:
+        raise ValueError(
+            f"bound_model={type(model).__name__} is for fields, but an error has shape {shapes.error} and a row of x has shape "
+            f"{shapes.inputs}, which are rows of a table; pass domain=Grid(n_axes) or Mesh(nodes) (from geoq import Grid, Mesh), "
+            "or leave bound_model out."
+        )
+
+
+@dataclass(frozen=True)
+class FittedFields:
+    """The fitted bound of fields.
+
+    Attributes:
+        reference: the fitted natural scale r.
+        scale: k s of each value of the flattened error; 0 in exact cells.
+        edge: the distance d_r, up to which a query counts as interpolation.
+        slope: the steepest slope L of each value.
+        factor: the learned factor f; None if there is none.
+        lift: the lift lambda.
+    """
+
+    reference: FittedClimatology | None
+    scale: Float[np.ndarray, " n_values"]
+    edge: float
+    slope: Float[np.ndarray, " n_values"]
+    factor: Any = None
+    lift: float = 1.0
+    uses_anchor_error: ClassVar[bool] = False
+
+    def plain(self, features: Features) -> Values:
+        """The bound b, without factor, lift and slope."""
+        shape = (len(features), len(self.scale))
+        return np.broadcast_to(natural_scale(features, self.reference) * self.scale, shape)
+
+    def __call__(
+        self, features: Features, quantile: float | None = None
+    ) -> Float[np.ndarray, " n *field"]:
+        parts = [self._bound(features[rows]) for rows in chunks(len(features), 4 * len(self.scale))]
+        return joined(parts).reshape(features.anchor_error.shape)
+
+    def _bound(self, features: Features) -> Values:
+        bound = self.plain(features)
+        if self.factor is not None:
+            bound = self.factor(features, bound) * bound
+        beyond = (features.support_distance.astype(float) - self.edge).clip(min=0)[:, None]
+        return self.lift * bound + beyond * self.slope * STEEPNESS
+
+    def describe(self) -> str:
+        """The fitted bound in one sentence."""
+        factor = "no learned factor" if self.factor is None else self.factor.describe()
+        return f"The bound is a scale for each cell, {factor}, lifted by {self.lift:.2f}"
+
+
+# The scale
+
+
+def _scale(
+    tuples: Tuples, reference: FittedClimatology | None, quantile: float
+) -> Float[np.ndarray, " n_values"]:
+    """The scale s of each value, with the mean 1; 0 in exact cells."""
+
+    def error_of(rows: slice) -> np.ndarray:
+        part = tuples[rows]
+        natural = 1 if reference is None else natural_scale(part.features, reference)
+        return np.asarray(flat(part.error) / natural)
+
+    n_axes = tuples.points.layout.n_axes
+    shape, weight = tuples.field_shape, tuples.weight
+    scale = low_rank_scale(error_of, weight, shape, n_axes, quantile).reshape(-1).astype(float)
+    scale = scale / scale.mean() if scale.any() else np.ones_like(scale)
+    if tuples.points.exact is not None:
+        scale[tuples.points.exact.reshape(-1)] = 0
+    return scale
+
+
+def low_rank_scale(
+    error_of: Callable[[slice], np.ndarray],
+    weight: Float[np.ndarray, " n"],
+    shape: tuple[int, ...],
+    n_axes: int,
+    quantile: float,
+    rank: int = RANK,
+) -> Float[np.ndarray, " *field"]:
+    r"""The scale of errors as a product of a few maps, which can be estimated from a few tuples.
+
+    .. math:: s_{cj} = q_c \exp \sum_{p \le r} a_{cp} m_{pj}
+
+    The sum is the best approximation of rank r of the logarithm of the mean errors in channel c and cell j. The mean of tens of
+    dependent tuples is noisy in each cell. The maps m are common to all channels (lead times, variables), which averages the
+    noise. The coefficient q_c of a channel minimises its pinball loss. If a field has at most ``rank`` channels, the mean error
+    of each cell is used without an approximation. Errors of nan do not count.
+
+    ``error_of`` returns the errors of a chunk of the tuples. The last ``n_axes`` axes of their ``shape`` are cells, and all axes
+    before them are channels. With rank 0 a channel has one number.
+
+    Example:
+        Ten fields of two channels on a grid of 3 x 4 cells; the errors of the second channel are five times as large.
+
+        >>> error = np.ones((10, 2, 3, 4)) * np.array([1.0, 5.0])[:, None, None]
+        >>> scale = low_rank_scale(error.__getitem__, np.ones(10), (2, 3, 4), 2, 0.95)
+        >>> scale[:, 0, 0].round(3).tolist()
+        [1.0, 5.0]
+    """
+    n_cells = math.prod(shape[len(shape) - n_axes :])
+    n_channels, fraction = math.prod(shape) // n_cells, weight / weight.sum()
+    some = permutation(n_cells)[: max(100, MAX_CHANNEL_VALUES // len(weight))]
+    (total, passed), parts = np.zeros((2, n_channels, n_cells)), []
+    for rows in chunks(len(weight), n_channels * n_cells):
+        part = error_of(rows).reshape(-1, n_channels, n_cells)
+        total += np.tensordot(fraction[rows], np.nan_to_num(part), 1)
+        passed += np.tensordot(fraction[rows], ~np.isnan(part), 1)
+        parts.append(part[:, :, some])
+    mean = total / np.where(passed > 0, passed, 1.0)
+    # A cell without errors, such as land, is left out: it gets the mean of its channel for the approximation.
+    counts = (mean > 0) | (mean == 0).all(axis=1, keepdims=True)
+    typical = mean.sum(axis=1, keepdims=True) / counts.sum(axis=1, keepdims=True)
+    maps = low_rank_maps(np.where(counts, mean, typical), rank)
+    maps, sampled = np.where(counts, maps, MIN_FRACTION * maps), joined(parts)
+    coefficient = np.ones(n_channels)
+    for channel, own in enumerate(maps[:, some]):
+        weights = weight[:, None] * counts[channel, some] * own
+        found = _pooled_quantile(sampled[:, channel] / own, weights, quantile)
+        # If nearly all errors are zero, their quantile is zero too. Then the scale is the map.
+        coefficient[channel] = found if found > 0 else 1.0
+    return (coefficient[:, None] * maps).reshape(shape)
+
+
+def low_rank_maps(mean: Maps, rank: int = RANK) -> Maps:
+    """The low-rank approximation of the mean errors, on a logarithmic scale."""
+    channel = mean.mean(axis=1, keepdims=True, dtype=float)
+    wrong = channel[channel > 0]
+    # A channel without errors gets the smallest positive channel mean, so that its scale is small in any unit.
+    channel = np.where(channel > 0, channel, wrong.min() if len(wrong) else 1.0)
+    log = np.log(np.maximum(mean, MIN_FRACTION * channel))
+    centre = log.mean(axis=1, keepdims=True)
+    u, s, v = np.linalg.svd(log - centre, full_matrices=False)
+    return np.asarray(np.exp(centre + (u * s)[:, :rank] @ v[:rank]))
+
+
+def _pooled_quantile(values: np.ndarray, weights: np.ndarray, quantile: float) -> float:
+    """The weighted quantile of all values together."""
+    return float(weighted_quantile(values.reshape(-1), weights.reshape(-1), quantile))
+
+
+def _coefficient(
+    tuples: Tuples, reference: FittedClimatology | None, scale: np.ndarray, quantile: float
+) -> float:
+    """The coefficient k with the smallest pinball loss: the quantile of e / (s r), weighted by s r."""
+    tuples = tuples.subsample(max(1000, MAX_VALUES // len(scale)))
+    columns = random_columns(tuples, MAX_VALUES // len(tuples))
+    ratios, weights = [], []
+    for rows in chunks(len(tuples), 8 * len(scale)):
+        part = tuples[rows]
+        natural = np.broadcast_to(natural_scale(part.features, reference), (len(part), len(scale)))
+        own = natural[:, columns] * scale[columns]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios.append(flat(part.error)[:, columns] / own)
+        weights.append(own)
+    shape = joined(weights)
+    if not shape.any():
+        return 1.0
+    return _pooled_quantile(joined(ratios), tuples.weight[:, None] * shape, quantile)
+
+
+# The edge of the data
+
+
+def edge_distance(tuples: Tuples) -> float:
+    """The support distance up to which a query counts as interpolation."""
+    distance = tuples.relation.support_distance[tuples.interpolating]
+    return float(inverse_cdf_quantile(distance, EDGE_QUANTILE))
+
+
+def steepest_slope(tuples: Tuples, quantile: float) -> Float[np.ndarray, " n_values"]:
+    """The steepest slope L of the errors: the quantile of e / d of each value, maximised over the families of folds."""
+    distance, counted = tuples.relation.support_distance, tuples.counted
+    errors, slope = flat(tuples.errors), np.zeros(math.prod(tuples.field_shape))
+    for number in np.unique(tuples.family):
+        own = np.flatnonzero((tuples.family == number) & (distance > 0))
+        if not len(own):
+            continue
+        for part in chunks(len(counted), 4 * len(own)):
+            columns = counted[part]
+            error = errors[np.ix_(tuples.row[own], columns)].astype(float)
+            steepest = inverse_cdf_quantile(error / distance[own, None], quantile)
+            slope[columns] = np.fmax(slope[columns], steepest)
+    return slope
+
+
+def random_columns(tuples: Tuples, n_wanted: int) -> Int[np.ndarray, " n_chosen"]:
+    """All values whose errors count, or a sorted random sample of ``n_wanted`` of them, at least 100."""
+    n_wanted, counted = max(100, n_wanted), tuples.counted
+    if len(counted) <= n_wanted:
+        return counted
+    return counted[np.sort(permutation(len(counted))[:n_wanted])]
+
+
+def required_lift(tuples: Tuples, factor: Values, bound: FittedFields, quantile: float) -> float:
+    """The lift: the smallest number, at least 1, that makes the bound hold inside the data in every family of folds.
+
+    Each tuple is compared with the factor that was learned without its group, because a factor covers new points less often than
+    the points that it was fitted to. Queries can resemble any family of folds, so the bound must hold in each family with enough
+    tuples. Only tuples inside the data are used. If no number is large enough, the lift is 1.
+    """
+    columns = random_columns(tuples, MAX_RATIOS // len(tuples))
+    factor = np.broadcast_to(factor, (len(tuples), len(bound.scale)))
+    parts = []
+    for rows in chunks(len(tuples), 8 * len(bound.scale)):
+        part = tuples[rows]
+        own = bound.plain(part.features)[:, columns] * factor[rows][:, columns]
+        parts.append(error_ratios(flat(part.error)[:, columns], own))
+    ratio = joined(parts)
+    inside = tuples.relation.support_distance <= bound.edge
+    families = [inside & (tuples.family == number) for number in np.unique(tuples.family)]
+    required = [
+        conformal_factor(ratio[rows], quantile)
+        for rows in families
+        if rows.sum() >= n_required(quantile)
+    ]
+    lift = max([1.0, *required])
+    return lift if math.isfinite(lift) else 1.0

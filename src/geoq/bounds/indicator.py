@@ -1,0 +1,263 @@
+r"""The bound for errors that take one of two values: it learns the probability of the larger value (with torch).
+
+.. math:: \widehat E_{cj}(x) = \begin{cases} e^+_{cj} & P_{cj}(x) > 1 - \tau \\ e^-_{cj} & \text{otherwise} \end{cases}
+
+The error of a thresholded field is 0 or 1 in each cell. If the surrogate predicts the probability p of an event, its error is
+min(p, 1 - p) or max(p, 1 - p). The upper quantile of such an error is the larger value where this value has a probability P above
+1 - tau. A smooth bound that is trained with the pinball loss converges slowly, because nearly all cells have the smaller error.
+Training P with the cross-entropy converges quickly.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from geoq.arrays import chunks, joined
+from geoq.bounds.fields import check_cells
+from geoq.bounds.network import FieldNetwork, Seen, Sight, check_sees, inputs, log_bound, prediction
+from geoq.bounds.prior import Flags, Prior
+from geoq.checks import check_function, check_integer, check_object, check_widths
+from geoq.core.geometry import Features
+from geoq.core.tuples import Tuples
+from geoq.data.domain import Layout, Shapes
+from geoq.training.loop import Training, TrainingResult, seeded, train
+
+# A function from predictions to the two values that the error can take there, the smaller one first.
+TwoValues = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+# Predictions can be rounded, so an error can differ from one of the two values by this fraction of the larger value.
+TOLERANCE = 1e-3
+# The weight of a channel in the loss is the inverse of the frequency of the larger value, which is at least this.
+MIN_FREQUENCY = 1e-6
+
+
+def misclassification_values(predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The two errors of a predicted class: 0 if it is right, 1 if it is wrong.
+
+    Example:
+        >>> misclassification_values(np.array([2.0, 0.0]))
+        (array([0., 0.]), array([1., 1.]))
+    """
+    return np.zeros_like(predicted), np.ones_like(predicted)
+
+
+def probability_error_values(predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The two errors of a predicted probability if the truth is 0 or 1.
+
+    Example:
+        >>> probability_error_values(np.array([0.25, 0.5]))
+        (array([0.25, 0.5 ]), array([0.75, 0.5 ]))
+    """
+    other = 1 - predicted
+    return np.minimum(predicted, other), np.maximum(predicted, other)
+
+
+def logit_error_values(predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The two errors of the probability that belongs to a predicted logit if the truth is 0 or 1.
+
+    Example:
+        >>> logit_error_values(np.array([0.0]))
+        (array([0.5]), array([0.5]))
+    """
+    larger = 1 / (1 + np.exp(-abs(predicted)))
+    return 1 - larger, larger
+
+
+# The functions that a file can name.
+FUNCTIONS: tuple[TwoValues, ...] = (
+    misclassification_values,
+    probability_error_values,
+    logit_error_values,
+)
+
+
+@dataclass(frozen=True)
+class IndicatorBound:
+    """The bound for fields whose errors take two values, such as the wrong cells of a thresholded prediction.
+
+    The bound is one of the two values and does not depend on the anchor error, so increments can be negative.
+
+    Attributes:
+        values: the two values as a function of the predictions: ``misclassification_values``, ``probability_error_values``,
+            ``logit_error_values`` (from ``geoq.parts``) or a function of the user.
+        sees: the fields that the networks see, in addition to the support distance.
+        widths: channels at each resolution of the U-Net; each further resolution doubles the size of its receptive field.
+        n_networks: number of networks. Different held-out tuples stop the training of each network; P is their mean.
+        training: how a network is trained.
+
+    Example:
+        >>> from geoq.parts import IndicatorBound, probability_error_values
+        >>> bound = IndicatorBound(values=probability_error_values)
+    """
+
+    values: TwoValues = misclassification_values
+    sees: tuple[Seen, ...] = (inputs, prediction)
+    widths: tuple[int, ...] = (16, 32, 64)
+    n_networks: int = 3
+    training: Training = Training(
+        n_steps=2000, batch_size=4, check_every=100, patience=3, n_decays=2
+    )
+    uses_neighborhood: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_function(self.values, "values", "values(prediction)")
+        check_sees(self.sees)
+        if log_bound in self.sees:
+            raise ValueError(
+                "sees contains log_bound, but IndicatorBound learns a probability and not a factor on a bound; remove it."
+            )
+        check_widths(self.widths, "widths")
+        check_integer(self.n_networks, "n_networks", 1)
+        check_object(self.training, Training, "training", "Training(n_steps=1000)")
+
+    def check_shapes(self, shapes: Shapes, layout: Layout) -> None:
+        """Raise for errors without cells, and for fields to be seen that lie on other cells."""
+        check_cells(self, shapes, layout)
+        Sight(self.sees, layout).check(shapes)
+
+    def check_errors(
+        self, predicted: Float[np.ndarray, " n *output"], error: Float[np.ndarray, " n *field"]
+    ) -> None:
+        """Raise for errors that take other values; the message names the function that fits the errors if there is one."""
+        difference = _largest_difference(self.values, predicted, error)
+        if not difference:
+            return
+        fitting = [
+            f"they fit values={own.__name__} (from geoq.parts import {own.__name__})"
+            for own in FUNCTIONS
+            if predicted.shape == error.shape and not _largest_difference(own, predicted, error)
+        ]
+        otherwise = "pass the two values as values=, threshold the errors in error_functional, or use FieldBound()"
+        raise ValueError(
+            f"IndicatorBound(values={_name(self.values)}) is for errors that take one of two values, but some errors differ "
+            f"from both by up to {difference:.3g}; {[*fitting, otherwise][0]}."
+        )
+
+    def fit(self, tuples: Tuples, quantile: float) -> "FittedIndicator":
+        """Estimate the prior, and train the networks on the calibration tuples."""
+        larger, present = self._flags(tuples)
+        sight, n_out = Sight(self.sees, tuples.points.layout), larger.shape[1]
+        normalization = sight.normalization(tuples)
+        elementwise = prediction in self.sees and tuples.predictions.size == tuples.errors.size
+        predicted = tuples.predictions[tuples.row] if elementwise else None
+        prior = Prior.fit(larger, present, predicted, tuples.group)
+        frequency = larger.sum(axis=(0, 2)) / np.maximum(present.sum(axis=(0, 2)), 1)
+        weight = (1 / frequency.clip(min=MIN_FREQUENCY))[:, None]
+
+        def loss(network: nn.Module, rows: Tensor) -> Tensor:
+            own = rows.numpy()
+            answer = _logit(network, sight, prior, tuples[own].features)
+            counted = torch.from_numpy(weight * present[own]).to(answer)
+            target = torch.from_numpy(larger[own]).to(answer)
+            return nn.functional.binary_cross_entropy_with_logits(answer, target, counted)
+
+        networks, trainings = [], []
+        for number in range(self.n_networks):
+            training = replace(self.training, random_state=self.training.random_state + number)
+            with seeded(training.random_state):
+                networks.append(sight.network(normalization, n_out, self.widths, dropout=0.0))
+            trainings.append(train(networks[-1], loss, training, torch.from_numpy(tuples.group)))
+        parts = sight, prior, tuple(networks), tuple(trainings)
+        return FittedIndicator(quantile, self.values, *parts)
+
+    def _flags(self, tuples: Tuples) -> tuple[Flags, Flags]:
+        """Which errors took the larger of their two values, and which errors count; the error 0 of an exact cell counts."""
+        exact = False if tuples.points.exact is None else tuples.points.exact
+        n_channels = tuples.points.layout.n_outputs(tuples.field_shape)
+        larger = np.empty((len(tuples), *tuples.field_shape), dtype=bool)
+        present = np.empty_like(larger)
+        for rows in chunks(len(tuples), 8 * tuples.errors[:1].size):
+            stored = tuples.row[rows]
+            error = np.where(exact, 0, tuples.errors[stored])
+            self.check_errors(tuples.predictions[stored], tuples.errors[stored])
+            values = _two_values(self.values, tuples.predictions[stored], error)
+            larger[rows], present[rows] = error >= (values[0] + values[1]) / 2, ~np.isnan(error)
+        shape = (len(tuples), n_channels, -1)
+        return larger.reshape(shape), present.reshape(shape)
+
+
+@dataclass(frozen=True)
+class FittedIndicator:
+    """The fitted bound: the prior, and the networks that correct it; ``quantile`` is the level of a bound without a level."""
+
+    quantile: float
+    values: TwoValues
+    sight: Sight
+    prior: Prior
+    networks: tuple[FieldNetwork, ...]
+    trainings: tuple[TrainingResult, ...]
+    has_levels: ClassVar[bool] = True
+    scalable: ClassVar[bool] = False
+    uses_anchor_error: ClassVar[bool] = False
+
+    @torch.no_grad()
+    def probability(self, features: Features) -> Float[np.ndarray, " n *field"]:
+        """P: the probability that each error takes the larger of its two values."""
+        shape, parts = features.anchor_error.shape, []
+        for rows in chunks(len(features), 8 * features.anchor_error[:1].size):
+            some = features[rows]
+            logits = [_logit(net, self.sight, self.prior, some) for net in self.networks]
+            parts.append(torch.stack([own.sigmoid() for own in logits]).mean(0).cpu().numpy())
+        return joined(parts).reshape(shape)
+
+    def _two_values(self, features: Features) -> tuple[np.ndarray, np.ndarray]:
+        return _two_values(self.values, features.prediction, features.anchor_error)
+
+    def expected_error(self, features: Features) -> Float[np.ndarray, " n *field"]:
+        """The mean of the error; it is not a bound, but it distinguishes cells that have the same bound."""
+        smaller, larger = self._two_values(features)
+        return smaller + self.probability(features) * (larger - smaller)
+
+    def __call__(
+        self, features: Features, quantile: float | None = None
+    ) -> Float[np.ndarray, " n *field"]:
+        level = self.quantile if quantile is None else quantile
+        smaller, larger = self._two_values(features)
+        return np.where(self.probability(features) > 1 - level, larger, smaller)
+
+    def describe(self) -> str:
+        """The fitted bound in one sentence."""
+        return (
+            f"The error takes one of two values ({_name(self.values)}), and the bound is the larger one where its probability "
+            f"exceeds {1 - self.quantile:.3g}, estimated from {', '.join(self.sight.words)} and the distance to the data"
+        )
+
+
+def _name(values: TwoValues) -> str:
+    return str(getattr(values, "__name__", values))
+
+
+def _logit(
+    network: nn.Module, sight: Sight, prior: Prior, features: Features
+) -> Float[Tensor, " n n_channels n_cells"]:
+    """The logit of the probability P of one network."""
+    correction: Tensor = network(sight(features))
+    offset = torch.from_numpy(prior(features.prediction)).to(correction)
+    return correction.view(-1, *offset.shape[-2:]) + offset
+
+
+def _two_values(
+    values: TwoValues, predicted: np.ndarray, like: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The two values, with the shape and dtype of the errors."""
+    smaller, larger = values(predicted)
+    return (
+        smaller.reshape(like.shape).astype(like.dtype),
+        larger.reshape(like.shape).astype(like.dtype),
+    )
+
+
+def _largest_difference(values: TwoValues, predicted: np.ndarray, error: np.ndarray) -> float:
+    """The largest difference of an error to the nearer of its two values; 0 if all differences are tolerated."""
+    largest, fits = 0.0, True
+    for rows in chunks(len(error), 8 * error[:1].size):
+        smaller, larger = _two_values(values, predicted[rows], error[rows])
+        gaps = np.minimum(abs(error[rows] - smaller), abs(error[rows] - larger))
+        gap = np.nan_to_num(gaps)
+        largest = max(largest, float(gap.max()))
+        fits = fits and bool((gap <= TOLERANCE * abs(larger)).all())
+    return 0.0 if fits else largest

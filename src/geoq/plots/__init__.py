@@ -1,0 +1,18 @@
+"""Pictures of calibrations and answers.
+
+``calibration`` and ``inputs`` draw a fitted ``GeoQ``; ``summary``, ``fields`` and ``rollouts`` draw an assessment;
+``error_over_input`` and ``estimate_against_error`` draw arrays into axes. Each function returns the axes. Lines differ in colour
+and in dash, so that the pictures can be read in grey.
+"""
+
+try:
+    import matplotlib  # noqa: F401
+except ImportError as exc:
+    raise ImportError('geoq.plots needs Matplotlib; pip install "geoq[plots]".') from exc
+
+from geoq.plots.answers import error_over_input, estimate_against_error, fields, rollouts, summary
+from geoq.plots.calibration import calibration
+from geoq.plots.inputs import inputs
+
+__all__ = ["calibration", "error_over_input", "estimate_against_error", "fields", "inputs"]
+__all__ += ["rollouts", "summary"]

@@ -1,0 +1,222 @@
+"""A picture of the prediction and its bound while one input moves and the others stay at a query."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+
+from geoq.arrays import is_tensor, native, restore, to_numbers
+from geoq.checks import check_index
+from geoq.core.answer_table import numbers_of
+from geoq.core.assessment import Assessment
+from geoq.core.fitted import Fitted
+from geoq.data.coordinates import Part
+from geoq.data.table import UNSEEN, Column, Table, schema_of
+from geoq.plots import style
+
+N_STEPS = 81
+# How far an input moves beyond its range in the data, as a fraction of the range.
+BEYOND = 0.2
+MOST_PANELS = 12
+
+
+def inputs(
+    figure: Figure, estimator: Any, x0: Any, *, names: Sequence[str] | None = None, output: int = 0
+) -> list[Axes]:
+    """Draw the prediction and its bound along each input, while the other inputs stay at the query ``x0``.
+
+    The shaded stretch is safe. Ticks at the lower edge are the values of the input in the data. A category has an error bar for
+    each of its levels. Inputs that are constant in the data have no panel. Of more than 12 inputs the most influential are drawn.
+
+    Args:
+        figure: an empty figure; 4 inches of width and 2.5 inches of height per panel are suitable.
+        estimator: a fitted ``GeoQ`` or ``GeoQRegressor`` for tables or for arrays of shape (n, n_inputs).
+        x0: one query: a row of a data frame, or an array.
+        names: names of the inputs; the columns of the table or their numbers if None.
+        output: the number of the output, if there are several.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> from geoq import GeoQ, RandomFolds, plots
+        >>> x = np.random.default_rng(0).uniform(size=(60, 2))
+        >>> estimator = GeoQ(lambda x: x[:, 0], None, folds=RandomFolds(5)).fit(x, x[:, 0] ** 2)
+        >>> axes = plots.inputs(Figure(figsize=(8, 3)), estimator, x[0])
+        >>> [panel.get_xlabel() for panel in axes]
+        ['input 0', 'input 1']
+    """
+    style.prepare(figure)
+    fitted = style.fitted_of(estimator)
+    query = _one_row(fitted, x0)
+    sweeps = _sweeps(fitted, query)
+    if not sweeps:
+        raise ValueError("all inputs are constant in the data of fit, so none can be drawn.")
+    name, shown = _answers(fitted.assess(_queries(query, sweeps)), output)
+    n_columns = min(len(sweeps), max(1, int(figure.get_figwidth() / 3)))
+    panels = style.panels_of(figure, len(sweeps), n_columns, sharey=True)
+    ends = np.cumsum([0, *(len(sweep.steps) for sweep in sweeps)])
+    for axes, sweep, (start, stop) in zip(panels, sweeps, pairwise(ends), strict=True):
+        draw = _levels if sweep.column.kind == "level" else _panel
+        draw(axes, sweep, shown[start:stop])
+        own = sweep.column.name if fitted.schema else f"input {sweep.number}"
+        axes.set_xlabel(own if names is None else names[sweep.number])
+    for first in panels[::n_columns]:
+        first.set_ylabel(name)
+    # Bounds far outside the ranges of the data would hide all others.
+    inside = shown[np.concatenate([sweep.inside for sweep in sweeps])]
+    low, high = float(np.nanmin(inside[:, 0])), float(np.nanmax(inside[:, 1]))
+    margin = 0.15 * (high - low) or 1.0
+    panels[0].set_ylim(low - margin, high + margin)
+    title = f"One input moves and the others stay at x0; quantile level {fitted.quantile:g}"
+    figure.suptitle(style.wrapped(figure, title), fontsize=10)
+    style.legend_below(figure, panels)
+    return panels
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """The values of one input along a panel, as numbers."""
+
+    number: int
+    column: Column
+    at_query: float
+    steps: np.ndarray
+    in_data: np.ndarray  # empty for categories and periodic numbers
+    log: bool
+
+    def places(self, numbers: Any) -> Any:
+        """Places on the axis: dates for dates, numbers otherwise."""
+        is_time = self.column.kind == "time"
+        return np.asarray(numbers * 1e6).astype("datetime64[us]") if is_time else numbers
+
+    @property
+    def inside(self) -> np.ndarray:
+        """Which values lie in the range of the data."""
+        known = self.in_data if len(self.in_data) else self.steps
+        return np.asarray((self.steps >= known.min()) & (self.steps <= known.max()))
+
+
+def _answers(answer: Assessment, output: int) -> tuple[str, Float[np.ndarray, " n 4"]]:
+    """The name of what is drawn; its lower end, its upper end, the prediction in the middle and the safe flag of each query."""
+    bound, prediction = (
+        numbers_of(part).reshape(len(answer), -1) for part in (answer.error_hat, answer.prediction)
+    )
+    which = check_index(output, "output", bound.shape[1])
+    own, safe = bound[:, which], numbers_of(answer.safe)
+    if prediction.shape != bound.shape:
+        # An error functional that joins outputs, such as a norm, gives no band around a prediction.
+        return "error bound", np.stack([0 * own, own, np.nan * own, safe], axis=1)
+    known, middle = answer.output_names, prediction[:, which]
+    name = known[which] if known else f"output {which}" if bound.shape[1] > 1 else ""
+    shown = np.stack([middle - own, middle + own, middle, safe], axis=1)
+    return f"prediction of {name}" if name else "prediction", shown
+
+
+def _one_row(fitted: Fitted, x0: Any) -> Any:
+    """The query as a row; raises unless there is exactly one, of a table."""
+    shape = fitted.coordinates.input_shape
+    if len(shape) != 1:
+        raise ValueError(
+            f"GeoQ was fitted on rows of shape {shape}, but plots.inputs draws tables; draw a field with plots.fields."
+        )
+    if fitted.schema is None:
+        x0 = x0 if is_tensor(x0) else np.asarray(x0, dtype=float)
+        x0 = x0[None] if x0.ndim == 1 else x0
+    rows = fitted.rows_of(x0)
+    if len(rows) != 1:
+        raise ValueError(f"x0 has {len(rows)} rows, but one query is needed; pass x0=x[:1].")
+    levels = [column.kind == "level" for column in schema_of(rows).columns]
+    if (to_numbers(rows, "x0")[0, levels] == UNSEEN).any():
+        raise ValueError("x0 has a category that the data do not contain; choose one of the data.")
+    return rows
+
+
+def _sweeps(fitted: Fitted, query: Any) -> list[_Sweep]:
+    """The sweeps of all inputs that vary, the most influential ones if there are many."""
+    known, points, at = fitted.coordinates, fitted.geometry.points.inputs, to_numbers(query, "x0")
+    raw, columns = known.inverse(points).reshape(len(points), -1), schema_of(query).columns
+    importance = np.zeros(known.mean.size) if fitted.metric is None else fitted.metric.importance
+    found: dict[int, tuple[float, _Sweep]] = {}
+    for j in np.flatnonzero(known.varies & ~known.is_part(Part.MISSING, Part.COSINE)):
+        number, log = int(known.input_of[j]), bool(known.log.reshape(-1)[j])
+        column, data = columns[number], np.zeros(0)
+        if column.kind == "level":
+            steps = np.arange(float(len(column.levels)))
+        elif known.is_part(Part.SINE)[j]:
+            # The sine of a periodic number has its period as its level.
+            steps = np.linspace(0, float(known.level[j]), N_STEPS)  # type: ignore[index]
+        else:
+            data = raw[:, j]
+            steps = _steps(data, column, log=log)
+        sweep = _Sweep(number, column, float(at[0, number]), steps, data, log)
+        found.setdefault(number, (float(importance[j]), sweep))
+    ranked = sorted(found.values(), key=lambda pair: -pair[0])
+    return sorted((sweep for _, sweep in ranked[:MOST_PANELS]), key=lambda sweep: sweep.number)
+
+
+def _steps(data: np.ndarray, column: Column, *, log: bool) -> np.ndarray:
+    """Values from a little below to a little above the data."""
+    low, high = np.log([data.min(), data.max()]) if log else (data.min(), data.max())
+    beyond = BEYOND * (high - low)
+    steps = np.linspace(low - beyond, high + beyond, N_STEPS)
+    steps = np.exp(steps) if log else steps
+    # Up to rounding, because the data were standardised before.
+    whole = np.ptp(data) >= 1 and abs(data - np.round(data)).max() < 1e-6
+    return np.unique(np.round(steps)) if column.kind == "number" and whole else steps
+
+
+def _queries(query: Any, sweeps: list[_Sweep]) -> Any:
+    """The queries of all sweeps, one after the other, in the user's kind of rows."""
+    row = to_numbers(query, "x0")
+    parts = [np.repeat(row, len(sweep.steps), axis=0) for sweep in sweeps]
+    for part, sweep in zip(parts, sweeps, strict=True):
+        part[:, sweep.number] = sweep.steps
+    moved = np.concatenate(parts)
+    if isinstance(query, Table):
+        return query.types.build(schema_of(query), moved).native  # type: ignore[union-attr]
+    return restore(moved, native(query))
+
+
+def _panel(axes: Axes, sweep: _Sweep, shown: np.ndarray) -> None:
+    """Draw one number or date."""
+    at, (low, high, middle, safe) = sweep.places(sweep.steps), shown.T
+    style.shade(axes, at, safe > 0, "safe")
+    if np.isnan(middle).all():
+        axes.plot(at, high, color=style.ESTIMATE, lw=1.6, ls="--", label="error bound")
+    else:
+        band: dict[str, Any] = {"color": style.ESTIMATE, "alpha": 0.3, "lw": 0}
+        axes.fill_between(at, low, high, label="prediction \N{PLUS-MINUS SIGN} bound", **band)
+        axes.plot(at, middle, color=style.TRUE, lw=1.6, label="prediction")
+    ticks = sweep.places(np.unique(sweep.in_data))[:: max(1, len(sweep.in_data) // 2000)]
+    marks: dict[str, Any] = {"color": style.REFERENCE, "ms": 7, "mew": 0.6, "alpha": 0.6}
+    marks |= {"transform": axes.get_xaxis_transform(), "label": "calibration points"}
+    if len(ticks):
+        axes.plot(ticks, np.full(len(ticks), 0.02), "|", **marks)
+    axes.axvline(sweep.places(sweep.at_query), color=style.TRUE, lw=1.0, ls=":", label="x0")
+    axes.set_xlim(at[0], at[-1])
+    if sweep.log:
+        axes.set_xscale("log")
+        style.label_logarithms(axes.xaxis)
+    if sweep.column.kind == "time":
+        dates = AutoDateLocator(maxticks=5)  # type: ignore[no-untyped-call]
+        axes.xaxis.set_major_locator(dates)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(dates))  # type: ignore[no-untyped-call]
+
+
+def _levels(axes: Axes, sweep: _Sweep, shown: np.ndarray) -> None:
+    """Draw the levels of a category side by side."""
+    places, (low, high, middle, safe) = np.arange(len(sweep.steps)), shown.T
+    middle = np.where(np.isnan(middle), high, middle)
+    for place in places[safe > 0]:
+        axes.axvspan(place - 0.4, place + 0.4, color=style.SHADE, lw=0)
+    bars: dict[str, Any] = {"ecolor": style.ESTIMATE, "elinewidth": 6, "alpha": 0.3}
+    axes.errorbar(places, middle, [middle - low, high - middle], fmt="none", **bars)
+    axes.plot(places, middle, "_", color=style.TRUE, ms=12, mew=1.6)
+    axes.axvline(sweep.at_query, color=style.TRUE, lw=1.0, ls=":")
+    axes.set_xticks(places, sweep.column.levels)
+    axes.set_xlim(-0.6, len(places) - 0.4)

@@ -1,0 +1,226 @@
+"""Features along rollouts, which need no reference states of the future, and the held-out rollouts with their errors."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from geoq.arrays import flat, restore
+from geoq.bounds.climatology import FittedClimatology
+from geoq.checks import shortened
+from geoq.core.geometry import Features, Geometry, Relation, Space, displacement
+from geoq.core.tuples import Points, Tuples
+from geoq.data.coordinates import Coordinates
+from geoq.rollout.layout import RowLayout
+from geoq.rollout.series import DataRange, PerStep, Rollouts, Values
+from geoq.surrogate import answers_of
+
+
+@dataclass(frozen=True)
+class RolloutFeatures:
+    r"""Features along rollouts: the features of state n - 1 determine the bound of step n, n = 1, ..., N.
+
+    Attributes:
+        z: phi of the states that the steps start from, one row per step; nan after the rollout has diverged.
+        inputs: these states in the coordinates that the safe region compares.
+        relation: these states related to the data; the distances are infinite after the rollout has diverged.
+        prediction: the states that the steps end at; nan from the step at which the rollout diverges.
+        climatology: :math:`C_j(\widehat u_{n,j})`, the climatology of the bounded coordinates of these states.
+        alive: whether a rollout has not diverged, up to and including this step.
+        points: the data in the coordinates of the geometry.
+    """
+
+    z: Float[np.ndarray, " n_rows *z"]
+    inputs: Float[np.ndarray, " n_rows *compared"]
+    relation: Relation
+    prediction: Float[np.ndarray, " n n_steps *state"]
+    climatology: Values
+    alive: Bool[np.ndarray, " n n_steps"]
+    points: Space
+
+    def __len__(self) -> int:
+        return len(self.alive)
+
+    @property
+    def n_steps(self) -> int:
+        """The number of steps of each rollout."""
+        return int(self.alive.shape[1])
+
+    @property
+    def support_distance(self) -> PerStep:
+        """Support distance (eq:dd) of the state that each step starts from; infinite after the rollout has diverged."""
+        return self.relation.support_distance.reshape(self.alive.shape)
+
+    @property
+    def displacement(self) -> Float[np.ndarray, " n n_steps *z"]:
+        """Displacement (eq:dz) of the state that each step starts from; nan after the rollout has diverged."""
+        found = displacement(self.z, self.relation.anchors, self.points.z)
+        return found.reshape(*self.alive.shape, *found.shape[1:])
+
+    def at(self, rows: np.ndarray) -> Features:
+        """The features of some steps, for a safe region."""
+        relation = self.relation[rows]
+        return Features(
+            displacement(self.z[rows], relation.anchors, self.points.z),
+            relation.support_distance,
+            np.zeros(len(relation)),
+            self.prediction[rows // self.n_steps, rows % self.n_steps],
+            self.inputs[rows],
+            relation,
+        )
+
+    @staticmethod
+    def cat(parts: "list[RolloutFeatures]") -> "RolloutFeatures":
+        """The rollouts of all parts, in order."""
+        names = ("z", "inputs", "prediction", "climatology", "alive")
+        arrays = {n: np.concatenate([getattr(part, n) for part in parts]) for n in names}
+        if all(part.inputs is part.z for part in parts):
+            arrays["inputs"] = arrays["z"]
+        relation = Relation.cat([part.relation for part in parts])
+        return RolloutFeatures(**arrays, relation=relation, points=parts[0].points)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What features are relative to: all states for a query, the states that a fold leaves in for the calibration.
+
+    ``layout`` says what a row consists of, ``coordinates`` is nu of rows, and ``climatology`` the climatology of the output.
+    """
+
+    layout: RowLayout
+    coordinates: Coordinates
+    range: DataRange
+    geometry: Geometry
+    climatology: FittedClimatology
+
+    def features(self, rows: Rollouts, phi: Any, like: Any) -> RolloutFeatures:
+        """Features along rollouts; phi receives arrays of the kind of ``like``."""
+        n, n_steps, row = len(rows), rows.shape[1] - 1, rows.shape[2:]
+        inside = self.range.cut(rows)
+        before, after = (part.reshape(-1, *row) for part in (inside[:, :-1], inside[:, 1:]))
+        known = np.isfinite(flat(before)).all(axis=1)
+        space = embed(before[known], self.coordinates, self.layout, phi, like)
+        relation = self.geometry.relate(space)
+        values = np.nan_to_num(self.layout.outputs(inside[:, 1:])).astype(float)
+        z = _filled(space.z, known, np.nan)
+        return RolloutFeatures(
+            z,
+            z if space.inputs is space.z else _filled(space.inputs, known, np.nan),
+            Relation(*(_filled(part, known, np.inf) for part in vars(relation).values())),
+            self.layout.states(after).reshape(n, n_steps, *self.layout.state),
+            self.climatology(values),
+            np.isfinite(flat(after)).all(axis=1).reshape(n, n_steps),
+            self.geometry.points,
+        )
+
+
+def embed(rows: np.ndarray, nu: Coordinates, layout: RowLayout, phi: Any, like: Any) -> Space:
+    """Phi and nu of rows; phi is nu if there is no representation."""
+    normalized = z = nu(rows)
+    if phi is not None:
+        z = answers_of(layout.representation(phi), restore(rows, like), "representation")
+    return Space(z, normalized, layout.compared(normalized))
+
+
+def _filled(values: np.ndarray, known: np.ndarray, missing: float) -> np.ndarray:
+    """Rows for all steps, given those of the steps that start before the rollout diverges."""
+    if known.all():
+        return values
+    missing = missing if values.dtype.kind == "f" else 0
+    filled = np.full((len(known), *values.shape[1:]), missing, values.dtype)
+    filled[known] = values
+    return filled
+
+
+@dataclass(frozen=True)
+class RolloutCalibration:
+    """Rollouts of the fold surrogates from states that they have not seen, and their errors, one row per rollout.
+
+    Attributes:
+        features: the features along the rollouts, relative to the states that the fold leaves in.
+        error: the absolute errors of the bounded coordinates; nan from the step at which a rollout diverges.
+        start: the row of the data that a rollout starts from.
+        fold: the fold that holds out this row, counted from 0.
+        family: the fold scheme that the fold belongs to.
+        points: all rows of the data with the states after them.
+    """
+
+    features: RolloutFeatures
+    error: Values
+    start: Int[np.ndarray, " n"]
+    fold: Int[np.ndarray, " n"]
+    family: Int[np.ndarray, " n"]
+    points: Points
+
+    def __len__(self) -> int:
+        return len(self.error)
+
+    @property
+    def n_steps(self) -> int:
+        """The calibration horizon."""
+        return self.features.n_steps
+
+    @property
+    def n_numbers(self) -> int:
+        """How many numbers the rollouts have in all."""
+        return self.features.z.size + self.error.size
+
+    @property
+    def steps(self) -> Tuples:
+        """The steps as calibration tuples, for the safe region; the steps of one rollout are one group.
+
+        A rollout that diverges has only its first step here, which starts from a true state: on the way out it passes states that
+        are far from the data, and they would enlarge the safe region.
+        """
+        features, n_steps = self.features, self.n_steps
+        alive, is_first = features.alive, np.arange(n_steps) == 0
+        kept = np.flatnonzero((alive[:, -1:] | is_first) & alive[:, :1])
+        rollout = kept // n_steps
+        return Tuples(
+            relation=features.relation[kept],
+            point=self.start[rollout] + kept % n_steps,
+            fold=self.fold[rollout],
+            family=self.family[rollout],
+            row=kept,
+            errors=self.error.reshape(len(alive) * n_steps, -1),
+            anchor_errors=None,
+            predictions=features.prediction.reshape(-1, *features.prediction.shape[2:]),
+            points=self.points,
+            position=rollout,
+            queries=Space(features.z, features.z, features.inputs)[kept],
+        )
+
+
+@runtime_checkable
+class Scheme(Protocol):
+    """A bound of the error at every step: how it is fitted to held-out rollouts, at a quantile level.
+
+    ``fit`` returns a function of ``RolloutFeatures`` that returns the bounds, one for each value of ``features.climatology``.
+    ``SaturatingGrowth`` and ``AdditiveRecursion`` are two schemes.
+    """
+
+    def fit(self, calibration: RolloutCalibration, quantile: float, /) -> Any: ...
+
+
+def bounds_along(bound: Any, features: RolloutFeatures) -> Values:
+    """The bounds of a fitted scheme, infinite from the step at which a rollout diverges."""
+    found, shape = bound(features), features.climatology.shape
+    if not isinstance(found, np.ndarray) or found.shape != shape or (found < 0).any():
+        raise ValueError(
+            f"{type(bound).__name__} returned {shortened(found)}; return nonnegative numbers, an array of shape {shape}."
+        )
+    return np.where(features.alive[..., None] & ~np.isnan(found), found, np.inf)
+
+
+def scores_along(region: Any, features: RolloutFeatures) -> PerStep:
+    """The support score of each step; infinite from the step at which a rollout diverges."""
+    alive, initial = features.alive, getattr(region, "initial", None)
+    score = np.full(alive.shape, np.inf)
+    if alive.any():
+        score[alive] = region.support_score(features.at(np.flatnonzero(alive)))
+    kept = np.flatnonzero(alive[:, 0])
+    if initial is not None and len(kept):
+        unlike = initial.support_score(features.at(kept * features.n_steps))
+        score[kept, 0] = np.maximum(score[kept, 0], unlike)
+    return score

@@ -1,0 +1,280 @@
+r"""The trusted horizon: the steps of a rollout within which the error is expected to stay below a tolerance.
+
+The bound of a rollout holds for each value and each step with probability tau, and not for all of them at once, so a comparison
+of the bound with the tolerance is not enough. A step is trusted if all steps up to it are safe, have no bound above the
+tolerance :math:`\varepsilon_j`, and have a small enough score,
+
+.. math:: s_n = r_n^{1-a} \, m_n^a < \lambda, \qquad r_n = \max_j \widehat E_{n,j} / \varepsilon_j, \qquad
+    m_n = \operatorname{median} \max_{m \le n} r_m, \qquad a = 1/3.
+
+The median is taken over the held-out rollouts. With a = 0 only the bound of the rollout counts. With a = 1 all rollouts are
+trusted for the same number of steps, which depends less on differences between the held-out rollouts and the queries. The rule
+in between is at least nearly as good as both.
+
+A rollout is called broken if its error exceeds the tolerance at a trusted step. Let t be the first step at which the error
+exceeds the tolerance, and M the largest score up to this step,
+
+.. math:: t = \min\{n : E_{n,j} > \varepsilon_j \text{ for some } j\}, \qquad M = \max_{m \le t} s_m.
+
+A rollout whose steps up to t are all safe can be broken only if :math:`M < \lambda`. The calibration chooses the largest
+:math:`\lambda` for which few enough held-out rollouts are broken.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Shaped
+
+from geoq.arrays import chunks, is_tensor, to_numbers
+from geoq.checks import check_integer, check_quantile, is_number
+from geoq.quantiles import inverse_cdf_quantile, n_required
+from geoq.rollout.features import Reference
+from geoq.rollout.series import PerStep, Values
+
+# With more numbers than this, a file has only the largest bound and error of each step of the held-out rollouts.
+MOST_STORED = 2**22
+# The smallest typical ratio, against a division by zero, and the weight a of the typical ratio in the score of a step.
+TINY, WEIGHT_OF_TYPICAL = 1e-30, 1 / 3
+
+
+@dataclass(frozen=True)
+class Trust:
+    """The rule for trusted horizons at one tolerance, and the numbers behind it.
+
+    Attributes:
+        limit: lambda; a step is trusted if its score is less than this limit and no bound exceeds its tolerance.
+        typical: m, the median of the largest ratio of bound and tolerance up to each step, over the held-out rollouts.
+        broken: an upper limit of the expected fraction of new rollouts, exchangeable with the held-out ones, whose error exceeds
+            the tolerance within their trusted horizon: 1 - quantile if the held-out rollouts do not overlap, and more otherwise.
+        n_rollouts: the number of held-out rollouts.
+        n_apart: the number of held-out rollouts that do not overlap: their trusted steps have no true state in common.
+        quantile: tau, the quantile level of the bound.
+    """
+
+    limit: float
+    typical: tuple[float, ...]
+    broken: float
+    n_rollouts: int
+    n_apart: int
+    quantile: float
+
+    def within(self, ratio: PerStep) -> Bool[np.ndarray, " n n_steps"]:
+        """Whether the bounds of each step are small enough, given their largest ratio to the tolerance.
+
+        No step past the calibration horizon is within, because no error was measured there.
+        """
+        n_steps = min(ratio.shape[1], len(self.typical))
+        known, holds = ratio[:, :n_steps], np.zeros(ratio.shape, dtype=bool)
+        score = scores(known, np.array(self.typical[:n_steps]))
+        holds[:, :n_steps] = (known <= 1) & (score < self.limit)
+        return holds
+
+    @property
+    def largest_ratio(self) -> tuple[float, ...]:
+        """The ratio of bound and tolerance that ends the trust, for each step of the calibration horizon; at most 1."""
+        typical = np.array(self.typical)
+        limit = self.limit / typical.clip(min=TINY) ** WEIGHT_OF_TYPICAL
+        ratio = np.minimum(1.0, limit ** (1 / (1 - WEIGHT_OF_TYPICAL)))
+        return tuple(np.where(np.isfinite(typical), ratio, 0.0).tolist())
+
+    def __str__(self) -> str:
+        statement = (
+            f"the trusted horizon is calibrated on {self.n_rollouts} held-out rollouts, so that at most {100 * self.broken:.2g} "
+            "% of such rollouts are expected to exceed the tolerance within it"
+        )
+        if self.broken <= 1 - self.quantile:
+            return statement
+        return (
+            f"{statement}; it would be {100 * (1 - self.quantile):.2g} % if these rollouts did not overlap, but only "
+            f"{self.n_apart} of them do not: give longer or more trajectories"
+        )
+
+
+@dataclass(frozen=True)
+class HeldOutRollouts:
+    """Bounds and errors along the held-out rollouts, on which trusted horizons and joint bands are calibrated.
+
+    Attributes:
+        bound: the bounds; infinite from the step at which a rollout diverges.
+        error: the true errors; nan from the step at which a rollout diverges.
+        supported: the supported horizon of each rollout.
+        start: the row of the data that each rollout starts from.
+        quantile: tau, the quantile level of the bound.
+        excess: the largest ratio of error and bound over all coordinates, for each step; 0 where no error counts.
+    """
+
+    bound: Values
+    error: Values
+    supported: Int[np.ndarray, " n"]
+    start: Int[np.ndarray, " n"]
+    quantile: float
+    excess: PerStep
+
+    @staticmethod
+    def of(
+        bound: Values, error: Values, supported: np.ndarray, start: np.ndarray, quantile: float
+    ) -> "HeldOutRollouts":
+        """The rollouts with their excess."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(error > 0, error / bound, 0.0)
+        return HeldOutRollouts(bound, error, supported, start, quantile, ratio.max(axis=2))
+
+    def largest(self) -> "HeldOutRollouts":
+        """The same rollouts for a file: only the largest bound and error of each step if there are too many numbers."""
+        if self.bound.size <= MOST_STORED:
+            return self
+        parts = {n: getattr(self, n).max(axis=2, keepdims=True) for n in ("bound", "error")}
+        return replace(self, **parts)
+
+    def trust(self, tolerance: Shaped[np.ndarray, " *per_coordinate"]) -> Trust:
+        r"""Calibrate the rule for this tolerance.
+
+        .. math:: \frac{a + 1}{n + 1} \le 1 - \tau
+
+        Here n is the number of held-out rollouts, and a the number of broken rollouts that is allowed. If the rollouts do not
+        overlap, this is split conformal prediction of M. Otherwise the rollouts count as G groups, where G of them have trusted
+        steps that do not overlap, and ``Trust.broken`` states the limit of conformal risk control in ``n_allowed``. A larger
+        tolerance never gives a shorter horizon.
+        """
+        n, n_steps, n_coordinates = self.bound.shape
+        ratio, first, miss = np.empty((n, n_steps)), np.empty(n, dtype=int), 1 - self.quantile
+        for rows in chunks(n, n_steps * n_coordinates):
+            exceeds = (self.error[rows] > tolerance.reshape(-1)).any(axis=2)
+            first[rows] = n_leading(~np.asarray(exceeds))
+            ratio[rows] = over_tolerance(self.bound[rows], tolerance)
+        # Rows that have diverged are infinite from there on, so that a median is infinite once half of them have.
+        typical = inverse_cdf_quantile(np.maximum.accumulate(ratio, axis=1), 0.5)
+        score = np.maximum.accumulate(scores(ratio, typical), axis=1)
+        reached = score[np.arange(n), first.clip(max=n_steps - 1)]
+        critical = np.where(first < self.supported, reached, np.inf)
+        limit = float(np.sort(critical)[n_allowed(n, n, miss)])
+        trusted = n_leading((ratio <= 1) & (score < limit))
+        longest = int(np.minimum(trusted, self.supported).max())
+        apart = count_apart(self.start, max(1, longest))
+        most = (apart * int((critical < limit).sum()) / n + 1) / (apart + 1)
+        return Trust(limit, tuple(typical.tolist()), max(miss, most), n, apart, self.quantile)
+
+    def joint_factor(self, n_steps: int, confidence: float) -> float:
+        r"""The factor K for which a band contains the whole error of a rollout: all steps and all coordinates at once.
+
+        .. math:: E_{n,j} \le K \, \widehat E_{n,j} \quad \text{for all } n \le N \text{ and all } j
+
+        K is a conformal quantile of the largest ratio of error and bound of each held-out rollout within N steps. Rollouts that
+        overlap within N steps count as one group.
+        """
+        check_integer(n_steps, "n_steps", 1)
+        check_quantile(confidence, "confidence")
+        n, n_measured = self.excess.shape
+        if n_steps > n_measured:
+            raise ValueError(
+                f"n_steps={n_steps}, but errors were measured for {n_measured} steps, the calibration horizon; lower n_steps or "
+                "raise n_calibration."
+            )
+        n_apart, required = count_apart(self.start, n_steps), n_required(confidence)
+        if n_apart < required:
+            raise ValueError(
+                f"confidence={confidence} needs {required} held-out rollouts that do not overlap, but with n_steps={n_steps} "
+                f"there are {n_apart}; lower n_steps or confidence, or give longer or more trajectories."
+            )
+        largest = np.sort(self.excess[:, :n_steps].max(axis=1))[::-1]
+        return float(largest[n_allowed(n, n_apart, 1 - confidence)])
+
+
+def over_tolerance(bound: Values, tolerance: Shaped[np.ndarray, " *per_coordinate"]) -> PerStep:
+    """The largest ratio of bound and tolerance over the coordinates, for each step."""
+    with np.errstate(invalid="ignore"):
+        ratio = (bound / tolerance.reshape(-1)).max(axis=2)
+    # An infinite bound exceeds every tolerance, even an infinite one.
+    return np.where(np.isinf(bound).any(axis=2), np.inf, ratio)
+
+
+def scores(ratio: PerStep, typical: Float[np.ndarray, " n_steps"]) -> PerStep:
+    """The score s of each step; infinite where half of the held-out rollouts have diverged."""
+    weight = WEIGHT_OF_TYPICAL
+    score = ratio.astype(float) ** (1 - weight) * typical.clip(min=TINY) ** weight
+    return np.where(np.isinf(typical), np.inf, score)
+
+
+def n_leading(holds: Bool[np.ndarray, " n n_steps"]) -> Int[np.ndarray, " n"]:
+    """The number of steps before the first one at which the condition does not hold."""
+    return np.asarray(np.logical_and.accumulate(holds, axis=1).sum(axis=1))
+
+
+def count_apart(start: Int[np.ndarray, " n"], n_steps: int) -> int:
+    """The largest number of rollouts of ``n_steps`` steps from these rows that do not overlap.
+
+    Example:
+        >>> count_apart(np.array([0, 4, 5, 9]), n_steps=5)
+        2
+    """
+    count, end = 0, -1
+    for row in np.sort(start).tolist():
+        if row >= end:
+            count, end = count + 1, row + n_steps
+    return count
+
+
+def n_allowed(n_rollouts: int, n_apart: int, miss: float) -> int:
+    r"""The largest number of held-out rollouts that may be broken so that a new one is broken with probability ``miss``.
+
+    .. math:: \frac{G}{G+1} \frac{a}{n} + \frac{1}{G+1} \le \text{miss}
+
+    Here n is the number of rollouts, and G the number of them that do not overlap. It is at least 0.
+    """
+    fraction = (miss * (n_apart + 1) - 1) / n_apart
+    return max(0, math.floor(n_rollouts * fraction + 1e-9))
+
+
+@dataclass(frozen=True)
+class Relative:
+    r"""A tolerance relative to the spread of the data.
+
+    .. math:: \varepsilon_j = f \sigma_j
+
+    Here :math:`\sigma_j` is the standard deviation of coordinate j over all states of the data, and the fraction f is 0.1 for 10
+    % of it. So the tolerance does not depend on units of measurement, nor on a mean value such as 273 K. A coordinate that is
+    constant in the data has no tolerance.
+
+    Example:
+        >>> Relative(0.1)
+        Relative(fraction=0.1)
+    """
+
+    fraction: float
+
+    def __post_init__(self) -> None:
+        if not is_number(self.fraction) or self.fraction <= 0:
+            raise ValueError(
+                f"Relative(fraction={self.fraction!r}), but a fraction of the spread of the data is needed; pass for example "
+                "Relative(0.1)."
+            )
+
+
+def tolerance_of(
+    tolerance: Any, reference: Reference, held_out: HeldOutRollouts
+) -> Shaped[np.ndarray, " *per_coordinate"] | None:
+    """The tolerance as numbers; raises unless it is positive, and one number or one per bounded coordinate."""
+    if tolerance is None:
+        return None
+    layout, known = reference.layout, reference.coordinates
+    if isinstance(tolerance, Relative):
+        spread = np.where(known.constant, np.inf, known.scale).reshape(-1)
+        return np.asarray(tolerance.fraction * spread[layout.places].reshape(layout.output))
+    largest = np.asarray(to_numbers(tolerance, "tolerance") if is_tensor(tolerance) else tolerance)
+    n_stored = held_out.bound.shape[2]
+    if largest.ndim and largest.shape != layout.output:
+        raise ValueError(
+            f"tolerance has shape {largest.shape}, but the bounded output has shape {layout.output}; pass that shape or a number."
+        )
+    if largest.ndim and n_stored < len(layout.places):
+        raise ValueError(
+            f"tolerance has shape {largest.shape}, but the file has only the largest of the {len(layout.places)} errors of each "
+            "step; pass a number, or use the estimator that was saved."
+        )
+    if not (largest > 0).all():
+        raise ValueError(
+            f"tolerance={tolerance}, but a tolerance must be positive; pass positive numbers, or None for no tolerance."
+        )
+    return largest

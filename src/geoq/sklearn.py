@@ -1,0 +1,185 @@
+"""The scikit-learn interface of GeoQ: a regressor with error bounds beside its predictions."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.utils import Tags, get_tags
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from geoq.core.assessment import Assessment
+from geoq.core.estimator import GeoQ
+from geoq.core.folds import Folds
+from geoq.data.domain import Domain
+from geoq.data.table import is_frame
+from geoq.regions.region import SafeRegion
+from geoq.surrogate import ErrorFunctional, absolute_error
+from geoq.training.checkpoint import Checkpoint
+from geoq.training.progress import ShowProgress, progress_bar
+
+
+class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """A scikit-learn regressor that also bounds the errors of its predictions.
+
+    ``predict`` returns the prediction of the regressor, in the shape of y; ``score`` and searches over ``estimator__...``
+    evaluate that prediction. The calibration fits one clone of the regressor per fold. The regressor receives data frames as
+    they are, so it can be a pipeline with a ``ColumnTransformer``. Columns can hold numbers, dates, booleans, strings or
+    categories, and missing values if the regressor accepts them.
+
+    Args:
+        estimator: the regressor, cloned before it is fitted. None means ``RandomForestRegressor(random_state=0)``.
+        quantile: the quantile level of the bound.
+        domain: where inputs and errors lie; None finds it from the shapes.
+        representation: a metric or a function phi; None means ``SensitivityMetric()``.
+        error_functional: rho, the error that is bounded.
+        folds: which points are held out together. None means ``default_folds()``, 15 fits of the regressor;
+            ``RandomFolds(5)`` is cheaper and suits queries inside the data.
+        bound_model: how the bound is fitted; None means ``TwoLawBound()``.
+        n_anchors: the number of anchors whose errors are averaged.
+        n_support: the number of points that the support distance averages over; None means 20, or as many as the folds leave.
+        safe_region: the rule of the safe region; None means ``Region()``.
+
+    Attributes:
+        estimator_: the regressor fitted on all data.
+        geoq_: the calibrated ``GeoQ``. Everything else is reached through it: ``bounds``, ``conformalize``, ``describe`` and
+            ``save``; ``GeoQ.load(path, surrogate=model.geoq_.surrogate_)`` reads its files.
+        n_features_in_: number of columns of X.
+        feature_names_in_: names of the columns, if X is a data frame with string names.
+
+    Example:
+        >>> from sklearn.linear_model import Ridge
+        >>> from geoq.sklearn import GeoQRegressor
+        >>> X = np.random.default_rng(0).normal(size=(100, 2))
+        >>> model = GeoQRegressor(Ridge()).fit(X, X[:, 0] ** 2 + X[:, 1])
+        >>> lower, upper = model.predict_interval(X[:3], 0.9)
+        >>> bool((lower <= model.predict(X[:3])).all())
+        True
+    """
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        quantile: float = 0.95,
+        domain: Domain | None = None,
+        representation: Any = None,
+        error_functional: ErrorFunctional = absolute_error,
+        folds: Folds | None = None,
+        bound_model: Any = None,
+        n_anchors: int = 1,
+        n_support: int | None = None,
+        safe_region: SafeRegion | None = None,
+    ) -> None:
+        self.estimator = estimator
+        self.quantile = quantile
+        self.domain = domain
+        self.representation = representation
+        self.error_functional = error_functional
+        self.folds = folds
+        self.bound_model = bound_model
+        self.n_anchors = n_anchors
+        self.n_support = n_support
+        self.safe_region = safe_region
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        groups: Any = None,
+        *,
+        checkpoint: str | Path | Checkpoint | None = None,
+        progress: ShowProgress = progress_bar,
+    ) -> "GeoQRegressor":
+        """Fit the regressor on all data and calibrate its errors on the folds; the arguments are those of ``GeoQ.fit``."""
+        if is_frame(X):
+            # The regressor checks the columns.
+            X = validate_data(self, X, skip_check_array=True)
+        else:
+            numbers = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
+            X, y = validate_data(self, X, y, **numbers)
+        settings = self.get_params(deep=False)
+        del settings["estimator"]
+        # GeoQ has the defaults of the settings that are None.
+        chosen = {name: part for name, part in settings.items() if part is not None}
+        estimator = GeoQ(None, _TrainClone(self._regressor), **chosen)
+        self.geoq_ = estimator.fit(X, y, groups=groups, checkpoint=checkpoint, progress=progress)
+        self.estimator_ = self.geoq_.surrogate_.estimator
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """The prediction of the regressor that was fitted on all data."""
+        return self._calibrated.surrogate_(self._validated(X))
+
+    def bound(self, X: Any) -> Any:
+        """An upper bound of the error of the prediction at each row, in the shape of the error."""
+        return self._calibrated.bound(self._validated(X))
+
+    def assess(self, X: Any) -> Assessment:
+        """The prediction, the bound, the safe flag and their parts at each row."""
+        return self._calibrated.assess(self._validated(X))
+
+    def predict_interval(
+        self, X: Any, quantile: float | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The prediction minus and plus its bound.
+
+        Args:
+            X: inputs, one row per sample.
+            quantile: the level of the bound; None means the level of the estimator.
+
+        Returns:
+            Two arrays in the shape of the prediction: the lower and the upper limit.
+        """
+        level = self._calibrated.quantile if quantile is None else quantile
+        (bound,) = self.geoq_.bounds(self._validated(X), (level,)).values()
+        prediction = self.predict(X)
+        if bound.shape != prediction.shape:
+            raise ValueError(
+                f"errors have the shape {bound.shape[1:]} and predictions {prediction.shape[1:]}, so "
+                "their bound is no interval of the prediction; use error_functional=absolute_error, or bound(X)."
+            )
+        return prediction - bound, prediction + bound
+
+    @property
+    def _calibrated(self) -> GeoQ:
+        check_is_fitted(self, "geoq_")
+        return self.geoq_
+
+    @property
+    def _regressor(self) -> Any:
+        return RandomForestRegressor(random_state=0) if self.estimator is None else self.estimator
+
+    def _validated(self, X: Any) -> Any:
+        is_table = self._calibrated.fitted_.schema is not None
+        return validate_data(
+            self, X, reset=False, **({"skip_check_array": True} if is_table else {})
+        )
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = get_tags(self._regressor).target_tags.multi_output
+        return tags
+
+
+@dataclass(frozen=True)
+class _TrainClone:
+    """A recipe that fits a clone of the regressor. It is a class because closures cannot be pickled."""
+
+    estimator: Any
+
+    def __call__(self, x: Any, y: Any) -> "_FittedClone":
+        return _FittedClone(clone(self.estimator).fit(x, y), tuple(y.shape[1:]))
+
+
+@dataclass(frozen=True)
+class _FittedClone:
+    """A fitted regressor that predicts in the shape of y; some regressors drop the dimension of a single column."""
+
+    estimator: Any
+    output_shape: tuple[int, ...]
+
+    def __call__(self, x: Any) -> np.ndarray:
+        return np.reshape(self.estimator.predict(x), (len(x), *self.output_shape))

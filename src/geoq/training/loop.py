@@ -1,0 +1,285 @@
+"""The mini-batch training loop of all networks: surrogates and bounds (with torch)."""
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from geoq.arrays import few_threads
+from geoq.checks import is_integer, is_number, warn
+
+logger = logging.getLogger(__name__)
+
+RowLoss = Callable[[nn.Module, Tensor], Tensor]
+
+# The learning rate is multiplied by DECAY at each cut; each lower rate has at least the fraction LOWER_RATE of all steps.
+DECAY = 0.2
+LOWER_RATE = 1 / 8
+MAX_DECAYS = 4
+
+
+@contextmanager
+def seeded(random_state: int) -> Iterator[None]:
+    """Seed the random numbers of torch, and restore the earlier random state of the CPU and of the GPUs afterwards."""
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=gpus):
+        torch.manual_seed(random_state)
+        yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Settings of the training of a network: Adam on mini-batches, with early stopping on held-out rows.
+
+    Every ``check_every`` steps the loss on the held-out rows (the validation loss) is computed. The training keeps the weights
+    with the lowest validation loss, the initial weights included.
+
+    Attributes:
+        n_steps: largest number of optimiser steps. The default suits small networks; raise it if the log reports a best step
+            close to ``n_steps``.
+        batch_size: number of rows per step. If there are fewer training rows, each step uses all of them. The default gives
+            several steps per epoch for data sets of a few hundred rows.
+        learning_rate: learning rate of Adam. The default is the learning rate of the paper (model appendix).
+        validation_fraction: fraction of the rows, or of the groups of rows, that is held out for early stopping. The default
+            leaves most rows for the training. At least one group is held out if there are two.
+        check_every: number of steps between two computations of the validation loss. With the default these computations take a
+            small part of the time.
+        patience: the training stops after this many successive checks without a new lowest validation loss. The default allows
+            1000 steps without progress, because the validation loss of mini-batch steps is noisy.
+        n_decays: number of times, from 0 to 4, that the learning rate is cut to a fifth when the patience runs out. The training
+            then continues from the best weights. Use 1 to 3 where the noise of the steps limits the accuracy. If the patience
+            does not run out, the rate is cut early enough to leave an eighth of ``n_steps`` for each lower rate. The default is a
+            constant rate, because networks whose rates are cut cannot be trained together.
+        random_state: seed of the initial weights, the held-out rows, the order of the batches and dropout.
+
+    Example:
+        >>> training = Training(n_steps=200, batch_size=16, validation_fraction=0.25)
+        >>> rows, validation_rows = training.hold_out(torch.arange(40))
+        >>> len(rows), len(validation_rows)
+        (30, 10)
+    """
+
+    n_steps: int = 5000
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    validation_fraction: float = 0.1
+    check_every: int = 100
+    patience: int = 10
+    n_decays: int = 0
+    random_state: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("n_steps", "batch_size", "check_every", "patience"):
+            count = getattr(self, name)
+            self._check(name, is_integer(count) and count >= 1, "must be an integer >= 1")
+        decays, fraction = self.n_decays, self.validation_fraction
+        few = is_integer(decays) and 0 <= decays <= MAX_DECAYS
+        self._check("n_decays", few, f"must be an integer from 0 to {MAX_DECAYS}")
+        positive = is_number(self.learning_rate) and self.learning_rate > 0
+        self._check("learning_rate", positive, "must be > 0")
+        inside = is_number(fraction) and 0 < fraction < 1
+        self._check("validation_fraction", inside, "must be between 0 and 1, exclusive")
+        self._check("random_state", is_integer(self.random_state), "must be an integer, the seed")
+
+    def _check(self, name: str, usable: bool, rule: str) -> None:  # noqa: FBT001
+        if not usable:
+            raise ValueError(f"Training({name}={getattr(self, name)!r}): {name} {rule}.")
+
+    def hold_out(
+        self, groups: Int[Tensor, " n_rows"]
+    ) -> tuple[Int[Tensor, " n_train"], Int[Tensor, " n_validation"]]:
+        """Divide rows at random into training rows and validation rows; with a single group both are all rows.
+
+        Rows of one group, such as copies of one point, are never separated. ``groups`` has the group number of each row.
+        """
+        distinct, group = groups.unique(return_inverse=True)
+        if len(distinct) < 2:
+            rows = torch.arange(len(groups), device=groups.device)
+            return rows, rows
+        n = len(distinct)
+        n_validation = min(max(1, round(self.validation_fraction * n)), n - 1)
+        held_out = torch.zeros(n, dtype=torch.bool, device="cpu")
+        held_out[_permutation(n, _generator(self.random_state))[:n_validation]] = True
+        is_validation = held_out.to(groups.device)[group]
+        return (~is_validation).nonzero()[:, 0], is_validation.nonzero()[:, 0]
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator("cpu").manual_seed(seed)
+
+
+def _permutation(n: int, generator: torch.Generator) -> Tensor:
+    return torch.randperm(n, generator=generator, device="cpu")
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The course of one training.
+
+    Attributes:
+        first_loss: validation loss of the initial weights.
+        best_loss: lowest validation loss; the trained network has the weights of this loss.
+        last_loss: validation loss after the last step.
+        best_step: number of steps after which the lowest loss was found; 0 means that no step has improved the network.
+        last_step: number of steps in total.
+        checks: pairs of the number of steps and the validation loss after them, the initial weights first.
+    """
+
+    first_loss: float
+    best_loss: float
+    last_loss: float
+    best_step: int
+    last_step: int
+    checks: tuple[tuple[int, float], ...] = ()
+
+
+class EarlyStopping:
+    """The lowest validation loss of one training, and whether its patience has run out."""
+
+    def __init__(self, training: Training, first_loss: float) -> None:
+        if not math.isfinite(first_loss):
+            raise FloatingPointError(
+                f"the validation loss of the initial weights is {first_loss}, so no training can be compared with it; check the "
+                "loss and the initial weights of the network, or scale the data."
+            )
+        self.training = training
+        self.result = TrainingResult(first_loss, first_loss, first_loss, 0, 0, ((0, first_loss),))
+
+    def improves(self, step: int, loss: float) -> bool:
+        """Record the validation loss after a step; return whether it is the lowest. Raises unless it is finite."""
+        training, result = self.training, self.result
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"learning_rate={training.learning_rate:g}, but the validation loss became {loss} by step {step} of "
+                f"{training.n_steps}; lower learning_rate or scale the data."
+            )
+        is_best = loss < result.best_loss
+        best = (loss, step) if is_best else (result.best_loss, result.best_step)
+        checks = (*result.checks, (step, loss))
+        self.result = TrainingResult(result.first_loss, best[0], loss, best[1], step, checks)
+        return is_best
+
+    def out_of_patience(self, since: int = 0) -> bool:
+        """Whether the loss has not improved for too long, counted from the step ``since`` or later."""
+        n_stalled = self.result.last_step - max(self.result.best_step, since)
+        return n_stalled >= self.training.patience * self.training.check_every
+
+
+def train(
+    network: nn.Module, loss: RowLoss, training: Training, groups: Int[Tensor, " n_rows"]
+) -> TrainingResult:
+    """Train the network in place. It ends in eval mode, with the weights of the lowest validation loss.
+
+    Args:
+        network: the network; its weights are changed.
+        loss: a function of the network and of row numbers that returns the mean loss over these rows.
+        training: the settings.
+        groups: the group number of each row of the data. Rows of one group are either all trained on or all held out.
+    """
+    return train_on(network, loss, training, *training.hold_out(groups))
+
+
+def train_on(
+    network: nn.Module,
+    loss: RowLoss,
+    training: Training,
+    training_rows: Int[Tensor, " n_train"],
+    validation_rows: Int[Tensor, " n_validation"],
+) -> TrainingResult:
+    """Train the network as ``train`` does, with training rows and validation rows that the caller chooses."""
+    with few_threads(n_training_numbers(network)):
+        result = _optimise(network, loss, training, training_rows, validation_rows)
+    network.eval()
+    log(network, result)
+    return result
+
+
+def n_training_numbers(network: nn.Module) -> int:
+    """How many numbers a step of a training changes: an optimiser stores about four for each weight."""
+    return 4 * sum(weight.numel() for weight in network.parameters())
+
+
+def warn_if_untrained(results: Sequence[TrainingResult], what: str) -> None:
+    """Warn if none of the trainings of a model found weights with a lower validation loss than its initial weights."""
+    if any(result.best_step for result in results):
+        return
+    first = results[0]
+    warn(
+        f"{what} has its initial weights: no step of its training lowered the held-out loss ({first.first_loss:.4g} at the "
+        f"start, {first.last_loss:.4g} after {first.last_step} steps). Lower learning_rate or check_every of its training, or "
+        "calibrate on more points or folds."
+    )
+
+
+def log(network: nn.Module, result: TrainingResult) -> None:
+    """Log the result of a training."""
+    numbers = result.best_loss, result.best_step, result.last_step
+    logger.info("trained %s: best loss %.4g at step %d of %d", type(network).__name__, *numbers)
+
+
+def epochs(
+    rows: Int[Tensor, " n_rows"], batch_size: int, random_state: int
+) -> Iterator[Int[Tensor, " n_batches batch_size"]]:
+    """Iterate over epochs without end: the batches of each, in a new random order, without the incomplete last batch."""
+    generator = _generator(random_state)
+    size = min(batch_size, len(rows))
+    n_used = len(rows) // size * size
+    while True:
+        order = _permutation(len(rows), generator)[:n_used]
+        yield rows[order.to(rows.device)].view(-1, size)
+
+
+def validation_batches(rows: Int[Tensor, " n"], batch_size: int) -> tuple[Tensor, ...]:
+    """Batches of the validation rows; they need no gradients and can therefore be larger than training batches."""
+    size = max(batch_size, 1024) if batch_size >= 64 else batch_size
+    batches: tuple[Tensor, ...] = rows.split(size)
+    return batches
+
+
+def _optimise(
+    network: nn.Module,
+    loss: RowLoss,
+    training: Training,
+    training_rows: Tensor,
+    validation_rows: Tensor,
+) -> TrainingResult:
+    """Take steps until the patience runs out, and restore the best weights."""
+
+    @torch.no_grad()
+    def validation_loss() -> float:
+        network.eval()
+        batches = validation_batches(validation_rows, training.batch_size)
+        total = sum(loss(network, batch) * len(batch) for batch in batches)
+        return float(total / len(validation_rows))
+
+    optimizer = torch.optim.Adam(network.parameters(), lr=training.learning_rate, fused=True)
+    every_epoch = epochs(training_rows, training.batch_size, training.random_state)
+    stopping = EarlyStopping(training, validation_loss())
+    best_weights = copy.deepcopy(network.state_dict())
+    cuts_left, last_cut = training.n_decays, 0
+    for step, batch in enumerate((batch for epoch in every_epoch for batch in epoch), 1):
+        network.train()
+        optimizer.zero_grad()
+        loss(network, batch).backward()
+        optimizer.step()
+        if step % training.check_every and step < training.n_steps:
+            continue
+        if stopping.improves(step, validation_loss()):
+            best_weights = copy.deepcopy(network.state_dict())
+        is_stuck = stopping.out_of_patience(since=last_cut)
+        latest_cut = training.n_steps * (1 - LOWER_RATE * cuts_left)
+        if step == training.n_steps or (is_stuck and not cuts_left):
+            break
+        if cuts_left and (is_stuck or step >= latest_cut):
+            network.load_state_dict(best_weights)
+            for group in optimizer.param_groups:
+                group["lr"] *= DECAY
+            cuts_left, last_cut = cuts_left - 1, step
+    network.load_state_dict(best_weights)
+    return stopping.result
