@@ -15,23 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import record
+from benchmarks import record, rivals
 from benchmarks.record import QUANTILE
-from benchmarks.rivals import (
-    BoostedQuantile,
-    CalibratedSpread,
-    DeepEnsemble,
-    DistanceRegion,
-    GaussianProcess,
-    KNNDistanceConformal,
-    KNNResidualConformal,
-    MCDropout,
-    MeanErrorPredictor,
-    QuantileNetwork,
-    RememberedTraining,
-    SplitConformal,
-    of_x_distance_and_prediction,
-)
 from benchmarks.runs import Benchmark, parser_of, run
 from benchmarks.scores import coverage_by_bin, row
 from benchmarks.suite.methods import shortened
@@ -68,7 +53,7 @@ def forms(surrogate, remembered, seed, n_steps):
     calibrate = partial(GeoQ.paper, surrogate, remembered, bound_model=model, folds=nested)
     of_encoder = {"representation": surrogate.encoder}
     # The quantile 0.999 makes the region contain the whole training interval.
-    whole = DistanceRegion(quantile=0.999)
+    whole = rivals.DistanceRegion(quantile=0.999)
     small_h = replace(model, hidden=(64, 64))
     return {
         "GeoQ (paper)": calibrate(**of_encoder),
@@ -83,32 +68,32 @@ def forms(surrogate, remembered, seed, n_steps):
     }
 
 
-def rivals(surrogate, remembered, recipe, seed):
+def baselines(surrogate, remembered, recipe, seed):
     """The baselines of the paper, and the rivals that are calibrated on the held-out errors of both kinds of folds."""
     random = RandomFolds(5, random_state=seed)
     make = partial(MLP, 1, 1, hidden=HIDDEN, n_encoder_layers=N_ENCODER_LAYERS, dropout=0.1)
-    dropout = MCDropout(replace(recipe, make_network=make), random_state=seed)
+    dropout = rivals.MCDropout(replace(recipe, make_network=make), random_state=seed)
     found = {
-        "GP": GaussianProcess(),
-        "GP (noise bound 1e-8)": GaussianProcess(noise_lower_bound=1e-8),
+        "GP": rivals.GaussianProcess(),
+        "GP (noise bound 1e-8)": rivals.GaussianProcess(noise_lower_bound=1e-8),
         "MC dropout": dropout,
-        "MC dropout (calibrated)": CalibratedSpread(dropout, QUANTILE, random),
-        "Deep ensemble": DeepEnsemble(recipe, N_STAGES, 1000 * (seed + 1)),
-        "Split conformal": SplitConformal(recipe, QUANTILE, random_state=seed),
+        "MC dropout (calibrated)": rivals.CalibratedSpread(dropout, QUANTILE, random),
+        "Deep ensemble": rivals.DeepEnsemble(recipe, N_STAGES, 1000 * (seed + 1)),
+        "Split conformal": rivals.SplitConformal(recipe, QUANTILE, random_state=seed),
     }
     both = CombinedFolds(random, NestedFolds(N_STAGES))
     for ending, folds in (("", both), (" / random folds", random)):
         shared = GeoQ(surrogate, remembered, folds=folds)
-        boosted = partial(BoostedQuantile, shared, random_state=seed)
+        boosted = partial(rivals.BoostedQuantile, shared, random_state=seed)
         of_folds = {
-            "kNN-distance conformal": KNNDistanceConformal(shared),
-            "kNN-residual conformal": KNNResidualConformal(shared),
+            "kNN-distance conformal": rivals.KNNDistanceConformal(shared),
+            "kNN-residual conformal": rivals.KNNResidualConformal(shared),
             "Boosted quantile (x)": boosted(),
             "Boosted quantile (x, distance, prediction)": boosted(
-                inputs=of_x_distance_and_prediction
+                inputs=rivals.of_x_distance_and_prediction
             ),
-            "Quantile network": QuantileNetwork(shared),
-            "Mean-error predictor": MeanErrorPredictor(shared, random_state=seed),
+            "Quantile network": rivals.QuantileNetwork(shared),
+            "Mean-error predictor": rivals.MeanErrorPredictor(shared, random_state=seed),
         }
         found |= {f"{name}{ending}": rival for name, rival in of_folds.items()}
     return found
@@ -127,7 +112,7 @@ def names(_problem):
     recipe = recipe_of(0)
     stub = partial(abs)
     stub.encoder = identity
-    return [*forms(stub, recipe, 0, 1), *rivals(stub, recipe, recipe, 0)]
+    return [*forms(stub, recipe, 0, 1), *baselines(stub, recipe, recipe, 0)]
 
 
 def measure(problem, seed, wanted, *, small=False, pictures=None):
@@ -135,12 +120,12 @@ def measure(problem, seed, wanted, *, small=False, pictures=None):
     n_train, n_test = (240, 100) if small else (1200, 4000)
     x, y, x_test, y_test = load(n_train, n_test)
     recipe = recipe_of(seed, small=small)
-    remembered, deployed = RememberedTraining(recipe), Stopwatch()
+    remembered, deployed = rivals.RememberedTraining(recipe), Stopwatch()
     with deployed.running():
         surrogate = remembered(x, y)
 
     every = forms(surrogate, remembered, seed, 100 if small else 3000)
-    every |= rivals(surrogate, remembered, recipe, seed)
+    every |= baselines(surrogate, remembered, recipe, seed)
     rows, answers, safe = [], {}, None
     for name, estimator in every.items():
         if name not in wanted:
@@ -155,17 +140,10 @@ def measure(problem, seed, wanted, *, small=False, pictures=None):
         if ours:
             answers[name] = estimator, answer
         safe = answer.safe if name == "GeoQ (paper)" else safe  # also for the rivals
-        line = row(
-            name,
-            seed=seed,
-            y=y_test,
-            prediction=answer.prediction,
-            bound=answer.error_hat,
-            safe=answer.safe if ours else safe,
-            train_seconds=watch.seconds,
-            inference_seconds=time.perf_counter() - started,
-        )
-        rows.append({"problem": problem} | line | record.trainings(estimator))
+        seconds = watch.seconds, time.perf_counter() - started
+        about = {"problem": problem, "method": name, "setting": "", "seed": seed}
+        line = row(about, y_test, answer, answer.safe if ours else safe, seconds)
+        rows.append(line | record.trainings(estimator))
     if pictures:
         draw(pictures, x, y, x_test, y_test, answers)
     return rows

@@ -6,7 +6,7 @@ A table has one line per group of rows; a column is a function of the rows of a 
 import math
 import re
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,12 @@ CONFIDENCE = 0.95
 # Rows
 
 
-def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
+def select(rows, **wanted):
     """The rows with these values."""
     return [row for row in rows if all(row.get(k) == v for k, v in wanted.items())]
 
 
-def group(rows: Iterable[Row], *keys: str) -> dict[Any, list[Row]]:
+def group(rows, *keys):
     """Rows by the values of some columns, in the order of their first rows; several columns give tuples."""
     found: dict[Any, list[Row]] = {}
     for row in rows:
@@ -37,7 +37,7 @@ def group(rows: Iterable[Row], *keys: str) -> dict[Any, list[Row]]:
     return found
 
 
-def joined(groups: Mapping[Any, list[Row]]) -> dict[str, list[Row]]:
+def joined(groups):
     """Groups by several columns, with one name for the first columns of a table."""
     return {
         " | ".join(f"{k:g}" if isinstance(k, float) else str(k) for k in key): rows
@@ -45,13 +45,13 @@ def joined(groups: Mapping[Any, list[Row]]) -> dict[str, list[Row]]:
     }
 
 
-def values(rows: Iterable[Row], column: str) -> list[float]:
+def values(rows, column):
     """The numbers of a column; None and nan do not count."""
     found = (row.get(column) for row in rows)
     return [v for v in found if v is not None and not math.isnan(v)]
 
 
-def average(rows: Iterable[Row], column: str) -> float:
+def average(rows, column):
     """The mean of a column; nan without numbers."""
     found = values(rows, column)
     return statistics.fmean(found) if found else math.nan
@@ -71,7 +71,7 @@ class Ratio:
     better: int
 
     @classmethod
-    def of(cls, ratios: Iterable[float]) -> "Ratio":
+    def of(cls, ratios):
         """The ratios of independent problems or seeds; one of them has no interval."""
         logs = [math.log(ratio) for ratio in ratios]
         centre, n, reach = statistics.fmean(logs), len(logs), math.inf
@@ -82,36 +82,29 @@ class Ratio:
         return cls(math.exp(centre), low, high, n, sum(log < 0 for log in logs))
 
     @property
-    def word(self) -> str:
+    def word(self):
         """Ahead or behind if the interval excludes 1."""
         if self.n < 2:
             return "one only"
         return "ahead" if self.high < 1 else "behind" if self.low > 1 else "no clear difference"
 
     @property
-    def range(self) -> str:
+    def range(self):
         high = f"{self.high:.2f}" if self.high < 100 else ">100"
         return f"{self.low:.2f} to {high}" if self.n > 1 else NONE
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.mean:.2f} ({self.range})" if self.n > 1 else f"{self.mean:.2f}"
 
 
-def paired(
-    ours: Iterable[Row],
-    theirs: Iterable[Row],
-    column: str = "pinball",
-    *,
-    over: Sequence[str] = ("problem",),
-    within: Sequence[str] = ("seed",),
-) -> list[float]:
+def paired(ours, theirs, column="pinball", *, over=("problem",), within=("seed",)):
     """Ratios of a column to the same column of other rows, with equal ``over`` and ``within``.
 
     There is one ratio for each value of ``over``: the geometric mean over ``within``. Rows without a partner are left out.
     """
     keys = (*over, *within)
 
-    def known(rows: Iterable[Row]) -> dict[Hashable, float]:
+    def known(rows):
         return {tuple(r[k] for k in keys): r[column] for r in rows if r.get(column)}
 
     mine, others, found = known(ours), known(theirs), {}
@@ -120,7 +113,7 @@ def paired(
     return [statistics.geometric_mean(ratios) for _, ratios in sorted(found.items())]
 
 
-def compare(ours: list[Row], theirs: list[Row], column: str = "pinball", **how: Any) -> str:
+def compare(ours, theirs, column="pinball", **how):
     """The comparison of paired rows in a cell: mean, interval and word; empty for the same rows, a dash where nothing is paired."""
     if theirs and theirs[0] in ours:
         return ""
@@ -134,31 +127,36 @@ def compare(ours: list[Row], theirs: list[Row], column: str = "pinball", **how: 
 # Columns
 
 
-def number(value: float | None, digits: int = 2) -> str:
+def number(value, digits=2):
     """A number with some decimals; a dash for None and nan."""
     return NONE if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
-def mean(column: str, digits: int = 2, factor: float = 1) -> Column:
+def mean(column, digits=2, factor=1):
     """The mean of a column."""
     return lambda rows: number(factor * average(rows, column), digits)
 
 
-def only(column: Column, **wanted: Any) -> Column:
+def means(*columns, digits=2):
+    """The means of some columns by their names, with spaces for underscores."""
+    return {column.replace("_", " "): mean(column, digits) for column in columns}
+
+
+def only(column, **wanted):
     """A column of the rows with these values."""
     return lambda rows: column(select(rows, **wanted))
 
 
-def least(column: str, digits: int = 2, largest: bool = False) -> Column:  # noqa: FBT001, FBT002
+def least(column, digits=2, largest=False):  # noqa: FBT002
     """The smallest or the largest number of a column."""
     extreme = max if largest else min
     return lambda rows: number(extreme(values(rows, column), default=math.nan), digits)
 
 
-def spread(column: str, digits: int | None = None, factor: float = 1) -> Column:
+def spread(column, digits=None, factor=1):
     """Mean and standard deviation over the rows."""
 
-    def cell(rows: list[Row]) -> str:
+    def cell(rows):
         found = [factor * value for value in values(rows, column)]
         if not found:
             return NONE
@@ -170,14 +168,7 @@ def spread(column: str, digits: int | None = None, factor: float = 1) -> Column:
     return cell
 
 
-def table(
-    first: str,
-    groups: Mapping[Any, list[Row]],
-    columns: Mapping[str, Column],
-    *,
-    best: Mapping[str, Callable[..., Any]] | None = None,
-    ranked: Callable[[Any], bool] = bool,
-) -> str:
+def table(first, groups, columns, *, best=None, ranked=bool):
     """A table with one line per group and one column per function of its rows; ``best`` columns have their extreme in bold."""
     lines = [
         [str(name), *(cell(rows) for cell in columns.values())] for name, rows in groups.items()
@@ -192,7 +183,7 @@ def table(
     return as_table([first, *columns], lines)
 
 
-def as_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def as_table(head, lines):
     """Markdown from cells."""
     rows = [f"| {' | '.join(row)} |" for row in (head, *lines)]
     return "\n".join([rows[0], "|---" * (rows[0].count("|") - 1) + "|", *rows[1:]])
@@ -201,7 +192,12 @@ def as_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 # Around the tables
 
 
-def signed(text: str, rows: Iterable[Row]) -> str:
+def page(*parts):
+    """Paragraphs and tables, one after the other."""
+    return "\n\n".join(parts)
+
+
+def signed(text, rows):
     """Tables with a sign after the methods that another run measured, and the explanation of the signs."""
     rows = list(rows)
     runs = list(dict.fromkeys(row["run"] for row in rows if "run" in row))
@@ -215,7 +211,7 @@ def signed(text: str, rows: Iterable[Row]) -> str:
     return f"{text}\n\n{notes}" if notes else text
 
 
-def footer(record: Row) -> str:
+def footer(record):
     """The command, the seeds, the machine and the commit of a results file, and the rows that it leaves out."""
     seeds = ", ".join(map(str, record["seeds"]))
     text = (
@@ -231,5 +227,5 @@ def footer(record: Row) -> str:
     return f"{text} Left out, because no step of the training lowered the held-out loss: {cases}."
 
 
-def _case(row: Row) -> str:
+def _case(row):
     return f"{row.get('problem') or row['setting'].split(', ')[0]} {row['seed']}".strip()

@@ -15,7 +15,6 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -35,7 +34,7 @@ KEYS = (
 )
 
 
-def commit() -> str:
+def commit():
     """The commit of the code, with a mark if tracked files other than results and pages differ from it."""
     if "GEOQ_COMMIT" in os.environ:  # for runs outside the repository
         return os.environ["GEOQ_COMMIT"]
@@ -53,7 +52,7 @@ def commit() -> str:
 COMMIT = commit()
 
 
-def source() -> str:
+def source():
     """Fingerprint of the package and of the modules of the benchmarks that are imported; comments and docstrings do not count."""
     loaded = (sys.modules[n] for n in list(sys.modules) if n.split(".")[0] == "benchmarks")
     main = getattr(sys.modules["__main__"], "__file__", None) or __file__
@@ -71,7 +70,7 @@ def source() -> str:
     return code.hexdigest()[:16]
 
 
-def trainings(fitted: Any, *, checks: bool = False) -> dict[str, Any]:
+def trainings(fitted, *, checks=False):
     """First, best and last held-out loss of the networks of a fitted method, for its row; nothing for other methods."""
     bound = getattr(getattr(fitted, "fitted_", None), "bound", None)
     for part in (fitted, bound, getattr(bound, "factor", None)):
@@ -85,18 +84,18 @@ def trainings(fitted: Any, *, checks: bool = False) -> dict[str, Any]:
     return {}
 
 
-def is_untrained(row: dict[str, Any]) -> bool:
+def is_untrained(row):
     """Whether the networks of a row have their initial weights."""
     steps = [result.get("best_step") for result in row.get("trainings") or [row]]
     return any(step is not None for step in steps) and not any(steps)
 
 
-def path_of(name: str, folder: Path = RESULTS) -> Path:
+def path_of(name, folder=RESULTS):
     """The results file of a name."""
     return folder / f"{name}{ENDING}"
 
 
-def write(name: str, rows: list[dict[str, Any]], path: Path | None = None, **extra: Any) -> Path:
+def write(name, rows, path=None, **extra):
     """Write the rows, the command, the machine, the commit, the versions and the seeds; return the path.
 
     All rows have one commit: the commit that a row names, or the commit of this run. Rows of methods whose networks have their
@@ -140,7 +139,7 @@ def write(name: str, rows: list[dict[str, Any]], path: Path | None = None, **ext
     return target
 
 
-def command() -> str:
+def command():
     """The command of this process, without the options that change where and how fast it runs."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     words = sys.argv[1:]
@@ -151,13 +150,13 @@ def command() -> str:
     return " ".join(["python -m", module.name if module else "?", *words])
 
 
-def device() -> str:
+def device():
     """The name of the GPU, or cpu."""
     torch = sys.modules.get("torch")
     return torch.cuda.get_device_name() if torch and torch.cuda.is_available() else "cpu"
 
 
-def fingerprint(*arrays: np.ndarray) -> str:
+def fingerprint(*arrays):
     """A hash of arrays."""
     digest = hashlib.sha256()
     for array in arrays:
@@ -166,7 +165,7 @@ def fingerprint(*arrays: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def installed(package: str) -> str | None:
+def installed(package):
     """Version of a package, or None where it is not installed."""
     try:
         return version(package)
@@ -174,7 +173,7 @@ def installed(package: str) -> str | None:
         return None
 
 
-def as_text(content: dict[str, Any]) -> str:
+def as_text(content):
     """JSON with one line per row. JSON has no nan: the correlation with a constant bound becomes null."""
     rows = ",\n".join(json.dumps(_rounded(row), allow_nan=False) for row in content["rows"])
     head = {key: content[key] for key in content if key != "rows"}
@@ -183,7 +182,7 @@ def as_text(content: dict[str, Any]) -> str:
     )
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value):
     if isinstance(value, dict):
         return {key: _rounded(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -193,7 +192,7 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def save(content: dict[str, Any], path: Path) -> None:
+def save(content, path):
     """Write a file whole or not at all: an interrupted run leaves no incomplete file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"unfinished-{path.name}")
@@ -201,12 +200,12 @@ def save(content: dict[str, Any], path: Path) -> None:
     unfinished.replace(path)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path):
     """The content of one file."""
     return json.loads(gzip.decompress(path.read_bytes()))
 
 
-def load(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+def load(name, folder=RESULTS):
     """The content of a results file, with the rows that only runs at other commits have; these name their run."""
     path = path_of(name, folder)
     if not path.is_file():
@@ -222,18 +221,18 @@ def load(name: str, folder: Path = RESULTS) -> dict[str, Any]:
     return record
 
 
-def where(record: dict[str, Any]) -> str:
+def where(record):
     """Machine, GPU and commit of a results file."""
     gpu = "" if record["device"] == "cpu" else f", {record['device']}"
     return f"{record['machine']}{gpu}, commit {record['commit'][:10]}"
 
 
-def identity(row: dict[str, Any]) -> tuple[Any, ...]:
+def identity(row):
     """What a row measures."""
     return tuple(row.get(key) for key in KEYS)
 
 
-def finished(path: Path, **conditions: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def finished(path, **conditions):
     """Rows and untrained rows of an earlier run under the same conditions, such as the fingerprint of the code.
 
     They count as rows of this run, even if a commit without effect on the code lies between. A published file that other code has measured is renamed to ``NAME@COMMIT``, so that its rows stay in the tables.

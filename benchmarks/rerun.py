@@ -16,35 +16,15 @@ import sys
 from benchmarks.record import ROOT, path_of, read
 
 # The minutes of each command on its machine, and the variable that names the data that it needs.
+# fmt: off
 MINUTES = {
-    "two-cores": {
-        "forced": 1,
-        "small_states": 2,
-        "trusted_horizon": 3,
-        "tables": 5,
-        "fields": 5,
-        "cost": 7,
-        "memory": 8,
-        "forrester": 11,
-        "speed": 12,
-    },
-    "gpu": {
-        "third_party": 5,
-        "fields_bounds": 8,
-        "fresh": 10,
-        "second_fresh": 10,
-        "third_fresh": 10,
-        "one_input": 10,
-        "weather_era5_direct": 10,
-        "ablation": 15,
-        "defaults": 15,
-        "kuramoto_sivashinsky_ablation": 15,
-        "weather_era5": 15,
-        "kuramoto_sivashinsky": 30,
-        "richtmyer_meshkov_coarse": 60,
-        "richtmyer_meshkov": 80,
-    },
+    "two-cores": {"forced": 1, "small_states": 2, "trusted_horizon": 3, "tables": 5, "fields": 5, "cost": 7, "memory": 8,
+                  "forrester": 11, "speed": 12},
+    "gpu": {"third_party": 5, "fields_bounds": 8, "fresh": 10, "second_fresh": 10, "third_fresh": 10, "one_input": 10,
+            "weather_era5_direct": 10, "ablation": 15, "defaults": 15, "kuramoto_sivashinsky_ablation": 15, "weather_era5": 15,
+            "kuramoto_sivashinsky": 30, "richtmyer_meshkov_coarse": 60, "richtmyer_meshkov": 80},
 }
+# fmt: on
 DATA = dict.fromkeys(("weather_era5", "weather_era5_direct"), "ERA5")
 DATA["richtmyer_meshkov"] = "SIMULATIONS"
 # The code that rows depend on: all but the modules that make pages from results.

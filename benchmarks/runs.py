@@ -1,6 +1,6 @@
 """The skeleton of the benchmarks: problems x seeds x methods from the command line, in processes of one thread each.
 
-    python -m benchmarks.suite.compare --problems branin darcy --methods "GeoQ*" "CV+" --seeds 700 701 --jobs 2
+    python -m benchmarks.suite.defaults --problems branin darcy --methods "GeoQ*" "CV+" --seeds 700 701 --jobs 2
 
 ``--small`` is a short trial run of a part of the problems. Rows are written as soon as a problem and seed is measured. The same
 command continues an interrupted run: it measures the methods that the file lacks, and begins a new file if the code has changed.
@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -24,8 +24,6 @@ from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
 from benchmarks import record
-
-Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Benchmark:
 
     name: str
     problems: Sequence[str]
-    measure: Callable[..., Rows]
+    measure: Callable[..., list[dict[str, Any]]]
     methods: Callable[[str], Sequence[str]]
     seeds: Sequence[int] | dict[str, Sequence[int]] = (0,)
     small: Sequence[str] = ()
@@ -54,13 +52,11 @@ class Benchmark:
     method_of: Callable[[dict[str, Any]], Any] = itemgetter("method")
 
 
-def parser_of(summary: str | None) -> argparse.ArgumentParser:
+def parser_of(summary):
     """The options that all benchmarks have."""
-    parser = argparse.ArgumentParser(description=(summary or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=summary.splitlines()[0])
     parser.add_argument("--problems", nargs="+", metavar="NAME", help="some of the problems")
-    parser.add_argument(
-        "--methods", nargs="+", metavar="NAME", default=["*"], help='such as GP or "GeoQ*"'
-    )
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help='such as GP or "GeoQ*"')
     parser.add_argument("--seeds", type=int, nargs="+", metavar="SEED")
     parser.add_argument("--small", action="store_true", help="a short trial run")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
@@ -69,7 +65,12 @@ def parser_of(summary: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def run(benchmark: Benchmark, asked: argparse.Namespace, **settings: Any) -> Path:
+def script(benchmark, summary):
+    """The ``main`` of a script without options of its own."""
+    return lambda words=None: run(benchmark, parser_of(summary).parse_args(words))
+
+
+def run(benchmark, asked, **settings):
     """Measure what the results file lacks; ``settings`` are passed to ``measure``."""
     name = f"{benchmark.name}-small" if asked.small else benchmark.name
     path = asked.out or record.path_of(name)
@@ -87,34 +88,28 @@ def run(benchmark: Benchmark, asked: argparse.Namespace, **settings: Any) -> Pat
     return path
 
 
-def problem_of(row: dict[str, Any]) -> str:
+def problem_of(row):
     """The problem that a row belongs to."""
     return row.get("problem") or row["setting"]
 
 
-def in_order(benchmark: Benchmark, rows: Rows) -> Rows:
+def in_order(benchmark, rows):
     """Rows in the order of the problems and seeds, whatever finished first."""
     known = list(benchmark.problems)
     return sorted(rows, key=lambda row: (known.index(problem_of(row)), row["seed"]))
 
 
-def missing(
-    benchmark: Benchmark, asked: argparse.Namespace, rows: Rows
-) -> list[tuple[str, int, list[str]]]:
+def missing(benchmark, asked, rows):
     """Problems and seeds with the methods that have no row."""
     problems = asked.problems or (asked.small and benchmark.small) or benchmark.problems
-    if unknown := set(problems) - set(benchmark.problems):
-        raise SystemExit(
-            f"--problems {' '.join(sorted(unknown))} does not exist; choose from {' '.join(benchmark.problems)}."
-        )
-    cases, found = [], set()
+    if unknown := " ".join(sorted(set(problems) - set(benchmark.problems))):
+        known = " ".join(benchmark.problems)
+        raise SystemExit(f"--problems {unknown} does not exist; choose from {known}.")
+    cases, patterns, found = [], asked.methods or ["*"], False
     for problem in (name for name in benchmark.problems if name in problems):
-        methods = [
-            method
-            for method in benchmark.methods(problem)
-            if any(fnmatchcase(method, pattern) for pattern in asked.methods)
-        ]
-        found |= set(methods)
+        methods = benchmark.methods(problem)
+        methods = [m for m in methods if any(fnmatchcase(m, pattern) for pattern in patterns)]
+        found = found or bool(methods)
         known = benchmark.seeds[problem] if isinstance(benchmark.seeds, dict) else benchmark.seeds
         for seed in asked.seeds or (known[:1] if asked.small else known):
             own = [row for row in rows if (problem_of(row), row["seed"]) == (problem, seed)]
@@ -122,26 +117,20 @@ def missing(
             if left := [method for method in methods if method not in done]:
                 cases.append((problem, seed, left))
     if not found:
-        names = dict.fromkeys(m for problem in problems for m in benchmark.methods(problem))
-        raise SystemExit(
-            f"--methods {' '.join(asked.methods)} matches no method; choose from {', '.join(names)}."
-        )
+        names = ", ".join(dict.fromkeys(m for p in problems for m in benchmark.methods(p)))
+        raise SystemExit(f"--methods {' '.join(patterns)} matches no method; choose from {names}.")
     return cases
 
 
-def measured(
-    task: Callable[..., Any], cases: Sequence[tuple], *, jobs: int = 1, minutes: float = math.inf
-) -> Iterator[Any]:
+def measured(task, cases, *, jobs=1, minutes=math.inf):
     """Yield the result of each case as soon as it is there, and print how long it took.
 
     A case that fails is printed and left out, so that it does not end the others. No case starts after some minutes.
     """
     started, late = time.time(), []
     parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
-    deadline = started + 60 * minutes
-    for case, result, failure, seconds in parallel(
-        delayed(_attempt)(task, case, deadline) for case in cases
-    ):
+    calls = (delayed(_attempt)(task, case, started + 60 * minutes) for case in cases)
+    for case, result, failure, seconds in parallel(calls):
         if seconds is None:
             late.append(case[:2])
             continue
@@ -153,7 +142,7 @@ def measured(
         print(f"out of time, not started: {late}", flush=True)
 
 
-def _attempt(task: Callable[..., Any], case: tuple, deadline: float) -> tuple:
+def _attempt(task, case, deadline):
     """The case, its result, a message if it failed, and its seconds; None as seconds if it was too late to start."""
     started = time.time()
     if started > deadline:

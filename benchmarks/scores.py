@@ -1,7 +1,6 @@
 """Scores of a bound and of a prediction that the package does not contain, and the row that most benchmarks write."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -9,7 +8,7 @@ from benchmarks.record import QUANTILE
 from geoq.metrics import correlation, coverage, pinball
 
 
-def relative_l2(y: Any, prediction: Any) -> float:
+def relative_l2(y, prediction):
     """Norm of the error of a prediction divided by the norm of the reference, over all values together."""
     reference = np.asarray(y, dtype=float)
     return float(np.linalg.norm(reference - np.asarray(prediction)) / np.linalg.norm(reference))
@@ -25,7 +24,7 @@ class CoverageBin:
     coverage: float
 
 
-def coverage_by_bin(error: Any, bound: Any, score: Any, n_bins: int) -> list[CoverageBin]:
+def coverage_by_bin(error, bound, score, n_bins):
     """Coverage in bins of the support score, in ascending order, that contain about the same number of rows.
 
     Equal scores are in the same bin, so repeated scores may give fewer bins.
@@ -41,41 +40,33 @@ def coverage_by_bin(error: Any, bound: Any, score: Any, n_bins: int) -> list[Cov
     ]
 
 
-def coverage_by_lead(error: Any, bound: Any, axis: int = 1) -> np.ndarray:
+def coverage_by_lead(error, bound, axis=1):
     """Coverage at each lead time, or at each index of another axis."""
     covered = np.moveaxis(np.asarray(error) <= np.asarray(bound), axis, 0)
     return np.asarray(covered.reshape(len(covered), -1).mean(axis=1))
 
 
-def row(
-    method: str,
-    *,
-    setting: str = "",
-    seed: int,
-    y: np.ndarray,
-    prediction: np.ndarray,
-    bound: np.ndarray,
-    safe: np.ndarray | None = None,
-    train_seconds: float = 0.0,
-    inference_seconds: float = 0.0,
-) -> dict[str, Any]:
-    """One row of a results file; the columns ``safe_`` are restricted to the mask ``safe``, and empty without it."""
+def row(about, y, answer, safe=None, seconds=(0.0, 0.0), rows=...):
+    """One row of a results file: what it is about, the scores of some rows of an answer, and the seconds of fit and answer.
+
+    The columns ``safe_`` are restricted to the mask ``safe``, and empty without it.
+    """
+    y, prediction, bound = y[rows], answer.prediction[rows], answer.error_hat[rows]
+    safe = None if safe is None else safe[rows]
     error = abs(y - prediction)
-    inside = {
-        "fraction": lambda: float(np.mean(safe)),
-        "pinball": lambda: pinball(error, bound, QUANTILE, safe),
-        "correlation": lambda: correlation(error, bound, safe),
-        "coverage": lambda: coverage(error, bound, safe),
-    }
+    inside = dict.fromkeys(("fraction", "pinball", "correlation", "coverage"))
+    if safe is not None:
+        inside["fraction"] = float(np.mean(safe))
+        inside["pinball"] = pinball(error, bound, QUANTILE, safe)
+        inside["correlation"] = correlation(error, bound, safe)
+        inside["coverage"] = coverage(error, bound, safe)
     return {
-        "method": method,
-        "setting": setting,
-        "seed": seed,
+        **about,
         "pinball": pinball(error, bound, QUANTILE),
         "correlation": correlation(error, bound),
         "coverage": coverage(error, bound),
-        **{f"safe_{name}": None if safe is None else make() for name, make in inside.items()},
+        **{f"safe_{name}": value for name, value in inside.items()},
         "relative_l2": relative_l2(y, prediction),
-        "train_seconds": train_seconds,
-        "inference_seconds": inference_seconds,
+        "train_seconds": seconds[0],
+        "inference_seconds": seconds[1],
     }

@@ -2,13 +2,12 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 
-def now() -> float:
+def now():
     """The time after all work on the GPU is done."""
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_available():
@@ -23,7 +22,7 @@ class Memo:
     known: dict[Any, tuple[Any, float]] = field(default_factory=dict)
     seconds_saved: float = 0.0
 
-    def __call__(self, key: Any, make: Callable[[], Any]) -> Any:
+    def __call__(self, key, make):
         """The result of ``make()``, or the earlier result for the same key."""
         if key in self.known:
             self.seconds_saved += self.known[key][1]
@@ -31,7 +30,7 @@ class Memo:
             self.known[key] = self.timed(make)
         return self.known[key][0]
 
-    def timed(self, make: Callable[[], Any]) -> tuple[Any, float]:
+    def timed(self, make):
         """Result and seconds of a call; results from the memo count with the seconds that they took."""
         saved, started = self.seconds_saved, now()
         made = make()
@@ -46,7 +45,7 @@ class Stopwatch:
     seconds: float = 0.0
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self):
         saved, started = getattr(self.training, "seconds_saved", 0.0), now()
         yield
         self.seconds += now() - started

@@ -16,7 +16,8 @@ from numpy.testing import assert_array_equal
 from sklearn.base import clone
 from sklearn.linear_model import Ridge
 
-from geoq import GeoQ, RandomFolds
+from geoq import GeoQ, RandomFolds, Region
+from geoq.regions.table_scores import SupportDistance
 from geoq.training.checkpoint import Checkpoint, identity
 from geoq.training.progress import progress_bar
 
@@ -35,8 +36,23 @@ def times(factor):
     return lambda x, y: lambda q: factor * y.std() * truth(q)
 
 
+class Constant:
+    """The quickest bound."""
+
+    def fit(self, tuples, quantile):
+        return lambda features: features.anchor_error + 0.1
+
+
+REGION = Region((SupportDistance(),))
+
+
 def fit(recipe, place, y=Y, **settings):
-    settings = {"folds": RandomFolds(4), **settings}
+    settings = {
+        "folds": RandomFolds(4),
+        "bound_model": Constant(),
+        "safe_region": REGION,
+        **settings,
+    }
     return GeoQ(lambda q: 0.5 * truth(q), recipe, **settings).fit(X, y, checkpoint=place)
 
 

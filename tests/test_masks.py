@@ -60,7 +60,7 @@ TABLE = {
     "domain": Table(),
     "safe_region": Region((SupportDistance(),)),
 }
-FIT, PAIRS, TEST = draw(100), draw(200), draw(300)
+FIT, PAIRS, TEST = draw(100), draw(150), draw(250)
 
 
 def calibrated(as_land=masked, settings=FIELD):

@@ -14,7 +14,7 @@ from geoq.neighbors import MAX_TREE_DIMS, Neighbors
 DIMS = [1, 3, MAX_TREE_DIMS, MAX_TREE_DIMS + 1, 17, 40]
 every_dimension = pytest.mark.parametrize("n_dims", DIMS)
 both_engines = pytest.mark.parametrize("n_dims", [3, 12])
-laws = settings(max_examples=60, deadline=None)
+laws = settings(max_examples=40, deadline=None)
 
 
 def by_hand(points, queries, k, excluded=None):
@@ -65,7 +65,7 @@ def test_neighbours_are_the_first_of_all_sorted_distances(cloud, k):
 @laws
 @given(cloud=clouds(), k=st.sampled_from([1, 2, 5]), reach=st.sampled_from([None, 0, 1, 7]))
 def test_points_within_reach_and_the_point_itself_are_no_others(cloud, k, reach):
-    points = np.repeat(cloud[0], 2, axis=0)
+    points = np.repeat(cloud[0][:150], 2, axis=0)
     position = np.arange(len(points))
     group = None if reach is None else np.random.default_rng(5).integers(20, size=len(points))
     if group is not None:

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 from geoq import RolloutGeoQ
 from geoq.data.coordinates import Coordinates
 from geoq.parts import RolloutRegion
-from geoq.regions.rollout import ROUNDING, FittedSurface
+from geoq.regions.rollout import ROUNDING, Surface
 from geoq.regions.views import TableView
 from geoq.rollout.layout import RowLayout
 
@@ -30,7 +30,7 @@ def view(points):
 def test_the_score_counts_deviations_along_and_across_the_nearest_states():
     """Twenty states on a line with variance 1 along it and none across it."""
     line = np.linspace(-1, 1, 20)
-    surface = FittedSurface(np.stack([line / line.std(), np.zeros(20)], axis=1))
+    surface = Surface(np.stack([line / line.std(), np.zeros(20)], axis=1))
     queries = np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 0.01]])
     expected = [0.0, 2 / np.sqrt(2), 0.01 / ROUNDING / np.sqrt(2)]
     assert_allclose(surface(view(queries)), expected, rtol=1e-5, atol=1e-9)

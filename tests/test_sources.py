@@ -12,58 +12,89 @@ import pytest
 from joblib import parallel_config
 from numpy.testing import assert_allclose, assert_array_equal
 
-from geoq import GeoQ, PredictedFolds, RandomFolds, TrainedFolds
+from geoq import GeoQ, NestedFolds, PredictedFolds, RandomFolds, TrainedFolds
+from geoq.training.sources import Fold, TrainingTime, count_trainings, in_jobs, is_pretrained
+
+FOLDS = RandomFolds(4)
 
 
 def fit(problem, train, **settings):
-    settings = {"folds": RandomFolds(4), **settings}
     surrogate = problem.train(problem.x, problem.y)
-    return GeoQ(surrogate, train, **settings).fit(problem.x, problem.y).fitted_.tuples
+    estimator = GeoQ(surrogate, train, **{"folds": FOLDS, **settings})
+    return estimator.fit(problem.x, problem.y).fitted_.tuples
 
 
-def test_a_recipe_that_trains_together_is_called_once_per_job(problem):
-    sizes = []
+class Together:
+    """A recipe that trains two surrogates at once, and records the numbers of their rows."""
 
-    class Recorder:
-        def __call__(self, x, y):
-            raise AssertionError
+    def __init__(self, train):
+        self.train, self.sizes = train, []
 
-        def n_together(self, x, y):
-            return 2
+    def __call__(self, x, y):
+        self.sizes.append([len(x)])
+        return self.train(x, y)
 
-        def train_many(self, x, y, subsets):
-            sizes.append([len(rows) for rows in subsets])
-            return [problem.train(x[rows], y[rows]) for rows in subsets]
+    def n_together(self, x, y):
+        return 2
 
-    together = fit(problem, Recorder())
-    assert sizes == [[90, 90], [90, 90]]
-    assert_allclose(together.error, fit(problem, problem.train).error)
+    def train_many(self, x, y, subsets):
+        self.sizes.append([len(rows) for rows in subsets])
+        return [self.train(x[rows], y[rows]) for rows in subsets]
+
+
+@pytest.mark.parametrize(
+    ("folds", "sizes"),
+    [(FOLDS, [[90, 90], [90, 90]]), (NestedFolds(3), [[90, 60], [30]])],
+    ids=repr,
+)
+def test_a_recipe_that_trains_together_is_called_once_per_job(problem, folds, sizes):
+    recipe = Together(problem.train)
+    together, alone = (fit(problem, train, folds=folds) for train in (recipe, problem.train))
+    assert recipe.sizes == sizes
+    assert_allclose(together.error, alone.error)
+    assert_allclose(together.increment, alone.increment)
+
+
+def test_an_exception_in_a_training_of_several_folds_names_the_folds(problem):
+    with pytest.raises(ZeroDivisionError) as caught:
+        fit(problem, Together(lambda x, y: 1 / 0))
+    note = "while training the surrogates of fold 1 of 4 to fold 2 of 4 together"
+    assert caught.value.__notes__ == [note]
+
+
+def test_jobs_leave_no_worker_without_one():
+    folds = [Fold(n, 7, np.arange(2), np.arange(1)) for n in range(7)]
+    assert in_jobs(folds, n_together=4, n_workers=1) == [[0, 1, 2, 3], [4, 5, 6]]
+    assert in_jobs(folds, n_together=4, n_workers=3) == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def elsewhere(problem):
+    return [problem.train(problem.x[rows], problem.y[rows]) for rows, _ in FOLDS.split(problem.x)]
 
 
 def test_surrogates_and_predictions_from_elsewhere_give_the_same_calibration(problem):
-    splits = RandomFolds(4).split(problem.x)
-    surrogates = [problem.train(problem.x[rows], problem.y[rows]) for rows, _ in splits]
-    expected = fit(problem, problem.train)
+    surrogates, expected = elsewhere(problem), fit(problem, problem.train)
     arrays = [surrogate(problem.x) for surrogate in surrogates]
     for source in (TrainedFolds(surrogates), PredictedFolds(arrays)):
-        found = fit(problem, source)
-        assert_allclose(found.error, expected.error)
-        assert_allclose(found.features.anchor_error, expected.features.anchor_error)
+        tuples = fit(problem, source)
+        assert_allclose(tuples.error, expected.error)
+        assert_allclose(tuples.features.anchor_error, expected.features.anchor_error)
+        assert is_pretrained(source)
+        assert count_trainings(None, source, 4) == 1
+    assert (count_trainings(None, problem.train, 4), count_trainings(len, None, 4)) == (5, 0)
 
 
 def test_surrogates_and_predictions_from_elsewhere_must_match_the_folds(problem):
-    surrogate = problem.train(problem.x, problem.y)
-    known = surrogate(problem.x)
+    surrogates = elsewhere(problem)
+    arrays = [surrogate(problem.x) for surrogate in surrogates]
     for source, message in (
-        (TrainedFolds([surrogate] * 3), "TrainedFolds has 3 entries, but there are 4 folds"),
-        (PredictedFolds([known] * 3 + [known[1:]]), r"arrays\[3\] has 119 rows, but x has 120"),
-        (PredictedFolds([known * np.nan] * 4), r"surrogate\(x\)\[0, 0\] is nan"),
+        (TrainedFolds(surrogates[:3]), "TrainedFolds has 3 entries, but there are 4 folds"),
+        (PredictedFolds([*arrays[:3], arrays[3][1:]]), r"arrays\[3\] has 119 rows, but x has 120"),
+        (PredictedFolds([arrays[0] * np.nan] * 4), r"surrogate\(x\)\[0, 0\] is nan"),
+        (PredictedFolds([arrays[0][:, 0]] * 4), r"shape \(\d+,\) for y of shape \(\d+, 1\)"),
     ):
         with pytest.raises(ValueError, match=message):
             fit(problem, source)
-    estimator = GeoQ(None, TrainedFolds([surrogate] * 15))
-    with pytest.raises(ValueError, match="TrainedFolds, which does not train"):
-        estimator.fit(problem.x, problem.y)
 
 
 def recipes(folder):
@@ -89,10 +120,11 @@ def recipes(folder):
     return nearest, kills_its_worker
 
 
-def test_processes_of_one_machine_give_the_same_calibration(problem, tmp_path):
+@pytest.mark.parametrize("backend", ["loky", "threading"])
+def test_workers_of_one_machine_give_the_same_calibration(problem, tmp_path, backend):
     nearest, _ = recipes(tmp_path)
     here = fit(problem, nearest)
-    with parallel_config(backend="loky", n_jobs=2):
+    with parallel_config(backend=backend, n_jobs=2):
         there = fit(problem, nearest)
     assert_array_equal(here.error, there.error)
     assert_array_equal(here.fold, there.fold)
@@ -102,7 +134,8 @@ def test_an_exception_on_a_worker_keeps_its_type_and_its_fold(problem):
     def fails(x, y):
         raise ZeroDivisionError("inside the user's code")
 
-    with parallel_config(backend="threading", n_jobs=2), pytest.raises(ZeroDivisionError) as caught:
+    threads = parallel_config(backend="threading", n_jobs=2)
+    with threads, pytest.raises(ZeroDivisionError) as caught:
         fit(problem, fails)
     assert "while training the surrogate of fold" in caught.value.__notes__[0]
 
@@ -112,28 +145,39 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_calibration(problem, tmp_p
     distributed = pytest.importorskip("distributed")
     nearest, kills_its_worker = recipes(tmp_path)
     here = fit(problem, nearest, folds=RandomFolds(8))
-    with (
-        distributed.LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address=None,
-            silence_logs=50,
-        ) as cluster,
-        distributed.Client(cluster),
-        parallel_config(backend="dask"),
-    ):
+    cluster = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, silence_logs=50
+    )
+    with cluster, distributed.Client(cluster), parallel_config(backend="dask"):
         there = fit(problem, kills_its_worker, folds=RandomFolds(8))
     assert (tmp_path / "killed").exists()
     assert_array_equal(here.error, there.error)
     assert_array_equal(here.features.flat, there.features.flat)
 
 
+def test_nothing_is_trained_to_estimate_the_time_of_no_trainings(problem):
+    model = problem.train(problem.x, problem.y)
+    for source in (None, TrainedFolds([model] * 4)):
+        estimator = GeoQ(model, source, folds=FOLDS)
+        assert str(estimator.estimate(problem.x, problem.y)) == "no trainings"
+
+
+def test_the_estimate_counts_workers_and_networks_that_are_trained_together(problem):
+    time = TrainingTime(16, n_together=4, seconds_of_one=30.0, n_workers=2)
+    assert time.seconds == 60
+    text = "16 trainings, 4 at once: 30 s for one, about 60 s in total on 2 workers"
+    assert str(time) == text
+    recipe = Together(problem.train)
+    assert GeoQ(None, recipe, folds=FOLDS).estimate(problem.x, problem.y).n_together == 2
+    assert recipe.sizes == [[90, 90]]
+
+
 MEMORY = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from geoq import GeoQ, RandomFolds
+from geoq import GeoQ, RandomFolds, Region
+from geoq.parts import SupportDistance
 
 class NoBound:
     uses_neighborhood = False
@@ -144,9 +188,10 @@ def status(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(dict(line.split(":", 1) for line in lines)[name].split()[0]) / 1024
 
-x = np.random.default_rng(0).normal(size=(150, 96, 96))
+x = np.random.default_rng(0).normal(size=(150, 80, 80))
 y = np.roll(x, 1, 1)
-estimator = GeoQ(lambda x: x, lambda x, y: np.tanh, folds=RandomFolds(int(sys.argv[1])), bound_model=NoBound())
+settings = {"folds": RandomFolds(int(sys.argv[1])), "safe_region": Region((SupportDistance(),))}
+estimator = GeoQ(lambda x: x, lambda x, y: np.tanh, bound_model=NoBound(), **settings)
 Path("/proc/self/clear_refs").write_text("5")
 before = status("VmRSS")
 estimator.fit(x, y)

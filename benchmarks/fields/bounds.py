@@ -16,8 +16,8 @@ from benchmarks.fields.forms import FORMS, NODES, reduced
 from benchmarks.fields.operator import train
 from benchmarks.fields.problems import PROBLEMS
 from benchmarks.record import QUANTILE
-from benchmarks.rivals import conformal_factor
-from benchmarks.runs import Benchmark, parser_of, run
+from benchmarks.runs import Benchmark, script
+from benchmarks.third_party.rivals import conformal_quantile
 from geoq import GeoQ, Mesh, RandomFolds, Training
 from geoq.metrics import coverage, pinball
 from geoq.parts import FieldBound, FieldFactor, inputs
@@ -45,13 +45,6 @@ def recipe_of(problem, seed, n_steps):
         return reduced
     modes = {"n_modes": problem.n_modes, "in_time": problem.in_time}
     return partial(train, seed=seed, n_steps=n_steps, **modes)
-
-
-def per_cell(errors):
-    """Split conformal bounds of each cell."""
-    n = len(errors)
-    level = min(QUANTILE, n / (n + 1))  # the largest error if there are too few
-    return conformal_factor(errors, quantile=level)
 
 
 def summaries(x, p):
@@ -85,17 +78,14 @@ def regression_scaled(x, p, errors, x_new, p_new):
     as_rows = (-1,) + (1,) * (errors.ndim - 1)
     found = (new @ solved(slice(None))).clip(held_out.min(), held_out.max())
     scaled = errors / np.exp(held_out).reshape(as_rows)
-    return np.exp(found).reshape(as_rows) * per_cell(scaled)
+    return np.exp(found).reshape(as_rows) * conformal_quantile(scaled)
 
 
 def measure(name, seed, wanted, *, small=False):
     """One row per form, number of pairs and method."""
     problem, sizes = ALL[name], SMALL if small else FULL
-    rng, n_train, n_queries = (
-        np.random.default_rng(100 + seed),
-        sizes["n_train"],
-        sizes["n_queries"],
-    )
+    rng, n_train = np.random.default_rng(100 + seed), sizes["n_train"]
+    n_queries = sizes["n_queries"]
     x = problem.draw(rng, n_train + max(sizes["sizes"]) + n_queries)
     y = problem.solve(x)
     recipe = recipe_of(problem, seed, sizes["n_steps"])
@@ -119,7 +109,7 @@ def measure(name, seed, wanted, *, small=False):
         p = surrogate(pairs[0])
         errors = abs(p - pairs[1])
         simple = {
-            "per cell": np.broadcast_to(per_cell(errors), truth.shape),
+            "per cell": np.broadcast_to(conformal_quantile(errors), truth.shape),
             "regression": regression_scaled(pairs[0], p, errors, x_new, p_new),
         }
         for method in (m for m in RIVALS if m in wanted):
@@ -136,19 +126,9 @@ def measure(name, seed, wanted, *, small=False):
     return rows
 
 
-BENCHMARK = Benchmark(
-    "fields_bounds",
-    list(ALL),
-    measure,
-    lambda _: [*RIVALS, *OURS],
-    range(4),
-    ("Plume of five parameters",),
-)
-
-
-def main(words=None):
-    return run(BENCHMARK, parser_of(__doc__).parse_args(words))
-
+METHODS, SMALLEST = [*RIVALS, *OURS], ("Plume of five parameters",)
+BENCHMARK = Benchmark("fields_bounds", list(ALL), measure, lambda _: METHODS, range(4), SMALLEST)
+main = script(BENCHMARK, __doc__)
 
 if __name__ == "__main__":
     main()

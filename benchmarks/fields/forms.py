@@ -18,9 +18,8 @@ def plate(n_nodes=N_NODES):
     corner = np.array([0.5, 0.5])
     candidates = rng.uniform(size=(40 * n_nodes, 2))
     inside = (candidates > corner).sum(axis=1) < 2
-    dense = rng.uniform(size=len(candidates)) < np.exp(
-        -2 * np.linalg.norm(candidates - corner, axis=1)
-    )
+    density = np.exp(-2 * np.linalg.norm(candidates - corner, axis=1))
+    dense = rng.uniform(size=len(candidates)) < density
     nodes = candidates[inside & dense][:n_nodes]
     triangles = Delaunay(nodes).simplices
     centre = nodes[triangles].mean(axis=1)

@@ -42,9 +42,8 @@ class Operator(nn.Module):
         super().__init__()
         self.lift = nn.Linear(n_in + n_spatial, width)
         self.layers = nn.ModuleList(SpectralLayer(width, n_modes, n_spatial) for _ in range(3))
-        self.project = nn.Sequential(
-            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, n_out)
-        )
+        ends = nn.Linear(width, 2 * width), nn.Linear(2 * width, n_out)
+        self.project = nn.Sequential(ends[0], nn.GELU(), ends[1])
         self.in_time = in_time
 
     def forward(self, fields):
@@ -80,30 +79,36 @@ def standardised(fields, moments):
     return torch.from_numpy(((fields - mean) / scale).astype(np.float32))
 
 
+def moments(fields):
+    axes = (0, *range(2, fields.ndim))
+    return fields.mean(axes, keepdims=True), fields.std(axes, keepdims=True)
+
+
 def train(x, y, *, seed, n_steps, n_modes, in_time, width=16):
     """Train an operator on pairs of fields. With ``in_time`` the output is a later state."""
-    axes = (0, *range(2, x.ndim))
-    of_x, of_y = (
-        (part.mean(axes, keepdims=True), part.std(axes, keepdims=True))
-        for part in (x, x if in_time else y)
-    )
+    sizes = {"width": width, "n_modes": n_modes, "in_time": in_time}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        network = Operator(
-            x.shape[1], y.shape[1], x.ndim - 2, width=width, n_modes=n_modes, in_time=in_time
-        )
-    inputs, outputs = standardised(x, of_x), standardised(y, of_y)
-    optimizer = torch.optim.Adam(network.parameters(), 4e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, n_steps)
+        network = Operator(x.shape[1], y.shape[1], x.ndim - 2, **sizes)
     rng = np.random.default_rng(seed)
     batches = (
         rows
         for _ in itertools.count()
         for rows in np.array_split(rng.permutation(len(x)), len(x) // BATCH)
     )
-    for rows in itertools.islice(batches, n_steps):
+    optimizer = torch.optim.Adam(network.parameters(), 4e-3)
+    parts = moments(x), moments(x if in_time else y)
+    return fitted(network, x, y, parts, optimizer, itertools.islice(batches, n_steps), n_steps)
+
+
+def fitted(network, x, y, parts, optimizer, batches, n_steps):
+    """The network after one step for each batch, with one cycle of the learning rate of the optimizer."""
+    inputs, outputs = (standardised(f, of) for f, of in zip((x, y), parts, strict=True))
+    rate = optimizer.param_groups[0]["lr"]
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, n_steps)
+    for rows in batches:
         optimizer.zero_grad()
         (network(inputs[rows]) - outputs[rows]).square().mean().backward()
         optimizer.step()
         schedule.step()
-    return Surrogate(network.eval(), of_x, of_y)
+    return Surrogate(network.eval(), *parts)

@@ -16,18 +16,7 @@ from benchmarks.solvers import etdrk4, kuramoto_sivashinsky, lorenz96, runge_kut
 
 @dataclass(frozen=True)
 class Problem:
-    """Inputs of the data, shifted inputs, and the reference solution.
-
-    Attributes:
-        name: the name in tables.
-        draw: inputs of the data, from a random generator and their number.
-        shifts: by name, shifted inputs from a random generator and their number.
-        solve: the reference outputs of inputs.
-        n_steps: training steps of the surrogate.
-        n_modes: Fourier modes of the surrogate.
-        in_time: whether the output is a later state on a periodic grid.
-        design: whether the region was designed with this problem in view.
-    """
+    """Inputs ``draw(rng, n)`` of the data, shifted inputs, their reference outputs, and the sizes of the surrogate."""
 
     name: str
     draw: Callable
@@ -35,8 +24,8 @@ class Problem:
     solve: Callable
     n_steps: int = 1000
     n_modes: int = 12
-    in_time: bool = True
-    design: bool = True
+    in_time: bool = True  # the output is a later state on a periodic grid
+    design: bool = True  # the region was designed with this problem in view
 
 
 def random_fields(rng, n, grid, smoothness, turning=3.0):
@@ -76,11 +65,11 @@ def mirrored(draw):
 DARCY = 16
 
 
-def darcy_fields(smoothness=3.5, contrast=0.8):
+def darcy_fields(smoothness=3.5, contrast=0.8, size=DARCY):
     def draw(rng, n):
         # A window of a larger periodic field, which is not periodic itself.
-        wide = random_fields(rng, n, (2 * DARCY, 2 * DARCY), smoothness)
-        return contrast * wide[:, None, :DARCY, :DARCY]
+        wide = random_fields(rng, n, (2 * size, 2 * size), smoothness)
+        return contrast * wide[:, None, :size, :size]
 
     return draw
 
@@ -107,16 +96,8 @@ def _pressure(a):
         centre[edge] += 2 * a[edge]
     right = np.zeros_like(a)
     right[:, :-1] = horizontal
-    matrix = diags(
-        [
-            centre.ravel(),
-            -right.ravel()[:-1],
-            -right.ravel()[:-1],
-            -vertical.ravel(),
-            -vertical.ravel(),
-        ],
-        [0, 1, -1, n, -n],
-    )
+    beside, above = -right.ravel()[:-1], -vertical.ravel()
+    matrix = diags([centre.ravel(), beside, beside, above, above], [0, 1, -1, n, -n])
     return spsolve(csc_matrix(matrix), np.full(n * n, 1 / n**2)).reshape(n, n)
 
 
@@ -132,8 +113,8 @@ def burgers_steps(rng, n):
     return np.sign(burgers_fields()(rng, n))
 
 
-def burgers(x):
-    return etdrk4(x, length=2 * np.pi, linear=lambda k: -0.02 * k**2, dt=0.005, n_steps=120)
+def burgers(x, viscosity=0.02):
+    return etdrk4(x, length=2 * np.pi, linear=lambda k: -viscosity * k**2, dt=0.005, n_steps=120)
 
 
 # Kuramoto-Sivashinsky: states on the attractor, one step of 0.5.
@@ -160,9 +141,11 @@ def white(rng, n):
 
 # Not used for the design. Nonlinear Schroedinger equation i u_t = -u_xx / 2 + |u|^2 u, real and imaginary part, until t = 0.3.
 def waves(smoothness=3.0, amplitude=1.0):
-    return lambda rng, n: (
-        amplitude * np.stack([random_fields(rng, n, (LINE,), smoothness) for _ in range(2)], axis=1)
-    )
+    def draw(rng, n):
+        parts = [random_fields(rng, n, (LINE,), smoothness) for _ in range(2)]
+        return amplitude * np.stack(parts, axis=1)
+
+    return draw
 
 
 def one_part(rng, n):
@@ -239,114 +222,47 @@ def heat(x, time=0.02, n_steps=80):
     return x
 
 
-FRESH = (
-    Problem(
-        "Schroedinger",
-        waves(),
-        {
-            "rougher": waves(2.0),
-            "smoother": waves(4.0),
-            "amplitude x 1.4": waves(amplitude=1.4),
-            "amplitude x 0.6": waves(amplitude=0.6),
-            "noisy": noisy(waves(), 0.2),
-            "no imaginary part": one_part,
-        },
-        schroedinger,
-        design=False,
-    ),
-    Problem(
-        "Transport",
-        flows(),
-        {
-            "rougher flow": flows(flow=2.0),
-            "rougher source": flows(source=2.0),
-            "smoother": flows(4.0, 4.0),
-            "flow x 2": flows(speed=0.6),
-            "flow x 0.5": flows(speed=0.15),
-            "noisy": noisy(flows(), 0.2),
-        },
-        transport,
-        n_steps=400,
-        n_modes=4,
-        in_time=False,
-        design=False,
-    ),
-    Problem(
-        "Heat in a cube",
-        heat_fields(),
-        {
-            "rougher": heat_fields(2.5),
-            "smoother": heat_fields(6.0),
-            "amplitude x 1.5": heat_fields(amplitude=1.5),
-            "amplitude x 0.5": heat_fields(amplitude=0.5),
-            "noisy": noisy(heat_fields(), 0.3),
-            "hot place": blob,
-        },
-        heat,
-        n_steps=100,
-        n_modes=2,
-        design=False,
-    ),
-)
+def shifts(make, sizes, **more):
+    """Shifted inputs by name: the arguments of ``make``, and functions; underscores of names stand for spaces."""
+    made = {name: make(*of) for name, of in sizes.items()}
+    return made | {name.replace("_", " "): draw for name, draw in more.items()}
 
+
+def multiples(draw, *factors):
+    return {f"x {factor:g}": scaled(draw, factor) for factor in factors}
+
+
+# fmt: off
+_WAVES = {"rougher": (2.0,), "smoother": (4.0,), "amplitude x 1.4": (3.0, 1.4), "amplitude x 0.6": (3.0, 0.6)}
+_FLOWS = {"rougher flow": (2.0,), "rougher source": (3.0, 2.0), "smoother": (4.0, 4.0),
+          "flow x 2": (3.0, 3.0, 0.6), "flow x 0.5": (3.0, 3.0, 0.15)}
+_HEAT = {"rougher": (2.5,), "smoother": (6.0,), "amplitude x 1.5": (4.0, 1.5), "amplitude x 0.5": (4.0, 0.5)}
+_DARCY = {"rougher": (2.0,), "smoother": (5.0,)}
+_BURGERS = {"rougher": (1.8,), "smoother": (4.5,), "amplitude x 1.5": (3.0, 1.5), "amplitude x 0.6": (3.0, 0.6)}
+# fmt: on
+_CONTRASTS = {f"contrast x {f:g}": scaled(darcy_fields(), f) for f in (1.8, 1.3, 0.5)}
+_DARCY = shifts(darcy_fields, _DARCY, **_CONTRASTS, two_values=two_valued)
+_WAVES = shifts(waves, _WAVES, noisy=noisy(waves(), 0.2), no_imaginary_part=one_part)
+_FLOWS = shifts(flows, _FLOWS, noisy=noisy(flows(), 0.2))
+_HEAT = shifts(heat_fields, _HEAT, noisy=noisy(heat_fields(), 0.3), hot_place=blob)
+_BURGERS = shifts(burgers_fields, _BURGERS, steps=burgers_steps)
+_KS = multiples(ks_states, 1.3, 1.1, 0.7) | {"smoothed": smoothed(ks_states, 3.0)}
+_KS |= {"noisy": noisy(ks_states, 0.2), "mirrored": mirrored(ks_states)}
+_L96 = multiples(l96_states(), 1.3, 0.7) | {"smoothed": smoothed(l96_states(), 1.0)}
+_L96 |= {"noisy": noisy(l96_states(), 0.3), "white noise": white, "forcing 12": l96_states(12.0)}
+_L96["mirrored"] = mirrored(l96_states())
+_NEW, _STEADY = {"design": False}, {"n_modes": 4, "in_time": False}
+FRESH = (
+    Problem("Schroedinger", waves(), _WAVES, schroedinger, **_NEW),
+    Problem("Transport", flows(), _FLOWS, transport, 400, **_STEADY, **_NEW),
+    Problem("Heat in a cube", heat_fields(), _HEAT, heat, 100, 2, **_NEW),
+)
+_DARCY["noisy"], _BURGERS["noisy"] = noisy(darcy_fields(), 0.2), noisy(burgers_fields(), 0.2)
 DESIGN = (
-    Problem(
-        "Darcy",
-        darcy_fields(),
-        {
-            "rougher": darcy_fields(2.0),
-            "smoother": darcy_fields(5.0),
-            "contrast x 1.8": scaled(darcy_fields(), 1.8),
-            "contrast x 1.3": scaled(darcy_fields(), 1.3),
-            "contrast x 0.5": scaled(darcy_fields(), 0.5),
-            "two values": two_valued,
-            "noisy": noisy(darcy_fields(), 0.2),
-        },
-        darcy,
-        n_steps=250,
-        n_modes=4,
-        in_time=False,
-    ),
-    Problem(
-        "Burgers",
-        burgers_fields(),
-        {
-            "rougher": burgers_fields(1.8),
-            "smoother": burgers_fields(4.5),
-            "amplitude x 1.5": burgers_fields(amplitude=1.5),
-            "amplitude x 0.6": burgers_fields(amplitude=0.6),
-            "steps": burgers_steps,
-            "noisy": noisy(burgers_fields(), 0.2),
-        },
-        burgers,
-    ),
-    Problem(
-        "Kuramoto-Sivashinsky",
-        ks_states,
-        {
-            "x 1.3": scaled(ks_states, 1.3),
-            "x 1.1": scaled(ks_states, 1.1),
-            "x 0.7": scaled(ks_states, 0.7),
-            "smoothed": smoothed(ks_states, 3.0),
-            "noisy": noisy(ks_states, 0.2),
-            "mirrored": mirrored(ks_states),
-        },
-        ks,
-    ),
-    Problem(
-        "Lorenz-96",
-        l96_states(),
-        {
-            "x 1.3": scaled(l96_states(), 1.3),
-            "x 0.7": scaled(l96_states(), 0.7),
-            "smoothed": smoothed(l96_states(), 1.0),
-            "noisy": noisy(l96_states(), 0.3),
-            "white noise": white,
-            "forcing 12": l96_states(12.0),
-            "mirrored": mirrored(l96_states()),
-        },
-        l96,
-    ),
+    Problem("Darcy", darcy_fields(), _DARCY, darcy, 250, **_STEADY),
+    Problem("Burgers", burgers_fields(), _BURGERS, burgers),
+    Problem("Kuramoto-Sivashinsky", ks_states, _KS, ks),
+    Problem("Lorenz-96", l96_states(), _L96, l96),
 )
 
 PROBLEMS = {problem.name: problem for problem in DESIGN + FRESH}

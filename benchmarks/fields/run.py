@@ -10,15 +10,12 @@ import numpy as np
 from benchmarks.fields.operator import train
 from benchmarks.fields.problems import PROBLEMS
 from benchmarks.rivals import DistanceRegion
-from benchmarks.runs import Benchmark, parser_of, run
+from benchmarks.runs import Benchmark, script
 from geoq import GeoQ, RandomFolds, Region, Training
 from geoq.parts import FieldBound, FieldFactor
 
-N_TRAIN, N_INSIDE, N_SHIFTED, SIZES = 300, 200, 80, (200, 60)
 SMALL = {"n_train": 30, "n_steps": 3, "n_inside": 10, "n_shifted": 4, "sizes": (30,)}
-FULL = {"n_train": N_TRAIN, "n_inside": N_INSIDE, "n_shifted": N_SHIFTED, "sizes": SIZES}
-
-
+FULL = {"n_train": 300, "n_inside": 200, "n_shifted": 80, "sizes": (200, 60)}
 REGIONS = {"DistanceRegion": DistanceRegion(), "FieldRegion": Region()}
 
 
@@ -28,14 +25,8 @@ def measure(name, seed, wanted, *, small=False):
     rng, n_train, n_inside = np.random.default_rng(seed), sizes["n_train"], sizes["n_inside"]
     x = problem.draw(rng, n_train + max(sizes["sizes"]) + n_inside)
     y = problem.solve(x)
-    surrogate = train(
-        x[:n_train],
-        y[:n_train],
-        seed=seed,
-        n_steps=sizes.get("n_steps", problem.n_steps),
-        n_modes=problem.n_modes,
-        in_time=problem.in_time,
-    )
+    how = {"n_steps": sizes.get("n_steps", problem.n_steps), "n_modes": problem.n_modes}
+    surrogate = train(x[:n_train], y[:n_train], seed=seed, **how, in_time=problem.in_time)
     queries = {"inside": (x[-n_inside:], y[-n_inside:])}
     for shift, draw in problem.shifts.items():
         shifted = draw(rng, sizes["n_shifted"])
@@ -65,16 +56,13 @@ def of_size(surrogate, pairs, queries, wanted, training):
         parts = [view.features for _, view in fitted.views(x)]
         for method, region in regions.items():
             safe = np.concatenate([region.support_score(part) <= 1 + 1e-9 for part in parts])
-            rows.append(
-                {
-                    "method": method,
-                    "shift": shift,
-                    "error_ratio": float(error.mean() / inside),
-                    "coverage": float(covered.mean()),
-                    "safe_fraction": float(safe.mean()),
-                    "safe_coverage": float(covered[safe].mean()) if safe.any() else None,
-                }
-            )
+            scores = {
+                "error_ratio": float(error.mean() / inside),
+                "coverage": float(covered.mean()),
+                "safe_fraction": float(safe.mean()),
+                "safe_coverage": float(covered[safe].mean()) if safe.any() else None,
+            }
+            rows.append({"method": method, "shift": shift} | scores)
     return rows
 
 
@@ -83,14 +71,9 @@ def relative_error(surrogate, x, y):
     return float(np.linalg.norm(surrogate(x) - y) / np.linalg.norm(y - y.mean(axis=0)))
 
 
-BENCHMARK = Benchmark(
-    "fields", list(PROBLEMS), measure, lambda _: list(REGIONS), (10,), ("Heat in a cube",)
-)
-
-
-def main(words=None):
-    return run(BENCHMARK, parser_of(__doc__).parse_args(words))
-
+SMALLEST = ("Heat in a cube",)
+BENCHMARK = Benchmark("fields", list(PROBLEMS), measure, lambda _: list(REGIONS), (10,), SMALLEST)
+main = script(BENCHMARK, __doc__)
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,6 @@
 """Tables and the picture of the field benchmarks."""
 
-from benchmarks.markdown import compare, group, least, mean, only, select, table
+from benchmarks.markdown import compare, group, least, mean, only, page, select, table
 from benchmarks.paper import SEEDWISE
 
 
@@ -28,12 +28,10 @@ def summary(record):
     for method in group(rows, "method"):
         each[f"safe, {method}"] = only(safe, method=method)
         each[f"coverage of safe, {method}"] = only(mean("safe_coverage"), method=method)
-    return "\n\n".join(
-        [
-            table("problems | fields | region", together, columns),
-            f"Set by set, {n} calibration fields: the fraction that is safe, and the coverage of the safe ones.",
-            table("problem | set", {f"{p} | {s}": own for (p, s, _), own in sets.items()}, each),
-        ]
+    return page(
+        table("problems | fields | region", together, columns),
+        f"Set by set, {n} calibration fields: the fraction that is safe, and the coverage of the safe ones.",
+        table("problem | set", {f"{p} | {s}": own for (p, s, _), own in sets.items()}, each),
     )
 
 

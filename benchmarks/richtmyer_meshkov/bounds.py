@@ -219,10 +219,7 @@ def deep_ensemble_scaled(study, setting):
 
 
 def scaled(setting, y, calibration, test):
-    """Multiply the bound of a test case by the factor of each time that is best for the calibration cases.
-
-    ``calibration`` and ``test`` are pairs of the predicted probability and the bound.
-    """
+    """The bounds of the test cases, times the factor of each time that is best for those of the calibration cases."""
     by_time = zip(y.unbind(1), *(part.unbind(1) for part in calibration), strict=True)
     factors = [best_factor(setting.error(y, p), bound) for y, p, bound in by_time]
     mean, bound = test

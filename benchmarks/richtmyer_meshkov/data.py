@@ -3,12 +3,10 @@
     python -m benchmarks.richtmyer_meshkov.data --out FILE --seed 0 --n 1000   # continues an interrupted run
     python -m benchmarks.richtmyer_meshkov.data --out FILE --small             # 16 coarse simulations
 
-Slab geometry: a tube of height 1 and length 2 on 240 x 480 cells, periodic in y, open in x, in the frame in which
-the interface is at rest after the shock has passed. Both gases start at pressure 1, air with density 1. Only the interface is
-random, 4 to 8 of the first 8 modes with random phases and a root mean square of 0.02 to 0.05; the Mach number is the
-same for all, because the initial interface is the only input of the surrogate. The data are the cells where the volume
-fraction of the heavy gas exceeds one half, at the start and at 12 equally spaced times after it. The last is t = 2, when the modes have rolled up
-into mushrooms; later, numerical diffusion mixes their caps with air to less than one half.
+A tube of height 1 and length 2 on 240 x 480 cells, periodic in y, open in x, in the frame in which the interface is at rest after
+the shock has passed. Both gases start at pressure 1, air with density 1. Only the interface is random: 4 to 8 of the first 8 modes
+with random phases and a root mean square of 0.02 to 0.05. The data are the cells where the volume fraction of the heavy gas exceeds
+one half, at the start and at 12 equally spaced times. The last is t = 2, when the modes have rolled up into mushrooms.
 """
 
 import argparse
@@ -16,8 +14,8 @@ import hashlib
 import json
 import math
 import shutil
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +25,6 @@ from benchmarks.richtmyer_meshkov import euler, riemann
 from benchmarks.richtmyer_meshkov.euler import Euler
 
 SHAPE, SMALL_SHAPE = (240, 480), (32, 64)
-N, N_SMALL = 1000, 16
 # Simulations per batch, which limits the memory.
 BATCH = 125
 
@@ -59,16 +56,11 @@ class Tube:
     @property
     def gases(self):
         """Shocked air, air and heavy gas, in the frame in which the shocked interface is at rest."""
-        air, heavy = (
-            riemann.Gas(density, 0.0, 1.0, gamma)
-            for density, gamma in zip(self.densities, self.gammas, strict=True)
-        )
+        pairs = zip(self.densities, self.gammas, strict=True)
+        air, heavy = (riemann.Gas(density, 0.0, 1.0, gamma) for density, gamma in pairs)
         shocked = air.behind_shock(self.mach)
         _, velocity = riemann.contact(shocked, heavy)
-        return [
-            riemann.Gas(gas.density, gas.velocity - velocity, gas.pressure, gas.gamma)
-            for gas in (shocked, air, heavy)
-        ]
+        return [replace(gas, velocity=gas.velocity - velocity) for gas in (shocked, air, heavy)]
 
     @property
     def steps_between_snapshots(self):
@@ -83,10 +75,6 @@ class Tube:
     @property
     def time_step(self):
         return self.duration / self.n_snapshots / self.steps_between_snapshots
-
-    @property
-    def n_steps(self):
-        return self.n_snapshots * self.steps_between_snapshots
 
     def fraction(self, interfaces, device="cpu", dtype=torch.float64, n_lines=16):
         """Fraction of each cell to the right of the interfaces; exact in x, mean of ``n_lines`` lines per cell in y."""
@@ -116,12 +104,57 @@ class Tube:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Heavy gas as 0 and 1, at the start (n, y, x) and at the later times (n, time, y, x)."""
+    """Heavy gas as one bit per cell (n, 1 + n_times, y, bytes), at the start and at the later times."""
 
-    u0: np.ndarray
-    u: np.ndarray
+    bits: np.ndarray
     seed: int
     tube: Tube
+
+    @cached_property
+    def fields(self):
+        """Heavy gas as 0 and 1, (n, 1 + n_times, y, x)."""
+        return np.unpackbits(self.bits, axis=-1, count=self.tube.shape[1])
+
+    @property
+    def u0(self):
+        return self.fields[:, 0]
+
+    @property
+    def u(self):
+        return self.fields[:, 1:]
+
+    @property
+    def checksum(self):
+        return hashlib.sha256(np.ascontiguousarray(self.bits)).hexdigest()
+
+    def save(self, path):
+        """Write the bits, their checksum and the settings to one file without pickles."""
+        made_with = json.dumps({"seed": self.seed, "tube": asdict(self.tube)})
+        write(path, bits=self.bits, checksum=self.checksum, made_with=made_with)
+
+
+def load(path):
+    """The data set of a file; raises if the bits do not match the stored checksum."""
+    with np.load(path) as file:
+        bits, expected = file["bits"], str(file["checksum"])
+        made_with = json.loads(str(file["made_with"]))
+    tube = {k: tuple(v) if isinstance(v, list) else v for k, v in made_with["tube"].items()}
+    found = DataSet(bits, made_with["seed"], Tube(**tube))
+    if found.checksum != expected:
+        raise ValueError(
+            f"{path} was changed: its bits have checksum {found.checksum[:12]}..., but the stored checksum is {expected[:12]}...; "
+            "run the simulations again."
+        )
+    return found
+
+
+def write(path, **arrays):
+    """Write a compressed file; an interrupted run leaves no incomplete file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}")
+    with unfinished.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+    unfinished.replace(path)
 
 
 def interface(seed, index):
@@ -146,7 +179,7 @@ def stepper(tube, *, compile):
 
 @torch.no_grad()
 def run(tube, step, interfaces, device):
-    """Heavy gas as one bit per cell: (n, 1 + n_snapshots, y, bytes)."""
+    """The bits of some simulations."""
     state = tube.start(interfaces, device, torch.float32)
     frames = [state[5] > 0.5]
     for _ in range(tube.n_snapshots):
@@ -156,12 +189,11 @@ def run(tube, step, interfaces, device):
     return np.packbits(torch.stack(frames, dim=1).cpu().numpy(), axis=-1)
 
 
-def simulated_bits(tube, n, seed, device, *, batch=BATCH, compile=None, parts=None):
-    """The bits of n simulations, computed in batches; batches in the folder ``parts`` are read from there."""
+def simulate(n, shape=SHAPE, seed=0, device="cpu", *, batch=BATCH, compile=None, parts=None):
+    """The first n simulations of a seed; batches in the folder ``parts`` are read from there."""
     compile = torch.device(device).type == "cuda" if compile is None else compile
-    size = math.ceil(n / math.ceil(n / batch))
-    step = stepper(tube, compile=compile)
-    run_key = key(tube, seed, device, size, compile)
+    tube, size = Tube(shape=tuple(shape)), math.ceil(n / math.ceil(n / batch))
+    step, run_key = stepper(tube, compile=compile), key(tube, seed, device, size, compile)
     batches = []
     # All batches have one size, so that the step is compiled once.
     for first in range(0, n, size):
@@ -169,99 +201,37 @@ def simulated_bits(tube, n, seed, device, *, batch=BATCH, compile=None, parts=No
         if path and path.exists():
             batches.append(np.load(path)["bits"])
             continue
-        started = time.perf_counter()
         interfaces = [interface(seed, first + i) for i in range(size)]
         batches.append(run(tube, step, interfaces, device))
         if path:
             write(path, bits=batches[-1])
-            seconds = time.perf_counter() - started
-            print(f"{min(first + size, n)} of {n}: {seconds:.1f} s", flush=True)
-    return np.concatenate(batches)[:n]
-
-
-def simulate(n, shape=SHAPE, seed=0, device="cpu", **settings):
-    """The first n simulations of a seed; they do not depend on n."""
-    tube = Tube(shape=tuple(shape))
-    bits = simulated_bits(tube, n, seed, device, **settings)
-    return unpacked(bits, seed, tube)
-
-
-def unpacked(bits, seed, tube):
-    fields = np.unpackbits(bits, axis=-1, count=tube.shape[1])
-    return DataSet(fields[:, 0], fields[:, 1:], seed, tube)
-
-
-def packed(data):
-    return np.packbits(np.concatenate([data.u0[:, None], data.u], 1), axis=-1)
-
-
-def checksum(data):
-    """SHA-256 of the bits of a data set."""
-    return checksum_of_bits(packed(data))
-
-
-def checksum_of_bits(bits):
-    return hashlib.sha256(np.ascontiguousarray(bits)).hexdigest()
-
-
-def save(path, bits, seed, tube):
-    """Write the bits, their checksum and the settings to one file without pickles."""
-    made_with = json.dumps({"seed": seed, "tube": asdict(tube)})
-    write(path, bits=bits, checksum=checksum_of_bits(bits), made_with=made_with)
-
-
-def load(path):
-    """The data set of a file; raises if the bits do not match the stored checksum."""
-    with np.load(path) as file:
-        bits, expected = file["bits"], str(file["checksum"])
-        made_with = json.loads(str(file["made_with"]))
-    found = checksum_of_bits(bits)
-    if found != expected:
-        raise ValueError(
-            f"{path} was changed: its bits have checksum {found[:12]}..., "
-            f"but the stored checksum is {expected[:12]}...; run the simulations again."
-        )
-    settings = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in made_with["tube"].items()
-    }
-    return unpacked(bits, made_with["seed"], Tube(**settings))
-
-
-def write(path, **arrays):
-    """Write a compressed file; an interrupted run leaves no incomplete file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}")
-    with unfinished.open("wb") as file:
-        np.savez_compressed(file, **arrays)
-    unfinished.replace(path)
+            print(f"{min(first + size, n)} of {n} simulations", flush=True)
+    return DataSet(np.concatenate(batches)[:n], seed, tube)
 
 
 def key(tube, seed, device, size, compile):
     """Hash of the settings, the code and the device that the batches depend on."""
     files = (__file__, euler.__file__, riemann.__file__)
     code = [Path(file).read_text() for file in files]
-    run_as = [str(device), size, compile, torch.__version__]
-    made_with = [asdict(tube), seed, run_as, code]
+    made_with = [asdict(tube), seed, [str(device), size, compile, torch.__version__], code]
     return hashlib.sha256(json.dumps(made_with).encode()).hexdigest()[:16]
 
 
-def main():
+def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--n", type=int, help="simulations, 1000 or with --small 16")
-    parser.add_argument("--small", action="store_true", help="few coarse simulations")
+    parser.add_argument("--n", type=int, default=1000, help="simulations")
+    parser.add_argument("--small", action="store_true", help="16 coarse simulations")
     parser.add_argument("--batch", type=int, default=BATCH, help="simulations per batch")
-    asked = parser.parse_args()
+    asked = parser.parse_args(words)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tube, n = Tube(shape=SMALL_SHAPE if asked.small else SHAPE), N_SMALL if asked.small else N
+    n, shape = (16, SMALL_SHAPE) if asked.small else (asked.n, SHAPE)
     parts = asked.out.with_name(f"{asked.out.name}.parts")
-    how = {"batch": asked.batch, "parts": parts}
-    bits = simulated_bits(tube, asked.n or n, asked.seed, device, **how)
-    save(asked.out, bits, asked.seed, tube)
+    made = simulate(n, shape, asked.seed, device, batch=asked.batch, parts=parts)
+    made.save(asked.out)
     shutil.rmtree(parts)
-    print(f"{asked.out}: checksum {checksum_of_bits(bits)}")
+    print(f"{asked.out}: checksum {made.checksum}")
 
 
 if __name__ == "__main__":

@@ -24,14 +24,14 @@ Ghosts = Callable[[Tensor, int], Tensor]
 Y, X = 1, 2
 
 
-def outflow(field: Tensor, axis: int) -> Tensor:
+def outflow(field, axis):
     """Two ghost cells at each end that repeat the last cell: waves leave."""
     n = field.shape[axis]
     first, last = field.narrow(axis, 0, 1), field.narrow(axis, n - 1, 1)
     return torch.cat([first, first, field, last, last], axis)
 
 
-def periodic(field: Tensor, axis: int) -> Tensor:
+def periodic(field, axis):
     """Two ghost cells at each end that continue the field from its other end."""
     n = field.shape[axis]
     return torch.cat([field.narrow(axis, n - 2, 2), field, field.narrow(axis, 0, 2)], axis)
@@ -46,19 +46,19 @@ class Euler:
     ghosts_x: Ghosts = outflow
     ghosts_y: Ghosts = periodic
 
-    def conserved(self, primitive: State) -> State:
+    def conserved(self, primitive):
         m1, m2, u, v, _, z = primitive
         rho = m1 + m2
         return m1, m2, rho * u, rho * v, self._energy(primitive), z
 
-    def primitive(self, conserved: State) -> State:
+    def primitive(self, conserved):
         m1, m2, mu, mv, energy, z = conserved
         rho = m1 + m2
         u, v = mu / rho, mv / rho
         p = (energy - 0.5 * (mu * u + mv * v)) / self._stiffness(z)
         return m1, m2, u, v, p, z
 
-    def step(self, state: State, dt: float) -> State:
+    def step(self, state, dt):
         """The conserved state one time step later."""
         middle = [a + dt * rate for a, rate in zip(state, self._rates(state), strict=True)]
         rates = self._rates(tuple(middle))
@@ -66,25 +66,25 @@ class Euler:
             0.5 * (a + b + dt * rate) for a, b, rate in zip(state, middle, rates, strict=True)
         )
 
-    def courant(self, conserved: State, dt: float) -> float:
+    def courant(self, conserved, dt):
         """Largest Courant number of a state, both directions added; Heun's method wants at most 1."""
         m1, m2, u, v, p, z = self.primitive(conserved)
         speed = abs(u) + abs(v) + 2 * self._sound(m1 + m2, p, z)
         return float(speed.max()) * dt / self.spacing
 
-    def _stiffness(self, z: Tensor) -> Tensor:
+    def _stiffness(self, z):
         """G = 1 / (gamma - 1) of the mixture."""
         first, second = (1 / (gamma - 1) for gamma in self.gammas)
         return first + z * (second - first)
 
-    def _energy(self, primitive: State) -> Tensor:
+    def _energy(self, primitive):
         m1, m2, u, v, p, z = primitive
         return p * self._stiffness(z) + 0.5 * (m1 + m2) * (u * u + v * v)
 
-    def _sound(self, rho: Tensor, p: Tensor, z: Tensor) -> Tensor:
+    def _sound(self, rho, p, z):
         return torch.sqrt((1 + 1 / self._stiffness(z)) * p / rho)
 
-    def _rates(self, conserved: State) -> State:
+    def _rates(self, conserved):
         """Time derivatives of the conserved state."""
         m1, m2, u, v, p, z = self.primitive(conserved)
         x = self._rates_along((m1, m2, u, v, p, z), X, self.ghosts_x)
@@ -92,20 +92,20 @@ class Euler:
         y = (y[0], y[1], y[3], y[2], y[4], y[5])
         return tuple(a + b for a, b in zip(x, y, strict=True))
 
-    def _rates_along(self, w: State, axis: int, ghosts: Ghosts) -> State:
+    def _rates_along(self, w, axis, ghosts):
         """What the fluxes along one axis change; the third of the primitive variables is the velocity along it."""
         n, z = w[0].shape[axis], w[5]
         faces = [sides(ghosts(field, axis), axis) for field in w]
         left, right = zip(*faces, strict=True)
         *flux, velocity = self.flux(left, right)
 
-        def net(face: Tensor) -> Tensor:
+        def net(face):
             return (face.narrow(axis, 0, n) - face.narrow(axis, 1, n)) / self.spacing
 
         m1, m2, mu, mv, energy, advected = [net(face) for face in flux]
         return m1, m2, mu, mv, energy, advected - z * net(velocity)
 
-    def flux(self, left: State, right: State) -> State:
+    def flux(self, left, right):
         """HLLC: fluxes of the six variables, and the velocity that transports masses and volume fraction."""
         slow, fast, contact = self.wave_speeds(left, right)
         upwind = contact >= 0
@@ -126,7 +126,7 @@ class Euler:
             velocity,
         )
 
-    def wave_speeds(self, left: State, right: State) -> tuple[Tensor, Tensor, Tensor]:
+    def wave_speeds(self, left, right):
         """Davis's estimates of the outer waves, and the contact between them."""
         rho_l, u_l, p_l = left[0] + left[1], left[2], left[4]
         rho_r, u_r, p_r = right[0] + right[1], right[2], right[4]
@@ -138,7 +138,7 @@ class Euler:
         return slow, fast, contact
 
 
-def sides(field: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+def sides(field, axis):
     """Values on the left and right of every face, from a field with two ghost cells at each end."""
     n = field.shape[axis]
     difference = field.narrow(axis, 1, n - 1) - field.narrow(axis, 0, n - 1)
@@ -149,7 +149,7 @@ def sides(field: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     return left.narrow(axis, 0, n - 3), right.narrow(axis, 1, n - 3)
 
 
-def limited(back: Tensor, ahead: Tensor) -> Tensor:
+def limited(back, ahead):
     """The monotonized central slope: zero at extrema, otherwise central but at most twice either difference."""
     steepest = 2 * torch.minimum(abs(back), abs(ahead))
     central = 0.5 * (back + ahead)

@@ -7,17 +7,7 @@ import torch
 from torch import nn
 
 from benchmarks.record import QUANTILE
-from benchmarks.richtmyer_meshkov.bounds import (
-    BINARY,
-    CHUNK,
-    LEAST_START,
-    MOST_START,
-    Answer,
-    best_factors,
-    quantile_of_cells,
-    two_valued_bound,
-    wrong,
-)
+from benchmarks.richtmyer_meshkov import bounds
 from geoq import Grid
 from geoq.bounds.network import FieldNetwork, normalization, pinball
 from geoq.bounds.prior import Prior
@@ -58,7 +48,7 @@ def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
         error = setting.error(y[rows], p[rows])
         return (weight * loss(error, output_of(net, x[rows], p[rows]), p[rows])).mean()
 
-    some = sees(x[:CHUNK], p[:CHUNK])
+    some = sees(x[: bounds.CHUNK], p[: bounds.CHUNK])
     layout = Layout(Grid(2), tuple(some.shape[2:]), on_cells=True)
     sizes = {"layout": layout, "widths": study.settings.widths, "dropout": 0.0}
     with seeded(training.random_state):
@@ -68,7 +58,7 @@ def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
         network = network.to(x.device)
         train(network, mean_loss, training, torch.arange(len(x), device=x.device))
     with torch.no_grad():
-        parts = zip(study.x_test.split(CHUNK), study.p.split(CHUNK), strict=True)
+        parts = zip(study.x_test.split(bounds.CHUNK), study.p.split(bounds.CHUNK), strict=True)
         return torch.cat([output_of(network, *part) for part in parts])
 
 
@@ -76,12 +66,12 @@ def fit_quantile(study, setting, start, sees=of_x_and_p):
     """A bound in (0, 1) by the pinball loss: sigmoid(logit(start(p)) + network)."""
 
     def bound(output, p):
-        return (output + start(p).clamp(LEAST_START, MOST_START).logit()).sigmoid()
+        return (output + start(p).clamp(bounds.LEAST_START, bounds.MOST_START).logit()).sigmoid()
 
     def loss(error, output, p):
         return pinball(error, bound(output, p), QUANTILE)
 
-    return Answer(bound(fit_unet(study, setting, loss, sees), study.p), study.p)
+    return bounds.Answer(bound(fit_unet(study, setting, loss, sees), study.p), study.p)
 
 
 def quantile_network(study, setting, *, sees):
@@ -89,14 +79,14 @@ def quantile_network(study, setting, *, sees):
     errors = [setting.error(y, p) for y, p in study.held_out_by_time()]
     # Where most errors are 0 their quantile is 0 too, and the gradient would vanish.
     quantiles = torch.stack(
-        [torch.maximum(quantile_of_cells(error), error.mean(dim=0)) for error in errors]
+        [torch.maximum(bounds.quantile_of_cells(error), error.mean(dim=0)) for error in errors]
     )
     return fit_quantile(study, setting, lambda p: quantiles.expand_as(p), sees)
 
 
 def doubt_times_network(study, setting):
     """c_t p (1 - p), corrected by a network of x and p."""
-    per_time = best_factors(study, setting)
+    per_time = bounds.best_factors(study, setting)
     return fit_quantile(study, setting, lambda p: per_time * p * (1 - p))
 
 
@@ -104,7 +94,7 @@ def chance_by_p_and_cell(study):
     """Logit of the chance of a wrong cell given p, time and cell, as a function of the logit of p."""
 
     def fit():
-        is_wrong = wrong(study.y, study.cross_fit).bool().flatten(2).cpu().numpy()
+        is_wrong = bounds.wrong(study.y, study.cross_fit).bool().flatten(2).cpu().numpy()
         logit = logits(study.cross_fit).flatten(2).cpu().numpy()
         groups = torch.arange(len(logit)).numpy()
         return Prior.fit(is_wrong, is_wrong | True, logit, groups)
@@ -116,7 +106,7 @@ def chance_by_p_and_cell(study):
 def frequency_by_p_and_cell(study, setting):
     """The chance that GeoQ's networks start from."""
     logit = chance_by_p_and_cell(study)(logits(study.p))
-    return two_valued_bound(study, setting, logit.sigmoid())
+    return bounds.two_valued_bound(study, setting, logit.sigmoid())
 
 
 def classifier(study, setting, *, used):
@@ -131,10 +121,10 @@ def classifier(study, setting, *, used):
         return entropy(logit_of(output, p), error, reduction="none")
 
     def chance(number):
-        output = fit_unet(study, BINARY, loss, number=number)
+        output = fit_unet(study, bounds.BINARY, loss, number=number)
         return logit_of(output, study.p).sigmoid()
 
     chances = [
         study.remembered(("classifier", number), partial(chance, number)) for number in range(used)
     ]
-    return two_valued_bound(study, setting, sum(chances) / used)
+    return bounds.two_valued_bound(study, setting, sum(chances) / used)

@@ -1,10 +1,9 @@
 """Training of the Fourier neural operator, and the trained operator as a surrogate."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,34 +18,24 @@ NEAR = 4
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTraining:
-    """How the operator is trained: AdamW with one cycle of the learning rate, in bfloat16 on the GPU.
-
-    Attributes:
-        make_network: returns a network with fresh weights.
-        n_epochs: passes over the simulations; the incomplete last batch of a pass is dropped.
-        batch_size: simulations per step.
-        learning_rate: the highest of the cycle.
-        weight_decay: AdamW's.
-        interface_weight: additional weight of cells near an interface in the cross-entropy.
-        augment: shift and mirror the simulations at random in y, in which the problem is periodic and symmetric.
-        compiled: whether to compile the steps with torch.compile.
-        random_state: seed of initial weights, order of the batches, shifts and dropout.
-    """
+    """How the operator is trained: AdamW with one cycle of the learning rate, in bfloat16 on the GPU."""
 
     make_network: Callable[[], FourierOperator] = FourierOperator
     n_epochs: int = 20
     batch_size: int = 16
-    learning_rate: float = 3e-3
+    learning_rate: float = 3e-3  # the highest of the cycle
     weight_decay: float = 1e-4
-    interface_weight: float = 2.0
-    augment: bool = True
+    interface_weight: float = (
+        2.0  # additional weight of cells near an interface in the cross-entropy
+    )
+    augment: bool = (
+        True  # random shifts and mirror images in y, in which the problem is periodic and symmetric
+    )
     compiled: bool = field(default_factory=torch.cuda.is_available)
     random_state: int = 0
 
 
-def train_operator(
-    u0: Any, u: Any, training: OperatorTraining, *, device: torch.device | str = DEVICE
-) -> FourierOperator:
+def train_operator(u0, u, training, *, device=DEVICE):
     """A network trained on initial fields (n, y, x) and later ones (n, n_times, y, x); heavy is what exceeds 0.5."""
     device = torch.device(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -54,52 +43,38 @@ def train_operator(
         network = training.make_network().to(device)
         n_times = network.settings["n_times"]
         if u.shape != (len(u0), n_times, *u0.shape[1:]):
-            raise ValueError(
-                f"u has shape {tuple(u.shape)} and u0 {tuple(u0.shape)}, but a network of {n_times} times needs "
-                "(n, n_times, y, x) and (n, y, x)."
-            )
+            shapes = f"u has shape {tuple(u.shape)} and u0 {tuple(u0.shape)}"
+            raise ValueError(f"{shapes}, but the network predicts {n_times} later fields.")
         initial, labels = binary(u0, device), labelled(binary(u, device))
         for epoch, loss in enumerate(epochs(network, initial, labels, training), 1):
             if not math.isfinite(loss):
-                raise FloatingPointError(
-                    f"the loss became {loss} in epoch {epoch}; lower learning_rate={training.learning_rate:g}."
-                )
+                raise FloatingPointError(f"the loss became {loss} in epoch {epoch}.")
     return network.eval()
 
 
-def binary(fields: Any, device: torch.device) -> Tensor:
+def binary(fields, device):
     return (torch.as_tensor(fields).to(device) > 0.5).to(torch.uint8)
 
 
-def labelled(u: Tensor) -> Tensor:
+def labelled(u):
     """Bytes with the field in bit 0 and, in bit 1, whether a cell is near an interface."""
     labels = u.clone()
     for part in labels.split(16):
         around = functional.pad(part.float(), (0, 0, NEAR, NEAR), mode="circular")
-        mean = functional.avg_pool2d(
-            around, 2 * NEAR + 1, 1, padding=(0, NEAR), count_include_pad=False
-        )
+        how = {"padding": (0, NEAR), "count_include_pad": False}
+        mean = functional.avg_pool2d(around, 2 * NEAR + 1, 1, **how)
         part += 2 * ((mean > 0) & (mean < 1)).to(torch.uint8)
     return labels
 
 
-def epochs(
-    network: FourierOperator, u0: Tensor, labels: Tensor, training: OperatorTraining
-) -> Iterator[float]:
+def epochs(network, u0, labels, training):
     """Train in place; the mean loss after each pass, the only time at which the host waits for the device."""
     n_steps = max(1, len(u0) // training.batch_size)
-    optimizer = torch.optim.AdamW(
-        network.parameters(),
-        lr=training.learning_rate,
-        weight_decay=training.weight_decay,
-        fused=True,
-    )
+    rate, decay = training.learning_rate, {"weight_decay": training.weight_decay, "fused": True}
+    optimizer = torch.optim.AdamW(network.parameters(), rate, **decay)
+    cycle = {"pct_start": 0.2, "cycle_momentum": False}
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer,
-        training.learning_rate,
-        total_steps=training.n_epochs * n_steps,
-        pct_start=0.2,
-        cycle_momentum=False,
+        optimizer, rate, training.n_epochs * n_steps, **cycle
     )
     loss = compiled_loss() if training.compiled else loss_of
     network.train()
@@ -119,7 +94,7 @@ def epochs(
         yield float(total) / n_steps
 
 
-def gathered(u0: Tensor, labels: Tensor, rows: Tensor, *, augment: bool) -> tuple[Tensor, Tensor]:
+def gathered(u0, labels, rows, *, augment):
     """The simulations of a batch, each with its own random shift and reflection in y."""
     n_y = u0.shape[1]
     y = torch.arange(n_y, device=u0.device).expand(len(rows), -1)
@@ -132,15 +107,14 @@ def gathered(u0: Tensor, labels: Tensor, rows: Tensor, *, augment: bool) -> tupl
     return initial, labels[rows[:, None, None], times, y[:, None]]
 
 
-def precision(device: torch.device) -> torch.dtype:
+def precision(device):
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def loss_of(network: nn.Module, u0: Tensor, labels: Tensor, interface_weight: float) -> Tensor:
+def loss_of(network, u0, labels, interface_weight):
     """Weighted binary cross-entropy plus Dice loss, in float32.
 
-    The paper does not give its weights. These weights are larger near the interfaces and equal on both sides, so that
-    p = 0.5 remains the position of the interface; weights by class would move it.
+    The paper does not give its weights. These are equal on both sides of an interface, so that p = 0.5 remains its position.
     """
     logits = network(u0).float()
     u, weight = (labels & 1).float(), 1 + interface_weight * (labels >> 1).float()
@@ -158,7 +132,7 @@ def compiled_loss():
 
 
 @torch.no_grad()
-def probabilities(network: FourierOperator, u0: Tensor, batch_size: int = 16) -> Tensor:
+def probabilities(network, u0, batch_size=16):
     """Probabilities (n, n_times, y, x) of the heavy gas, in float32 on the device of u0."""
     device = next(network.parameters()).device
     parts = [
@@ -174,7 +148,7 @@ class OperatorSurrogate:
 
     network: FourierOperator
 
-    def __call__(self, u0: Any) -> Any:
+    def __call__(self, u0):
         answer = probabilities(self.network, torch.as_tensor(u0))
         return answer if isinstance(u0, Tensor) else answer.numpy()
 
@@ -186,9 +160,9 @@ class TrainOperator:
     training: OperatorTraining = field(default_factory=OperatorTraining)
     device: str = DEVICE
 
-    def __call__(self, u0: Any, u: Any) -> OperatorSurrogate:
+    def __call__(self, u0, u):
         network = train_operator(u0, u, self.training, device=self.device)
         return OperatorSurrogate(network)
 
-    def with_seed(self, random_state: int) -> "TrainOperator":
+    def with_seed(self, random_state):
         return replace(self, training=replace(self.training, random_state=random_state))

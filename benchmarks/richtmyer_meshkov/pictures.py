@@ -3,8 +3,8 @@
 python -m benchmarks.richtmyer_meshkov.pictures fields.npz docs
 """
 
-import argparse
 import re
+import sys
 from functools import cached_property
 from pathlib import Path
 
@@ -14,13 +14,8 @@ SHOWN_TIMES = (6, 12)
 # Bounds in the figure. The first one is stored at all times, for the animation.
 SHOWN = ("GeoQ (default)", "GeoQ (paper, k_a=5)", "Distance x p bins, two-valued", "Deep ensemble")
 # Curves of wrong cells that are flagged over the flagged area.
-COMPARED = (
-    *SHOWN,
-    "Classifier of wrong cells (x, p)",
-    "c p (1 - p)",
-    "MC dropout",
-    "Static per column",
-)
+COMPARED = (*SHOWN, "Classifier of wrong cells (x, p)", "c p (1 - p)", "MC dropout")
+COMPARED += ("Static per column",)
 
 
 def slug(name):
@@ -78,9 +73,8 @@ def show(axes, image, title, most=1.0, colours="magma"):
 def median_case(figure, fields):
     """The paper's figure: truth, prediction, true error, expected error and bounds at two times."""
     shown = fields.measured(SHOWN)
-    for row, time in zip(
-        figure.subplots(len(SHOWN_TIMES), 4 + len(shown)), SHOWN_TIMES, strict=True
-    ):
+    rows = figure.subplots(len(SHOWN_TIMES), 4 + len(shown))
+    for row, time in zip(rows, SHOWN_TIMES, strict=True):
         truth, prediction = fields.truth[time - 1], fields.prediction[time - 1]
         show(row[0], truth, f"truth, t = {time}", colours="Greys")
         show(row[1], prediction, "prediction", colours="Greys")
@@ -103,10 +97,7 @@ def against_distance(axes, fields, method):
 
 
 def flagged_cells(axes, fields, methods):
-    """Fraction of the wrong cells that are flagged over the fraction of all cells that are flagged.
-
-    A dot marks the bound with the threshold one half.
-    """
+    """Fraction of the wrong cells that are flagged over that of all cells; a dot marks the threshold one half of the bound."""
     for number, method in enumerate(methods):
         flagged, recall = fields.numbers(method, "flagged_and_recall").T
         axes.plot(flagged, recall, color=f"C{number}", lw=1, label=method)
@@ -146,9 +137,7 @@ def draw(path, folder):
 
     fields, ours = Fields(path), SHOWN[0]
     if not fields.measured([ours]):
-        raise SystemExit(
-            f"{path} holds no arrays of {ours}, which the pictures need; measure this method first."
-        )
+        raise SystemExit(f"{path} holds no arrays of {ours}; measure this method first.")
     folder.mkdir(parents=True, exist_ok=True)
 
     def save(figure, name):
@@ -166,13 +155,5 @@ def draw(path, folder):
     animate(folder / "richtmyer-meshkov.gif", fields, ours)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("fields", type=Path, help="the arrays that the run stored for the pictures")
-    parser.add_argument("folder", type=Path, help="folder of the pictures")
-    arguments = parser.parse_args()
-    draw(arguments.fields, arguments.folder)
-
-
 if __name__ == "__main__":
-    main()
+    draw(Path(sys.argv[1]), Path(sys.argv[2]))

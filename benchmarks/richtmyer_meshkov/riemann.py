@@ -16,10 +16,10 @@ class Gas:
     gamma: float
 
     @property
-    def sound(self) -> float:
+    def sound(self):
         return (self.gamma * self.pressure / self.density) ** 0.5
 
-    def velocity_change(self, pressure: float) -> float:
+    def velocity_change(self, pressure):
         """What a wave into this gas adds to its speed to reach a pressure: shock or rarefaction."""
         g, p, c = self.gamma, self.pressure, self.sound
         if pressure > p:
@@ -27,7 +27,7 @@ class Gas:
             return (pressure - p) / mass
         return 2 * c / (g - 1) * ((pressure / p) ** ((g - 1) / (2 * g)) - 1)
 
-    def density_at(self, pressure: float) -> float:
+    def density_at(self, pressure):
         """Density behind a wave that reaches a pressure."""
         ratio, g = pressure / self.pressure, self.gamma
         if ratio > 1:
@@ -35,7 +35,7 @@ class Gas:
             return self.density * (ratio + small) / (small * ratio + 1)
         return self.density * ratio ** (1 / g)
 
-    def behind_shock(self, mach: float) -> "Gas":
+    def behind_shock(self, mach):
         """This gas after a shock of a Mach number has run through it to the right."""
         g = self.gamma
         pressure = self.pressure * (1 + 2 * g / (g + 1) * (mach**2 - 1))
@@ -43,10 +43,10 @@ class Gas:
         return Gas(self.density_at(pressure), velocity, pressure, g)
 
 
-def contact(left: Gas, right: Gas) -> tuple[float, float]:
+def contact(left, right):
     """Pressure and velocity between the two outer waves."""
 
-    def gap(pressure: float) -> float:
+    def gap(pressure):
         change = left.velocity_change(pressure) + right.velocity_change(pressure)
         return change + right.velocity - left.velocity
 
@@ -57,7 +57,7 @@ def contact(left: Gas, right: Gas) -> tuple[float, float]:
     return pressure, left.velocity - left.velocity_change(pressure)
 
 
-def solution(left: Gas, right: Gas, speed: np.ndarray) -> np.ndarray:
+def solution(left, right, speed):
     """Density, velocity and pressure along x / t = speed, stacked."""
     pressure, velocity = contact(left, right)
     behind = _one_side(left, pressure, velocity, speed)
@@ -67,7 +67,7 @@ def solution(left: Gas, right: Gas, speed: np.ndarray) -> np.ndarray:
     return np.where(speed < velocity, behind, ahead)
 
 
-def _one_side(gas: Gas, pressure: float, velocity: float, speed: np.ndarray):
+def _one_side(gas, pressure, velocity, speed):
     """The left of the contact: the gas, its shock or fan, and what lies behind."""
     g, c = gas.gamma, gas.sound
     density = gas.density_at(pressure)

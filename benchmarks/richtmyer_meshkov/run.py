@@ -11,11 +11,10 @@ all seeds. Seed s takes the s-th cluster among the clusters with 5 to 15 % of th
 any score was computed.
 
 Two errors are bounded, in separate rows: the error of the thresholded prediction (setting "binary", 0 or 1) and the error
-of the probability (setting "probability"). A cell is covered if error <= bound (1 + 1e-6) + 1e-6. Most cells are right,
-so the zero bound has a high coverage. The rows therefore also give the coverage and the correlation within 4 cells of the
-predicted interface, the fraction of wrong cells whose bound is at least one half, and the fraction of all cells whose
-bound is. "(rounded)" is a continuous bound of the 0/1 error after rounding. "expected error" is the map behind a two-valued
-bound, not a bound. The background penalty lowers the increment, so "(background penalty)" is no bound of level 0.95.
+of the probability (setting "probability"). Most cells are right, so the zero bound has a high coverage. The rows therefore also give
+the coverage and the correlation within 4 cells of the predicted interface, the fraction of wrong cells whose bound is at least one
+half, and the fraction of all cells whose bound is. "(rounded)" is a continuous bound of the 0/1 error after rounding. "expected error"
+is the map behind a two-valued bound. The background penalty lowers the increment, so "(background penalty)" is no bound of level 0.95.
 
 The trained networks are kept in the folder --work, and so are the arrays of the pictures (fields-SEED.npz).
 """
@@ -28,17 +27,10 @@ import numpy as np
 import torch
 
 from benchmarks.richtmyer_meshkov import data as simulations
+from benchmarks.richtmyer_meshkov import scores
 from benchmarks.richtmyer_meshkov.bounds import BINARY
 from benchmarks.richtmyer_meshkov.methods import METHODS, NAMES, SETTINGS
 from benchmarks.richtmyer_meshkov.pictures import slug
-from benchmarks.richtmyer_meshkov.scores import (
-    FLAG,
-    TOLERANCE,
-    accuracy,
-    arrays_of,
-    as_bytes,
-    score,
-)
 from benchmarks.richtmyer_meshkov.study import COARSE, SMALL, Settings, Study
 from benchmarks.runs import Benchmark, parser_of, run
 from benchmarks.timing import now
@@ -54,17 +46,17 @@ def measure(problem, seed, wanted, *, small=False, settings=None, read=None, wor
     """Rows of some methods in their settings, and of the surrogate."""
     del small
     study, arrays = Study.of(settings, seed, work, read(), device), {}
-    rows = [{"kind": "surrogates", "problem": problem, **accuracy(study)}]
+    rows = [{"kind": "surrogates", "problem": problem, **scores.accuracy(study)}]
     arrays |= {
-        "case/truth": as_bytes(study.y_test[study.median_case]),
-        "case/prediction": as_bytes(study.p[study.median_case]),
+        "case/truth": scores.as_bytes(study.y_test[study.median_case]),
+        "case/prediction": scores.as_bytes(study.p[study.median_case]),
         "case/support_distance": study.support_distance,
     }
     for name in wanted:
         setting, method = name.split(": ", 1)
         found, answer = of_method(study, SETTINGS[setting], method)
         rows += [{"problem": problem, "seed": seed} | row for row in found]
-        own = arrays_of(SETTINGS[setting], study, method, answer)
+        own = scores.arrays_of(SETTINGS[setting], study, method, answer)
         arrays |= {f"{slug(method)}-{setting}/{key}": array for key, array in own.items()}
     rows[0]["training_seconds"] = study.networks.seconds
     keep(work / f"fields-{seed}.npz", arrays)
@@ -82,16 +74,16 @@ def of_method(study, setting, name):
     seconds = now() - started - (study.networks.spent - trained)
     answers = {name: answer}
     if method.continuous and setting == BINARY:
-        rounded = answer._replace(bound=(answer.bound >= FLAG).float())
+        rounded = answer._replace(bound=(answer.bound >= scores.FLAG).float())
         answers[f"{name} (rounded)"] = rounded
     if answer.expected is not None:
         # The expected error is scored too, although it is no bound.
         shown = answer._replace(bound=answer.expected, safe=None)
         answers[f"{name}, expected error"] = shown
-    about = {"seconds": seconds, "tolerance": TOLERANCE}
+    about = {"seconds": seconds, "tolerance": scores.TOLERANCE}
     about["peak_gpu_gib"] = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
     rows = [
-        {"method": own, "setting": setting.name, **score(setting, study, one), **about}
+        {"method": own, "setting": setting.name, **scores.score(setting, study, one), **about}
         for own, one in answers.items()
     ]
     print(setting.name, name, f"pinball {1000 * rows[0]['pinball']:.3f}e-3", flush=True)
@@ -129,19 +121,12 @@ def main(words=None):
     read = partial(read_data, file, work, settings, asked.device)
     data = read()
     facts = {
-        "data_checksum": simulations.checksum(data),
+        "data_checksum": data.checksum,
         "simulations": f"{len(data.u)} of seed {data.seed}, {data.tube}",
         "settings": repr(settings),
     }
-    benchmark = Benchmark(
-        PROBLEM + "_coarse" * asked.coarse,
-        (PROBLEM,),
-        measure,
-        lambda _: NAMES,
-        (0, 1),
-        facts=lambda: facts,
-        method_of=method_of,
-    )
+    name, how = PROBLEM + "_coarse" * asked.coarse, ((0, 1), (), lambda: facts, method_of)
+    benchmark = Benchmark(name, (PROBLEM,), measure, lambda _: NAMES, *how)
     where = {"settings": settings, "read": read, "work": work, "device": asked.device}
     return run(benchmark, asked, **where)
 

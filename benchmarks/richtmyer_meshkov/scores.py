@@ -22,14 +22,12 @@ def score(setting, study, answer):
     band, misses = study.distance <= BAND, wrong(y, answer.p) > 0
     loss = pinball_loss(error, bound, QUANTILE).double()
     safe, flagged = answer.safe, bound >= FLAG
-    of_safe = {"fraction": None, "pinball": None, "correlation": None, "coverage": None}
+    of_safe = dict.fromkeys(("fraction", "pinball", "correlation", "coverage"))
     if safe is not None:
-        of_safe = {
-            "fraction": float(safe.double().mean()),
-            "pinball": pinball(error, bound, QUANTILE, safe),
-            "correlation": correlation(error, bound, safe),
-            "coverage": coverage(error, allowed, safe),
-        }
+        of_safe["fraction"] = float(safe.double().mean())
+        of_safe["pinball"] = pinball(error, bound, QUANTILE, safe)
+        of_safe["correlation"] = correlation(error, bound, safe)
+        of_safe["coverage"] = coverage(error, allowed, safe)
     return {
         "pinball": pinball(error, bound, QUANTILE),
         "correlation": correlation(error, bound),
@@ -59,12 +57,8 @@ def accuracy(study):
         "cross_fit": (study.y, study.cross_fit),
         "test": (study.y_test, study.p),
     }
-    found = {
-        "seed": study.seed,
-        "n_train": len(study.y),
-        "n_test": len(study.y_test),
-        "fold_sizes": np.bincount(study.fold).tolist(),
-    }
+    found = {"seed": study.seed, "n_train": len(study.y), "n_test": len(study.y_test)}
+    found["fold_sizes"] = np.bincount(study.fold).tolist()
     for name, (y, p) in pairs.items():
         for setting in (BINARY, PROBABILITY):
             error = relative_l2(y.cpu(), setting.prediction(p).cpu())

@@ -12,7 +12,6 @@ from sklearn.cluster import KMeans
 
 from benchmarks.richtmyer_meshkov import fourier_operator
 from benchmarks.richtmyer_meshkov.bounds import interface_distance, n_kept_apart, wrong
-from benchmarks.richtmyer_meshkov.data import checksum
 from benchmarks.richtmyer_meshkov.fourier_operator import FourierOperator
 from benchmarks.richtmyer_meshkov.operator_training import (
     OperatorSurrogate,
@@ -23,6 +22,12 @@ from benchmarks.timing import Memo, now
 from geoq import Training
 from geoq.arrays import few_threads
 from geoq.neighbors import Neighbors
+
+# The deployed network has dropout, so MC dropout can use it.
+OPERATOR = OperatorTraining(
+    make_network=partial(FourierOperator, dropout=0.1), n_epochs=12, batch_size=8
+)
+TRAINING = Training(n_steps=4000, batch_size=4, check_every=250, patience=3, n_decays=2)
 
 
 @dataclass(frozen=True)
@@ -35,19 +40,10 @@ class Settings:
     test_fraction: tuple[float, float] = (0.05, 0.15)
     n_members: int = 10
     n_passes: int = 20
-    # The deployed network has dropout, so MC dropout can use it.
-    operator: OperatorTraining = field(
-        default_factory=lambda: OperatorTraining(
-            make_network=partial(FourierOperator, dropout=0.1), n_epochs=12, batch_size=8
-        )
-    )
+    operator: OperatorTraining = OPERATOR
     # With five resolutions an output depends on 92 cells around it, about as far as the interface moves.
     widths: tuple[int, ...] = (32, 64, 128, 128, 128)
-    training: Training = field(
-        default_factory=lambda: Training(
-            n_steps=4000, batch_size=4, check_every=250, patience=3, n_decays=2
-        )
-    )
+    training: Training = TRAINING
 
     @property
     def of_networks(self):
@@ -55,10 +51,13 @@ class Settings:
         return repr((self.operator, self.n_clusters, self.test_fraction, self.n_members))
 
 
-# An operator for fields of 60 x 120 cells.
-coarse_operator = partial(
-    FourierOperator, width=20, modes=(12, 12), n_blocks=3, n_projection=32, internal=(64, 128)
-)
+def smaller(width, modes, n_blocks, n_projection, internal, **training):
+    """The training of a smaller operator."""
+    sizes = {"width": width, "modes": (modes, modes), "n_blocks": n_blocks, "internal": internal}
+    make = partial(FourierOperator, **sizes, n_projection=n_projection, dropout=0.1)
+    return OperatorTraining(make_network=make, batch_size=8, **training)
+
+
 # Fits two CPU cores: a quarter of the resolution, a fifth of the simulations, half of the folds and members.
 COARSE = Settings(
     shape=(60, 120),
@@ -66,12 +65,7 @@ COARSE = Settings(
     n_clusters=6,
     test_fraction=(0.1, 0.25),
     n_members=5,
-    operator=OperatorTraining(
-        make_network=partial(coarse_operator, dropout=0.1),
-        n_epochs=16,
-        batch_size=8,
-        learning_rate=5e-3,
-    ),
+    operator=smaller(20, 12, 3, 32, (64, 128), n_epochs=16, learning_rate=5e-3),
     widths=(16, 32, 64),
     training=Training(n_steps=800, batch_size=4, check_every=100, patience=3, n_decays=2),
 )
@@ -82,33 +76,14 @@ SMALL = Settings(
     test_fraction=(0.05, 0.4),
     n_members=2,
     n_passes=3,
-    operator=OperatorTraining(
-        make_network=partial(
-            FourierOperator,
-            width=12,
-            modes=(6, 6),
-            n_blocks=2,
-            n_projection=16,
-            internal=(24, 48),
-            dropout=0.1,
-        ),
-        n_epochs=3,
-        batch_size=8,
-        learning_rate=1e-2,
-    ),
+    operator=smaller(12, 6, 2, 16, (24, 48), n_epochs=3, learning_rate=1e-2),
     widths=(8, 16),
     training=Training(n_steps=4, batch_size=4, check_every=2),
 )
 
 
-# Training and test simulations.
-
-
 def clusters_of(u0, n_clusters):
-    """K-means clusters of the initial fields.
-
-    The fields are rotated into as many coordinates as there are fields, which keeps all distances.
-    """
+    """K-means clusters of the initial fields, which are rotated into as many coordinates as there are fields."""
     flat = u0.flatten(1).double()
     flat = flat - flat.mean(dim=0)
     variance, axes = torch.linalg.eigh(flat @ flat.T)
@@ -123,10 +98,8 @@ def chosen_cluster(cluster, seed, test_fraction):
     least, most = test_fraction
     fit = np.flatnonzero((fraction >= least) & (fraction <= most))
     if seed >= len(fit):
-        raise SystemExit(
-            f"seed {seed}, but only {len(fit)} of {len(fraction)} clusters hold between {least:.0%} and {most:.0%} of the "
-            "simulations; choose a smaller seed."
-        )
+        allowed = f"{len(fit)} of {len(fraction)} clusters hold {least:.0%} to {most:.0%}"
+        raise SystemExit(f"seed {seed}, but only {allowed} of the simulations; use a smaller one.")
     return fit[seed]
 
 
@@ -192,23 +165,16 @@ class Study:
         """The study of a seed, with its networks in a folder below ``work``."""
         u0 = torch.from_numpy(data.u0).to(device)
         cluster = clusters_of(u0, settings.n_clusters)
-        of_networks = f"{checksum(data)} {settings.of_networks}"
+        of_networks = f"{data.checksum} {settings.of_networks}"
         folder = work / f"seed-{seed}-{hashlib.sha256(of_networks.encode()).hexdigest()[:10]}"
         test = cluster == chosen_cluster(cluster, seed, settings.test_fraction)
 
         def fields(which, rows):
             return torch.from_numpy(which[rows]).to(device).float()
 
-        return Study(
-            settings,
-            seed,
-            folder,
-            fields(data.u0, ~test),
-            fields(data.u, ~test),
-            fields(data.u0, test),
-            fields(data.u, test),
-            np.unique(cluster[~test], return_inverse=True)[1],
-        )
+        parts = [fields(which, rows) for rows in (~test, test) for which in (data.u0, data.u)]
+        fold = np.unique(cluster[~test], return_inverse=True)[1]
+        return Study(settings, seed, folder, *parts, fold)
 
     @property
     def fold_names(self):
@@ -216,14 +182,12 @@ class Study:
 
     @property
     def members(self):
-        others = range(1, self.settings.n_members)
-        return ["deployed", *(f"member-{number}" for number in others)]
+        return ["deployed", *(f"member-{number}" for number in range(1, self.settings.n_members))]
 
     @property
     def split_members(self):
         """Networks that are not trained on the rows ``kept_apart``."""
-        others = range(1, self.settings.n_members)
-        return ["split", *(f"split-{number}" for number in others)]
+        return ["split", *(f"split-{number}" for number in range(1, self.settings.n_members))]
 
     @cached_property
     def kept_apart(self):
@@ -235,18 +199,12 @@ class Study:
     def trainings(self):
         """Training rows and seed of each network. The deployed network is the first member of the ensemble."""
         everything, first = np.arange(len(self.x)), 100 * self.seed
-        of_members = {
-            name: (everything, first + number) for number, name in enumerate(self.members)
-        }
-        of_folds = {
-            name: (np.flatnonzero(self.fold != number), first)
-            for number, name in enumerate(self.fold_names)
-        }
-        proper = np.setdiff1d(everything, self.kept_apart)
-        of_split = {
-            name: (proper, first + number) for number, name in enumerate(self.split_members)
-        }
-        return of_members | of_folds | of_split
+        proper, found = np.setdiff1d(everything, self.kept_apart), {}
+        for names, rows in ((self.members, everything), (self.split_members, proper)):
+            found |= {name: (rows, first + number) for number, name in enumerate(names)}
+        for number, name in enumerate(self.fold_names):
+            found[name] = np.flatnonzero(self.fold != number), first
+        return found
 
     @cached_property
     def networks(self):

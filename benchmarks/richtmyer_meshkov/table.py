@@ -2,14 +2,8 @@
 
 import statistics
 
+from benchmarks import paper
 from benchmarks.markdown import compare, group, mean, number, select, spread, table
-from benchmarks.paper import (
-    PAPER_SECONDS,
-    everywhere_and_safe,
-    is_bound,
-    seconds_of_paper,
-    thousandth,
-)
 
 # Beginnings of the names of the operators that the paper's baselines need; GeoQ needs the deployed operator and the folds.
 OPERATORS = {
@@ -41,23 +35,19 @@ def summary(record):
         "mean bound": spread("mean_bound"),
         "correlation of case means": spread("case_correlation"),
     }
-    by_time = {
-        f"t = {t}": lambda rows, t=t: number(
-            1000 * statistics.fmean(r["pinball_by_time"][t - 1] for r in rows)
-        )
-        for t in TIMES_SHOWN
-    }
+
+    def at(t):
+        return lambda own: number(1000 * statistics.fmean(r["pinball_by_time"][t - 1] for r in own))
+
+    by_time = {f"t = {t}": at(t) for t in TIMES_SHOWN}
     for setting, rows in group(measured, "setting").items():
         title, of_method = f" ({setting})", group(rows, "method")
-        bounds = {m: own for m, own in of_method.items() if is_bound(m)}
-        parts += everywhere_and_safe(name, rows, title, "pinball x 1000")
+        bounds = {m: own for m, own in of_method.items() if paper.is_bound(m)}
+        parts += paper.everywhere_and_safe(name, rows, title, "pinball x 1000")
         if setting == "binary":
-            timed = {
-                m: own
-                for m, own in of_method.items()
-                if m in PAPER_SECONDS[name] or m == "GeoQ (default)"
-            }
-            parts += ["**Time**", table("method", timed, of_time | seconds_of_paper(name))]
+            known = (*paper.PAPER_SECONDS[name], "GeoQ (default)")
+            timed = {m: own for m, own in of_method.items() if m in known}
+            parts += ["**Time**", table("method", timed, of_time | paper.seconds_of_paper(name))]
         parts += [f"**Near the interface{title}**", table("method", of_method, near)]
         parts += [f"**Pinball x 1000 by time{title}**", table("method", bounds, by_time)]
         parts += [by_case(rows, title)]
@@ -74,15 +64,14 @@ def by_case(rows, title="", reference="GeoQ (default)"):
     cases = [
         r | {"case": case, "loss": max(loss, 1e-12)}
         for r in rows
-        if is_bound(r["method"])
+        if paper.is_bound(r["method"])
         for case, loss in enumerate(r["pinball_by_case"])
     ]
     ours = select(cases, method=reference)
+    paired = {"over": ("seed", "case"), "within": ()}
     columns = {
-        "pinball x 1000": thousandth("loss"),
-        f"{reference} over it": lambda own: compare(
-            ours, own, "loss", over=("seed", "case"), within=()
-        ),
+        "pinball x 1000": paper.thousandth("loss"),
+        f"{reference} over it": lambda own: compare(ours, own, "loss", **paired),
         "coverage": mean("coverage", 3),
     }
     return f"**Paired by test case{title}**\n\n{table('method', group(cases, 'method'), columns)}"

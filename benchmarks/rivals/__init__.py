@@ -5,6 +5,7 @@ Each is a dataclass of settings with ``fit(x, y)``, which returns itself, and ``
 ``RememberedTraining`` lets several methods share their fold surrogates.
 """
 
+# ruff: noqa: F401
 from benchmarks.rivals.conformal import (
     Constant,
     CVPlus,
@@ -32,30 +33,3 @@ from benchmarks.rivals.trees import (
     of_x,
     of_x_distance_and_prediction,
 )
-
-__all__ = [
-    "AnchorError",
-    "BoostedQuantile",
-    "Bound",
-    "CVPlus",
-    "CalibratedSpread",
-    "Constant",
-    "DeepEnsemble",
-    "DistanceRegion",
-    "GPScaledConformal",
-    "GaussianProcess",
-    "KNNDistanceConformal",
-    "KNNResidualConformal",
-    "MCDropout",
-    "MeanErrorPredictor",
-    "QuantileNetwork",
-    "RememberedTraining",
-    "Rival",
-    "SplineScaledConformal",
-    "SplitConformal",
-    "conformal_factor",
-    "equal_families",
-    "equal_tuples",
-    "of_x",
-    "of_x_distance_and_prediction",
-]

@@ -10,8 +10,7 @@ from benchmarks.rivals.cross_fitted import Bound, Rival, conformal_factor, per_v
 from benchmarks.rivals.gaussian_process import GaussianProcess
 from geoq.arrays import flat, take
 from geoq.bounds.spline import SmoothingSpline, best_smoothing
-from geoq.core.geometry import Features, anchor_mean
-from geoq.core.tuples import Tuples
+from geoq.core.geometry import anchor_mean
 from geoq.neighbors import Neighbors
 from geoq.quantiles import n_required, weighted_quantile
 
@@ -28,7 +27,7 @@ class SplitConformal:
     calibration_fraction: float = 0.2
     random_state: int = 0
 
-    def fit(self, x: Any, y: Any) -> "SplitConformal":
+    def fit(self, x, y):
         order, n = permuted(len(x), self.random_state), round(self.calibration_fraction * len(x))
         held_out, rest = order[:n], order[n:]
         self.surrogate_ = self.train_surrogate(take(x, rest), take(y, rest))
@@ -36,7 +35,7 @@ class SplitConformal:
         self.bound_ = conformal_factor(np.asarray(error), quantile=self.quantile)
         return self
 
-    def predict(self, x: Any) -> Bound:
+    def predict(self, x):
         prediction = self.surrogate_(x)
         return Bound(prediction, np.broadcast_to(self.bound_, prediction.shape).copy())
 
@@ -50,8 +49,7 @@ class CVPlus:
         \widehat E_j(x) = \max(u_j - \widehat F_j(x), \widehat F_j(x) - \ell_j)
 
     Lower and upper quantiles are the :math:`\lfloor (n + 1)(1 - \tau) \rfloor`-th and the
-    :math:`\lceil (n + 1) \tau \rceil`-th smallest of the n values. The formula is written out here because MAPIE accepts
-    one output coordinate only and trains its own surrogates; ``tests/test_rivals.py`` compares both.
+    :math:`\lceil (n + 1) \tau \rceil`-th smallest of the n values. MAPIE accepts one output coordinate only.
     """
 
     surrogate: Any
@@ -59,18 +57,16 @@ class CVPlus:
     quantile: float
     folds: Any
 
-    def fit(self, x: np.ndarray, y: np.ndarray) -> "CVPlus":
+    def fit(self, x, y):
         if len(x) < n_required(self.quantile):
             raise ValueError(f"quantile={self.quantile}, but x has only {len(x)} rows.")
         splits = list(self.folds.split(x))
         self.members_ = self.train_surrogate.train_many(x, y, [train for train, _ in splits])
-        self.errors_ = [
-            abs(y[held_out] - member(x[held_out]))
-            for member, (_, held_out) in zip(self.members_, splits, strict=True)
-        ]
+        pairs = [(m, held_out) for m, (_, held_out) in zip(self.members_, splits, strict=True)]
+        self.errors_ = [abs(y[held_out] - member(x[held_out])) for member, held_out in pairs]
         return self
 
-    def predict(self, x: np.ndarray) -> Bound:
+    def predict(self, x):
         prediction = self.surrogate(x)
         answers = [member(x) for member in self.members_]
         below = int(np.floor((sum(map(len, self.errors_)) + 1) * (1 - self.quantile) + 1e-9)) - 1
@@ -78,10 +74,8 @@ class CVPlus:
         # A block of queries has one value per error, query and coordinate.
         for rows in np.array_split(np.arange(len(x)), 1 + prediction.size // 2000):
             pairs = list(zip(answers, self.errors_, strict=True))
-            low, high = (
-                np.concatenate([answer[rows] + sign * error[:, None] for answer, error in pairs])
-                for sign in (-1, 1)
-            )
+            low = np.concatenate([answer[rows] - error[:, None] for answer, error in pairs])
+            high = np.concatenate([answer[rows] + error[:, None] for answer, error in pairs])
             lower = np.partition(low, below, axis=0)[below]
             upper = np.partition(high, -1 - below, axis=0)[-1 - below]
             bound[rows] = np.maximum(upper - prediction[rows], prediction[rows] - lower)
@@ -92,10 +86,10 @@ class CVPlus:
 class Constant(Rival):
     """The quantile of all held-out errors of each coordinate."""
 
-    def learn(self, tuples: Tuples, x: Any, y: Any) -> None:
+    def learn(self, tuples, x, y):
         self.bound_ = weighted_quantile(tuples.error, self.weight_, self.quantile)
 
-    def bound(self, features: Features) -> np.ndarray:
+    def bound(self, features):
         return np.broadcast_to(self.bound_, features.anchor_error.shape)
 
 
@@ -104,15 +98,12 @@ class KNNDistanceConformal(Rival):
     r"""A bound proportional to the support distance.
 
     .. math:: \widehat E_j(x) = c_j \Delta d_k(x), \quad c_j = \widehat Q_\tau(e_{ij} / \Delta d_k(x_i))
-
-    Distances at inference are to all points, distances of held-out points to the points of the other folds. With few random
-    folds in few dimensions the former are smaller, and the bound with them.
     """
 
-    def learn(self, tuples: Tuples, x: Any, y: Any) -> None:
+    def learn(self, tuples, x, y):
         self.factor_ = self.factor(tuples.error, tuples.relation.support_distance)
 
-    def bound(self, features: Features) -> np.ndarray:
+    def bound(self, features):
         return self.factor_ * per_value(features.support_distance, 1 + self.factor_.ndim)
 
 
@@ -123,29 +114,29 @@ class KNNResidualConformal(Rival):
     .. math:: \widehat E_j(x) = c_j (\overline e_{j, k}(x) + \beta \overline e_j),
         \quad c_j = \widehat Q_\tau(e_{ij} / (\overline e_{j, k}(x_i) + \beta \overline e_j))
 
-    with :math:`\overline e_{j, k}` the mean over the nearest tuples in the coordinates T and :math:`\overline e_j` the mean over
-    all. While calibrating, a point's neighbours exclude the tuples of the point itself and of points that depend on it.
+    with the means over the k nearest tuples in the coordinates T and over all. While calibrating, a point's neighbours exclude the
+    tuples of the point itself and of points that depend on it.
     """
 
     n_neighbors: int = 25
     beta: float = 0.01
 
-    def learn(self, tuples: Tuples, x: Any, y: Any) -> None:
+    def learn(self, tuples, x, y):
         self.error_ = tuples.error
         self.neighbors_ = Neighbors(flat(tuples.features.inputs))
         group = tuples.point if tuples.position is None else tuples.position
         nearest = _nearest_other(self.neighbors_, self.n_neighbors, group, tuples.reach)
         self.factor_ = self.factor(tuples.error, self._scale(nearest))
 
-    def bound(self, features: Features) -> np.ndarray:
+    def bound(self, features):
         nearest = self.neighbors_.nearest(flat(features.inputs), self.n_neighbors)[1]
         return self.factor_ * self._scale(nearest)
 
-    def _scale(self, nearest: np.ndarray) -> np.ndarray:
+    def _scale(self, nearest):
         return anchor_mean(nearest, self.error_) + self.beta * self.error_.mean(axis=0)
 
 
-def _nearest_other(neighbors: Neighbors, k: int, group: np.ndarray, reach: int) -> np.ndarray:
+def _nearest_other(neighbors, k, group, reach):
     """The rows of the k nearest points of other groups, for each point."""
     n, m = len(neighbors.points), k
     left, found = np.arange(n), np.empty((n, k), dtype=int)
@@ -166,40 +157,36 @@ def _nearest_other(neighbors: Neighbors, k: int, group: np.ndarray, reach: int) 
 class GPScaledConformal(Rival):
     """The standard deviation of a Gaussian process times one conformal factor per coordinate.
 
-    Length scale and noise are fitted once, on at most ``n_most`` points: to y if it is one number per point, otherwise to
-    the mean held-out error of each point. The deviation at a held-out point is conditioned on the training points of its
-    fold only.
+    Length scale and noise are fitted once: to y if it is one number per point, otherwise to the mean held-out error of each point.
+    The deviation at a held-out point is conditioned on the training points of its fold only.
     """
 
     n_most: int = 400
     random_state: int = 0
 
-    def learn(self, tuples: Tuples, x: Any, y: Any) -> None:
+    def learn(self, tuples, x, y):
         points = flat(tuples.points.inputs)
         target = y if y.ndim == 1 else _mean_error(tuples)
         some = np.random.default_rng(self.random_state).permutation(len(points))[: self.n_most]
         self.process_ = GaussianProcess().fit(points[some], target[some])
         self.points_ = self.process_.scaled(points)
-        deviation = [
-            self._deviation(self.points_[train], self.points_[held_out])
-            for train, held_out in tuples.points.splits
-        ]
-        self.factor_ = self.factor(tuples.error, np.concatenate(deviation))
+        folds = [[self.points_[rows] for rows in split] for split in tuples.points.splits]
+        deviation = np.concatenate([self._deviation(*points) for points in folds])
+        self.factor_ = self.factor(tuples.error, deviation)
 
-    def bound(self, features: Features) -> np.ndarray:
+    def bound(self, features):
         deviation = self._deviation(self.points_, self.process_.scaled(flat(features.inputs)))
         return self.factor_ * per_value(deviation, 1 + self.factor_.ndim)
 
-    def _deviation(self, points: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    def _deviation(self, points, queries):
         """Standard deviation of an observation at the queries given observations at the points, for signal variance 1."""
         # The lower limit keeps the factorisation of nearly noise-free processes accurate.
         ratio = max(float(self.process_.ratio_[0]), 1e-8)
-        return self.process_.deviation(
-            points, queries, float(self.process_.length_scale_[0]), ratio
-        )
+        length = float(self.process_.length_scale_[0])
+        return self.process_.deviation(points, queries, length, ratio)
 
 
-def _mean_error(tuples: Tuples) -> np.ndarray:
+def _mean_error(tuples):
     """The mean held-out error of each point."""
     error = flat(tuples.error).mean(axis=1)
     return np.bincount(tuples.point, error) / np.bincount(tuples.point)
@@ -209,11 +196,10 @@ def _mean_error(tuples: Tuples) -> np.ndarray:
 class SplineScaledConformal(Rival):
     """The difference between surrogate and smoothing spline, plus its median, times one conformal factor per coordinate.
 
-    The spline is the one of GeoQ's laws, in standardised inputs. At a held-out point it is fitted to the training points of its
-    fold only.
+    At a held-out point the spline is fitted to the training points of its fold only.
     """
 
-    def learn(self, tuples: Tuples, x: Any, y: Any) -> None:
+    def learn(self, tuples, x, y):
         points = flat(tuples.points.inputs).astype(float)
         values = flat(np.asarray(y)).astype(float)
         smoothing = best_smoothing(points, values)
@@ -227,7 +213,7 @@ class SplineScaledConformal(Rival):
         self.median_ = np.partition(gap, (len(gap) - 1) // 2, axis=0)[(len(gap) - 1) // 2]
         self.factor_ = self.factor(tuples.error.astype(float), gap + self.median_)
 
-    def bound(self, features: Features) -> np.ndarray:
+    def bound(self, features):
         predicted = features.prediction.astype(float)
         spline = self.spline_(flat(features.inputs).astype(float)).reshape(predicted.shape)
         return self.factor_ * (abs(predicted - spline) + self.median_)

@@ -10,12 +10,8 @@ import torch
 from benchmarks.record import QUANTILE
 from geoq import GeoQ
 from geoq.arrays import restore
-from geoq.core.geometry import Features
 from geoq.core.tuples import Tuples
 from geoq.quantiles import inverse_cdf_quantile, n_required, rank, weighted_quantile
-
-# weights(tuples): one number per tuple; their mean is 1.
-TupleWeights = Callable[[Tuples], np.ndarray]
 
 
 class Bound(NamedTuple):
@@ -25,12 +21,12 @@ class Bound(NamedTuple):
     error_hat: Any
 
 
-def permuted(n: int, seed: int) -> np.ndarray:
+def permuted(n, seed):
     """A random order; the draws of the published rows came from torch."""
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
 
 
-def split_groups(group: np.ndarray, seed: int, fraction: float) -> np.ndarray:
+def split_groups(group, seed, fraction):
     """Mask of the rows of a random fraction of the groups."""
     groups, number = np.unique(group, return_inverse=True)
     chosen = np.zeros(len(groups), dtype=bool)
@@ -38,27 +34,22 @@ def split_groups(group: np.ndarray, seed: int, fraction: float) -> np.ndarray:
     return chosen[number]
 
 
-def equal_tuples(tuples: Tuples) -> np.ndarray:
+def equal_tuples(tuples):
     """The same weight for all tuples. The nested folds then have more than half of the weight."""
     return np.ones(len(tuples))
 
 
-def equal_families(tuples: Tuples) -> np.ndarray:
+def equal_families(tuples):
     """The same total weight for each family of folds, as GeoQ has it."""
     return len(tuples) * tuples.weight
 
 
-def per_value(numbers: np.ndarray, n_dims: int) -> np.ndarray:
+def per_value(numbers, n_dims):
     """Numbers of the rows with axes of length 1, so that they multiply values with more axes."""
     return numbers.reshape(*numbers.shape, *(1,) * (n_dims - numbers.ndim))
 
 
-def conformal_factor(
-    error: np.ndarray,
-    scale: np.ndarray | float = 1.0,
-    quantile: float = QUANTILE,
-    weight: np.ndarray | None = None,
-) -> np.ndarray:
+def conformal_factor(error, scale=1.0, quantile=QUANTILE, weight=None):
     r"""Factor c, per coordinate, with which a scale becomes a bound of the error.
 
     .. math:: c = \widehat Q_{\tau'}(e_i / s_i; w_i), \quad \tau' = \lceil (n + 1) \tau \rceil / n
@@ -93,11 +84,11 @@ class AnchorError:
 
     uses_neighborhood = False
 
-    def fit(self, tuples: Tuples, quantile: float) -> "AnchorError":
+    def fit(self, tuples, quantile):
         del tuples, quantile
         return self
 
-    def __call__(self, features: Features, quantile: float | None = None) -> np.ndarray:
+    def __call__(self, features, quantile=None):
         del quantile
         return features.anchor_error
 
@@ -109,14 +100,14 @@ class DistanceRegion:
     quantile: float = 0.95
     threshold: float = 1.0
 
-    def fit(self, tuples: Tuples) -> "DistanceRegion":
+    def fit(self, tuples):
         distance = tuples.relation.support_distance[tuples.interpolating]
         return replace(self, threshold=float(inverse_cdf_quantile(distance, self.quantile)))
 
-    def support_score(self, features: Features) -> np.ndarray:
+    def support_score(self, features):
         return features.support_distance / self.threshold
 
-    def explain(self, features: Features, names: Any = None) -> str:
+    def explain(self, features, names=None):
         del features, names
         return "the distance to the nearest training points decides"
 
@@ -130,9 +121,9 @@ class Rival:
 
     geoq: GeoQ
     quantile: float = QUANTILE
-    weights: TupleWeights = equal_tuples
+    weights: Callable[[Tuples], np.ndarray] = equal_tuples  # with the mean 1
 
-    def fit(self, x: Any, y: Any, groups: Any = None) -> "Rival":
+    def fit(self, x, y, groups=None):
         known = replace(self.geoq, bound_model=AnchorError()).fit(
             x, y, groups=groups, progress=None
         )
@@ -141,19 +132,13 @@ class Rival:
         self.learn(self.known_.tuples, x, y)
         return self
 
-    def predict(self, x: Any) -> Bound:
+    def predict(self, x):
         """The surrogate's predictions with their bounds."""
         parts = [view.features for _, view in self.known_.views(self.known_.rows_of(x))]
         bounds = [self.bound(features).astype(features.prediction.dtype) for features in parts]
         both = np.concatenate([f.prediction for f in parts]), np.concatenate(bounds)
         return Bound(*(restore(part, x) for part in both))
 
-    def factor(self, error: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    def factor(self, error, scale):
         """The conformal factor with the weights of the tuples."""
         return conformal_factor(error, scale, self.quantile, self.weight_)
-
-    def learn(self, tuples: Tuples, x: Any, y: Any) -> None:
-        raise NotImplementedError
-
-    def bound(self, features: Features) -> np.ndarray:
-        raise NotImplementedError

@@ -1,8 +1,7 @@
 """Exact Gaussian process regression with one independent process per output coordinate.
 
-All processes have the same inputs. For each length scale, one eigendecomposition of the correlation matrix gives the likelihood of
-all coordinates, signal variances and noise variances. This makes a grid search over the length scale affordable, which has no local
-optima and needs no restarts. General libraries factorise one matrix per coordinate and step.
+For each length scale, one eigendecomposition of the correlation matrix gives the likelihood of all coordinates, signal variances and
+noise variances. This makes a grid search over the length scale affordable, which has no local optima and needs no restarts.
 """
 
 from dataclasses import dataclass
@@ -38,17 +37,13 @@ class GaussianProcess:
 
     .. math:: k(x, x') = c \exp(-\|\nu(x) - \nu(x')\|^2 / 2 \ell^2) + s \, 1[x = x'], \quad \widehat E(x) = 1.96 \sigma(x)
 
-    Inputs and outputs are standardised. :math:`\sigma^2` is the variance of an observation and includes the noise, because the error
-    is measured against an observed reference; scikit-learn does the same.
-
-    Attributes:
-        noise_lower_bound: smallest noise variance, relative to the variance of each output. On noise-free data the maximum of the
-            likelihood is at this bound, which then determines the extrapolation. The default is the one of scikit-learn.
+    Inputs and outputs are standardised. :math:`\sigma^2` is the variance of an observation and includes the noise. The least noise is
+    relative to the variance of each output: on noise-free data the maximum of the likelihood is there.
     """
 
     noise_lower_bound: float = 1e-5
 
-    def fit(self, x: np.ndarray, y: np.ndarray) -> "GaussianProcess":
+    def fit(self, x, y):
         """Find the length scale and the variances of each output coordinate."""
         rows = flat(np.asarray(x, dtype=float))
         self.mean_, self.scale_ = spread(rows)
@@ -65,24 +60,19 @@ class GaussianProcess:
         self.spectra_ = {s: _spectrum(squared, s) for s in np.unique(step).tolist()}
         return self
 
-    def scaled(self, x: np.ndarray) -> np.ndarray:
+    def scaled(self, x):
         """Standardised inputs."""
         return (flat(np.asarray(x, dtype=float)) - self.mean_) / self.scale_
 
-    def predict(self, x: np.ndarray) -> Bound:
+    def predict(self, x):
         """Mean of the process, and 1.96 times its standard deviation as the bound."""
-        parts = [
-            self._posterior(rows) for rows in np.array_split(self.scaled(x), 1 + len(x) // 2000)
-        ]
-        mean, deviation = (
-            np.concatenate(p).reshape(-1, *self.unit_.shape) for p in zip(*parts, strict=True)
-        )
+        blocks = np.array_split(self.scaled(x), 1 + len(x) // 2000)
+        parts = zip(*map(self._posterior, blocks), strict=True)
+        mean, deviation = (np.concatenate(p).reshape(-1, *self.unit_.shape) for p in parts)
         return Bound(self.centre_ + self.unit_ * mean, GAUSSIAN_95 * self.unit_ * deviation)
 
     @staticmethod
-    def deviation(
-        points: np.ndarray, queries: np.ndarray, length: float, ratio: float
-    ) -> np.ndarray:
+    def deviation(points, queries, length, ratio):
         """Standard deviation of an observation at the queries given observations at the points, for signal variance 1."""
         matrix = np.exp(-cdist(points, points, "sqeuclidean") / (2 * length**2))
         factor = cholesky(matrix + ratio * np.eye(len(points)), lower=True)
@@ -90,7 +80,7 @@ class GaussianProcess:
         explained = solve_triangular(factor, between, lower=True)
         return np.sqrt((1 - (explained**2).sum(axis=0)).clip(min=0) + ratio)
 
-    def _posterior(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _posterior(self, queries):
         """Mean and standard deviation of an observation, computed for each length scale in turn."""
         mean = np.empty((len(queries), self.targets_.shape[1]))
         variance = np.empty_like(mean)
@@ -105,7 +95,7 @@ class GaussianProcess:
             variance[:, own] = self.signal_[own] * (left + ratio)
         return mean, np.sqrt(variance)
 
-    def _search(self, squared: np.ndarray) -> tuple[np.ndarray, dict[int, _Profile]]:
+    def _search(self, squared):
         """The length scale of each coordinate as a step of the grid: by factors of two, then finer near the best."""
         distance = np.sqrt(squared[squared > 0])
         # Below the smallest distance the process is white noise; far above the largest it is a polynomial.
@@ -119,29 +109,25 @@ class GaussianProcess:
                 if step not in profiles:
                     spectrum = _spectrum(squared, step)
                     profiles[step] = _profile(*spectrum, self.targets_, self.noise_lower_bound)
-            columns = range(n_outputs)
-            likelihood = [
-                [profiles[row[j]].log_likelihood[j] for j in columns] for row in candidates.tolist()
-            ]
-            best = candidates[np.argmax(likelihood, axis=0), np.arange(n_outputs)]
+            rows = candidates.tolist()
+            known = [[profiles[s].log_likelihood[j] for j, s in enumerate(row)] for row in rows]
+            best = candidates[np.argmax(known, axis=0), np.arange(n_outputs)]
             stride //= 2
             candidates = np.stack([best, best - stride, best + stride])
         return best, profiles
 
 
-def _correlation(squared: np.ndarray, step: int) -> np.ndarray:
+def _correlation(squared, step):
     return np.exp(squared / (-2 * 4 ** (step / STEPS_PER_OCTAVE)))
 
 
-def _spectrum(squared: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+def _spectrum(squared, step):
     """Eigenvalues and eigenvectors of the correlation matrix at one step of the grid of length scales."""
     values, vectors = np.linalg.eigh(_correlation(squared, step))
     return values.clip(min=0), vectors
 
 
-def _profile(
-    values: np.ndarray, vectors: np.ndarray, targets: np.ndarray, least: float
-) -> _Profile:
+def _profile(values, vectors, targets, least):
     r"""Noise-to-signal ratio s / c with the largest likelihood for each coordinate; the signal c has a closed form.
 
     .. math:: -2 \log p = n \log 2 \pi c + \sum_i \log(\lambda_i + s/c) + \frac1c \sum_i (u_i^T y)^2 / (\lambda_i + s/c)

@@ -2,21 +2,19 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.rivals.cross_fitted import Bound, Rival, conformal_factor, per_value
 from benchmarks.rivals.gaussian_process import GAUSSIAN_95
 from geoq import MLP, Training
 from geoq.bounds.network import pinball
-from geoq.core.geometry import Features
-from geoq.core.tuples import Tuples
 from geoq.quantiles import inverse_cdf_quantile
 from geoq.surrogate import TrainTogether
 from geoq.training.loop import seeded, train
@@ -24,14 +22,8 @@ from geoq.training.loop import seeded, train
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
-def spread(predictions: Iterable[Any]) -> tuple[Any, Any]:
-    r"""Mean and standard deviation of several predictions, arrays or tensors, with the unbiased divisor M - 1.
-
-    .. math:: \overline y = \frac1M \sum_m \widehat y_m, \quad
-        \sigma^2 = \frac1{M - 1} \sum_m (\widehat y_m - \overline y)^2
-
-    Of the predictions, at least two, only one is in memory at a time.
-    """
+def spread(predictions):
+    """Mean and unbiased standard deviation of several predictions, of which only one is in memory at a time."""
     members = iter(predictions)
     mean = copy.deepcopy(next(members))
     squares, count = 0 * mean, 1
@@ -56,7 +48,7 @@ class DeepEnsemble:
     n_members: int = 5
     random_state: int = 0
 
-    def fit(self, x: Any, y: Any) -> "DeepEnsemble":
+    def fit(self, x, y):
         """Train all members on all rows."""
         # Seeds of 31 bits, which every library accepts.
         sequence = np.random.SeedSequence(self.random_state)
@@ -70,7 +62,7 @@ class DeepEnsemble:
             self.members_ = [recipe.with_seed(seed)(x, y) for seed in seeds.tolist()]
         return self
 
-    def predict(self, x: Any) -> Bound:
+    def predict(self, x):
         """Mean of the members, and 1.96 times their standard deviation."""
         mean, deviation = spread(member(x) for member in self.members_)
         return Bound(mean, GAUSSIAN_95 * deviation)
@@ -87,7 +79,7 @@ class MCDropout:
     n_passes: int = 100
     random_state: int = 0
 
-    def fit(self, x: Any, y: Any) -> "MCDropout":
+    def fit(self, x, y):
         """Train the network on all rows."""
         surrogate = self.train_surrogate(x, y)
         if not any(layer.p > 0 for layer in _dropout_layers(surrogate.network)):
@@ -95,28 +87,26 @@ class MCDropout:
         self.surrogate_ = surrogate
         return self
 
-    def predict(self, x: Any) -> Bound:
+    def predict(self, x):
         """Mean of the passes, and 1.96 times their standard deviation."""
         with seeded(self.random_state), _dropout_on(self.surrogate_.network):
             mean, deviation = spread(self.surrogate_(x) for _ in range(self.n_passes))
         return Bound(mean, GAUSSIAN_95 * deviation)
 
 
-def _dropout_layers(network: nn.Module) -> list[Any]:
+def _dropout_layers(network):
     return [layer for layer in network.modules() if isinstance(layer, DROPOUT)]
 
 
 @contextmanager
-def _dropout_on(network: nn.Module) -> Iterator[None]:
+def _dropout_on(network):
     """Put the dropout layers into training mode, and back into evaluation mode afterwards."""
-    layers = _dropout_layers(network)
-    for layer in layers:
+    for layer in _dropout_layers(network):
         layer.train()
     try:
         yield
     finally:
-        for layer in layers:
-            layer.eval()
+        network.eval()
 
 
 @dataclass
@@ -126,8 +116,7 @@ class CalibratedSpread:
     .. math:: \widehat E_j(x) = c_j (\sigma_j(x) + \beta \overline \sigma_j),
         \quad c_j = \widehat Q_\tau(e_{ij} / (\sigma_j^{(-i)}(x_i) + \beta \overline \sigma_j))
 
-    Each fold trains the whole baseline, with all its members, on the rows that it leaves in. Errors :math:`e_{ij}` and
-    deviations :math:`\sigma_j^{(-i)}` are those of the held-out rows. The deployed baseline is trained on all rows.
+    Each fold trains the whole baseline, with all its members; errors and deviations are those of its held-out rows.
     """
 
     baseline: Any
@@ -135,7 +124,7 @@ class CalibratedSpread:
     folds: Any
     beta: float = 0.01
 
-    def fit(self, x: np.ndarray, y: np.ndarray) -> "CalibratedSpread":
+    def fit(self, x, y):
         error, scale = [], []
         for train_rows, held_out in self.folds.split(x):
             fitted = replace(self.baseline).fit(x[train_rows], y[train_rows])
@@ -148,26 +137,24 @@ class CalibratedSpread:
         self.baseline_ = replace(self.baseline).fit(x, y)
         return self
 
-    def predict(self, x: np.ndarray) -> Bound:
+    def predict(self, x):
         prediction, deviation = self.baseline_.predict(x)
         return Bound(prediction, self.factor_ * (deviation + self.least_))
 
 
-def _network(input_shape: tuple[int, ...], field_shape: tuple[int, ...]) -> nn.Module:
+def _network(input_shape, field_shape):
     """A fully connected network from an input of any shape to an error of any shape."""
-    n_in, n_out = math.prod(input_shape), math.prod(field_shape)
-    return nn.Sequential(
-        nn.Flatten(), MLP(n_in, n_out, hidden=(64, 64)), nn.Unflatten(1, field_shape or (1,))
-    )
+    network = MLP(math.prod(input_shape), math.prod(field_shape), hidden=(64, 64))
+    return nn.Sequential(nn.Flatten(), network, nn.Unflatten(1, field_shape or (1,)))
 
 
 class _Quantile(nn.Module):
-    def __init__(self, network: nn.Module, start: Tensor) -> None:
+    def __init__(self, network, start):
         super().__init__()
         self.network = network
         self.register_buffer("start", start)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         emitted = self.network(x).reshape(-1, *self.start.shape)
         return self.start * nn.functional.softplus(emitted) / math.log(2)
 
@@ -185,7 +172,7 @@ class QuantileNetwork(Rival):
     make_network: Callable[..., nn.Module] = _network
     training: Training = field(default_factory=lambda: Training(n_steps=5000, batch_size=256))
 
-    def learn(self, tuples: Tuples, x: Any, y: Any) -> None:
+    def learn(self, tuples, x, y):
         inputs, error = (_single(part) for part in (tuples.points.inputs, tuples.error))
         point, weight = (_single(per_value(w, error.ndim)) for w in (tuples.point, self.weight_))
         point = point.long().flatten()
@@ -196,7 +183,7 @@ class QuantileNetwork(Rival):
             network = self.make_network(tuple(inputs.shape[1:]), tuple(error.shape[1:]))
             self.module_ = _Quantile(network, _single(start))
 
-            def loss(net: nn.Module, rows: Tensor) -> Tensor:
+            def loss(net, rows):
                 each = pinball(error[rows], net(inputs[point[rows]]), self.quantile)
                 return (weight[rows] * each).mean() / scale
 
@@ -204,9 +191,9 @@ class QuantileNetwork(Rival):
             self.trainings_ = (train(self.module_, loss, self.training, groups=groups),)
 
     @torch.no_grad()
-    def bound(self, features: Features) -> np.ndarray:
+    def bound(self, features):
         return self.module_(_single(features.inputs)).numpy()
 
 
-def _single(values: np.ndarray) -> Tensor:
+def _single(values):
     return torch.as_tensor(np.asarray(values, dtype=np.float32))

@@ -1,7 +1,6 @@
 """A recipe that trains once on the same data."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,15 +25,15 @@ class RememberedTraining:
     seconds_saved: float = field(default=0.0, init=False)
     _known: dict[str, tuple[Any, float]] = field(default_factory=dict, init=False, repr=False)
 
-    def __call__(self, x: Any, y: Any) -> Any:
+    def __call__(self, x, y):
         return self.train_many(x, y, [np.arange(len(x))])[0]
 
-    def n_together(self, x: Any, y: Any) -> int:
+    def n_together(self, x, y):
         """The number of surrogates that the recipe trains together."""
         recipe = self.train_surrogate
         return recipe.n_together(x, y) if isinstance(recipe, TrainTogether) else 1
 
-    def train_many(self, x: Any, y: Any, subsets: Sequence[np.ndarray]) -> list[Any]:
+    def train_many(self, x, y, subsets):
         """A surrogate per subset of the rows; new ones are trained together if the recipe can."""
         keys = [fingerprint(take(x, rows), take(y, rows)) for rows in subsets]
         new = {k: r for k, r in zip(keys, subsets, strict=True) if k not in self._known}
@@ -47,7 +46,7 @@ class RememberedTraining:
         return [self._known[key][0] for key in keys]
 
 
-def fingerprint(*arrays: Any) -> str:
+def fingerprint(*arrays):
     """A hash of arrays. Arrays and tensors differ: a surrogate may return only the kind that it was trained with."""
     kinds = " ".join(type(array).__name__ for array in arrays)
     return f"{kinds} {record.fingerprint(*(to_numbers(array, 'data') for array in arrays))}"

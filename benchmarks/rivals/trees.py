@@ -2,14 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from benchmarks.rivals.cross_fitted import Rival, permuted, split_groups
 from geoq.arrays import chunks, flat
 from geoq.core.geometry import Features
-from geoq.core.tuples import Tuples
 
 # For more coordinates than this, one model is used for all; its inputs include the coordinate's prediction and number.
 MOST_MODELS = 16
@@ -17,38 +15,32 @@ MOST_MODELS = 16
 MOST_VALUES = 500_000
 # Number of parts of the calibration points; trees fitted to the other parts predict each part.
 N_PARTS = 5
-Predict = Callable[[np.ndarray], np.ndarray]
-# regress(table, target, group, weight): rows of one group belong together and must not be split for validation.
-Regress = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Predict]
 
 
-def of_x(features: Features) -> np.ndarray:
+def of_x(features):
     """The standardised inputs only."""
     return flat(features.inputs)
 
 
-def of_x_and_distance(features: Features) -> np.ndarray:
+def of_x_and_distance(features):
     """The standardised inputs and the logarithm of the support distance."""
     distance = features.support_distance
     log = np.log(distance.clip(min=np.finfo(distance.dtype).tiny))
     return np.concatenate([of_x(features), log[:, None]], axis=1)
 
 
-def of_x_distance_and_prediction(features: Features) -> np.ndarray:
+def of_x_distance_and_prediction(features):
     """The standardised inputs, the logarithm of the support distance and the surrogate's prediction."""
     return np.concatenate([of_x_and_distance(features), flat(features.prediction)], axis=1)
 
 
 class CoordinateModels:
-    """Regressions of an error of any shape: one model per coordinate, or a single one for all of them."""
+    """Regressions of an error of any shape: one model per coordinate, or a single one for all of them.
 
-    def __init__(
-        self,
-        regress: Regress,
-        inputs: Callable[[Features], np.ndarray],
-        tuples: Tuples,
-        weight: np.ndarray,
-    ) -> None:
+    ``regress(table, target, group, weight)`` returns a model; rows of one group must not be split for validation.
+    """
+
+    def __init__(self, regress, inputs, tuples, weight):
         features, target = tuples.features, flat(tuples.error)
         self.inputs, self.shape = inputs, tuples.field_shape
         table, prediction, group = inputs(features), flat(features.prediction), tuples.group
@@ -61,27 +53,23 @@ class CoordinateModels:
                 f"the error has {target.shape[1]} coordinates and the prediction {prediction.shape[1]}; more than {MOST_MODELS} "
                 "coordinates have one model that reads each coordinate's prediction, so use an error functional of the output's shape."
             )
-        value = np.arange(target.size)
-        if len(value) > MOST_VALUES:
-            value = np.sort(
-                np.random.default_rng(0).choice(target.size, MOST_VALUES, replace=False)
-            )
+        n_values = min(target.size, MOST_VALUES)
+        value = np.sort(np.random.default_rng(0).choice(target.size, n_values, replace=False))
         row = value // target.shape[1]
         parts = target.reshape(-1)[value], group[row], weight[row]
         self.models = [regress(_pooled(table, prediction, value), *parts)]
 
-    def __call__(self, features: Features) -> np.ndarray:
+    def __call__(self, features):
         table, prediction = self.inputs(features), flat(features.prediction)
         if self.pooled:
-            answers = [
-                self.models[0](_pooled(table, prediction, np.arange(part.start, part.stop)))
-                for part in chunks(prediction.size, table.shape[1] + 2)
-            ]
+            parts = chunks(prediction.size, table.shape[1] + 2)
+            values = [np.arange(part.start, part.stop) for part in parts]
+            answers = [self.models[0](_pooled(table, prediction, value)) for value in values]
             return np.concatenate(answers).reshape(-1, *self.shape)
         return np.stack([model(table) for model in self.models], 1).reshape(-1, *self.shape)
 
 
-def _pooled(table: np.ndarray, prediction: np.ndarray, value: np.ndarray) -> np.ndarray:
+def _pooled(table, prediction, value):
     """One row per value: the columns of its sample, its prediction and its coordinate."""
     row, coordinate = np.divmod(value, prediction.shape[1])
     return np.column_stack([table[row], prediction[row, coordinate], coordinate])
@@ -103,45 +91,29 @@ class BoostedQuantile(Rival):
     learning_rate: float = 0.05
     random_state: int = 0
 
-    def learn(self, tuples: Tuples, x: Any, y: Any) -> None:
+    def learn(self, tuples, x, y):
         self.models_ = CoordinateModels(self._regress, self.inputs, tuples, self.weight_)
 
-    def bound(self, features: Features) -> np.ndarray:
+    def bound(self, features):
         return self.models_(features).clip(min=0)
 
-    def _regress(
-        self, table: np.ndarray, target: np.ndarray, group: np.ndarray, weight: np.ndarray
-    ) -> Predict:
+    def _regress(self, table, target, group, weight):
         import lightgbm
 
         stopping = split_groups(group, self.random_state, 0.1)
-        settings = {
-            "objective": "quantile",
-            "alpha": self.quantile,
-            "learning_rate": self.learning_rate,
-            "num_leaves": self.n_leaves,
-            "seed": self.random_state,
-            "num_threads": 1,  # on small tables more threads are slower
-            "deterministic": True,
-            "force_row_wise": True,
-            "verbosity": -1,
-        }
+        settings = {"objective": "quantile", "alpha": self.quantile, "seed": self.random_state}
+        settings |= {"learning_rate": self.learning_rate, "num_leaves": self.n_leaves}
+        # On small tables more threads are slower.
+        settings |= {"num_threads": 1, "deterministic": True, "force_row_wise": True}
         # LightGBM computes in float32 with absolute tolerances, so the errors are divided by their mean.
         scale = float(target.mean()) or 1.0
 
-        def data(rows: np.ndarray, reference: Any = None) -> Any:
-            return lightgbm.Dataset(
-                table[rows], target[rows] / scale, weight=weight[rows], reference=reference
-            )
+        def data(rows, reference=None):
+            return lightgbm.Dataset(table[rows], target[rows] / scale, reference, weight[rows])
 
-        known = data(~stopping)
-        trees = lightgbm.train(
-            settings,
-            known,
-            num_boost_round=self.n_trees,
-            valid_sets=[data(stopping, known)],
-            callbacks=[lightgbm.early_stopping(50, verbose=False)],
-        )
+        known, stop = data(~stopping), [lightgbm.early_stopping(50, verbose=False)]
+        how = {"valid_sets": [data(stopping, known)], "callbacks": stop}
+        trees = lightgbm.train(settings | {"verbosity": -1}, known, self.n_trees, **how)
         return lambda queries: scale * np.asarray(trees.predict(queries))
 
 
@@ -152,9 +124,8 @@ class MeanErrorPredictor(Rival):
     .. math:: \widehat E_j(x) = c_j m_j(\nu(x), \log \Delta d_k(x)), \quad m_j \approx \mathbb E[e_j],
         \quad c_j = \widehat Q_\tau(e_{ij} / m_j^{(-i)})
 
-    Boosted trees with the Poisson deviance predict the mean; like the squared error, the deviance is smallest at the mean,
-    and the prediction is positive. The factor uses predictions by trees that were not trained on the point: predictions
-    of training points are too close to their errors, and the factor would be too small.
+    Boosted trees with the Poisson deviance predict the mean. The factor uses predictions by trees that were not trained on the
+    point: predictions of training points are too close to their errors.
     """
 
     n_trees: int = 500
@@ -162,7 +133,7 @@ class MeanErrorPredictor(Rival):
     learning_rate: float = 0.05
     random_state: int = 0
 
-    def learn(self, tuples: Tuples, x: Any, y: Any) -> None:
+    def learn(self, tuples, x, y):
         self.models_ = self._models(tuples, np.ones(len(tuples), dtype=bool))
         groups, number = np.unique(tuples.group, return_inverse=True)
         part = (permuted(len(groups), self.random_state) % N_PARTS)[number]
@@ -172,30 +143,22 @@ class MeanErrorPredictor(Rival):
             mean[inside] = self._models(tuples, ~inside)(tuples[inside].features)
         self.factor_ = self.factor(tuples.error, mean)
 
-    def bound(self, features: Features) -> np.ndarray:
+    def bound(self, features):
         return self.factor_ * self.models_(features)
 
-    def _models(self, tuples: Tuples, rows: np.ndarray) -> CoordinateModels:
+    def _models(self, tuples, rows):
         return CoordinateModels(self._regress, of_x_and_distance, tuples[rows], self.weight_[rows])
 
-    def _regress(
-        self, table: np.ndarray, target: np.ndarray, group: np.ndarray, weight: np.ndarray
-    ) -> Predict:
+    def _regress(self, table, target, group, weight):
         from sklearn.ensemble import HistGradientBoostingRegressor
 
         del group
         scale = float(target.mean())
         if scale == 0:
             return lambda queries: np.zeros(len(queries))
-        trees = HistGradientBoostingRegressor(
-            loss="poisson",
-            max_iter=self.n_trees,
-            max_leaf_nodes=self.n_leaves,
-            learning_rate=self.learning_rate,
-            early_stopping=True,
-            n_iter_no_change=20,
-            random_state=self.random_state,
-        )
+        settings = {"max_iter": self.n_trees, "max_leaf_nodes": self.n_leaves, "loss": "poisson"}
+        settings |= {"learning_rate": self.learning_rate, "random_state": self.random_state}
+        trees = HistGradientBoostingRegressor(**settings, early_stopping=True, n_iter_no_change=20)
         # Divided by its mean, because the trees do not split on small sums of the target.
         trees.fit(table, target / scale, sample_weight=weight)
         return lambda queries: scale * trees.predict(queries)

@@ -15,7 +15,7 @@ from benchmarks.paper import PAPER
 from benchmarks.rollouts.data import SMALL, Settings, load, recipe_of
 from benchmarks.rollouts.methods import RecordedSum, Remembered, RolledOut, capped
 from benchmarks.rollouts.scores import Clock
-from benchmarks.runs import Benchmark, parser_of, run
+from benchmarks.runs import Benchmark, script
 from geoq import ClusterFolds, RolloutGeoQ, Training
 from geoq.data.metric import identity
 
@@ -54,12 +54,8 @@ def training_of(settings):
 def choices(surrogate, seed, settings):
     """Arguments of RolloutGeoQ for each row of the paper's table ; each row varies one choice."""
     form = partial(RecordedSum, training=training_of(settings))
-    default = {
-        "representation": surrogate.encoder,
-        "scheme": form(),
-        "n_anchors": 50,
-        "folds": ClusterFolds(5, random_state=seed),
-    }
+    default = {"representation": surrogate.encoder, "scheme": form(), "n_anchors": 50}
+    default["folds"] = ClusterFolds(5, random_state=seed)
     varied = {
         "phi = identity": {"representation": identity},
         "psi = (abs dz, dd)": {"scheme": form(psi=absolute_displacement)},
@@ -98,19 +94,9 @@ def measure(problem, seed, wanted, *, small=False):
     return rows
 
 
-BENCHMARK = Benchmark(
-    "kuramoto_sivashinsky_ablation",
-    TIME_STEPS,
-    measure,
-    lambda _: CHOICES,
-    (20, 21, 22),
-    TIME_STEPS[:1],
-)
-
-
-def main(words=None):
-    return run(BENCHMARK, parser_of(__doc__).parse_args(words))
-
+NAME, SEEDS = "kuramoto_sivashinsky_ablation", (20, 21, 22)
+BENCHMARK = Benchmark(NAME, TIME_STEPS, measure, lambda _: CHOICES, SEEDS, TIME_STEPS[:1])
+main = script(BENCHMARK, __doc__)
 
 if __name__ == "__main__":
     main()

@@ -34,21 +34,14 @@ class Settings:
     n_member_jobs: int = 3
 
 
+_SIZES = {"n_train": 400, "n_calibration": 30, "n_test": 60, "n_starts": 5, "n_member_jobs": 1}
+_SIZES |= {"n_gp_searched": 60, "n_gp_starts": 5, "n_gp_samples": 4, "n_passes": 4, "n_members": 2}
+_SIZES["increment_training"] = Training(n_steps=20, batch_size=16, check_every=10)
 SMALL = Settings(
-    n_train=400,
-    n_calibration=30,
-    n_test=60,
-    n_starts=5,
+    **_SIZES,
     initial_states=(0, 10, 20),
-    n_gp_searched=60,
-    n_gp_starts=5,
-    n_gp_samples=4,
-    n_passes=4,
-    n_members=2,
     training=Training(n_steps=40, check_every=20),
     fine_tuning=Training(n_steps=10, check_every=10),
-    increment_training=Training(n_steps=20, batch_size=16, check_every=10),
-    n_member_jobs=1,
 )
 
 
@@ -61,10 +54,9 @@ def snapshots(dt, seed, n_snapshots):
     """A trajectory on the attractor; it starts from random long waves, and the transient is dropped."""
     rng = np.random.default_rng([seed, 1])
     place = 2 * np.pi * np.arange(N_POINTS) / N_POINTS
-    state = sum(
-        rng.standard_normal() * np.cos(mode * place + rng.uniform(0, 2 * np.pi))
-        for mode in range(1, 5)
-    )
+    state = 0
+    for mode in range(1, 5):
+        state += rng.standard_normal() * np.cos(mode * place + rng.uniform(0, 2 * np.pi))
     states = [later(state, TRANSIENT)]
     for _ in range(n_snapshots - 1):
         states.append(later(states[-1], dt))
@@ -91,9 +83,8 @@ def load(dt, seed, settings):
 
 
 def network(dropout=0.0):
-    return MLP(
-        N_POINTS, N_POINTS, hidden=HIDDEN, n_encoder_layers=N_ENCODER_LAYERS, dropout=dropout
-    )
+    sizes = {"hidden": HIDDEN, "n_encoder_layers": N_ENCODER_LAYERS}
+    return MLP(N_POINTS, N_POINTS, **sizes, dropout=dropout)
 
 
 def recipe_of(settings, seed, dropout=0.0):

@@ -9,11 +9,12 @@ large, and the parameter lies outside its range in the data. Random features are
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from benchmarks.rollouts.trusted_horizon import least_squares
-from benchmarks.runs import Benchmark, parser_of, run
+from benchmarks.rollouts.trusted_horizon import random_features
+from benchmarks.runs import Benchmark, script
 from benchmarks.solvers import lorenz63, runge_kutta, until
 from geoq import RolloutGeoQ
 
@@ -67,47 +68,22 @@ class System:
         return np.stack(states, axis=1)[:, N_TRANSIENT:], forcing[:, N_TRANSIENT:]
 
 
-_SYSTEMS = (
-    System(
-        "Duffing oscillator, random force",
-        duffing,
-        0.1,
-        (0.0, 0.0),
-        0.3,
-        random_force,
-        {"force x 2": lambda rng, n, n_times: random_force(rng, n, n_times, 2.0)},
-    ),
-    System(
-        "Lorenz-63, rho of each trajectory",
-        lorenz,
-        0.02,
-        (0.0, 0.0, 25.0),
-        0.5,
-        constant,
-        {
-            "rho from 34 to 36": lambda *size: constant(*size, 34.01, 36.0),
-            "rho from 38 to 40": lambda *size: constant(*size, 38.0, 40.0),
-        },
-    ),
-)
-
-SYSTEMS = {system.name: system for system in _SYSTEMS}
+_STRONGER = {"force x 2": partial(random_force, size=2.0)}
+_RHO = {"rho from 34 to 36": (34.01, 36.0), "rho from 38 to 40": (38.0, 40.0)}
+_RHO = {name: partial(constant, low=low, high=high) for name, (low, high) in _RHO.items()}
+_OSCILLATOR, _ATTRACTOR = "Duffing oscillator, random force", "Lorenz-63, rho of each trajectory"
+SYSTEMS = {
+    _OSCILLATOR: System(_OSCILLATOR, duffing, 0.1, (0.0, 0.0), 0.3, random_force, _STRONGER),
+    _ATTRACTOR: System(_ATTRACTOR, lorenz, 0.02, (0.0, 0.0, 25.0), 0.5, constant, _RHO),
+}
 
 
 def train(segments):
     """Random features of the state and the forcing for the change of the state."""
     before = np.concatenate([np.hstack([u[:-1], f[:-1]]) for u, f in segments])
     change = np.concatenate([np.diff(u, axis=0) for u, _ in segments])
-    mean, scale, rng = before.mean(0), before.std(0), np.random.default_rng(0)
-    mixing = rng.standard_normal((before.shape[1], 150)) / np.sqrt(before.shape[1])
-    offset = rng.standard_normal(150)
-
-    def design(x):
-        z = (x - mean) / scale
-        return np.hstack([np.tanh(z @ mixing + offset), z, np.ones((len(z), 1))])
-
-    weights = least_squares(design(before), change, 1e-8)
-    return lambda u, f: u + design(np.hstack([u, f])) @ weights
+    of_both = random_features(before, change, 150)
+    return lambda u, f: u + of_both(np.hstack([u, f]))
 
 
 def measure(problem, seed, wanted, *, small=False):
@@ -127,34 +103,26 @@ def measure(problem, seed, wanted, *, small=False):
         covered = error <= a.error_hat
         kept = until((error <= system.tolerance).all(axis=2))
         by_coordinate = covered.mean(axis=(0, 1))
-        rows.append(
-            {
-                "method": "GeoQ",
-                "setting": system.name,
-                "forcing": name,
-                "seed": seed,
-                "coverage": float(covered.mean()),
-                "least": float(by_coordinate.min()),
-                "most": float(by_coordinate.max()),
-                "safe": float(a.safe.mean()),
-                "safe_coverage": float(covered[a.safe].mean()) if a.safe.any() else None,
-                "supported": float(a.supported_horizon.mean()),
-                "trusted": float(a.trusted_horizon.mean()),
-                "kept": float(kept.mean()),
-                "broken": float((a.trusted_horizon > kept).mean()),
-            }
-        )
+        about = {"method": "GeoQ", "setting": problem, "forcing": name, "seed": seed}
+        scores = {
+            "coverage": float(covered.mean()),
+            "least": float(by_coordinate.min()),
+            "most": float(by_coordinate.max()),
+            "safe": float(a.safe.mean()),
+            "safe_coverage": float(covered[a.safe].mean()) if a.safe.any() else None,
+            "supported": float(a.supported_horizon.mean()),
+            "trusted": float(a.trusted_horizon.mean()),
+            "kept": float(kept.mean()),
+            "broken": float((a.trusted_horizon > kept).mean()),
+        }
+        rows.append(about | scores)
     return rows
 
 
 BENCHMARK = Benchmark(
     "forced", list(SYSTEMS), measure, lambda _: ["GeoQ"], range(3), list(SYSTEMS)[:1]
 )
-
-
-def main(words=None):
-    return run(BENCHMARK, parser_of(__doc__).parse_args(words))
-
+main = script(BENCHMARK, __doc__)
 
 if __name__ == "__main__":
     main()

@@ -24,18 +24,14 @@ class StepProcess:
 
     The equation is the same at every point of the periodic domain, so the coordinates have one distribution. Inputs and
     outputs are standardised. The snapshots have no noise; the likelihood is largest at the lower bound of the noise.
-
-    Attributes:
-        n_searched: the number of pairs that determine the hyper-parameters.
-        noise_lower_bound: the smallest noise variance, relative to the variance of the outputs.
-        every: 1 to condition the process on all pairs, 2 for every second pair.
-        known: length scale, noise-to-signal ratio and signal variance, in units of the standardised pairs; None to search for them.
     """
 
-    n_searched: int = 800
-    noise_lower_bound: float = 1e-10
-    every: int = 1
-    known: tuple[float, float, float] | None = None
+    n_searched: int = 800  # pairs that determine the hyper-parameters
+    noise_lower_bound: float = 1e-10  # relative to the variance of the outputs
+    every: int = 1  # 2 conditions the process on every second pair
+    known: tuple[float, float, float] | None = (
+        None  # length, noise-to-signal ratio, signal; None searches for them
+    )
 
     @property
     def setting(self):
@@ -117,9 +113,7 @@ class SampledProcess:
         states = []
         for _ in range(self.n_steps):
             mean, deviation = self.process_(state)
-            noise = torch.randn(
-                state.shape, generator=generator, dtype=state.dtype, device=self.device
-            )
+            noise = torch.empty_like(state).normal_(generator=generator)
             state = (mean + deviation * noise).clamp(*self.range_)
             states.append(state.cpu())
         sampled = torch.stack(states, dim=1).unflatten(0, (self.n_samples, len(x0)))

@@ -20,35 +20,21 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.rivals import DeepEnsemble, MCDropout
+from benchmarks.rollouts import methods
 from benchmarks.rollouts.ablation import SETTINGS, TIME_STEPS, training_of
 from benchmarks.rollouts.data import load, recipe_of
 from benchmarks.rollouts.gaussian_process import NOISE, SampledProcess, StepProcess
-from benchmarks.rollouts.methods import (
-    SIMPLE,
-    ChosenProcess,
-    RecordedSum,
-    Remembered,
-    RolledOut,
-    RolloutConformal,
-    ScaledPerStep,
-    WholeRollout,
-    capped,
-    folds_of_dropout,
-    folds_of_ensembles,
-    folds_of_pairs,
-    with_scheme,
-)
 from benchmarks.rollouts.scores import Clock
 from benchmarks.runs import Benchmark, parser_of, run
 from geoq import ClusterFolds, CombinedFolds, RolloutGeoQ, TemporalFolds
 from geoq.parts import PaperRegion, SaturatingGrowth
 
 LITTLE_NOISE = "GP, noise 1e-10"
-ON_CLUSTERS = [f"{name} (clusters)" for name in SIMPLE]
+ON_CLUSTERS = [f"{name} (clusters)" for name in methods.SIMPLE]
 CONFORMAL = {"Conformal (per coordinate)": False, "Conformal (per step and coordinate)": True}
 # The methods that one fit of GeoQ gives, and the methods with samples of their own.
 FITS = {
-    "GeoQ": ["GeoQ", "GeoQ (geometry off)", *SIMPLE],
+    "GeoQ": ["GeoQ", "GeoQ (geometry off)", *methods.SIMPLE],
     "GeoQ (clusters)": ["GeoQ (clusters)", *ON_CLUSTERS],
     "GeoQ (blocks and clusters)": ["GeoQ (blocks and clusters)"],
     "GeoQ (paper)": ["GeoQ (paper)", "GeoQ (paper, capped)"],
@@ -64,10 +50,10 @@ def measure(problem, seed, wanted, *, small=False, device="cpu", pictures=None):
     """Rows of some methods; draws pictures if a folder is given."""
     settings = SETTINGS[small]
     data, recipe = load(float(problem[3:]), seed, settings), recipe_of(settings, seed)
-    remembered, started = Remembered(recipe), time.perf_counter()
+    remembered, started = methods.Remembered(recipe), time.perf_counter()
     surrogate = recipe([data.train])
     clock = Clock(time.perf_counter() - started, data, settings, problem, seed)
-    clock.own_rollout(RolledOut(surrogate, settings.n_test))
+    clock.own_rollout(methods.RolledOut(surrogate, settings.n_test))
     rows, answers = [], {}
     for name, estimator in estimators(surrogate, remembered, settings, seed).items():
         if set(FITS[name]) & set(wanted):
@@ -75,7 +61,7 @@ def measure(problem, seed, wanted, *, small=False, device="cpu", pictures=None):
             rows += found
     for name, per_step in CONFORMAL.items():
         if name in wanted:
-            conformal = RolloutConformal(remembered, settings, per_step=per_step)
+            conformal = methods.RolloutConformal(remembered, settings, per_step=per_step)
             rows.append(scored(clock, name, conformal, remembered)[0])
     if "GP" in wanted:
         rows.append(chosen_process(clock, device, remembered))
@@ -92,13 +78,9 @@ def estimators(surrogate, remembered, settings, seed):
     sizes = {"n_calibration": settings.n_calibration, "n_starts": settings.n_starts}
     calibrate = partial(RolloutGeoQ, surrogate, remembered, **sizes)
     clusters = ClusterFolds(5, random_state=seed)
-    paper = calibrate(
-        scheme=RecordedSum(training=training_of(settings)),
-        representation=surrogate.encoder,
-        folds=clusters,
-        n_anchors=50,
-        safe_region=PaperRegion(),
-    )
+    parts = {"scheme": methods.RecordedSum(training=training_of(settings)), "n_anchors": 50}
+    parts |= {"representation": surrogate.encoder, "safe_region": PaperRegion()}
+    paper = calibrate(**parts, folds=clusters)
     both = CombinedFolds(TemporalFolds(5), clusters)
     of_folds = calibrate(), calibrate(folds=clusters), calibrate(folds=both)
     return dict(zip(FITS, (*of_folds, paper), strict=True))
@@ -118,14 +100,14 @@ def of_fit(clock, name, estimator, remembered):
     course = {"trainings": courses} if courses else {}
     rows.append(clock.row(name, answer, answer.safe, seconds, asking) | course)
     if name == "GeoQ (paper)":
-        cut = capped(answer, fitted)
+        cut = methods.capped(answer, fitted)
         rows.append(clock.row(FITS[name][1], cut, answer.safe, seconds, asking) | course)
         return rows, answer
-    others = dict(zip(ON_CLUSTERS, SIMPLE.values(), strict=True))
+    others = dict(zip(ON_CLUSTERS, methods.SIMPLE.values(), strict=True))
     if name == "GeoQ":
-        others = {"GeoQ (geometry off)": SaturatingGrowth(exponents=(0.0,)), **SIMPLE}
+        others = {"GeoQ (geometry off)": SaturatingGrowth(exponents=(0.0,)), **methods.SIMPLE}
     for other in (m for m in FITS[name] if m in others):
-        own, asking = ask(with_scheme(fitted, others[other]))
+        own, asking = ask(methods.with_scheme(fitted, others[other]))
         rows.append(clock.row(other, own, own.safe, seconds, asking))
     return rows, answer
 
@@ -136,17 +118,17 @@ def sampled(clock, name, recipe, device):
     if name == LITTLE_NOISE:
         process = StepProcess(settings.n_gp_searched)
         baseline = SampledProcess(process, settings.n_gp_samples, n_steps, device, seed)
-        fit_folds = partial(folds_of_pairs, baseline)
+        fit_folds = partial(methods.folds_of_pairs, baseline)
     elif name == "MC dropout":
-        whole = WholeRollout(recipe_of(settings, seed, dropout=0.1), n_steps)
+        whole = methods.WholeRollout(recipe_of(settings, seed, dropout=0.1), n_steps)
         baseline = MCDropout(whole, settings.n_passes, seed)
-        fit_folds = partial(folds_of_dropout, baseline)
+        fit_folds = partial(methods.folds_of_dropout, baseline)
     else:
-        whole = WholeRollout(recipe, n_steps)
+        whole = methods.WholeRollout(recipe, n_steps)
         baseline = DeepEnsemble(whole, settings.n_members, 1000 * (seed + 1))
-        fit_folds = partial(folds_of_ensembles, baseline, settings.n_member_jobs)
+        fit_folds = partial(methods.folds_of_ensembles, baseline, settings.n_member_jobs)
     raw, seconds = scored(clock, name, baseline, None)
-    scaled = ScaledPerStep(baseline, fit_folds, settings)
+    scaled = methods.ScaledPerStep(baseline, fit_folds, settings)
     return [raw, scored(clock, f"{name}, scaled per step", scaled, None, seconds)[0]]
 
 
@@ -154,12 +136,10 @@ def chosen_process(clock, device, remembered):
     """Row of the Gaussian process that held-out rollouts choose."""
     settings = clock.settings
     how = settings.n_gp_samples, settings.n_test, device, clock.seed
-    candidates = tuple(
-        SampledProcess(StepProcess(settings.n_gp_searched, noise, every), *how)
-        for every, bounds in NOISE.items()
-        for noise in bounds
-    )
-    chosen = ChosenProcess(candidates, settings)
+    noises = [(noise, every) for every, bounds in NOISE.items() for noise in bounds]
+    processes = [StepProcess(settings.n_gp_searched, *noise) for noise in noises]
+    candidates = tuple(SampledProcess(process, *how) for process in processes)
+    chosen = methods.ChosenProcess(candidates, settings)
     row, _ = scored(clock, "GP", chosen, remembered)
     return row | {"chosen": chosen.chosen_.process.setting, "losses": chosen.losses_}
 

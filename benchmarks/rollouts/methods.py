@@ -88,8 +88,7 @@ def held_out_rollouts(states, settings):
 class ChosenProcess:
     """The candidate with the smallest pinball loss on some rollouts of the last held-out block, fitted to the training states.
 
-    The test rollouts follow the training states, as this block follows most of them. The fit to all training states keeps the
-    hyper-parameters that were tested: a new search sometimes finds another maximum of the likelihood.
+    The final fit keeps the tested hyper-parameters: a new search sometimes finds another maximum of the likelihood.
     """
 
     candidates: tuple[SampledProcess, ...]
@@ -106,9 +105,8 @@ class ChosenProcess:
             answer, name = fitted.predict(states[starts]), candidate.process.setting
             error = abs(truth - answer.prediction)
             self.losses_[name] = pinball(error, answer.error_hat, QUANTILE)
-            found[name] = replace(
-                candidate, process=replace(candidate.process, known=fitted.process_.found_)
-            )
+            process = replace(candidate.process, known=fitted.process_.found_)
+            found[name] = replace(candidate, process=process)
         self.chosen_ = found[min(self.losses_, key=self.losses_.get)]
         self.fitted_ = replace(self.chosen_).fit(x, y)
         return self
@@ -119,17 +117,10 @@ class ChosenProcess:
 
 @dataclass
 class ScaledPerStep:
-    """A baseline whose bound is multiplied by a factor per step, calibrated on the held-out rollouts of the default.
+    """A baseline whose bound is multiplied by a factor per step, calibrated on the held-out rollouts of the default."""
 
-    Attributes:
-        fitted: the baseline, fitted to all states.
-        fit_folds: a function of the states and of the runs of rows that each fold leaves in; it returns the baselines that
-            are fitted to these runs.
-        settings: the sizes of the run.
-    """
-
-    fitted: object
-    fit_folds: Callable
+    fitted: object  # to all states
+    fit_folds: Callable  # from the states and the runs of rows that each fold leaves in to the baselines fitted to them
     settings: Settings
 
     def fit(self, x, y):
@@ -154,11 +145,11 @@ class ScaledPerStep:
 
 def folds_of_pairs(baseline, states, runs):
     """Copies of a baseline of pairs, fitted to the pairs of each fold."""
-    pairs = [
-        [np.concatenate([states[run[part]] for run in own]) for part in (FIRST, LAST)]
-        for own in runs
-    ]
-    return [copy.copy(baseline).fit(*own) for own in pairs]
+    copies = []
+    for own in runs:
+        pairs = (np.concatenate([states[run[part]] for run in own]) for part in (FIRST, LAST))
+        copies.append(copy.copy(baseline).fit(*pairs))
+    return copies
 
 
 def folds_of_dropout(dropout, states, runs):

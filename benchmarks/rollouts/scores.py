@@ -33,17 +33,8 @@ class Clock:
     def row(self, method, bound, safe, fit_seconds, inference_seconds):
         """A row of scores. ``safe`` is None for methods without a safe region."""
         truth, n_steps = self.data.truth, self.settings.n_test
-        line = row(
-            method,
-            setting=self.setting,
-            seed=self.seed,
-            y=truth,
-            prediction=bound.prediction,
-            bound=bound.error_hat,
-            safe=safe,
-            train_seconds=fit_seconds,
-            inference_seconds=inference_seconds,
-        )
+        about = {"method": method, "setting": self.setting, "seed": self.seed}
+        line = row(about, truth, bound, safe, (fit_seconds, inference_seconds))
         error = abs(truth - bound.prediction)
 
         def over(steps):

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.rollouts.trusted_horizon import Recipe, stepping
-from benchmarks.runs import Benchmark, parser_of, run
-from benchmarks.solvers import lorenz63
+from benchmarks.rollouts.trusted_horizon import Recipe, around
+from benchmarks.runs import Benchmark, script
+from benchmarks.solvers import lorenz63, runge_kutta
 from geoq import RolloutGeoQ
 
 N_TRAIN, N_FRESH, N_TRANSIENT = 3000, 500, 500
@@ -29,7 +29,6 @@ SHOWN = (1, 2, 3, 5, 10)
 class Setting:
     """A system, the number of lags in a state, and the number of steps."""
 
-    name: str
     n_lags: int
     n_steps: int
     recipe: Recipe
@@ -44,10 +43,9 @@ def windows(series, n_lags):
 
 def lorenz(n_times, seed, n=1):
     """Trajectories on the attractor."""
-    step, rng = stepping(lorenz63, 0.02), np.random.default_rng(seed)
-    states = [3 * rng.standard_normal((n, 3)) + np.array([0, 0, 20.0])]
+    states = [around((0, 0, 20), 3)(np.random.default_rng(seed), (n, 3))]
     for _ in range(N_TRANSIENT + n_times - 1):
-        states.append(step(states[-1]))
+        states.append(runge_kutta(lorenz63, states[-1], 0.02, 1))
     return np.stack(states[N_TRANSIENT:], axis=1)
 
 
@@ -75,24 +73,22 @@ def sunspots(setting, seed):
     return states[: 220 - setting.n_lags], np.stack(rollouts)
 
 
-_SETTINGS = (
-    Setting("Lorenz-63", 1, 60, Recipe(3), whole_states),
-    Setting("Lorenz-63, 11 lags of x", 11, 60, Recipe(1), lags),
-    Setting("Lorenz-63, 31 lags of x", 31, 60, Recipe(1), lags),
-    Setting("sunspots, 11 lags", 11, 15, Recipe(1, 0, 1e-3), sunspots, 1),
-)
-
-SETTINGS = {setting.name: setting for setting in _SETTINGS}
+SETTINGS = {
+    "Lorenz-63": Setting(1, 60, Recipe(3), whole_states),
+    "Lorenz-63, 11 lags of x": Setting(11, 60, Recipe(1), lags),
+    "Lorenz-63, 31 lags of x": Setting(31, 60, Recipe(1), lags),
+    "sunspots, 11 lags": Setting(11, 15, Recipe(1, 0, 1e-3), sunspots, 1),
+}
 
 
 def measure(problem, seed, wanted, *, small=False):
     """The rows of one setting and seed: one per number of calibration rollouts of a fold."""
     del wanted
+    return [row(problem, seed, n_starts) for n_starts in (STARTS[:1] if small else STARTS)]
+
+
+def row(problem, seed, n_starts):
     setting = SETTINGS[problem]
-    return [row(setting, seed, n_starts) for n_starts in (STARTS[:1] if small else STARTS)]
-
-
-def row(setting, seed, n_starts):
     train, truth = setting.load(setting, seed)
     n_steps = setting.n_steps
     geoq = RolloutGeoQ(None, setting.recipe, n_calibration=n_steps, n_starts=n_starts)
@@ -105,7 +101,7 @@ def row(setting, seed, n_starts):
     newest = covered[:, -setting.recipe.n_new :].min(axis=1)
     return {
         "method": "GeoQ",
-        "setting": setting.name,
+        "setting": problem,
         "seed": seed,
         "n_starts": n_starts,
         "n_rollouts": len(geoq.fitted_.calibration),
@@ -119,19 +115,10 @@ def row(setting, seed, n_starts):
     }
 
 
-BENCHMARK = Benchmark(
-    "small_states",
-    list(SETTINGS),
-    measure,
-    lambda _: ["GeoQ"],
-    {name: range(setting.n_seeds) for name, setting in SETTINGS.items()},
-    list(SETTINGS)[1:2],
-)
-
-
-def main(words=None):
-    return run(BENCHMARK, parser_of(__doc__).parse_args(words))
-
+SEEDS = {name: range(setting.n_seeds) for name, setting in SETTINGS.items()}
+NAMES = list(SETTINGS)
+BENCHMARK = Benchmark("small_states", NAMES, measure, lambda _: ["GeoQ"], SEEDS, NAMES[1:2])
+main = script(BENCHMARK, __doc__)
 
 if __name__ == "__main__":
     main()

@@ -20,7 +20,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPRegressor
 
 from benchmarks.record import QUANTILE
-from benchmarks.runs import Benchmark, parser_of, run
+from benchmarks.runs import Benchmark, script
 from benchmarks.solvers import kuramoto_sivashinsky, lorenz63, lorenz96, runge_kutta, until
 from geoq import RolloutGeoQ
 
@@ -55,9 +55,26 @@ def train_mlp(segments):
     return lambda x: x + step_scale * network.predict((x - mean) / scale)
 
 
-def least_squares(features, targets, ridge):
+def least_squares(design, inputs, targets, ridge):
+    """A linear function of the features ``design(x)``."""
+    features = design(inputs)
+    features = features.reshape(-1, features.shape[-1])
     gram = features.T @ features + ridge * len(features) * np.eye(features.shape[1])
-    return np.linalg.solve(gram, features.T @ targets)
+    weights = np.linalg.solve(gram, features.T @ targets)
+    return lambda x: design(x) @ weights
+
+
+def random_features(inputs, targets, n_features=200, ridge=1e-8):
+    """Bounded random features and a linear part of the standardised inputs."""
+    mean, scale, rng = inputs.mean(0), inputs.std(0), np.random.default_rng(0)
+    mixing = rng.standard_normal((inputs.shape[1], n_features)) / np.sqrt(inputs.shape[1])
+    offset = rng.standard_normal(n_features)
+
+    def design(x):
+        z = (x - mean) / scale
+        return np.hstack([np.tanh(z @ mixing + offset), z, np.ones((len(z), 1))])
+
+    return least_squares(design, inputs, targets, ridge)
 
 
 def train_local(segments):
@@ -66,75 +83,47 @@ def train_local(segments):
     mixing, offset = 0.1 * rng.standard_normal((5, 40)), rng.standard_normal(40)
 
     def design(x):
-        shifts = (2, 1, 0, -1, -2)
-        near = np.stack([np.roll(x, shift, axis=1) for shift in shifts], axis=2)
+        near = np.stack([np.roll(x, shift, axis=1) for shift in (2, 1, 0, -1, -2)], axis=2)
         return np.tanh(near @ mixing + offset)
 
     before, after = pairs(segments)
-    weights = least_squares(design(before).reshape(-1, 40), after.ravel(), 1e-8)
-    return lambda x: design(x) @ weights
+    return least_squares(design, before, after.ravel(), 1e-8)
 
 
 def train_global(segments):
     """Bounded random features of the whole field."""
     rng = np.random.default_rng(0)
     mixing, offset = 0.025 * rng.standard_normal((64, 600)), rng.standard_normal(600)
-
-    def design(x):
-        return np.tanh(x @ mixing + offset)
-
-    before, after = pairs(segments)
-    weights = least_squares(design(before), after, 1e-9)
-    return lambda x: design(x) @ weights
+    return least_squares(lambda x: np.tanh(x @ mixing + offset), *pairs(segments), 1e-9)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Random features and a linear part for the change of the newest values; older values are copied.
-
-    Attributes:
-        n_new: the number of new values in a step.
-        n_features: the number of random features.
-        ridge: the penalty of the least squares.
-    """
+    """Random features for the change of the ``n_new`` newest values; older values are copied."""
 
     n_new: int
     n_features: int = 200
     ridge: float = 1e-8
 
     def __call__(self, segments):
-        before, after = pairs(segments)
-        mean, scale, n = before.mean(0), before.std(0), self.n_new
-        rng = np.random.default_rng(0)
-        shape = (before.shape[1], self.n_features)
-        mixing = rng.standard_normal(shape) / np.sqrt(before.shape[1])
-        offset = rng.standard_normal(self.n_features)
-
-        def design(x):
-            z = (x - mean) / scale
-            return np.hstack([np.tanh(z @ mixing + offset), z, np.ones((len(z), 1))])
-
-        change = after[:, -n:] - before[:, -n:]
-        weights = least_squares(design(before), change, self.ridge)
-
-        def step(x):
-            return np.hstack([x[:, n:], x[:, -n:] + design(x) @ weights])
-
-        return step
+        (before, after), n = pairs(segments), self.n_new
+        changes = after[:, -n:] - before[:, -n:]
+        change = random_features(before, changes, self.n_features, self.ridge)
+        return lambda x: np.hstack([x[:, n:], x[:, -n:] + change(x)])
 
 
 @dataclass(frozen=True)
 class System:
-    """A dynamical system, its surrogate and the tolerances."""
+    """A dynamical system, its surrogate and the tolerances; ``start(rng, shape)`` draws states before the transient."""
 
     name: str
     n_coordinates: int
     step: Callable
     start: Callable
     train: Callable
-    n_train: int
     tolerances: tuple[float, ...]
     n_seeds: int
+    n_train: int = 3000
     n_transient: int = 500
     n_fresh: int = N_FRESH
 
@@ -152,6 +141,10 @@ class System:
         return np.concatenate(train), np.stack(truth, axis=1)
 
 
+def around(centre, size=1.0):
+    return lambda rng, shape: size * rng.standard_normal(shape) + np.array(centre, float)
+
+
 def long_waves(rng, shape):
     place = 2 * np.pi * np.arange(shape[1]) / shape[1]
     phase, size = rng.uniform(0, 2 * np.pi, (shape[0], 4, 1)), rng.standard_normal
@@ -159,68 +152,22 @@ def long_waves(rng, shape):
     return (size((shape[0], 4, 1)) * np.cos(modes * place + phase)).sum(axis=1)
 
 
+_L63, _L96 = stepping(lorenz63, 0.02), stepping(lorenz96, 0.05)
+_KS = partial(kuramoto_sivashinsky, time=0.25, n_steps=5)
+_SPIRAL, _FEATURES = stepping(rossler_slope, 0.1), Recipe(3, n_features=100, ridge=1e-6)
 _SYSTEMS = (
+    System("Lorenz-63", 3, _L63, around((0, 0, 20), 3), train_mlp, (1.0, 5.0, 15.0), 6),
+    System("Roessler", 3, _SPIRAL, around(1, 0.5), _FEATURES, (0.5, 2.0, 5.0), 4),
+    System("Lorenz-96, 10 variables", 10, _L96, around(8), train_mlp, (1.0, 4.0, 8.0), 3),
+    System("Lorenz-96", 40, _L96, around(8), train_local, (1.0, 3.0, 6.0), 4, 1600),
     System(
-        "Lorenz-63",
-        3,
-        stepping(lorenz63, 0.02),
-        lambda rng, shape: 3 * rng.standard_normal(shape) + np.array([0, 0, 20.0]),
-        train_mlp,
-        3000,
-        (1.0, 5.0, 15.0),
-        6,
-    ),
-    System(
-        "Roessler",
-        3,
-        stepping(rossler_slope, 0.1),
-        lambda rng, shape: 1 + 0.5 * rng.standard_normal(shape),
-        Recipe(3, n_features=100, ridge=1e-6),
-        3000,
-        (0.5, 2.0, 5.0),
-        4,
-    ),
-    System(
-        "Lorenz-96, 10 variables",
-        10,
-        stepping(lorenz96, 0.05),
-        lambda rng, shape: 8 + rng.standard_normal(shape),
-        train_mlp,
-        3000,
-        (1.0, 4.0, 8.0),
-        3,
-    ),
-    System(
-        "Lorenz-96",
-        40,
-        stepping(lorenz96, 0.05),
-        lambda rng, shape: 8 + rng.standard_normal(shape),
-        train_local,
-        1600,
-        (1.0, 3.0, 6.0),
-        4,
-    ),
-    System(
-        "Kuramoto-Sivashinsky",
-        64,
-        partial(kuramoto_sivashinsky, time=0.25, n_steps=5),
-        long_waves,
-        train_global,
-        2000,
-        (0.5, 1.0, 2.0),
-        3,
-        n_transient=800,
+        "Kuramoto-Sivashinsky", 64, _KS, long_waves, train_global, (0.5, 1.0, 2.0), 3, 2000, 800
     ),
 )
-
 SYSTEMS = {system.name: system for system in _SYSTEMS}
 # The systems whose coordinates are cells, and the numbers of changed initial states and of their steps.
 ON_A_GRID = ("Lorenz-96", "Kuramoto-Sivashinsky")
 N_SHIFTED, N_SHIFTED_STEPS = 200, 20
-
-
-def smoothed(x):
-    return (np.roll(x, 1, axis=1) + 2 * x + np.roll(x, -1, axis=1)) / 4
 
 
 def shifts(x, size, rng):
@@ -228,11 +175,8 @@ def shifts(x, size, rng):
     return {
         "none": x,
         "moved along the line": np.roll(x, 7, axis=1),
-        "smoothed": smoothed(x),
-        "multiplied by 0.7": 0.7 * x,
-        "multiplied by 1.1": 1.1 * x,
-        "multiplied by 1.5": 1.5 * x,
-        "multiplied by 3": 3 * x,
+        "smoothed": (np.roll(x, 1, axis=1) + 2 * x + np.roll(x, -1, axis=1)) / 4,
+        **{f"multiplied by {factor:g}": factor * x for factor in (0.7, 1.1, 1.5, 3)},
         "shifted": x + 0.5 * size,
         "noise of 0.2": x + 0.2 * size * rng.standard_normal(x.shape),
         "random order": rng.permuted(x, axis=1),
@@ -256,19 +200,15 @@ def shifted_rows(system, seed, geoq, train, x0):
         error = abs(np.stack(truth[1:], axis=1) - a.prediction)
         error = np.nan_to_num(error, nan=np.inf)
         covered, safe = (error <= a.error_hat).mean(axis=(1, 2)), a.safe[:, 0]
-        rows.append(
-            {
-                "method": "initial states",
-                "setting": system.name,
-                "origin": name,
-                "seed": seed,
-                "safe_fraction": float(safe.mean()),
-                "error": float(np.median(error[:, 0].mean(axis=1))),
-                "coverage": float(covered.mean()),
-                "n_safe": int(safe.sum()),
-                "covered_safe": float((covered * safe).sum()),
-            }
-        )
+        about = {"method": METHODS[3], "setting": system.name, "origin": name, "seed": seed}
+        scores = {
+            "safe_fraction": float(safe.mean()),
+            "error": float(np.median(error[:, 0].mean(axis=1))),
+            "coverage": float(covered.mean()),
+            "n_safe": int(safe.sum()),
+            "covered_safe": float((covered * safe).sum()),
+        }
+        rows.append(about | scores)
     return rows
 
 
@@ -287,39 +227,27 @@ def measure(problem, seed, wanted, *, small=False):
         same = np.minimum(steps_for_all(held_out, tolerance), a.supported_horizon)
         alone = until(a.safe & (a.error_hat <= tolerance).all(axis=2))
         for method, horizon in zip(METHODS, (alone, same, a.trusted_horizon), strict=False):
-            rows.append(
-                {
-                    "method": method,
-                    "setting": system.name,
-                    "seed": seed,
-                    "tolerance": tolerance,
-                    "broken": float((held < horizon).mean()),
-                    "nominal": a.trust.broken,
-                    "mean_horizon": float(horizon.mean()),
-                    "mean_held": float(held.mean()),
-                    "limit": a.trust.limit,
-                    "n_apart": a.trust.n_apart,
-                    "coverage": float((error <= a.error_hat).mean()),
-                }
-            )
+            about = {"method": method, "setting": problem, "seed": seed, "tolerance": tolerance}
+            scores = {
+                "broken": float((held < horizon).mean()),
+                "nominal": a.trust.broken,
+                "mean_horizon": float(horizon.mean()),
+                "mean_held": float(held.mean()),
+                "limit": a.trust.limit,
+                "n_apart": a.trust.n_apart,
+                "coverage": float((error <= a.error_hat).mean()),
+            }
+            rows.append(about | scores)
     if system.name in ON_A_GRID:
         rows += shifted_rows(system, seed, geoq, train, truth[:, 0])
     return rows
 
 
+SEEDS = {name: range(system.n_seeds) for name, system in SYSTEMS.items()}
 BENCHMARK = Benchmark(
-    "trusted_horizon",
-    list(SYSTEMS),
-    measure,
-    lambda _: METHODS[:3],
-    {name: range(system.n_seeds) for name, system in SYSTEMS.items()},
-    ("Lorenz-96",),
+    "trusted_horizon", list(SYSTEMS), measure, lambda _: METHODS[:3], SEEDS, ("Lorenz-96",)
 )
-
-
-def main(words=None):
-    return run(BENCHMARK, parser_of(__doc__).parse_args(words))
-
+main = script(BENCHMARK, __doc__)
 
 if __name__ == "__main__":
     main()

@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.rivals import DistanceRegion
-from benchmarks.runs import Benchmark, parser_of, run
+from benchmarks.runs import Benchmark, script
 from benchmarks.suite.defaults import SUITE, Case, roc_areas
 from benchmarks.suite.methods import eight_trainings, shortened, ten_trainings
 from benchmarks.suite.problems import PROBLEMS
@@ -31,20 +31,16 @@ FEATURES = {name: words for name, words in WORDS.items() if name not in ("distan
 RULES = {"several scores (default)": Region(), "distance": DistanceRegion(), "paper": PaperRegion()}
 
 
-class InsideLawAlone(TwoLawBound):
-    """The law of the random folds for all queries."""
+@dataclass(frozen=True)
+class OneLaw(TwoLawBound):
+    """One law for all queries: "inside", of the random folds, or "outside", of all folds."""
+
+    law: str = "inside"
 
     def fit(self, tuples, quantile):
         fitted = super().fit(tuples, quantile)
-        return replace(fitted, outside=fitted.inside, resemblance=None)
-
-
-class OutsideLawAlone(TwoLawBound):
-    """The law of all folds for all queries."""
-
-    def fit(self, tuples, quantile):
-        fitted = super().fit(tuples, quantile)
-        return replace(fitted, inside=fitted.outside, resemblance=None)
+        law = getattr(fitted, self.law)
+        return replace(fitted, inside=law, outside=law, resemblance=None)
 
 
 class _NoOverhang(FittedTwoLaws):
@@ -82,27 +78,22 @@ def variants(interpolation):
     """Arguments of GeoQ by variant; each variant changes one part."""
     families = default_folds(interpolation)
     _, clusters, nested = families.schemes
-    fewer_nested = NestedFolds(5, smallest=0.4)
+    few = NestedFolds(5, smallest=0.4)
     changes = {
         ALL: {},
         "equal weights of the inputs": {"representation": StandardizedMetric()},
         "raw inputs": {"representation": identity},
-        "law of the random folds alone": {"bound_model": InsideLawAlone()},
-        "law of all folds alone": {"bound_model": OutsideLawAlone()},
+        "law of the random folds alone": {"bound_model": OneLaw()},
+        "law of all folds alone": {"bound_model": OneLaw(law="outside")},
         "no overhang": {"bound_model": NoOverhang()},
-        **{
-            f"without {words}": {"bound_model": WithoutFeature(feature=name)}
-            for name, words in FEATURES.items()
-        },
+        **{f"without {w}": {"bound_model": WithoutFeature(feature=f)} for f, w in FEATURES.items()},
         "the paper's increment": {"bound_model": NormScaledBound()},
         "no random folds": {"folds": CombinedFolds(clusters, nested)},
         "no cluster folds": {"folds": CombinedFolds(interpolation, nested)},
         "no nested folds": {"folds": CombinedFolds(interpolation, clusters)},
         "random folds alone": {"folds": interpolation},
         "cluster folds alone": {"folds": clusters},
-        "nested folds down to 0.4 only": {
-            "folds": CombinedFolds(interpolation, clusters, fewer_nested)
-        },
+        "nested folds down to 0.4 only": {"folds": CombinedFolds(interpolation, clusters, few)},
         "10 trainings": {"folds": ten_trainings(interpolation)},
         "8 trainings": {"folds": eight_trainings(interpolation)},
         "10 anchors": {"n_anchors": 10},
@@ -137,11 +128,7 @@ def names(problem):
 
 
 BENCHMARK = Benchmark("ablation", list(PROBLEMS), measure, names, range(3), ("burgers",))
-
-
-def main(words=None):
-    return run(BENCHMARK, parser_of(__doc__).parse_args(words))
-
+main = script(BENCHMARK, __doc__)
 
 if __name__ == "__main__":
     main()

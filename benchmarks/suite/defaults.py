@@ -63,9 +63,8 @@ class Case:
         self.deployed = Stopwatch()
         with self.deployed.running():
             self.surrogate = self.remembered(self.x, self.y)
-        self.queries, self.truth = (
-            np.concatenate([data.tests[shift][part] for shift in SHIFTS]) for part in (0, 1)
-        )
+        pairs = zip(*(data.tests[shift] for shift in SHIFTS), strict=True)
+        self.queries, self.truth = map(np.concatenate, pairs)
         self.shift = np.repeat(SHIFTS, [len(data.tests[shift][0]) for shift in SHIFTS])
 
     def rows(self, method, bound, safe, seconds=(0.0, 0.0), more=lambda where: {}):  # noqa: ARG005
@@ -73,18 +72,14 @@ class Case:
         found = []
         for shift in (*SHIFTS, "all"):
             where = (self.shift == shift) | (shift == "all")
-            line = row(
-                method,
-                setting=f"{self.problem.name}, {shift}",
-                seed=self.seed,
-                y=self.truth[where],
-                prediction=bound.prediction[where],
-                bound=bound.error_hat[where],
-                safe=None if safe is None else safe[where],
-                train_seconds=seconds[0],
-                inference_seconds=seconds[1] * where.mean(),
-            )
-            found.append(line | {"problem": self.problem.name, "shift": shift} | more(where))
+            about = {
+                "method": method,
+                "setting": f"{self.problem.name}, {shift}",
+                "seed": self.seed,
+            }
+            about |= {"problem": self.problem.name, "shift": shift}
+            spent = seconds[0], seconds[1] * where.mean()
+            found.append(row(about, self.truth, bound, safe, spent, where) | more(where))
         return found
 
 
@@ -130,21 +125,17 @@ def of_geoq(case, estimator, answer, method, where):
 
 
 def roc_areas(y, answer, name, score, where=...):
-    """Areas under the ROC curves of a score, for two events.
-
-    "exceeds": more than the fraction 1 - tau of the errors of a row exceed their bounds. "large": the mean error of the
-    row is in the upper tenth.
-    """
+    """Areas under the ROC curves of a score: too many errors of a row exceed their bounds; its mean error is in the upper tenth."""
     error = abs(y - answer.prediction).reshape(len(y), -1)[where]
     bound, size = answer.error_hat.reshape(len(y), -1)[where], error.mean(axis=1)
     exceeds = (error > bound).mean(axis=1) > 1 - QUANTILE
     events = {"exceeds": exceeds, "large": size > np.quantile(size, 0.9)}
-    return {
-        f"{name}_roc_{event}": float(roc_auc_score(happened, score[where]))
-        if 0 < happened.sum() < len(happened)
-        else math.nan
-        for event, happened in events.items()
-    }
+    areas = {}
+    for event, happened in events.items():
+        both = 0 < happened.sum() < len(happened)
+        area = float(roc_auc_score(happened, score[where])) if both else math.nan
+        areas[f"{name}_roc_{event}"] = area
+    return areas
 
 
 def benchmark(chosen):

@@ -7,27 +7,8 @@ those that are trained on the same rows.
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 
+from benchmarks import rivals
 from benchmarks.record import QUANTILE
-from benchmarks.rivals import (
-    BoostedQuantile,
-    CalibratedSpread,
-    Constant,
-    CVPlus,
-    DeepEnsemble,
-    DistanceRegion,
-    GaussianProcess,
-    GPScaledConformal,
-    KNNDistanceConformal,
-    KNNResidualConformal,
-    MCDropout,
-    MeanErrorPredictor,
-    QuantileNetwork,
-    SplineScaledConformal,
-    SplitConformal,
-    equal_families,
-    equal_tuples,
-    of_x_distance_and_prediction,
-)
 from benchmarks.suite.recipes import Increment, Network
 from geoq import (
     ClusterFolds,
@@ -41,15 +22,8 @@ from geoq import (
 from geoq.parts import StandardizedMetric
 
 # Baselines that train surrogates of their own.
-OWN_SURROGATE = (
-    "GP",
-    "Split conformal",
-    "Deep ensemble",
-    "Deep ensemble (15 members)",
-    "Deep ensemble (calibrated)",
-    "MC dropout",
-    "MC dropout (calibrated)",
-)
+OWN_SURROGATE = ("GP", "Split conformal", "Deep ensemble", "Deep ensemble (15 members)")
+OWN_SURROGATE += ("Deep ensemble (calibrated)", "MC dropout", "MC dropout (calibrated)")
 # Versions of a cross-fitted rival: tuples of the random folds alone, and tuples of all folds with GeoQ's weights.
 ON_RANDOM_FOLDS = " / random folds"
 WITH_FAMILY_WEIGHTS = " / family weights"
@@ -78,80 +52,72 @@ def forms_of_geoq(surrogate, train_surrogate, interpolating):
     }
 
 
-def rivals(shared, weights, seed):
-    """The rivals that are calibrated on held-out errors.
-
-    Args:
-        shared: the GeoQ whose surrogate and folds they use.
-        weights: the weights of the calibration tuples.
-        seed: the seed of the rivals.
-    """
-    boosted = partial(BoostedQuantile, shared, QUANTILE, weights, random_state=seed)
+def on_held_out_errors(shared, weights, seed):
+    """The rivals that are calibrated on the held-out errors of a GeoQ, with some weights of the tuples."""
+    boosted = partial(rivals.BoostedQuantile, shared, QUANTILE, weights, random_state=seed)
     training = Training(n_steps=5000, batch_size=256, random_state=seed)
     return {
-        "Constant": Constant(shared, QUANTILE, weights),
-        "kNN-distance conformal": KNNDistanceConformal(shared, QUANTILE, weights),
-        "kNN-residual conformal": KNNResidualConformal(shared, QUANTILE, weights),
-        "GP-scaled conformal": GPScaledConformal(shared, QUANTILE, weights, random_state=seed),
-        "Spline-scaled conformal": SplineScaledConformal(shared, QUANTILE, weights),
+        "Constant": rivals.Constant(shared, QUANTILE, weights),
+        "kNN-distance conformal": rivals.KNNDistanceConformal(shared, QUANTILE, weights),
+        "kNN-residual conformal": rivals.KNNResidualConformal(shared, QUANTILE, weights),
+        "GP-scaled conformal": rivals.GPScaledConformal(
+            shared, QUANTILE, weights, random_state=seed
+        ),
+        "Spline-scaled conformal": rivals.SplineScaledConformal(shared, QUANTILE, weights),
         "Boosted quantile (x)": boosted(),
-        "Boosted quantile (x, distance, prediction)": boosted(inputs=of_x_distance_and_prediction),
-        "Quantile network": QuantileNetwork(shared, QUANTILE, weights, training=training),
-        "Mean-error predictor": MeanErrorPredictor(shared, QUANTILE, weights, random_state=seed),
+        "Boosted quantile (x, distance, prediction)": boosted(
+            inputs=rivals.of_x_distance_and_prediction
+        ),
+        "Quantile network": rivals.QuantileNetwork(shared, QUANTILE, weights, training=training),
+        "Mean-error predictor": rivals.MeanErrorPredictor(
+            shared, QUANTILE, weights, random_state=seed
+        ),
     }
 
 
 def baselines(recipe, n_train, folds, seed):
-    """The paper's baselines, the spread of ensembles and dropout both raw and calibrated; dropout for networks only.
-
-    Args:
-        recipe: the recipe of the surrogate.
-        n_train: number of training pairs.
-        folds: the folds on whose held-out errors a spread is calibrated.
-        seed: the seed of the baselines.
-    """
-    ensemble = DeepEnsemble(recipe, random_state=1000 * (seed + 1))
+    """The paper's baselines, the spread of ensembles and dropout both raw and calibrated; dropout for networks only."""
+    ensemble = rivals.DeepEnsemble(recipe, random_state=1000 * (seed + 1))
     found = {
-        "GP": GaussianProcess(),
-        "Split conformal": SplitConformal(recipe, QUANTILE, max(0.2, 20 / n_train), seed),
+        "GP": rivals.GaussianProcess(),
+        "Split conformal": rivals.SplitConformal(recipe, QUANTILE, max(0.2, 20 / n_train), seed),
         "Deep ensemble": ensemble,
         # As many trainings as GeoQ's default has.
         "Deep ensemble (15 members)": replace(ensemble, n_members=15),
-        "Deep ensemble (calibrated)": CalibratedSpread(ensemble, QUANTILE, folds),
+        "Deep ensemble (calibrated)": rivals.CalibratedSpread(ensemble, QUANTILE, folds),
     }
     if isinstance(recipe, Network | Increment):
-        dropout = MCDropout(recipe.with_dropout(0.1), random_state=seed)
+        dropout = rivals.MCDropout(recipe.with_dropout(0.1), random_state=seed)
         found["MC dropout"] = dropout
-        found["MC dropout (calibrated)"] = CalibratedSpread(dropout, QUANTILE, folds)
+        found["MC dropout (calibrated)"] = rivals.CalibratedSpread(dropout, QUANTILE, folds)
     return found
 
 
 def methods(problem, surrogate, remembered, n_train, seed):
-    """All methods by name.
-
-    Args:
-        problem: the problem; its folds replace the random folds for data in the order of time.
-        surrogate: the deployed surrogate.
-        remembered: the recipe, which remembers its trainings.
-        n_train: number of training pairs.
-        seed: the seed of the rivals.
-    """
+    """All methods by name; the folds of a problem replace the random folds for data in the order of time."""
     interpolating = problem.folds or RandomFolds(5)
     families = default_folds(interpolating)
     versions = {
-        "": (families, equal_tuples),
-        WITH_FAMILY_WEIGHTS: (families, equal_families),
-        ON_RANDOM_FOLDS: (interpolating, equal_tuples),
+        "": (families, rivals.equal_tuples),
+        WITH_FAMILY_WEIGHTS: (families, rivals.equal_families),
+        ON_RANDOM_FOLDS: (interpolating, rivals.equal_tuples),
     }
     found = forms_of_geoq(surrogate, remembered, interpolating)
     found |= baselines(remembered.train_surrogate, n_train, interpolating, seed)
-    found["CV+"] = CVPlus(surrogate, remembered, QUANTILE, interpolating)
+    found["CV+"] = rivals.CVPlus(surrogate, remembered, QUANTILE, interpolating)
     for ending, (folds, weights) in versions.items():
         metric = StandardizedMetric()
         shared = GeoQ(
-            surrogate, remembered, representation=metric, folds=folds, safe_region=DistanceRegion()
+            surrogate,
+            remembered,
+            representation=metric,
+            folds=folds,
+            safe_region=rivals.DistanceRegion(),
         )
-        found |= {f"{name}{ending}": rival for name, rival in rivals(shared, weights, seed).items()}
+        found |= {
+            f"{name}{ending}": rival
+            for name, rival in on_held_out_errors(shared, weights, seed).items()
+        }
     return found
 
 
@@ -165,9 +131,6 @@ def shortened(method):
     if not is_dataclass(method):
         return method
     known = {f.name: getattr(method, f.name) for f in fields(method) if f.init}
-    known = {
-        name: min(value, SMALL[name]) if name in SMALL else shortened(value)
-        for name, value in known.items()
-        if name in SMALL or name in INSIDE
-    }
-    return replace(method, **known)
+    sizes = {name: min(known[name], most) for name, most in SMALL.items() if name in known}
+    inside = {name: shortened(known[name]) for name in INSIDE if name in known}
+    return replace(method, **sizes, **inside)

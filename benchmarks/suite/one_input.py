@@ -19,7 +19,7 @@ from sklearn.multioutput import MultiOutputRegressor
 
 from benchmarks.record import QUANTILE
 from benchmarks.rivals import DistanceRegion, RememberedTraining
-from benchmarks.runs import Benchmark, parser_of, run
+from benchmarks.runs import Benchmark, script
 from benchmarks.suite.methods import shortened
 from benchmarks.suite.one_input_problems import ONE_INPUT
 from benchmarks.suite.recipes import Regressor, network, scaled
@@ -131,11 +131,7 @@ CASES = [
 BENCHMARK = Benchmark(
     "one_input", CASES, measure, lambda _: list(RULES), (800,), ("hole-2-forest", "constant-forest")
 )
-
-
-def main(words=None):
-    return run(BENCHMARK, parser_of(__doc__).parse_args(words))
-
+main = script(BENCHMARK, __doc__)
 
 if __name__ == "__main__":
     main()

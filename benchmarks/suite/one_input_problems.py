@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.suite.problems import borehole, otl_circuit, piston
+from benchmarks.suite.problems import PROBLEMS
 
 WIDTHS = (1.05, 1.1, 1.25, 1.5, 2.0, 3.0)
 N_CELL, N_INSIDE, N_FAR, N_SPECIAL = 50, 400, 200, 200
@@ -29,29 +29,17 @@ class Queries:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem of one of the families.
-
-    Attributes:
-        family: box, ridge, clusters, hole, log, categories, constant, repeats or field.
-        n: number of training pairs.
-        sample: maps a generator and a number to inputs with the distribution of the data.
-        function: maps inputs to outputs.
-        movable: inputs that leave their range one at a time.
-        special: other queries by name, each a function of a generator and a number.
-        logs: inputs whose half-widths are measured in logarithms.
-        noise: standard deviation of the noise, relative to the standard deviation of the outputs.
-        repeats: how often each input is observed.
-    """
+    """A problem of one of the families; ``sample(rng, n)`` draws inputs, and ``function`` maps them to outputs."""
 
     family: str
     n: int
     sample: Callable
     function: Callable
-    movable: tuple[int, ...]
-    special: dict[str, Callable]
-    logs: tuple[int, ...] = ()
-    noise: float = 0.0
-    repeats: int = 1
+    movable: tuple[int, ...]  # inputs that leave their range one at a time
+    special: dict[str, Callable]  # other queries, each like ``sample``
+    logs: tuple[int, ...] = ()  # inputs whose half-widths are measured in logarithms
+    noise: float = 0.0  # relative to the standard deviation of the outputs
+    repeats: int = 1  # how often each input is observed
 
     def data(self, seed):
         """Training inputs and outputs, queries and their outputs; outputs are in units of the training deviation."""
@@ -69,24 +57,20 @@ class Problem:
         return x, observe(y), queries, observe(query_y)
 
     def queries(self, rng, x):
-        parts, labels = [self.sample(rng, N_INSIDE)], ["inside"] * N_INSIDE
+        parts = [("inside", self.sample(rng, N_INSIDE))]
         far = self.sample(rng, N_FAR)
         for j in self.movable:
             sign = rng.choice([-1.0, 1.0], N_FAR)
             far[:, j] = self._moved(x[:, j], sign * rng.uniform(2.5, 4, N_FAR), j)
-        if self.movable:
-            parts.append(far)
-            labels += ["far"] * N_FAR
+        parts += [("far", far)] * bool(self.movable)
         for j in self.movable:
             for u in WIDTHS:
                 cell = self.sample(rng, N_CELL)
                 cell[:, j] = self._moved(x[:, j], u * rng.choice([-1.0, 1.0], N_CELL), j)
-                parts.append(cell)
-                labels += [f"input {j} {u}"] * N_CELL
-        for name, make in self.special.items():
-            parts.append(make(rng, N_SPECIAL))
-            labels += [f"special {name}"] * N_SPECIAL
-        return Queries(np.concatenate(parts), np.array(labels))
+                parts.append((f"input {j} {u}", cell))
+        parts += [(f"special {name}", of(rng, N_SPECIAL)) for name, of in self.special.items()]
+        labels = np.repeat([label for label, _ in parts], [len(points) for _, points in parts])
+        return Queries(np.concatenate([points for _, points in parts]), labels)
 
     def _moved(self, column, u, j):
         """Values u half-widths from the centre of the column's range."""
@@ -107,23 +91,20 @@ def box(d, function, n=400, noise=0.0):
     return Problem("box", n, cube(d), function, tuple(range(d)), {}, noise=noise)
 
 
+def physical(name, d, n, widths):
+    """A physical function of the suite; the cube is the middle of its box, which has this many times the width of the cube."""
+    of = PROBLEMS[name].make
+    low, high = np.array(of.low, float), np.array(of.high, float)
+    return box(d, lambda x: of.function(*(low + (high - low) * (x + widths) / (2 * widths)).T), n)
+
+
 def weak_linear(x):
-    return (
-        4 * x[:, 0]
-        + 2 * x[:, 1]
-        + x[:, 2]
-        + 0.5 * x[:, 3]
-        + 0.1 * x[:, 4]
-        + 1.5 * x[:, 0] * x[:, 1]
-    )
+    return x[:, :5] @ np.array([4, 2, 1, 0.5, 0.1]) + 1.5 * x[:, 0] * x[:, 1]
 
 
 def waves(x):
-    return (
-        np.sin(np.pi * x[:, 0])
-        + 2 * np.sin(np.pi * x[:, 1] / 2) ** 2
-        + 0.5 * x[:, 2] ** 4 * np.sin(np.pi * x[:, 0])
-    )
+    a, b, c = x.T
+    return np.sin(np.pi * a) + 2 * np.sin(np.pi * b / 2) ** 2 + 0.5 * c**4 * np.sin(np.pi * a)
 
 
 def sobol_g(x):
@@ -135,27 +116,15 @@ def product(x):
     return np.exp(x[:, 0]) * np.cos(2 * x[:, 1]) + x[:, 2] * x[:, 3]
 
 
+# The linear terms of Welch's function, by input.
+_WELCH = {1: 0.05, 2: 0.08, 4: 1, 5: -0.03, 6: 0.03, 8: -0.09, 9: -0.01, 10: -0.07, 13: -0.04}
+_WELCH |= {14: 0.06, 16: -0.01, 17: -0.03, 18: -5}
+
+
 def welch(x):
     x = x / 2
-    return (
-        5 * x[:, 11] / (1 + x[:, 0] + 1.5)
-        + 5 * (x[:, 3] - x[:, 19]) ** 2
-        + x[:, 4]
-        + 40 * x[:, 18] ** 3
-        - 5 * x[:, 18]
-        + 0.05 * x[:, 1]
-        + 0.08 * x[:, 2]
-        - 0.03 * x[:, 5]
-        + 0.03 * x[:, 6]
-        - 0.09 * x[:, 8]
-        - 0.01 * x[:, 9]
-        - 0.07 * x[:, 10]
-        + 0.25 * x[:, 12] ** 2
-        - 0.04 * x[:, 13]
-        + 0.06 * x[:, 14]
-        - 0.01 * x[:, 16]
-        - 0.03 * x[:, 17]
-    )
+    curved = 5 * x[:, 11] / (2.5 + x[:, 0]) + 5 * (x[:, 3] - x[:, 19]) ** 2 + 40 * x[:, 18] ** 3
+    return curved + 0.25 * x[:, 12] ** 2 + x[:, [*_WELCH]] @ np.array([*_WELCH.values()])
 
 
 def squares(x):
@@ -163,13 +132,8 @@ def squares(x):
 
 
 def inert_friedman(x):
-    a = (x + 1) / 2
-    return (
-        10 * np.sin(np.pi * a[:, 0] * a[:, 1])
-        + 20 * (a[:, 2] - 0.5) ** 2
-        + 10 * a[:, 3]
-        + 5 * a[:, 4]
-    )
+    a, b, c, d, e = ((x + 1) / 2).T[:5]
+    return 10 * np.sin(np.pi * a * b) + 20 * (c - 0.5) ** 2 + 10 * d + 5 * e
 
 
 def oscillator(x):
@@ -180,8 +144,7 @@ def oscillator(x):
 
 
 def saturating(x):
-    slope = 3.0 / np.arange(1, 13)
-    return np.tanh(x @ slope) + 0.3 * np.tanh(2 * x[:, 0] - x[:, 1])
+    return np.tanh(x @ (3.0 / np.arange(1, 13))) + 0.3 * np.tanh(2 * x[:, 0] - x[:, 1])
 
 
 def ripples(x):
@@ -191,12 +154,6 @@ def ripples(x):
 
 def rational(x):
     return (1 + x[:, 0]) / (1.5 + x[:, 1]) + 0.5 * x[:, 2] / (1.3 + x[:, 3] * x[:, 2])
-
-
-def physical(function, low, high, widths):
-    """The function of a physical box; the cube is its middle, and the box has this many times the width of the cube."""
-    low, high = np.array(low, float), np.array(high, float)
-    return lambda x: function(*(low + (high - low) * (x + widths) / (2 * widths)).T)
 
 
 BOXES = {
@@ -212,30 +169,10 @@ BOXES = {
     "saturating": box(12, saturating, 500),
     "ripples": box(15, ripples, 500),
     "rational": box(4, rational, 150),
-    "otl-middle": box(
-        6, physical(otl_circuit, (50, 25, 0.5, 1.2, 0.25, 50), (150, 70, 3, 2.5, 1.2, 300), 2), 300
-    ),
+    "otl-middle": physical("otl-circuit", 6, 300, 2),
     # The cube is a quarter of these boxes: queries at four half-widths stay in the domain of their roots and logarithms.
-    "piston-middle": box(
-        7,
-        physical(
-            piston,
-            (30, 0.005, 0.002, 1000, 9e4, 290, 340),
-            (60, 0.02, 0.01, 5000, 11e4, 296, 360),
-            4,
-        ),
-        400,
-    ),
-    "borehole-middle": box(
-        8,
-        physical(
-            borehole,
-            (0.05, 100, 63070, 990, 63.1, 700, 1120, 9855),
-            (0.15, 5e4, 115600, 1110, 116, 820, 1680, 12045),
-            4,
-        ),
-        400,
-    ),
+    "piston-middle": physical("piston-noisy", 7, 400, 4),
+    "borehole-middle": physical("borehole", 8, 400, 4),
 }
 
 
@@ -251,9 +188,8 @@ def ridge_sample(rng, n):
 
 def off_ridge(rng, n):
     x = ridge_sample(rng, n)
-    x[:, 1] = np.where(
-        x[:, 0] > 0, x[:, 0] - rng.uniform(0.5, 1, n), x[:, 0] + rng.uniform(0.5, 1, n)
-    )
+    down, up = x[:, 0] - rng.uniform(0.5, 1, n), x[:, 0] + rng.uniform(0.5, 1, n)
+    x[:, 1] = np.where(x[:, 0] > 0, down, up)
     return x
 
 
@@ -266,35 +202,25 @@ def gap(rng, n):
     return rng.uniform(-0.5, 0.5, (n, 1)) + 0.3 * rng.uniform(-1, 1, (n, 4))
 
 
-def hole_sample(d, of, radius):
+def ring(d, of, low, high, factor=20):
+    """Points of a cube whose first inputs have a norm in a range."""
+
     def sample(rng, n):
-        x = rng.uniform(-1, 1, (20 * n, d))
-        return x[np.linalg.norm(x[:, :of], axis=1) > radius][:n]
-
-    return sample
-
-
-def hole_inside(d, of, radius):
-    def sample(rng, n):
-        x = rng.uniform(-1, 1, (200 * n, d))
-        return x[np.linalg.norm(x[:, :of], axis=1) < 0.8 * radius][:n]
+        x = rng.uniform(-1, 1, (factor * n, d))
+        norm = np.linalg.norm(x[:, :of], axis=1)
+        return x[(norm > low) & (norm < high)][:n]
 
     return sample
 
 
 def bump(x):
-    return (
-        x[:, 0]
-        + np.sin(2 * x[:, 1])
-        + 2 * np.exp(-4 * (x[:, :2] ** 2).sum(axis=1))
-        + 0.3 * x[:, -1]
-    )
+    near = 2 * np.exp(-4 * (x[:, :2] ** 2).sum(axis=1))
+    return x[:, 0] + np.sin(2 * x[:, 1]) + near + 0.3 * x[:, -1]
 
 
 def log_sample(rng, n):
-    return np.column_stack(
-        [10 ** rng.uniform(-4, 4, n), 10 ** rng.uniform(-2, 2, n), rng.uniform(-1, 1, (n, 2))]
-    )
+    powers = 10 ** rng.uniform(-4, 4, n), 10 ** rng.uniform(-2, 2, n)
+    return np.column_stack([*powers, rng.uniform(-1, 1, (n, 2))])
 
 
 def log_function(x):
@@ -315,22 +241,17 @@ def category_sample(rng, n):
 
 
 def category_function(x):
-    return (
-        x[:, :3] @ np.array([0, 1.5, -1])
-        + np.sin(1.3 * x[:, 3])
-        + x[:, 4] * (1 + x[:, 0])
-        + x[:, 5] ** 2
-        + 2 * (x[:, :3].sum(axis=1) - 1)
-        + 0.2 * x[:, 6]
-    )
+    kind, (code, a, b, c) = x[:, :3], x[:, 3:].T
+    of_kind = kind @ np.array([0, 1.5, -1]) + 2 * (kind.sum(axis=1) - 1)
+    return of_kind + np.sin(1.3 * code) + a * (1 + x[:, 0]) + b**2 + 0.2 * c
 
 
-def new_category(total):
+def new_category(row):
+    """Rows with another code of the category than the three of the data."""
+
     def sample(rng, n):
         x = category_sample(rng, n)
-        x[:, :3] = 0.0
-        if total:
-            x[:, :2] = 1.0
+        x[:, :3] = row
         return x
 
     return sample
@@ -347,9 +268,8 @@ def constant_sample(rng, n):
 
 
 def constant_function(x):
-    return (
-        x[:, 0] * x[:, 5] + np.sin(3 * x[:, 1]) + x[:, 2] ** 2 + 0.5 * x[:, 3] + 2 * (x[:, 5] - 1.5)
-    )
+    a, b, c, d, _, last = x.T
+    return a * last + np.sin(3 * b) + c**2 + 0.5 * d + 2 * (last - 1.5)
 
 
 def changed_constant(rng, n):
@@ -358,13 +278,12 @@ def changed_constant(rng, n):
     return x
 
 
-PLACE = np.arange(64) / 64
-
-
 def modes(which, size=1.0):
+    """Waves on a circle of 64 places with random weights."""
+
     def sample(rng, n):
         weight = size * rng.standard_normal((2, n, len(which))) / np.array(which)
-        angle = 2 * np.pi * np.array(which)[:, None] * PLACE
+        angle = 2 * np.pi * np.array(which)[:, None] * (np.arange(64) / 64)
         return weight[0] @ np.cos(angle) + weight[1] @ np.sin(angle)
 
     return sample
@@ -372,9 +291,8 @@ def modes(which, size=1.0):
 
 def field_function(x):
     smooth = (x + np.roll(x, 1, axis=1) + np.roll(x, -1, axis=1)) / 3
-    return np.stack(
-        [(smooth**2).mean(axis=1), np.tanh(x[:, 8] + x[:, 30]), x[:, 40] * x[:, 10]], axis=1
-    )
+    parts = (smooth**2).mean(axis=1), np.tanh(x[:, 8] + x[:, 30]), x[:, 40] * x[:, 10]
+    return np.stack(parts, axis=1)
 
 
 def ridge_function(x):
@@ -394,51 +312,39 @@ def repeats_function(x):
     return squares(np.pad(x, ((0, 0), (0, 1)))) + x[:, 0]
 
 
+def family(name, n, sample, function, movable, noise=0.0, logs=(), repeats=1, **special):
+    """A problem; the names of special queries have underscores for spaces."""
+    special = {key.replace("_", " "): of for key, of in special.items()}
+    return Problem(name, n, sample, function, tuple(movable), special, logs, noise, repeats)
+
+
 def hole(n, d, of, radius):
     """Points of a cube without a ball in some of its inputs; the special queries are in the ball."""
-    special = {"hole": hole_inside(d, of, radius)}
-    return Problem("hole", n, hole_sample(d, of, radius), bump, tuple(range(d)), special)
+    inside = ring(d, of, -1, 0.8 * radius, 200)
+    return family("hole", n, ring(d, of, radius, np.inf), bump, range(d), hole=inside)
 
 
-LOW_MODES = (1, 2, 3, 4)
-OFF_RIDGE = {"off ridge": off_ridge}
-NEW_FIELDS = {
-    "new modes": modes((5, 6, 7)),
-    "twice": modes(LOW_MODES, 2.0),
-    "four times": modes(LOW_MODES, 4.0),
-}
-NEW_CATEGORIES = {
-    "no category": new_category(0),
-    "two categories": new_category(2),
-    "new code": new_code,
-}
+_FIELDS = {"new_modes": modes((5, 6, 7)), "twice": modes((1, 2, 3, 4), 2.0)}
+_FIELDS["four_times"] = modes((1, 2, 3, 4), 4.0)
+_CATEGORIES = {"no_category": new_category(0.0), "two_categories": new_category((1.0, 1.0, 0.0))}
+_CATEGORIES["new_code"] = new_code
+_CONSTANT = family(
+    "constant", 300, constant_sample, constant_function, range(5), changed=changed_constant
+)
 FAMILIES = {
-    "ridge": Problem("ridge", 300, ridge_sample, ridge_function, (0, 2, 4), OFF_RIDGE),
-    "ridge-2": Problem("ridge", 200, ridge_sample, ridge_2_function, tuple(range(5)), OFF_RIDGE),
-    "clusters": Problem(
-        "clusters", 300, clusters_sample, clusters_function, (0, 1, 2, 3), {"gap": gap}
-    ),
+    "ridge": family("ridge", 300, ridge_sample, ridge_function, (0, 2, 4), off_ridge=off_ridge),
+    "ridge-2": family("ridge", 200, ridge_sample, ridge_2_function, range(5), off_ridge=off_ridge),
+    "clusters": family("clusters", 300, clusters_sample, clusters_function, range(4), gap=gap),
     "hole-2": hole(400, 2, 2, 0.5),
     "hole-2-of-4": hole(500, 4, 2, 0.5),
     "hole-3": hole(500, 3, 3, 0.7),
-    "log": Problem(
-        "log", 400, log_sample, log_function, (0, 1, 2, 3), {"below": below}, logs=(0, 1)
+    "log": family("log", 400, log_sample, log_function, range(4), logs=(0, 1), below=below),
+    "categories": family(
+        "categories", 400, category_sample, category_function, (4, 5, 6), **_CATEGORIES
     ),
-    "categories": Problem(
-        "categories", 400, category_sample, category_function, (4, 5, 6), NEW_CATEGORIES
-    ),
-    "constant": Problem(
-        "constant",
-        300,
-        constant_sample,
-        constant_function,
-        (0, 1, 2, 3, 4),
-        {"changed": changed_constant},
-    ),
-    "repeats": Problem(
-        "repeats", 500, cube(4), repeats_function, (0, 1, 2, 3), {}, noise=0.1, repeats=5
-    ),
-    "repeats-60": Problem("repeats", 300, cube(3), waves, (0, 1, 2), {}, noise=0.15, repeats=5),
-    "field": Problem("field", 400, modes(LOW_MODES), field_function, (), NEW_FIELDS),
+    "constant": _CONSTANT,
+    "repeats": family("repeats", 500, cube(4), repeats_function, range(4), noise=0.1, repeats=5),
+    "repeats-60": family("repeats", 300, cube(3), waves, range(3), noise=0.15, repeats=5),
+    "field": family("field", 400, modes((1, 2, 3, 4)), field_function, (), **_FIELDS),
 }
 ONE_INPUT = BOXES | FAMILIES

@@ -220,8 +220,8 @@ def _mixed(state):
 
 
 def _tanh(state):
-    settings = {"hidden_layer_sizes": (24, 24), "activation": "tanh", "solver": "lbfgs"}
-    return scaled(MLPRegressor(**settings, alpha=1e-3, max_iter=400, random_state=state))
+    settings = {"activation": "tanh", "solver": "lbfgs", "alpha": 1e-3, "max_iter": 400}
+    return scaled(MLPRegressor(hidden_layer_sizes=(24, 24), **settings, random_state=state))
 
 
 def _bagged(state):

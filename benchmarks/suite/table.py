@@ -4,20 +4,7 @@ import math
 import statistics
 from functools import partial
 
-from benchmarks.markdown import (
-    NONE,
-    Ratio,
-    as_table,
-    average,
-    compare,
-    group,
-    mean,
-    number,
-    only,
-    select,
-    table,
-    values,
-)
+from benchmarks import markdown as md
 from benchmarks.record import QUANTILE
 from benchmarks.suite import SHIFTS, is_ours
 
@@ -28,22 +15,6 @@ KINDS = dict(zip(COLUMNS, ("inside the data", "mildly outside", "far outside", "
 TOLERANCE = 0.02
 
 
-def losses(rows, column="pinball"):
-    """Loss of each method for each seed, by problem."""
-    found = {}
-    for r in rows:
-        if r[column] is not None:
-            of_problem = found.setdefault(r["problem"], {})
-            of_problem.setdefault(r["method"], {})[r["seed"]] = r[column]
-    return found
-
-
-def mean_ratio(mine, others):
-    """Mean loss relative to another method, over the seeds that both have."""
-    both = mine.keys() & others.keys()
-    return sum(mine[seed] for seed in both) / sum(others[seed] for seed in both)
-
-
 def over_best_rival(rows, column="pinball"):
     """Mean loss of each method relative to the best rival, by problem.
 
@@ -51,15 +22,18 @@ def over_best_rival(rows, column="pinball"):
     of a method is the one with the largest ratio.
     """
     result = {}
-    for problem, known in losses(rows, column).items():
+    for problem, own in md.group((r for r in rows if r[column] is not None), "problem").items():
+        known = {m: {r["seed"]: r[column] for r in of} for m, of in md.group(own, "method").items()}
         rivals = [found for method, found in known.items() if not is_ours(method)]
-        result[problem] = {
-            method: max(
-                (mean_ratio(found, r) for r in rivals if found.keys() & r.keys()), default=math.nan
-            )
-            for method, found in known.items()
-        }
+        result[problem] = {m: max(_ratios(of, rivals), default=math.nan) for m, of in known.items()}
     return result
+
+
+def _ratios(mine, rivals):
+    """Mean loss relative to each rival, over the seeds that both have."""
+    for others in rivals:
+        if both := mine.keys() & others.keys():
+            yield sum(mine[seed] for seed in both) / sum(others[seed] for seed in both)
 
 
 def named(method, rows, n_problems):
@@ -71,23 +45,23 @@ def named(method, rows, n_problems):
 def summary(record):
     """All tables of a set of problems."""
     rows = record["rows"]
-    return "\n\n".join(part(rows) for part in (by_problem, by_method, safety, forms, levels))
+    return md.page(*(part(rows) for part in (by_problem, by_method, safety, forms, levels)))
 
 
 def by_problem(rows):
     """GeoQ's loss relative to the best rival of each problem and shift."""
-    ratios = {shift: over_best_rival(select(rows, shift=shift)) for shift in COLUMNS}
+    ratios = {shift: over_best_rival(md.select(rows, shift=shift)) for shift in COLUMNS}
     n_rivals = len({r["method"] for r in rows if not is_ours(r["method"])})
     lines = []
     for problem, of_method in ratios["all"].items():
         best = min((r, m) for m, r in of_method.items() if not is_ours(m))[1]
-        cells = [number(ratios[shift][problem]["GeoQ"]) for shift in COLUMNS]
+        cells = [md.number(ratios[shift][problem]["GeoQ"]) for shift in COLUMNS]
         lines.append([problem, *cells, best])
     ours = [[of["GeoQ"] for of in ratios[shift].values()] for shift in COLUMNS]
-    found = [Ratio.of(of) for of in ours]
+    found = [md.Ratio.of(of) for of in ours]
     lines += [
-        ["**worst**", *(number(max(of)) for of in ours), ""],
-        ["**geometric mean**", *(number(r.mean) for r in found), ""],
+        ["**worst**", *(md.number(max(of)) for of in ours), ""],
+        ["**geometric mean**", *(md.number(r.mean) for r in found), ""],
         ["**95 % interval**", *(r.range for r in found), ""],
         ["**GeoQ is**", *(r.word for r in found), ""],
         ["**smaller on**", *(f"{r.better} of {r.n}" for r in found), ""],
@@ -96,64 +70,69 @@ def by_problem(rows):
         f"Pinball loss of GeoQ relative to the best of {n_rivals} rivals, which is chosen afterwards for each problem and shift; mean "
         "losses over the seeds. The last rows have the geometric mean over the problems, its interval by Student's t, and the number "
         "of problems on which GeoQ has the smaller loss:\n\n"
-    ) + as_table(["problem", *COLUMNS, "best rival on all"], lines)
+    ) + md.as_table(["problem", *COLUMNS, "best rival on all"], lines)
 
 
 def by_method(rows):
     """GeoQ's loss relative to each other method on the same data, and all coverages."""
     n_problems = len({r["problem"] for r in rows})
-    ours, lines = select(rows, method="GeoQ"), []
-    for method, own in group(rows, "method").items():
-        cells = [compare(select(ours, shift=s), select(own, shift=s)) for s in COLUMNS]
-        cells += [number(average(select(own, shift=s), "coverage"), 3) for s in SHIFTS]
+    ours, lines = md.select(rows, method="GeoQ"), []
+    for method, own in md.group(rows, "method").items():
+        cells = [md.compare(md.select(ours, shift=s), md.select(own, shift=s)) for s in COLUMNS]
+        cells += [md.number(md.average(md.select(own, shift=s), "coverage"), 3) for s in SHIFTS]
         lines.append([named(method, own, n_problems), *cells])
     return (
         "Pinball loss of GeoQ relative to each method on the same data: geometric mean over the problems of the geometric means over "
         "the seeds, with its 95 % interval by Student's t. GeoQ is ahead or behind where this interval excludes 1. Coverage of each "
         "method:\n\n"
-    ) + as_table(["method", *COLUMNS, *(f"coverage {s}" for s in SHIFTS)], lines)
+    ) + md.as_table(["method", *COLUMNS, *(f"coverage {s}" for s in SHIFTS)], lines)
 
 
 def safety(rows):
     """GeoQ's coverage, safe region and ROC areas by problem."""
-    ours, columns = select(rows, method="GeoQ"), {}
-    columns["surrogate's error inside"] = only(mean("relative_l2", 3), shift=SHIFTS[0])
+    ours, columns = md.select(rows, method="GeoQ"), {}
+    columns["surrogate's error inside"] = md.only(md.mean("relative_l2", 3), shift=SHIFTS[0])
     for name in ("coverage", "safe_fraction", "safe_coverage"):
-        columns[name.replace("_", " ")] = only(mean(name, 3), shift="all")
+        columns[name.replace("_", " ")] = md.only(md.mean(name, 3), shift="all")
     for title, event in (("error exceeds the bound", "exceeds"), ("large error", "large")):
-        columns[title] = only(partial(_areas, event=event), shift="all")
+        columns[title] = md.only(partial(_areas, event=event), shift="all")
     return (
         "The relative L2 error of the surrogate inside the data; GeoQ's coverage, its safe region, and ROC areas of support score / "
         "distance to the data:\n\n"
-    ) + table("problem", group(ours, "problem"), columns)
+    ) + md.table("problem", md.group(ours, "problem"), columns)
 
 
 def _areas(rows, event):
     """ROC areas of the support score and of the distance."""
     scores = "support_score", "distance"
-    return " / ".join(mean(f"{score}_roc_{event}")(rows) for score in scores)
+    return " / ".join(md.mean(f"{score}_roc_{event}")(rows) for score in scores)
 
 
 def forms(rows):
     """GeoQ's forms: losses relative to the best rival, coverage and safe region."""
-    by_shift = [over_best_rival(select(rows, shift=shift)) for shift in COLUMNS]
+    by_shift = [over_best_rival(md.select(rows, shift=shift)) for shift in COLUMNS]
     # The rivals' losses in the safe region are measured with the flags of the default.
-    in_safe = over_best_rival(select(rows, shift="all"), "safe_pinball")
+    in_safe = over_best_rival(md.select(rows, shift="all"), "safe_pinball")
     n_problems, lines = len(by_shift[0]), []
-    for method, own in group((r for r in rows if is_ours(r["method"])), "method").items():
+    for method, own in md.group((r for r in rows if is_ours(r["method"])), "method").items():
         cells = []
         for ratios in by_shift:
             known = [r[method] for r in ratios.values() if method in r]
             cells.append(f"{statistics.geometric_mean(known):.2f} ({max(known):.2f})")
-        inside = group(select(own, shift=SHIFTS[0]), "problem").values()
-        covered = [average(of, "coverage") for of in inside]
+        inside = md.group(md.select(own, shift=SHIFTS[0]), "problem").values()
+        covered = [md.average(of, "coverage") for of in inside]
         right = [abs(value - QUANTILE) <= TOLERANCE for value in covered]
-        cells += [number(statistics.fmean(covered), 3), number(statistics.fmean(right))]
-        cells += [number(average(select(own, shift=s), "safe_fraction"), 3) for s in SHIFTS]
-        together = select(own, shift="all")
-        cells += [number(average(together, "safe_coverage"), 3), *least(together, "safe_coverage")]
+        cells += [md.number(statistics.fmean(covered), 3), md.number(statistics.fmean(right))]
+        cells += [
+            md.number(md.average(md.select(own, shift=s), "safe_fraction"), 3) for s in SHIFTS
+        ]
+        together = md.select(own, shift="all")
+        cells += [
+            md.number(md.average(together, "safe_coverage"), 3),
+            *least(together, "safe_coverage"),
+        ]
         known = [r["GeoQ"] for r in in_safe.values() if method == "GeoQ" and "GeoQ" in r]
-        cells.append(number(statistics.geometric_mean(known)) if known else "")
+        cells.append(md.number(statistics.geometric_mean(known)) if known else "")
         lines.append([named(method, own, n_problems), *cells])
     head = ["method", *COLUMNS, "coverage inside", "right"]
     head += ["safe fraction inside", "mild", "strong", "safe coverage", "least", "on"]
@@ -161,15 +140,15 @@ def forms(rows):
         "The forms of GeoQ. Pinball loss relative to the best rival, geometric mean over the problems and the worst problem in "
         f"brackets; coverage inside the data, and the fraction of problems where it is within {TOLERANCE:g} of the level; the safe "
         "region. The last column is the relative pinball loss in the safe region:\n\n"
-    ) + as_table([*head, "in the safe region"], lines)
+    ) + md.as_table([*head, "in the safe region"], lines)
 
 
 def least(rows, column):
     """The smallest mean over the problems, and its problem."""
-    known = {p: average(own, column) for p, own in group(rows, "problem").items()}
+    known = {p: md.average(own, column) for p, own in md.group(rows, "problem").items()}
     known = {p: value for p, value in known.items() if not math.isnan(value)}
     at = min(known, key=known.get, default=None)
-    return (NONE, NONE) if at is None else (number(known[at], 3), at)
+    return (md.NONE, md.NONE) if at is None else (md.number(known[at], 3), at)
 
 
 def levels(rows):
@@ -179,10 +158,10 @@ def levels(rows):
         q: [r | {"at": r["coverage_by_level"][q]} for r in known]
         for q in known[0]["coverage_by_level"]
     }
-    columns = {s: only(mean("at", 3), shift=s) for s in COLUMNS}
+    columns = {s: md.only(md.mean("at", 3), shift=s) for s in COLUMNS}
     return (
         "Coverage of GeoQ's bounds at other quantile levels, mean over the problems:\n\n"
-        + table("level", groups, columns)
+        + md.table("level", groups, columns)
     )
 
 
@@ -196,7 +175,7 @@ def relative_losses(rows):
     """
     ratios = {}
     for shift in COLUMNS:
-        for of_problem in over_best_rival(select(rows, shift=shift)).values():
+        for of_problem in over_best_rival(md.select(rows, shift=shift)).values():
             versions = {}
             for method, ratio in of_problem.items():
                 name = method.split(" / ")[0]
@@ -205,7 +184,8 @@ def relative_losses(rows):
             for name, ratio in versions.items():
                 ratios.setdefault(name, {}).setdefault(shift, []).append(ratio)
     return {
-        name: {shift: Ratio.of(known) for shift, known in of.items()} for name, of in ratios.items()
+        name: {shift: md.Ratio.of(known) for shift, known in of.items()}
+        for name, of in ratios.items()
     }
 
 
@@ -213,7 +193,7 @@ def kinds(record):
     """Losses of every method relative to the best rival, by kind of query."""
     found = relative_losses(record["rows"])
     lines = [[method, *(str(of[shift]) for shift in COLUMNS)] for method, of in found.items()]
-    return as_table(["method", *KINDS.values()], lines)
+    return md.as_table(["method", *KINDS.values()], lines)
 
 
 # Ablation
@@ -224,40 +204,38 @@ ALL = "all of it"
 def ablation(record):
     """The pinball loss of each variant relative to the default, and the rules for the safe region."""
     rows = record["rows"]
-    parts = select(rows, part="ingredients")
+    parts = md.select(rows, part="ingredients")
     lines = []
-    for variant, own in group(parts, "method").items():
+    for variant, own in md.group(parts, "method").items():
         ratio = {
             shift: {
-                p: average(select(own, problem=p, shift=shift), "pinball")
-                / average(select(parts, method=ALL, problem=p, shift=shift), "pinball")
-                for p in group(rows, "problem")
+                p: md.average(md.select(own, problem=p, shift=shift), "pinball")
+                / md.average(md.select(parts, method=ALL, problem=p, shift=shift), "pinball")
+                for p in md.group(rows, "problem")
             }
             for shift in ("all", *SHIFTS)
         }
-        cells = [number(statistics.geometric_mean(of.values())) for of in ratio.values()]
-        cells.insert(1, Ratio.of(ratio["all"].values()).range)
+        cells = [md.number(statistics.geometric_mean(of.values())) for of in ratio.values()]
+        cells.insert(1, md.Ratio.of(ratio["all"].values()).range)
         for extreme in (max, min):
             at = extreme(ratio["all"], key=ratio["all"].get)
-            cells += [number(ratio["all"][at]), at]
-        lines.append([variant, *cells, mean("safe_coverage", 3)(select(own, shift="all"))])
+            cells += [md.number(ratio["all"][at]), at]
+        lines.append([variant, *cells, md.mean("safe_coverage", 3)(md.select(own, shift="all"))])
     head = ["", "all", "95 % interval", *SHIFTS, "largest", "on", "smallest", "on", "safe coverage"]
     columns = {
-        "safe fraction": mean("safe_fraction"),
-        "safe coverage": mean("safe_coverage", 3),
+        **md.means("safe_fraction"),
+        **md.means("safe_coverage", digits=3),
         "least safe coverage": lambda own: least(own, "safe_coverage")[0],
         "on": lambda own: least(own, "safe_coverage")[1],
-        "error exceeds the bound": mean("rule_roc_exceeds"),
-        "large error": mean("rule_roc_large"),
+        "error exceeds the bound": md.mean("rule_roc_exceeds"),
+        "large error": md.mean("rule_roc_large"),
     }
-    rules = group(select(rows, part="safe rules"), "method")
-    return "\n\n".join(
-        [
-            "Pinball loss relative to the default, geometric mean over the problems, for all queries with its 95 % interval:",
-            as_table(head, lines),
-            "Rules for the safe region on the default's bounds, mean over the problems; areas under the ROC curves of their scores:",
-            table("rule", rules, columns),
-        ]
+    rules = md.group(md.select(rows, part="safe rules"), "method")
+    return md.page(
+        "Pinball loss relative to the default, geometric mean over the problems, for all queries with its 95 % interval:",
+        md.as_table(head, lines),
+        "Rules for the safe region on the default's bounds, mean over the problems; areas under the ROC curves of their scores:",
+        md.table("rule", rules, columns),
     )
 
 
@@ -274,48 +252,28 @@ def one_input(record):
     """The safe flags by rule: the families, each special kind of query, and each distance."""
     cases = {_case(r): r for r in record["rows"]}
     poor = {case: r["r2"] for case, r in cases.items() if r["r2"] is None or r["r2"] < MIN_R2}
-    left_out = ", ".join(f"{case} ({number(r2)})" for case, r2 in poor.items()) or "none"
+    left_out = ", ".join(f"{case} ({md.number(r2)})" for case, r2 in poor.items()) or "none"
     cells = [cell for r in record["rows"] if _case(r) not in poor for cell in _cells(r)]
-    families = {"all": cells} | group(cells, "family")
+    families = {"all": cells} | md.group(cells, "family")
     lines = []
     for family, own in families.items():
-        for rule, of_rule in group(own, "rule").items():
+        for rule, of_rule in md.group(own, "rule").items():
             n = len({cell["case"] for cell in own})
             lines.append([family, str(n), rule, *_of_rule(of_rule)])
     head = ["family", "cases", "rule", "interior safe", "least", "worst false trust, u <= 1.1"]
     head += ["u > 1.1", "cells above 5 %", "harmless safe", "far unsafe", "least"]
-    special = [c for c in cells if c["label"].startswith("special")]
-    of_special = {
-        "cases": lambda own: str(len(own)),
-        "safe": mean("safe", 3),
-        "false trust": mean("false trust", 3),
-        "worst": _worst,
-    }
+    trust = {**md.means("safe", "false trust", digits=3), "worst": _worst}
+    covered = md.mean("coverage", 3)
+    of_width = {"cells above 5 %": _above, "coverage": covered}
+    of_width["coverage, most influential input"] = md.only(covered, top=True)
+    special = [c | {"queries": f"{c['family']}, {c['name']}"} for c in cells if c["name"]]
+    special = md.joined(md.group(special, "queries", "rule"))
     moved = sorted((c for c in cells if c["u"]), key=lambda c: c["u"])
-    of_width = {
-        "safe": mean("safe", 3),
-        "false trust": mean("false trust", 3),
-        "worst": _worst,
-        "cells above 5 %": _above,
-        "coverage": mean("coverage", 3),
-        "coverage, most influential input": only(mean("coverage", 3), top=True),
-    }
-
-    def labelled(found, *keys):
-        groups = group(found, *keys)
-        return {f"{key[0]}, {key[1]} | {key[2]}": own for key, own in groups.items()}
-
-    return "\n\n".join(
-        [
-            f"{len(cases) - len(poor)} cases; left out, because R2 < {MIN_R2:g}: {left_out}.",
-            as_table(head, lines),
-            table("queries | rule", labelled(special, "family", "name", "rule"), of_special),
-            table(
-                "u | rule",
-                {f"{k[0]:g} | {k[1]}": v for k, v in group(moved, "u", "rule").items()},
-                of_width,
-            ),
-        ]
+    return md.page(
+        f"{len(cases) - len(poor)} cases; left out, because R2 < {MIN_R2:g}: {left_out}.",
+        md.as_table(head, lines),
+        md.table("queries | rule", special, {"cases": lambda own: str(len(own))} | trust),
+        md.table("u | rule", md.joined(md.group(moved, "u", "rule")), trust | of_width),
     )
 
 
@@ -332,7 +290,7 @@ def _cells(row):
             "family": row["family"],
             "rule": row["method"],
             "label": label,
-            "name": label.removeprefix("special "),
+            "name": label.removeprefix("special ") if label.startswith("special") else "",
             "u": u,
             "top": bool(u) and label.split()[1] == str(row["top"]),
             "harmless": label in row["harmless"],
@@ -340,34 +298,29 @@ def _cells(row):
 
 
 def _of_rule(cells):
-    inside = select(cells, label="inside")
+    inside = md.select(cells, label="inside")
     moved = [c for c in cells if c["u"]]
     near, farther = ([c for c in moved if (c["u"] <= NEAR) == is_near] for is_near in (True, False))
-    far = [1 - c["safe"] for c in select(cells, label="far")]
+    far = [1 - c["safe"] for c in md.select(cells, label="far")]
     fewest = min(inside, key=lambda c: c["safe"])
-    return [
-        mean("safe", 3)(inside),
-        f"{fewest['safe']:.3f} ({fewest['case']})",
-        _worst(near),
-        _worst(farther),
-        _above(moved),
-        mean("safe")(select(moved, harmless=True)),
-        number(statistics.fmean(far), 3) if far else NONE,
-        number(min(far), 3) if far else NONE,
-    ]
+    cells = [md.mean("safe", 3)(inside), f"{fewest['safe']:.3f} ({fewest['case']})"]
+    cells += [_worst(near), _worst(farther), _above(moved)]
+    cells.append(md.mean("safe")(md.select(moved, harmless=True)))
+    unsafe = (statistics.fmean(far), min(far)) if far else (None, None)
+    return [*cells, *(md.number(value, 3) for value in unsafe)]
 
 
 def _above(cells):
     """The fraction of the cells with much false trust."""
-    above = [value > MAX_FALSE_TRUST for value in values(cells, "false trust")]
-    return number(statistics.fmean(above), 3) if above else NONE
+    above = [value > MAX_FALSE_TRUST for value in md.values(cells, "false trust")]
+    return md.number(statistics.fmean(above), 3) if above else md.NONE
 
 
 def _worst(cells):
     """The largest false trust and its case."""
     at = max(cells, key=lambda c: c["false trust"], default=None)
     if at is None or not at["false trust"]:
-        return NONE if at is None else "0.00"
+        return md.NONE if at is None else "0.00"
     return f"{at['false trust']:.2f} ({at['case']}, {at['label']})"
 
 
@@ -380,45 +333,41 @@ SETTINGS = ("inside", "mild", "far", "gap", "unseen")
 def data_frames(record):
     """A table over the problems, and a table of each setting."""
     rows = record["rows"]
-    settings = [s for s in SETTINGS if select(rows, setting=s)]
-    losses_of = {
-        f"{setting}: loss, coverage, safe": partial(_loss, setting=setting) for setting in settings
-    }
-    trainings = {"trainings": only(mean("fit_over_training", 0), method=OURS)}
+    settings = [s for s in SETTINGS if md.select(rows, setting=s)]
+    losses_of = {f"{s}: loss, coverage, safe": partial(_loss, setting=s) for s in settings}
+    trainings = {"trainings": md.only(md.mean("fit_over_training", 0), method=OURS)}
     parts = [
         "Pinball loss of GeoQ divided by the smallest of the rivals' (below 1: GeoQ is best), and coverage at level 0.95:",
-        table("problem", group(rows, "problem"), losses_of | trainings),
+        md.table("problem", md.group(rows, "problem"), losses_of | trainings),
     ]
     columns = {
-        "problems": lambda own: str(len(group(own, "problem"))),
-        "coverage": lambda own: number(statistics.fmean(_by_problem(own, "coverage"))),
-        "least coverage": lambda own: number(min(_by_problem(own, "coverage"))),
-        "safe": mean("safe_fraction"),
-        "mean bound / mean error": lambda own: number(statistics.median(_sharpness(own))),
+        "problems": lambda own: str(len(md.group(own, "problem"))),
+        "coverage": lambda own: md.number(statistics.fmean(_by_problem(own, "coverage"))),
+        "least coverage": lambda own: md.number(min(_by_problem(own, "coverage"))),
+        "safe": md.mean("safe_fraction"),
+        "mean bound / mean error": lambda own: md.number(statistics.median(_sharpness(own))),
     }
     for setting in settings:
-        here = select(rows, setting=setting)
-        ours = select(here, method=OURS)
-        versus = {"pinball of GeoQ over it": lambda own, ours=ours: compare(ours, own)}
-        parts += [f"**{setting}**", table("method", group(here, "method"), versus | columns)]
-    return "\n\n".join(parts)
+        here = md.select(rows, setting=setting)
+        ours = md.select(here, method=OURS)
+        versus = {"pinball of GeoQ over it": lambda own, ours=ours: md.compare(ours, own)}
+        parts += [f"**{setting}**", md.table("method", md.group(here, "method"), versus | columns)]
+    return md.page(*parts)
 
 
 def _by_problem(rows, column):
-    return [average(own, column) for own in group(rows, "problem").values()]
+    return [md.average(own, column) for own in md.group(rows, "problem").values()]
 
 
 def _sharpness(rows):
-    pairs = (
-        (average(own, "bound"), average(own, "error")) for own in group(rows, "problem").values()
-    )
+    pairs = zip(_by_problem(rows, "bound"), _by_problem(rows, "error"), strict=True)
     return [bound / error for bound, error in pairs if error]
 
 
 def _loss(rows, setting):
-    here = group(select(rows, setting=setting), "method")
-    rivals = [average(own, "pinball") for method, own in here.items() if method != OURS]
+    here = md.group(md.select(rows, setting=setting), "method")
+    rivals = [md.average(own, "pinball") for method, own in here.items() if method != OURS]
     if OURS not in here or not rivals:
-        return NONE
-    ratio = average(here[OURS], "pinball") / min(rivals)
-    return f"{ratio:.2f}, {mean('coverage')(here[OURS])}, {mean('safe_fraction')(here[OURS])}"
+        return md.NONE
+    ratio = md.average(here[OURS], "pinball") / min(rivals)
+    return f"{ratio:.2f}, {md.mean('coverage')(here[OURS])}, {md.mean('safe_fraction')(here[OURS])}"

@@ -1,34 +1,20 @@
 """Eight more problems that were written apart from the design of the default, and frozen before any bound was computed on them.
 
-They have the layout of problems.py: ``THIRD_FRESH["pipe"].data(seed)``, ``.recipe(seed)`` and ``.folds``. While they were written,
-only the errors of the surrogates were examined; the results file has them. Two problems are noisy, two have a jump or a
-singularity, and two have kinks.
+Two are noisy, two have a jump or a singularity, and two have kinks.
 """
 
 import numpy as np
 from scipy.special import lambertw
 
 from benchmarks.solvers import runge_kutta
-from benchmarks.suite.problems import N_TEST, OnBox, Problem, populations
-from benchmarks.suite.recipes import (
-    boosted_trees,
-    nearest_neighbours,
-    network,
-    noisy_process,
-    quadratic_ridge,
-    random_forest,
-)
+from benchmarks.suite import recipes
+from benchmarks.suite.problems import Drawn, OnBox, Problem
 
 # Functions on a box, trained on a part of it.
 
 
 def magnetisation(coupling, anisotropy):
-    """Spontaneous magnetisation of the square Ising model (Onsager, Yang); it is singular at the critical coupling.
-
-    Args:
-        coupling: horizontal coupling divided by the temperature.
-        anisotropy: vertical coupling divided by the horizontal one.
-    """
+    """Spontaneous magnetisation of the square Ising model (Onsager, Yang); it is singular at the critical coupling."""
     product = np.sinh(2 * coupling) * np.sinh(2 * anisotropy * coupling)
     return np.clip(1 - product**-2.0, 0, None) ** 0.125
 
@@ -36,11 +22,7 @@ def magnetisation(coupling, anisotropy):
 def pipe(velocity, diameter, viscosity, roughness):
     """Logarithm of the friction loss in a pipe, which jumps where the flow becomes turbulent (Swamee and Jain 1976).
 
-    Args:
-        velocity: mean velocity, in m/s.
-        diameter: inner diameter, in m.
-        viscosity: decimal logarithm of the kinematic viscosity in m2/s.
-        roughness: height of the roughness, in mm.
+    The velocity is in m/s, the diameter in m, the roughness in mm, and the viscosity is the decimal logarithm of m2/s.
     """
     reynolds = velocity * diameter / 10**viscosity
     rough = 1e-3 * roughness / (3.7 * diameter)
@@ -50,14 +32,7 @@ def pipe(velocity, diameter, viscosity, roughness):
 
 
 def nozzle(upstream, downstream, temperature, diameter):
-    """Flow of air through a nozzle, in g/s; below a critical ratio of the pressures it is choked (de Saint-Venant).
-
-    Args:
-        upstream: pressure before the nozzle, in bar.
-        downstream: pressure after it, in bar; at least the upstream pressure stops the flow.
-        temperature: temperature before it, in K.
-        diameter: diameter of the throat, in mm.
-    """
+    """Flow of air through a nozzle in g/s, choked below a critical ratio of the pressures (de Saint-Venant); bar, K and mm."""
     gamma, gas = 1.4, 287.0
     critical = (2 / (gamma + 1)) ** (gamma / (gamma - 1))
     ratio = np.clip(downstream / upstream, critical, 1)
@@ -68,18 +43,10 @@ def nozzle(upstream, downstream, temperature, diameter):
 
 
 def solar_cell(light, celsius, series, ideality):
-    """Current of a solar cell at 16 voltages, by the model of one diode and Lambert's function.
-
-    Args:
-        light: irradiance relative to full sun.
-        celsius: temperature of the cell.
-        series: series resistance, in ohm.
-        ideality: ideality factor of the diode.
-    """
+    """Current of a solar cell at 16 voltages, by the model of one diode and Lambert's function; full suns, Celsius, ohm."""
     voltage = np.linspace(0, 0.75, 16)
-    light, celsius, series, ideality = (
-        np.asarray(column)[:, None] for column in (light, celsius, series, ideality)
-    )
+    columns = light, celsius, series, ideality
+    light, celsius, series, ideality = (column[:, None] for column in columns)
     kelvin = celsius + 273.15
     thermal = ideality * 8.617e-5 * kelvin
     generated = 3.5 * light * (1 + 5e-4 * (celsius - 25))
@@ -91,15 +58,7 @@ def solar_cell(light, celsius, series, ideality):
 
 
 def melting(ice, ice_celsius, water, water_celsius, heat):
-    """Final temperature of ice, water and supplied heat in an insulated vessel; it stays at 0 degrees while ice melts.
-
-    Args:
-        ice: mass of the ice, in kg.
-        ice_celsius: its temperature.
-        water: mass of the water, in kg.
-        water_celsius: its temperature.
-        heat: supplied heat, in kJ.
-    """
+    """Final temperature of ice, water (kg) and supplied heat (kJ) in an insulated vessel; it stays at 0 while ice melts."""
     total = ice + water
     # Enthalpy in kJ relative to water at 0 degrees.
     enthalpy = ice * (2.1 * ice_celsius - 334) + 4.18 * water * water_celsius + heat
@@ -111,91 +70,54 @@ def melting(ice, ice_celsius, water, water_celsius, heat):
 # Populations of inputs.
 
 
-def drug(seed, n_train, n_test=N_TEST):
-    """Concentration of a swallowed drug in the blood at eight times, with two compartments and 10 % noise of each value.
-
-    The six log-normal inputs are the dose, the rates of absorption and elimination, both rates of exchange and the
-    volume. Shifted patients have 1.5 and 2.2 times the spread, in logarithms.
-    """
-    rng = np.random.default_rng([seed, 31])
+def drug(rng, n, spread):
+    """Concentration of a swallowed drug in the blood at eight times, with two compartments and 10 % noise of each value."""
     median = np.array([100.0, 1.2, 0.25, 0.5, 0.3, 20.0])
+    x = median * np.exp(0.25 * spread * rng.standard_normal((n, 6)))
+    dose, absorbed, eliminated, out, back, volume = x.T
 
-    def population(n, spread):
-        x = median * np.exp(0.25 * spread * rng.standard_normal((n, 6)))
-        dose, absorbed, eliminated, out, back, volume = x.T
+    def slope(state):
+        gut, blood, tissue = state
+        exchange, into = out * blood - back * tissue, absorbed * gut
+        return np.stack([-into, into - eliminated * blood - exchange, exchange])
 
-        def slope(state):
-            gut, blood, tissue = state
-            exchange = out * blood - back * tissue
-            into = absorbed * gut
-            return np.stack([-into, into - eliminated * blood - exchange, exchange])
-
-        state, curve = np.stack([dose, 0 * dose, 0 * dose]), []
-        for _ in range(8):
-            state = runge_kutta(slope, state, 0.05, 20)
-            curve.append(state[1] / volume)
-        exact = np.stack(curve, axis=1)
-        return x, exact * (1 + 0.1 * rng.standard_normal(exact.shape))
-
-    return populations(population, n_train, n_test, inside=(1.0,), mild=(1.5,), strong=(2.2,))
+    state, curve = np.stack([dose, 0 * dose, 0 * dose]), []
+    for _ in range(8):
+        state = runge_kutta(slope, state, 0.05, 20)
+        curve.append(state[1] / volume)
+    exact = np.stack(curve, axis=1)
+    return x, exact * (1 + 0.1 * rng.standard_normal(exact.shape))
 
 
-def double_pendulum(seed, n_train, n_test=N_TEST):
-    """Angles and angular velocities of a double pendulum after 0.4 s; arms of 1 m with equal masses.
-
-    The states start with angles of at most 0.9 and velocities of at most 1.5. Shifted states have 1 to 1.3 and 1.3 to
-    2.2 times these largest values in at least one coordinate, and swing chaotically.
-    """
-    rng = np.random.default_rng([seed, 32])
-    largest = np.array([0.9, 0.9, 1.5, 1.5])
+def double_pendulum(rng, n, least, most):
+    """Angles and angular velocities of a double pendulum after 0.4 s; arms of 1 m with equal masses."""
+    unit = rng.uniform(-most, most, (40 * n, 4))
+    start = (np.array([0.9, 0.9, 1.5, 1.5]) * unit[abs(unit).max(axis=1) > least])[:n]
 
     def slope(state):
         a, b, va, vb = np.moveaxis(state, -1, 0)
         gravity, sine, cosine = 9.81, np.sin(a - b), np.cos(a - b)
         below = 3 - np.cos(2 * (a - b))
-        turn_a = (
-            -3 * gravity * np.sin(a)
-            - gravity * np.sin(a - 2 * b)
-            - 2 * sine * (vb**2 + va**2 * cosine)
-        ) / below
+        pulled = -3 * gravity * np.sin(a) - gravity * np.sin(a - 2 * b)
+        turn_a = (pulled - 2 * sine * (vb**2 + va**2 * cosine)) / below
         turn_b = 2 * sine * (2 * va**2 + 2 * gravity * np.cos(a) + vb**2 * cosine) / below
         return np.stack([va, vb, turn_a, turn_b], axis=-1)
 
-    def after(state):
-        return runge_kutta(slope, state, 0.01, 40)
-
-    def states(n, least, most):
-        unit = rng.uniform(-most, most, (40 * n, 4))
-        return (largest * unit[abs(unit).max(axis=1) > least])[:n]
-
-    def pairs(n, least, most):
-        state = states(n, least, most)
-        return state, after(state)
-
-    return populations(pairs, n_train, n_test, inside=(0, 1), mild=(1, 1.3), strong=(1.3, 2.2))
+    return start, runge_kutta(slope, start, 0.01, 40)
 
 
-def ladder(seed, n_train, n_test=N_TEST):
-    """Gain in decibels of a low-pass ladder of five resistors and five capacitors at eight frequencies.
-
-    The ten parts are log-normal around 1 kilohm and 100 nF. Shifted ladders have 1.5 and 2.5 times the spread, in
-    logarithms.
-    """
-    rng = np.random.default_rng([seed, 33])
+def ladder(rng, n, spread):
+    """Gain in decibels of a low-pass ladder of five resistors and five capacitors at eight frequencies."""
     frequency = 2j * np.pi * np.logspace(1.5, 4, 8)
-
-    def population(n, spread):
-        x = np.exp(0.2 * spread * rng.standard_normal((n, 10)))
-        resistance, capacity = 1e3 * x[:, :5], 1e-7 * x[:, 5:]
-        # Voltage and current at the open end are 1 and 0; going back, each stage adds a capacitor and a resistor.
-        voltage = np.ones((n, 8), dtype=complex)
-        current = np.zeros_like(voltage)
-        for stage in reversed(range(5)):
-            current = current + frequency * capacity[:, [stage]] * voltage
-            voltage = voltage + resistance[:, [stage]] * current
-        return x, -20 * np.log10(abs(voltage))
-
-    return populations(population, n_train, n_test, inside=(1.0,), mild=(1.5,), strong=(2.5,))
+    x = np.exp(0.2 * spread * rng.standard_normal((n, 10)))
+    resistance, capacity = 1e3 * x[:, :5], 1e-7 * x[:, 5:]
+    # Voltage and current at the open end are 1 and 0; going back, each stage adds a capacitor and a resistor.
+    voltage = np.ones((n, 8), dtype=complex)
+    current = np.zeros_like(voltage)
+    for stage in reversed(range(5)):
+        current = current + frequency * capacity[:, [stage]] * voltage
+        voltage = voltage + resistance[:, [stage]] * current
+    return x, -20 * np.log10(abs(voltage))
 
 
 # The problems.
@@ -205,16 +127,19 @@ _PIPE = OnBox(pipe, (0.1, 0.01, -6.5, 0), (2, 0.1, -3.5, 1), part=(0.2, 0.8))
 _NOZZLE = OnBox(nozzle, (2, 0.5, 250, 2), (10, 8, 450, 10), part=(0.2, 0.7), noise=0.05)
 _SOLAR = OnBox(solar_cell, (0.1, -10, 0.005, 1), (1.2, 80, 0.06, 2), part=(0.25, 0.75))
 _MELTING = OnBox(melting, (0.1, -40, 0.1, 0, 0), (2, 0, 2, 60, 400), part=(0.2, 0.8))
+_DRUG = Drawn(drug, (1.0,), (1.5,), (2.2,), stream=31)
+_PENDULUM = Drawn(double_pendulum, (0, 1), (1, 1.3), (1.3, 2.2), stream=32)
+_LADDER = Drawn(ladder, (1.0,), (1.5,), (2.5,), stream=33)
 
 _LISTED = (
-    Problem("ising", _ISING, nearest_neighbours, 300),
-    Problem("pipe", _PIPE, network, 600),
-    Problem("nozzle-noisy", _NOZZLE, noisy_process, 150),
-    Problem("solar-cell", _SOLAR, random_forest, 400),
-    Problem("melting", _MELTING, boosted_trees, 400),
-    Problem("drug-noisy", drug, network, 500),
-    Problem("double-pendulum", double_pendulum, network, 800),
-    Problem("ladder", ladder, quadratic_ridge, 250),
+    Problem("ising", _ISING, recipes.nearest_neighbours, 300),
+    Problem("pipe", _PIPE, recipes.network, 600),
+    Problem("nozzle-noisy", _NOZZLE, recipes.noisy_process, 150),
+    Problem("solar-cell", _SOLAR, recipes.random_forest, 400),
+    Problem("melting", _MELTING, recipes.boosted_trees, 400),
+    Problem("drug-noisy", _DRUG, recipes.network, 500),
+    Problem("double-pendulum", _PENDULUM, recipes.network, 800),
+    Problem("ladder", _LADDER, recipes.quadratic_ridge, 250),
 )
 
 THIRD_FRESH = {problem.name: problem for problem in _LISTED}

@@ -102,8 +102,7 @@ def measure(case, seed, sizes):
     n_train, n_steps = sizes["train"] + N_WARM, sizes["steps"]
     series = flow.on_attractor(rng, 2, n_train)
     model, train, states, known, training = trained(case, seed, sizes, series)
-    settings = {"n_calibration": sizes["steps"], "n_starts": sizes["starts"]}
-    settings["output"] = model.output
+    settings = {"n_calibration": n_steps, "n_starts": sizes["starts"], "output": model.output}
     geoq = RolloutGeoQ(model, train, **settings)
     started = time.process_time()
     geoq.fit(known, progress=None)
@@ -116,10 +115,8 @@ def measure(case, seed, sizes):
 
     n_times = N_WARM + 1 + n_steps
     start, truth = fresh(flow.on_attractor(rng, sizes["fresh"], n_times))
-    rows = [
-        row | {"cost": fitting / training, "training_seconds": training}
-        for row in rollout_rows(geoq, start, truth, TOLERANCES)
-    ]
+    spent = {"cost": fitting / training, "training_seconds": training}
+    rows = [row | spent for row in rollout_rows(geoq, start, truth, TOLERANCES)]
     n_shifted = max(sizes["fresh"] // 3, 10)
     for name, moved in shifts(case, flow, rng, n_shifted, n_times).items():
         rows.append(shift_row(geoq, name, *fresh(moved)))
@@ -164,21 +161,17 @@ def rollout_rows(geoq, start, truth, tolerances):
         ratio = (held_out / tolerance).reshape(*held_out.shape[:2], -1).max(axis=2)
         rules = StepRules.fit(ratio)
         trusted = geoq.assess(start, n_steps, tolerance).trusted_horizon
-        horizons = {OURS: trusted} | {
-            name: np.full(len(kept), getattr(rules, rule)) for rule, name in RULES.items()
-        }
-        rows += [
-            {
-                "method": name,
-                "kind": "horizon",
-                "tolerance": tolerance,
-                "kept": float(kept.mean()),
-                "trusted": float(horizon.mean()),
-                "broken": float((kept < horizon).mean()),
-            }
-            for name, horizon in horizons.items()
-        ]
+        simple = {m: np.full(len(kept), getattr(rules, rule)) for rule, m in RULES.items()}
+        horizons = {OURS: trusted} | simple
+        about = {"kind": "horizon", "tolerance": tolerance}
+        rows += [{"method": m} | about | horizon_scores(kept, h) for m, h in horizons.items()]
     return rows
+
+
+def horizon_scores(kept, horizon):
+    """For how long rollouts stay within the tolerance, for how long they are trusted, and how often this is too long."""
+    means = {"kept": kept.mean(), "trusted": horizon.mean(), "broken": (kept < horizon).mean()}
+    return {name: float(value) for name, value in means.items()}
 
 
 def bound_scores(error, bound, safe, finite):
@@ -198,7 +191,8 @@ def bound_scores(error, bound, safe, finite):
     if safe is not None:
         supported = np.logical_and.accumulate(safe, axis=1)
         found["safe_fraction"] = float(safe[:, 0].mean())
-        found["safe_coverage"] = float(within[supported].mean()) if supported.any() else None  # fmt: skip
+        known = supported.any()
+        found["safe_coverage"] = float(within[supported].mean()) if known else None
     return found
 
 
@@ -231,12 +225,6 @@ def shift_row(geoq, name, start, truth, tolerance=TOLERANCES[0]):
     kept = until((error <= tolerance).all(axis=2))
     finite = np.isfinite(answer.error_hat) & np.isfinite(error)
     scores = bound_scores(error, answer.error_hat, answer.safe, finite)
-    return scores | {
-        "method": OURS,
-        "kind": "shift",
-        "shift": name,
-        "error": float(error[np.isfinite(error)].mean()),
-        "trusted": float(answer.trusted_horizon.mean()),
-        "kept": float(kept.mean()),
-        "broken": float((kept < answer.trusted_horizon).mean()),
-    }
+    about = {"method": OURS, "kind": "shift", "shift": name}
+    about["error"] = float(error[np.isfinite(error)].mean())
+    return scores | about | horizon_scores(kept, answer.trusted_horizon)

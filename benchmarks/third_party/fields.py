@@ -21,9 +21,8 @@ RIVALS = {"per-cell conformal": PerValue, "regression-scaled conformal": Regress
 def measure(case, seed, sizes):
     """All rows of one case and seed."""
     rng = np.random.default_rng([seed, 7])
-    names = ("train", "calibration", "aside", "test")
     parts = {}
-    for name in names:
+    for name in ("train", "calibration", "aside", "test"):
         x = case.draw(rng, sizes[name])
         parts[name] = x, case.solve(x)
     recipe = replace(case.recipe, seed=seed)
@@ -33,16 +32,10 @@ def measure(case, seed, sizes):
 
     def row(method, bound, seconds, safe=None):
         x, y = parts["test"]
-        return {
-            "method": method,
-            "setting": case.name,
-            "seed": seed,
-            "kind": "field",
-            **scores(abs(surrogate(x) - y), bound, safe),
-            "relative_error": relative_error(surrogate, x, y),
-            "training_seconds": training,
-            "cost": seconds / training,
-        }
+        about = {"method": method, "setting": case.name, "seed": seed, "kind": "field"}
+        about["relative_error"] = relative_error(surrogate, x, y)
+        spent = {"training_seconds": training, "cost": seconds / training}
+        return about | scores(abs(surrogate(x) - y), bound, safe) | spent
 
     rows = [row(name, *simple_bound(rule, surrogate, parts)) for name, rule in RIVALS.items()]
     models = {
@@ -80,17 +73,9 @@ def shift_rows(case, seed, surrogate, geoq, rng, n):
     for name, (draw, solve) in {"none": (case.draw, case.solve), **case.shifts}.items():
         x = draw(rng, n)
         answer, error = geoq.assess(x), abs(surrogate(x) - solve(x))
-        rows.append(
-            {
-                "method": OURS,
-                "setting": case.name,
-                "seed": seed,
-                "kind": "shift",
-                "shift": name,
-                "error": float(error.mean()),
-                **scores(error, answer.error_hat, answer.safe),
-            }
-        )
+        about = {"method": OURS, "setting": case.name, "seed": seed, "kind": "shift", "shift": name}
+        about["error"] = float(error.mean())
+        rows.append(about | scores(error, answer.error_hat, answer.safe))
     return rows
 
 
@@ -107,6 +92,7 @@ def scores(error, bound, safe):
     }
     if safe is not None:
         found["safe_fraction"] = float(safe.mean())
-        found["safe_coverage"] = coverage(error[safe], bound[safe]) if safe.any() else None  # fmt: skip
-        found["safe_whole"] = float((by_sample[safe] >= QUANTILE).mean()) if safe.any() else None  # fmt: skip
+        known = safe.any()
+        found["safe_coverage"] = coverage(error[safe], bound[safe]) if known else None
+        found["safe_whole"] = float((by_sample[safe] >= QUANTILE).mean()) if known else None
     return found

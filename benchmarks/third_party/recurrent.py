@@ -11,33 +11,21 @@ from geoq.parts import WithMemory
 
 @dataclass(frozen=True)
 class EchoState:
-    """An echo state network whose reservoir is fixed, so that the memory means the same in all folds.
-
-    Attributes:
-        n_values: the number of values.
-        n_units: the number of neurons.
-        ridge: the penalty of the readout.
-        seed: the seed of the weights.
-    """
+    """An echo state network whose reservoir is fixed, so that the memory means the same in all folds."""
 
     n_values: int
     n_units: int = 200
     ridge: float = 1e-6
     seed: int = 0
 
-    def weights(self):
-        """Settings of the reservoir."""
-        from reservoirpy.mat_gen import uniform
-
-        bias = uniform(low=-0.5, high=0.5, sparsity_type="dense")
-        size = {"lr": 0.7, "sr": 0.6, "input_scaling": 0.1}
-        return {**size, "input_connectivity": 1.0, "bias": bias}
-
     def drive(self):
         """The update of the memory: a function of batches of values and of the memory."""
+        from reservoirpy.mat_gen import uniform
         from reservoirpy.nodes import Reservoir
 
-        reservoir = Reservoir(self.n_units, **self.weights(), seed=self.seed)
+        bias = uniform(low=-0.5, high=0.5, sparsity_type="dense")
+        how = {"lr": 0.7, "sr": 0.6, "input_scaling": 0.1, "input_connectivity": 1.0}
+        reservoir = Reservoir(self.n_units, **how, bias=bias, seed=self.seed)
         reservoir.initialize(np.zeros((1, self.n_values)))
 
         def next_memory(values, memory):
@@ -51,9 +39,11 @@ class EchoState:
     def states(self, series, n_warm):
         """States along a series; the first ones, whose memory still depends on its start, are left out."""
         drive = self.drive()
-        model = WithMemory(
-            lambda values, memory: (values, drive(values, memory)), self.n_values, self.n_units
-        )
+
+        def step(values, memory):
+            return values, drive(values, memory)
+
+        model = WithMemory(step, self.n_values, self.n_units)
         return model.states(series)[n_warm:]
 
     def __call__(self, segments):

@@ -36,11 +36,7 @@ class PerValue:
 
 @dataclass(frozen=True)
 class RegressionScaled:
-    """Split conformal prediction of each value, scaled by a regression of the sample's mean error on summaries.
-
-    The regression predicts the logarithm of the mean error. The quantiles use its cross-validated predictions, so that all pairs
-    serve both.
-    """
+    """Split conformal prediction of each value, scaled by a cross-validated regression of the sample's log mean error."""
 
     regression: object
     factor: np.ndarray
@@ -72,23 +68,13 @@ def summaries(*fields):
 
 @dataclass(frozen=True)
 class StepRules:
-    """Two rules for the length of a rollout, each one number for all rollouts, from held-out errors over their tolerances.
+    """Two rules for the length of all rollouts, from the largest ratio of error and tolerance of held-out rollouts and steps."""
 
-    Attributes:
-        per_step: the steps before the quantile of the largest ratio of a step exceeds 1.
-        exceedance: the 1 - quantile of the number of steps for which held-out rollouts stay within the tolerance.
-    """
-
-    per_step: int
-    exceedance: int
+    per_step: int  # the steps before the quantile of the ratio of a step exceeds 1
+    exceedance: int  # a low quantile of the number of steps for which held-out rollouts stay within the tolerance
 
     @classmethod
     def fit(cls, ratio):
-        """Args: ratio: largest error over tolerance of each held-out rollout and step."""
-        n_steps = ratio.shape[1]
-        large = conformal_quantile(ratio) > 1
-        kept = np.sort(until(ratio <= 1))
-        return cls(
-            int(large.argmax()) if large.any() else n_steps,
-            int(kept[int((1 - QUANTILE) * len(kept))]),
-        )
+        large, kept = conformal_quantile(ratio) > 1, np.sort(until(ratio <= 1))
+        steps = int(large.argmax()) if large.any() else ratio.shape[1]
+        return cls(steps, int(kept[int((1 - QUANTILE) * len(kept))]))

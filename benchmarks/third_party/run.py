@@ -19,12 +19,8 @@ SERIES = {"Sunspots": series.sunspots, "El Nino": series.el_nino}
 FIELDS = {case.name: case for case in operators.FIELD_CASES}
 CHAOS = {case.name: case for case in chaos.CHAOS_CASES}
 # The packages that these cases need and that no other part of the repository needs, by the name of their module.
-PACKAGES = {
-    "neuralop": "neuraloperator",
-    "reservoirpy": "reservoirpy",
-    "dysts": "dysts",
-    "statsmodels": "statsmodels",
-}
+PACKAGES = {"neuralop": "neuraloperator"}
+PACKAGES |= {name: name for name in ("reservoirpy", "dysts", "statsmodels")}
 SMALL_STEPS = 10
 
 
@@ -47,14 +43,9 @@ def packages():
     return {"packages": {name: record.installed(name) for name in PACKAGES.values()}}
 
 
+CASES, SMALLEST = [*FIELDS, *CHAOS, *SERIES], ("Burgers", "Lorenz, ESN", "El Nino")
 BENCHMARK = Benchmark(
-    "third_party",
-    [*FIELDS, *CHAOS, *SERIES],
-    measure,
-    lambda _: ["GeoQ"],
-    range(3),
-    ("Burgers", "Lorenz, ESN", "El Nino"),
-    packages,
+    "third_party", CASES, measure, lambda _: ["GeoQ"], range(3), SMALLEST, packages
 )
 
 

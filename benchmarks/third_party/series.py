@@ -33,9 +33,8 @@ def sunspots(seed):
     started = time.process_time()
     model = autoregression([train])
     training = time.process_time() - started
-    geoq = RolloutGeoQ(
-        model, autoregression, n_calibration=N_STEPS, output=slice(N_LAGS - 1, N_LAGS)
-    )
+    how = {"n_calibration": N_STEPS, "output": slice(N_LAGS - 1, N_LAGS)}
+    geoq = RolloutGeoQ(model, autoregression, **how)
     started = time.process_time()
     geoq.fit(train, progress=None)
     cost = (time.process_time() - started) / training
@@ -83,10 +82,8 @@ def el_nino(seed):
     error = abs(surrogate(x[test]) - y[test])
     rows = [{"method": "GeoQ", **scores(error, answer.error_hat, answer.safe)}]
     held_out = held_out_errors(x[train], y[train], gap)
-    for name, rule in (
-        ("per-step quantiles", PerValue),
-        ("regression-scaled conformal", RegressionScaled),
-    ):
+    rules = {"per-step quantiles": PerValue, "regression-scaled conformal": RegressionScaled}
+    for name, rule in rules.items():
         bound = rule.fit(x[train], held_out)(x[test])
         rows.append({"method": name, **scores(error, bound, None)})
     by_lead = [coverage(error[:, n], answer.error_hat[:, n]) for n in range(N_LEADS)]

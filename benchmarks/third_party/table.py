@@ -1,6 +1,6 @@
 """Tables and the picture of the third-party cases."""
 
-from benchmarks.markdown import average, group, joined, least, mean, number, select, table
+from benchmarks.markdown import average, group, joined, least, mean, number, page, select, table
 
 SIMPLE = ("per-cell conformal", "regression-scaled conformal", "per-step quantiles")
 
@@ -53,14 +53,12 @@ def summary(record):
         "broken": mean("broken"),
     }
     rules = group(horizons, "setting", "tolerance", "method")
-    return "\n\n".join(
-        [
-            "**Bounds of new queries.** Quantile level 0.95.",
-            table("case | bound", joined(group(bounds, "setting", "method")), of_bounds),
-            "**Horizons of rollouts.** Number of steps, and fraction of the rollouts that exceed the tolerance within it.",
-            table("case | tolerance | rule", joined(rules), of_horizons),
-            table("mean of all", group(horizons, "method"), {"broken": mean("broken", 3)}),
-            "**Shifted queries.**",
-            table("case | shift", joined(group(shifted, "setting", "shift")), of_shifts),
-        ]
+    return page(
+        "**Bounds of new queries.** Quantile level 0.95.",
+        table("case | bound", joined(group(bounds, "setting", "method")), of_bounds),
+        "**Horizons of rollouts.** Number of steps, and fraction of the rollouts that exceed the tolerance within it.",
+        table("case | tolerance | rule", joined(rules), of_horizons),
+        table("mean of all", group(horizons, "method"), {"broken": mean("broken", 3)}),
+        "**Shifted queries.**",
+        table("case | shift", joined(group(shifted, "setting", "shift")), of_shifts),
     )

@@ -151,8 +151,7 @@ class LeadScale:
 class Blend:
     """Weighted geometric mean of the quantile of each cell and the quantile of the lead times the cell's deviation.
 
-    The weight minimises the pinball loss on held-out folds. With few windows the quantile of a cell is noisy. The deviation
-    of a cell is less noisy, but it is the wrong map at short leads.
+    The weight minimises the pinball loss on held-out folds.
     """
 
     weights: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -164,10 +163,8 @@ class Blend:
         for mine, others in tuples.by_fold():
             for part, bound in zip(self.parts_, held_out, strict=True):
                 bound[mine] = part.fit(tuples[others]).bound(tuples.seen[mine])
-        losses = [
-            pinball_loss(error, _between(*held_out, weight), QUANTILE).mean(axis=(0, 3, 4))
-            for weight in self.weights
-        ]
+        blends = [_between(*held_out, weight) for weight in self.weights]
+        losses = [pinball_loss(error, one, QUANTILE).mean(axis=(0, 3, 4)) for one in blends]
         best = np.stack(losses).argmin(axis=0)
         self.weight_ = np.array(self.weights, error.dtype)[best][..., None, None]
         self.quantiles_ = by_lead_and_channel(error / _between(*held_out, self.weight_))

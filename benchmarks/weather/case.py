@@ -99,10 +99,8 @@ class Case:
         flat = x.flatten(1).cpu().numpy()
         mean, scale = spread(flat)
         gap = self.settings.gap if kind == "blocks" else 0
-        scheme = {
-            "clusters": ClusterFolds(n_folds, random_state=self.seed),
-            "blocks": TemporalFolds(n_folds, gap=gap),
-        }[kind]
+        clusters = ClusterFolds(n_folds, random_state=self.seed)
+        scheme = TemporalFolds(n_folds, gap=gap) if kind == "blocks" else clusters
         known = KnownFolds(kind, [*scheme.split((flat - mean) / scale)], gap)
         return known, [self.recipe(x[seen], y[seen]) for seen, _ in known.splits]
 
@@ -148,8 +146,7 @@ class Case:
             fitted = self.plain(kind)
             ((_, view),) = fitted.views(fitted.rows_of(self.data.x_test))
             around = self.natural.around(view.features.prediction)
-            shape = (len(around), *self.natural.spread.shape)
-            deviation = np.broadcast_to(self.natural.spread, shape)
+            deviation = np.repeat(self.natural.spread[None], len(around), axis=0)
             return Seen(view.features, around, deviation, self.latitude)
 
         return self.shared(("queries", kind), make)

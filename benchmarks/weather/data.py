@@ -37,48 +37,32 @@ def label(names):
     return f"ERA5 stand-in ({listed})" if tuple(names) == STAND_IN else listed
 
 
-def load(folder, variables=None, *, start=None, days=DAYS):
+def load(folder, *, start=None, days=DAYS):
     """Read WeatherBench's folders, or files with all variables, from ``start`` or from the first time on."""
     if folder is None:
         raise ValueError(f"no data given; {HOW_TO_GET}")
-    files = _files(Path(folder), variables)
-    fields = {name: _six_hourly(parts, name) for name, parts in files.items()}
-    wanted = tuple(variables or fields)
-    if missing := [name for name in wanted if name not in fields]:
-        raise ValueError(
-            f"variables {missing} are not in {folder}, which has {sorted(fields)}; choose among those."
-        )
-    chosen = [_period([*fields[name]], start, days) for name in wanted]
-    first = chosen[0]
-    for name, field in zip(wanted, chosen, strict=True):
-        _check_like(name, field, wanted[0], first)
-    values = np.stack([np.asarray(f.values, np.float32) for f in chosen], axis=1)
-    return Weather(values, wanted, *(first[axis].values for axis in GRID))
+    parts = _files(Path(folder))
+    fields = {name: _period(own, name, start, days) for name, own in parts.items()}
+    names, first = tuple(fields), next(iter(fields.values()))
+    for name, field in fields.items():
+        _check(name, field, names[0], first)
+    values = np.stack([np.asarray(f.values, np.float32) for f in fields.values()], axis=1)
+    return Weather(values, names, *(first[axis].values for axis in GRID))
 
 
-def _files(folder, variables):
+def _files(folder):
     """Lazily opened fields by variable, one per file."""
     plain = sorted(folder.glob("*.nc"))
-    by_folder = {p.name: sorted(p.glob("*.nc")) for p in sorted(folder.glob("*/"))}
-    by_folder = {name: files for name, files in by_folder.items() if files}
-    if not plain and not by_folder:
-        raise ValueError(f"{folder} holds no netCDF files; {HOW_TO_GET}")
+    by_folder = {path.name: sorted(path.glob("*.nc")) for path in sorted(folder.glob("*/"))}
+    if set(WEATHERBENCH) <= by_folder.keys():
+        by_folder = {name: by_folder[name] for name in WEATHERBENCH}
     fields = {}
-    if plain:
-        for file in plain:
-            for name, field in _fields(file).items():
-                fields.setdefault(name, []).append(field)
-        return fields
-    usual = [name for name in WEATHERBENCH if name in by_folder]
-    names = variables or (usual if len(usual) == len(WEATHERBENCH) else by_folder)
-    for name in (n for n in names if n in by_folder):
-        for file in by_folder[name]:
-            inside = _fields(file)
-            if len(inside) != 1:
-                raise ValueError(
-                    f"{file} holds {sorted(inside)}; a folder per variable has files with one variable each."
-                )
-            fields.setdefault(name, []).extend(inside.values())
+    for name, files in ({"": plain} if plain else by_folder).items():
+        for file in files:
+            for inside, field in _fields(file).items():
+                fields.setdefault(name or inside, []).append(field)
+    if not fields:
+        raise ValueError(f"{folder} holds no netCDF files; {HOW_TO_GET}")
     return fields
 
 
@@ -94,60 +78,47 @@ def _fields(file):
     for name, field in fields.items():
         others = {d: n for d, n in field.sizes.items() if d not in GRID}
         if any(size > 1 for size in others.values()):
-            raise ValueError(
-                f"{name} in {file} has dimensions {others} besides time and grid; select one of them first."
-            )
+            more = f"dimensions {others} besides time and grid"
+            raise ValueError(f"{name} in {file} has {more}; select one of them first.")
         fields[name] = field.squeeze(list(others), drop=True).transpose(*GRID)
     return fields
 
 
-def _six_hourly(parts, name):
-    """Fields of each file at 0, 6, 12 and 18 o'clock, in the order of time."""
-    kept = []
-    for part in parts:
-        since_midnight = part.time.values - part.time.values.astype("datetime64[D]")
-        on_time = since_midnight % np.timedelta64(HOURS, "h") == np.timedelta64(0)
-        part = part[on_time].sortby("time")
-        if part.sizes["time"]:
-            kept.append(part)
-    if not kept:
-        raise ValueError(f"{name} has no field at 0, 6, 12 or 18 o'clock; use data that have them.")
-    return sorted(kept, key=lambda part: part.time.values[0])
-
-
-def _period(parts, start, days):
-    """Fields of the period, read into memory."""
+def _period(parts, name, start, days):
+    """A variable at 0, 6, 12 and 18 o'clock of the period, in the order of time, read into memory."""
     import xarray
 
-    begin = np.datetime64(start or parts[0].time.values[0], "ns")
-    end = begin + np.timedelta64(days * 24, "h")
-    inside = [part[(part.time.values >= begin) & (part.time.values < end)] for part in parts]
-    inside = [part.load() for part in inside if part.sizes["time"]]
-    if not inside:
-        last = parts[-1].time.values[-1]
+    first = min(part.time.values.min() for part in parts)
+    begin = np.datetime64(start or first, "ns")
+    end, hours, kept = begin + np.timedelta64(days * 24, "h"), np.timedelta64(HOURS, "h"), []
+    for part in parts:
+        time = part.time.values
+        on_time = (time - time.astype("datetime64[D]")) % hours == np.timedelta64(0)
+        kept.append(part[on_time & (time >= begin) & (time < end)])
+    kept = [part.load() for part in kept if part.sizes["time"]]
+    if not kept:
         raise ValueError(
-            f"start={start}, but the data run from {parts[0].time.values[0]} to {last}."
+            f"start={start}, but {name} begins at {first} and has no field at 0, 6, 12 or 18 o'clock in {days} days from the start."
         )
-    return xarray.concat(inside, dim="time") if len(inside) > 1 else inside[0]
+    return xarray.concat(kept, dim="time").sortby("time")
 
 
-def _check_like(name, field, first_name, first):
+def _check(name, field, first_name, first):
+    """Raise for different grids, gaps in time and missing values."""
     for axis in GRID:
         if not np.array_equal(field[axis].values, first[axis].values):
+            sizes = f"({field.sizes[axis]} and {first.sizes[axis]} of them)"
             raise ValueError(
-                f"{name} and {first_name} have different {axis} coordinates ({field.sizes[axis]} and {first.sizes[axis]} of "
-                "them); regrid the variables to one grid and one period."
+                f"{name} and {first_name} have different {axis} coordinates {sizes}; regrid the variables to one grid and one period."
             )
     steps = np.diff(field.time.values)
     if bad := np.flatnonzero(steps != np.timedelta64(HOURS, "h")).tolist():
+        gaps = f"{len(bad)} gaps in time, the first after {field.time.values[bad[0]]}"
         raise ValueError(
-            f"{name} has {len(bad)} gaps in time, the first after {field.time.values[bad[0]]}; windows need a state every "
-            f"{HOURS} hours, so choose a period without gaps."
+            f"{name} has {gaps}; windows need a state every {HOURS} hours, so choose a period without gaps."
         )
-    if n_missing := int(np.isnan(field.values).sum()):
-        raise ValueError(
-            f"{name} has {n_missing} missing values; fill them or choose another period."
-        )
+    if n := int(np.isnan(field.values).sum()):
+        raise ValueError(f"{name} has {n} missing values; fill them or choose another period.")
 
 
 # Windows and rolling origins.
@@ -187,15 +158,8 @@ def split(values, origin, n_past, n_leads):
     states = torch.from_numpy(values)
     known = states[:origin]
     low, high = (edge(known, dim=(0, 2, 3)) for edge in (torch.amin, torch.amax))
-    span = (high - low)[:, None, None]
-    states = (states - low[:, None, None]) / span
+    states = (states - low[:, None, None]) / (high - low)[:, None, None]
     first = torch.arange(n_past, origin - n_leads + 1)
-    last_test = min(origin + n_leads, len(states) - n_leads + 1)
-    first_test = torch.arange(origin, last_test)
-    return Split(
-        *windows(states, first, n_past, n_leads),
-        *windows(states, first_test, n_past, n_leads),
-        states[:origin],
-        first,
-        first_test,
-    )
+    first_test = torch.arange(origin, min(origin + n_leads, len(states) - n_leads + 1))
+    pairs = (windows(states, rows, n_past, n_leads) for rows in (first, first_test))
+    return Split(*next(pairs), *next(pairs), states[:origin], first, first_test)

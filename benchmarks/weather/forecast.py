@@ -10,10 +10,7 @@ ROWS_AT_ONCE = 64
 
 
 class Convolution(nn.Module):
-    """A 3 x 3 convolution with periodic longitude and zeros beyond the poles.
-
-    With repeated values beyond the poles some trainings diverged.
-    """
+    """A 3 x 3 convolution with periodic longitude and zeros beyond the poles; with repeated values some trainings diverged."""
 
     def __init__(self, n_in, n_out):
         super().__init__()
@@ -24,13 +21,8 @@ class Convolution(nn.Module):
 
 
 def block(n_in, n_out, dropout):
-    return nn.Sequential(
-        Convolution(n_in, n_out),
-        nn.GELU(),
-        Convolution(n_out, n_out),
-        nn.GELU(),
-        nn.Dropout(dropout),
-    )
+    first, second = Convolution(n_in, n_out), Convolution(n_out, n_out)
+    return nn.Sequential(first, nn.GELU(), second, nn.GELU(), nn.Dropout(dropout))
 
 
 class GlobeUNet(nn.Module):
@@ -38,12 +30,10 @@ class GlobeUNet(nn.Module):
 
     def __init__(self, n_in, n_out, widths=(32, 64, 128, 256), dropout=0.1):
         super().__init__()
-        self.down = nn.ModuleList(
-            block(a, b, dropout) for a, b in zip((n_in, *widths[:-1]), widths, strict=True)
-        )
-        self.up = nn.ModuleList(
-            block(a + b, b, dropout) for a, b in zip(widths[:0:-1], widths[-2::-1], strict=True)
-        )
+        down = zip((n_in, *widths[:-1]), widths, strict=True)
+        up = zip(widths[:0:-1], widths[-2::-1], strict=True)
+        self.down = nn.ModuleList(block(a, b, dropout) for a, b in down)
+        self.up = nn.ModuleList(block(a + b, b, dropout) for a, b in up)
         self.output = nn.Conv2d(widths[0], n_out, kernel_size=1)
 
     def forward(self, field):
@@ -58,9 +48,6 @@ class GlobeUNet(nn.Module):
                 raised = nn.functional.interpolate(field, size=skip.shape[2:], mode="nearest")
                 field = part(torch.cat([raised, skip], dim=1))
             return self.output(field).float()
-
-
-# The output of the network.
 
 
 @dataclass(frozen=True)
@@ -122,11 +109,8 @@ class Forecast:
 
     @torch.no_grad()
     def __call__(self, x):
-        parts = [
-            self.frame.states(emitted(self.network, self.frame, part))
-            for part in x.split(ROWS_AT_ONCE)
-        ]
-        return torch.cat(parts)
+        parts = [emitted(self.network, self.frame, part) for part in x.split(ROWS_AT_ONCE)]
+        return torch.cat([self.frame.states(part) for part in parts])
 
 
 def emitted(network, frame, x):
@@ -162,9 +146,8 @@ class TrainForecast:
         target, weight = frame.seen(y), lead_weights(y)
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             torch.manual_seed(self.seed)
-            network = GlobeUNet(x[0, :, :, 0, 0].numel(), y[0, :, :, 0, 0].numel(), self.widths).to(
-                x.device
-            )
+            n_in, n_out = x[0, :, :, 0, 0].numel(), y[0, :, :, 0, 0].numel()
+            network = GlobeUNet(n_in, n_out, self.widths).to(x.device)
             forecast = Forecast(network, frame)
             parameters = [*network.parameters()]
             optimizer = torch.optim.Adam(parameters, LEARNING_RATE, fused=True)
@@ -197,10 +180,7 @@ def chosen_steps(recipe, x, y, *, gap, check_every, patience):
     n_validation = round(0.2 * len(x))
     n_train = len(x) - n_validation - gap
     if n_train < 1:
-        raise ValueError(
-            f"{len(x)} windows leave none to train on before a gap of {gap} and {n_validation} windows for early stopping; "
-            "use more days."
-        )
+        raise ValueError(f"{len(x)} windows leave none to train on; use more days.")
     weight = lead_weights(y)
     best_loss, best_step = float("inf"), 0
     for step, forecast in recipe.stages(x[:n_train], y[:n_train], check_every):

@@ -18,17 +18,9 @@ from benchmarks.rivals.cross_fitted import permuted
 from benchmarks.weather import bounds
 from benchmarks.weather.bounds import Natural
 from benchmarks.weather.case import NO_FOLDS
-from geoq import Grid, WholeField
+from geoq import Grid, WholeField, parts
 from geoq.bounds.climatology import Climatology, FittedClimatology
 from geoq.core.conformal import ExpectedCoverage
-from geoq.parts import (
-    FieldBound,
-    FieldFactor,
-    NoFactor,
-    NormScaledFieldBound,
-    PaperRegion,
-    identity,
-)
 
 # Half precision can give several predictions that are equal; states lie between 0 and 1.
 LEAST_DEVIATION = 1e-6
@@ -91,8 +83,8 @@ class OfGeoQ:
 
 def anchor_alone(case, number):
     """The anchor error as the bound."""
-    parts = {"representation": identity, "bound_model": AnchorError()}
-    return parts | {"n_anchors": case.settings.n_anchors[number], "domain": Grid(2)}
+    chosen = {"representation": parts.identity, "bound_model": AnchorError()}
+    return chosen | {"n_anchors": case.settings.n_anchors[number], "domain": Grid(2)}
 
 
 @dataclass(frozen=True)
@@ -184,10 +176,10 @@ def paper_form(case, number):
     weights = tuple(np.linspace(1, 2, settings.n_leads).tolist())
     return {
         "domain": Grid(2),
-        "representation": identity,
-        "bound_model": NormScaledFieldBound(settings.bound_widths, training, weights),
+        "representation": parts.identity,
+        "bound_model": parts.NormScaledFieldBound(settings.bound_widths, training, weights),
         "n_anchors": settings.n_anchors[number],
-        "safe_region": PaperRegion(),
+        "safe_region": parts.PaperRegion(),
     }
 
 
@@ -212,10 +204,10 @@ class AroundForecast(Climatology):
 
 def field_bound(case, *, reference=None, **factor):
     """The default bound for fields, with the seed of the task."""
-    learned = FieldFactor(**factor)
+    learned = parts.FieldFactor(**factor)
     training = replace(learned.training, random_state=case.seed)
     natural = reference and reference(case.natural)
-    return FieldBound(replace(learned, training=training), natural)
+    return parts.FieldBound(replace(learned, training=training), natural)
 
 
 def default(case, **settings):
@@ -223,7 +215,7 @@ def default(case, **settings):
 
 
 def without_factor(_case):
-    return {"domain": Grid(2), "bound_model": FieldBound(NoFactor())}
+    return {"domain": Grid(2), "bound_model": parts.FieldBound(parts.NoFactor())}
 
 
 def quantile_network(inputs, start):

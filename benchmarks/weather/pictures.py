@@ -15,13 +15,8 @@ from benchmarks.weather.methods import DEFAULT, PAPER
 from benchmarks.weather.table import WHOLE_FIELD
 
 # Lines differ in colour and in dash.
-STYLES = (
-    ("#c1440e", "-"),
-    ("#4c78a8", "-."),
-    ("#8a8a8a", ":"),
-    ("#e0a030", (0, (5, 1))),
-    ("#2e7d4f", (0, (3, 1, 1, 1))),
-)
+COLOURS = "#c1440e", "#4c78a8", "#8a8a8a", "#e0a030", "#2e7d4f"
+STYLES = tuple(zip(COLOURS, ("-", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1))), strict=True))
 DARK = {"color": "#1b1b1b"}
 # Percentiles of the values between which the colours of a map vary.
 PERCENTILES = (0.5, 99.5)
@@ -36,11 +31,8 @@ def draw(case, weather, answers, folder):
     title = f"{label(weather.names)}, {case.form}, origin after {days:g} days"
     name = f"{case.form}-{case.origin}-{case.seed}"
     error = abs(case.truth - answers[DEFAULT].prediction)
-    figures = {
-        "maps": maps(case, weather, answers, error, title),
-        "growth": growth(answers, error, title),
-        "safe": safe(case, answers, title),
-    }
+    figures = {"maps": maps(case, weather, answers, error, title)}
+    figures |= {"growth": growth(answers, error, title), "safe": safe(case, answers, title)}
     for picture, figure in figures.items():
         figure.savefig(folder / f"weather-{picture}-{name}.png", dpi=110)
 
@@ -124,11 +116,11 @@ def quarters(rows):
     """Pinball loss relative to the default, by quarter of the lead times; with the block folds."""
     pointwise = [r for r in rows if r.get("folds") != "clusters" and "method" in r]
     methods = group([r for r in pointwise if WHOLE_FIELD not in r["method"]], "method")
-    means = {
-        method: np.array([average(own, f"pinball_q{q}") for q in range(1, 5)])
-        for method, own in methods.items()
-    }
-    ratios = {method: found / means[DEFAULT] for method, found in means.items()}
+
+    def means(own):
+        return np.array([average(own, f"pinball_q{q}") for q in range(1, 5)])
+
+    ratios = {method: means(own) / means(methods[DEFAULT]) for method, own in methods.items()}
     order = [method for method in ratios if ratios[method].max() <= MOST_SHOWN]
     order.sort(key=lambda method: -ratios[method].mean())
     figure = Figure(figsize=(9, 1.3 + 0.27 * len(order)), layout="constrained")

@@ -42,10 +42,7 @@ def area_weights(latitude):
 
 
 def which_day(error, bound):
-    """Correlation of error and bound after subtracting their means over the days at each lead, channel and cell.
-
-    The pooled correlation mostly measures where the weather varies. A bound that is the same every day has 0 here.
-    """
+    """Correlation of error and bound after subtracting their means over the days; 0 for a bound that is the same every day."""
     parts = error, bound
     differs = [part - part.mean(axis=0) for part in parts]
     # A bound that is the same every day differs from its mean by rounding.

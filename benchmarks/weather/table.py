@@ -1,6 +1,6 @@
 """Tables of the weather benchmark."""
 
-from benchmarks.markdown import average, compare, group, select, spread, table
+from benchmarks.markdown import average, compare, group, page, select, spread, table
 from benchmarks.paper import PAPER_SECONDS, flagging, seconds_of_paper, thousandth
 
 WHOLE_FIELD, DEFAULT = "whole field", "GeoQ (default)"
@@ -31,6 +31,7 @@ def summary(record):
         return lambda own: column(clusters[own[0]["method"]])
 
     loss, covered = thousandth("pinball"), spread("coverage", 3)
+    first = {"pinball x 1000": loss, f"{DEFAULT} over it": versus}
     kinds = {
         "pinball x 1000, clusters": of_clusters(loss),
         "blocks": loss,
@@ -44,27 +45,16 @@ def summary(record):
         "not a standard error. Ratios are geometric means over the origins of the geometric means over the seeds, with 95 % intervals "
         "by Student's t over the origins."
     )
-    return "\n\n".join(
-        [
-            "**Surrogates**",
-            table("form", group(surrogates, "form"), SURROGATE),
-            "**Folds**",
-            table("folds", group(folds, "folds"), LEAKS),
-            "**Bounds, block folds**",
-            table(
-                "method", methods, {"pinball x 1000": loss, f"{DEFAULT} over it": versus} | POOLED
-            ),
-            "**By lead time**",
-            table("method", methods, BY_LEAD),
-            "**Whole fields**",
-            table("method", stated | whole, FIELDS),
-            "**Clusters and blocks**",
-            table("method", both, kinds),
-            "**Safe region and cost**",
-            table("method", costly, COSTS | seconds_of_paper("weather")),
-            note,
-        ]
-    )
+    tables = {
+        "Surrogates": table("form", group(surrogates, "form"), SURROGATE),
+        "Folds": table("folds", group(folds, "folds"), LEAKS),
+        "Bounds, block folds": table("method", methods, first | POOLED),
+        "By lead time": table("method", methods, BY_LEAD),
+        "Whole fields": table("method", stated | whole, FIELDS),
+        "Clusters and blocks": table("method", both, kinds),
+        "Safe region and cost": table("method", costly, COSTS | seconds_of_paper("weather")),
+    }
+    return page(*(f"**{title}**\n\n{text}" for title, text in tables.items()), note)
 
 
 SURROGATE = {

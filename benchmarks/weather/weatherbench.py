@@ -66,17 +66,8 @@ def of_method(case, kind, name):
         torch.cuda.reset_peak_memory_stats()
     answer, fit_seconds = case.shared.timed(lambda: METHODS[kind][name].fit(case, kind))
     result, asking = case.shared.timed(answer)
-    line = row(
-        name,
-        setting=f"{case.form}, {kind}",
-        seed=case.seed,
-        y=case.truth,
-        prediction=result.prediction,
-        bound=result.error_hat,
-        safe=result.safe,
-        train_seconds=fit_seconds,
-        inference_seconds=asking,
-    )
+    about = {"method": name, "setting": f"{case.form}, {kind}", "seed": case.seed}
+    line = row(about, case.truth, result, result.safe, (fit_seconds, asking))
     error = abs(case.truth - result.prediction)
     line |= scores(error, result.error_hat, case.latitude, QUANTILE)
     line |= getattr(answer, "trainings", {})
@@ -116,10 +107,8 @@ def leaks(case, kind):
     held_out, features = case.held_out(kind), case.queries(kind).features
     known, surrogates = case.folds(kind)
     x, y = case.data.x, case.data.y
-    in_sample = [
-        float((surrogate(x[seen]) - y[seen]).abs().mean())
-        for (seen, _), surrogate in zip(known.splits, surrogates, strict=True)
-    ]
+    pairs = zip((seen for seen, _ in known.splits), surrogates, strict=True)
+    in_sample = [float((model(x[seen]) - y[seen]).abs().mean()) for seen, model in pairs]
     test_error = abs(features.prediction - case.truth)
 
     def with_distance(error, of):
@@ -155,9 +144,8 @@ def benchmark(weather, forms, file, *, small=False):
     problems = [f"{form}, {origin}" for form in forms for origin in chosen]
     facts = {"variables": [*weather.names], "checksum": record.fingerprint(weather.values)}
     facts |= {"first_time": str(weather.time[0]), "last_time": str(weather.time[-1])}
-    return Benchmark(
-        file, problems, measure, lambda _: NAMES, range(3), problems[:1], lambda: facts, method_of
-    )
+    how = range(3), problems[:1], lambda: facts, method_of
+    return Benchmark(file, problems, measure, lambda _: NAMES, *how)
 
 
 def main(words=None):

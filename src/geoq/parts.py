@@ -24,7 +24,8 @@ from geoq.bounds.two_laws import TwoLawBound
 from geoq.checks import names_with_torch
 from geoq.data.coordinates import Category, Ignored, Log, Number, Periodic
 from geoq.data.metric import Columns, StandardizedMetric, identity
-from geoq.regions.field_scores import Answers, Moments, Patterns, Values, Windows
+from geoq.regions.field_scores import Answers, Moments, Patterns, Windows
+from geoq.regions.gaps import Values
 from geoq.regions.region import PaperRegion
 from geoq.regions.rollout import RolloutRegion
 from geoq.regions.table_scores import EachInput, EachPair, Nearest, PrincipalAxes, SupportDistance

@@ -8,7 +8,7 @@ from geoq import surrogate
 from geoq.bounds import climatology, fields, law, prior, resemblance, spline, two_laws
 from geoq.core import conformal, fitted, folds, geometry, tuples
 from geoq.data import coordinates, domain, masks, metric, table
-from geoq.regions import field_scores, region, table_scores, views
+from geoq.regions import field_scores, gaps, region, table_scores, views
 from geoq.regions import rollout as rollout_region
 from geoq.rollout import additive, features, horizon, layout, saturating, series
 from geoq.rollout import fitted as fitted_rollouts
@@ -32,6 +32,7 @@ _MODULES = (
     metric,
     table,
     field_scores,
+    gaps,
     region,
     table_scores,
     views,

@@ -151,6 +151,12 @@ def shared():
     return lambda x, y: model.fit(x, y).predict
 
 
+def fitted_again():
+    """A deployed model, and a recipe that fits it again but returns copies."""
+    model = Ridge().fit(X, Y)
+    return model.predict, lambda x, y: copy.deepcopy(model.fit(x, y)).predict
+
+
 def spoiled(array, place, value):
     array = array.copy()
     array[place] = value
@@ -223,6 +229,7 @@ REFUSALS = {
     "a random recipe's surrogate": (lambda: fit(None, lambda x, y: random_batches()), V, "two answers to the same inputs"),
     "one model object for all folds": (lambda: fit(None, shared()), V, "build the model inside"),
     "one model object for the folds": (lambda: fit(copy.deepcopy(shared())(X, Y), shared()), V, "a fold surrogate changed when the next"),
+    "the deployed model is fitted again": (lambda: fit(*fitted_again()), V, "the deployed surrogate changed during fit.*build the model inside"),
     "the row that is named is the row of the user": (lambda: no_retraining(lambda x: np.where(x[:, 0] == X[117, 0], np.nan, rough(x))), V, r"surrogate\(x\)\[117\] is nan"),
     "too few trained folds": (lambda: fit(rough, TrainedFolds([rough])), V, "TrainedFolds has 1 entries, but there are 15 folds"),
     "a trained fold that is no function": (lambda: fit(rough, TrainedFolds([rough, 3])), T, r"TrainedFolds.surrogates\[1\] must be callable"),

@@ -10,9 +10,9 @@ This is a departure from the paper, whose single score is the distance in the sp
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -25,43 +25,23 @@ from geoq.data.coordinates import spread
 from geoq.data.table import Names
 from geoq.neighbors import Neighbors
 from geoq.quantiles import inverse_cdf_quantile, rank
+from geoq.regions.field_scores import Answers, Moments, Patterns, Windows
+from geoq.regions.gaps import TINY
+from geoq.regions.table_scores import EachInput, EachPair, Nearest, PrincipalAxes, SupportDistance
 from geoq.regions.views import FieldView, TableView, View
 
 # The largest ratio of a score to its threshold in the safe region; it is larger than 1 because of rounding.
 SAFE = 1 + 1e-9
-# Below this size a threshold is rounding.
-TINY = 1e-12
+# The scores that are used unless the user chooses others; with more inputs than this the support distance alone.
+MAX_INPUTS = 64
+TABLE = Nearest(3), EachInput(), PrincipalAxes(), EachPair(10)
+FIELD = Windows(), Moments(), Patterns(), Answers()
 # At most this many held-out fields set the thresholds.
 N_SCORED = 1000
 # With this confidence the region contains the fraction ``quantile`` - 0.02 of the queries that resemble the calibration points.
 CONFIDENCE, SLACK = 0.9, 0.02
 # The paper's K_safe, used where the folds leave enough points.
 USUAL_NEIGHBORS = 20
-
-
-@runtime_checkable
-class FittedScore(Protocol):
-    """A score of queries against the points of the data.
-
-    ``least`` is the smallest threshold of the score, so that many points do not turn the region into a bounding box.
-    """
-
-    least: ClassVar[float]
-
-    def __call__(self, queries: View, at_least: np.ndarray, /) -> np.ndarray:
-        """One number per query. Numbers below ``at_least`` need not be exact."""
-        ...
-
-    def explain(self, query: View, limit: float, names: Names | None, /) -> str:
-        """Why the score of one query exceeds its threshold ``limit``: the inputs or the cells behind it."""
-        ...
-
-
-@runtime_checkable
-class Score(Protocol):
-    """How a score is fitted to points; the scores of ``geoq.parts`` are examples."""
-
-    def fit(self, points: View, /) -> FittedScore: ...
 
 
 @runtime_checkable
@@ -95,7 +75,7 @@ class Region:
         Region(scores=None, quantile=0.9)
     """
 
-    scores: tuple[Score, ...] | None = None
+    scores: tuple[Any, ...] | None = None
     quantile: float = 0.95
 
     def __post_init__(self) -> None:
@@ -103,54 +83,55 @@ class Region:
 
     def fit(self, tuples: Tuples) -> "FittedScores":
         """Set the thresholds from the held-out points, and fit the scores to all points."""
-        from geoq.regions.defaults import default_scores
-
-        points = tuples.points
-        rules = self.scores or default_scores(points)
-        inner = tuples[tuples.interpolating]
-        if isinstance(view_of(points), FieldView):
+        points, inner = tuples.points, tuples[tuples.interpolating]
+        if _are_fields(points):
             inner = inner[:: math.ceil(len(inner) / N_SCORED)]
-        return fit_scores(rules, points, inner, lambda s: joint_thresholds(s, self.quantile))
+        rules = self.scores or default_scores(points), points, inner
+        return fit_scores(*rules, lambda scores: joint_thresholds(scores, self.quantile))
+
+
+def _are_fields(points: Points) -> bool:
+    """Whether scores see fields; rows of a table otherwise."""
+    return not points.layout.is_table and points.layout.holds(points.inputs.shape[1:])
+
+
+def default_scores(points: Points) -> tuple[Any, ...]:
+    """Four scores of a table or of a field; the support distance for many inputs and for representations of the user."""
+    if _are_fields(points):
+        return FIELD
+    few = math.prod(points.coordinates.input_shape) <= MAX_INPUTS
+    if points.metric is None or not few or points.coordinates.constant.all():
+        return (SupportDistance(),)
+    return TABLE
 
 
 def fit_scores(
-    rules: Sequence[Any],
+    scores: Sequence[Any],
     points: Points,
     held_out: Tuples,
     thresholds_of: Callable[[np.ndarray], np.ndarray],
 ) -> "FittedScores":
     """Fit scores to all points, and set their thresholds from the scores of held-out points in their folds."""
-    everything, scores = view_of(points), []
+    everything: Any = FieldView.of(points) if _are_fields(points) else TableView.of(points)
+    found = []
     for fold in dict.fromkeys(held_out.fold.tolist()):
         left_in = everything[points.splits[fold][0]]
-        fitted = [rule.fit(left_in) for rule in rules]
         queries = left_in.of_queries(held_out[held_out.fold == fold].features)
-        queries = queries[queries.known_to(left_in)]
-        scores.append(_scores(fitted, queries))
-    fitted_scores = tuple(rule.fit(everything) for rule in rules)
-    thresholds = thresholds_of(np.concatenate(scores))
-    least = [score.least for score in fitted_scores]
-    return FittedScores(everything.bare, fitted_scores, np.maximum(thresholds, least))
+        if isinstance(queries, TableView):
+            queries = queries[queries.known_to(left_in)]
+        found.append(_scores([score.fit(left_in) for score in scores], queries))
+    fitted = tuple(score.fit(everything) for score in scores)
+    least = [max(score.least, TINY) for score in fitted]
+    return FittedScores(everything[:0], fitted, thresholds_of(np.concatenate(found)).clip(least))
 
 
-def view_of(points: Points) -> View:
-    """The points of the data as the scores see them: rows of a table, or fields."""
-    layout = points.layout
-    if layout.is_table or not layout.holds(points.inputs.shape[1:]):
-        return TableView.of(points)
-    return FieldView.of(points)
-
-
-def _scores(fitted: Iterable[FittedScore], queries: View) -> np.ndarray:
+def _scores(scores: Sequence[Any], queries: View) -> Float[np.ndarray, " n n_scores"]:
     """The scores of all queries, one column each."""
-    none = np.zeros(len(queries))
-    columns = []
-    for score in fitted:
-        parts = [
-            score(queries[part], none[part]) for part in chunks(len(queries), queries.row_numbers)
-        ]
-        columns.append(np.concatenate(parts) if parts else none)
-    return np.stack(columns, axis=1)
+    parts = [np.zeros((0, len(scores)))]
+    for rows in chunks(len(queries), queries.row_numbers):
+        some = queries[rows]
+        parts.append(np.stack([score(some) for score in scores], axis=1))
+    return np.concatenate(parts)
 
 
 def joint_thresholds(
@@ -177,8 +158,7 @@ def joint_thresholds(
     ratio = np.sort((held_out / without).max(axis=1))
     confident = int(binom.ppf(CONFIDENCE, n, max(0.0, quantile - SLACK))) + 1
     place_c = min(max(rank(n + 1, quantile), confident), n) - 1
-    thresholds: np.ndarray = ordered[min(rank(n, level), n) - 1] * ratio[place_c]
-    return thresholds
+    return np.asarray(ordered[min(rank(n, level), n) - 1] * ratio[place_c])
 
 
 @dataclass(frozen=True)
@@ -191,34 +171,19 @@ class FittedScores:
 
     def support_score(self, features: Features) -> Float[np.ndarray, " n"]:
         """The largest ratio of a score to its threshold."""
-        queries = self.view.of_queries(features)
-        parts = [
-            self._largest_ratio(queries[part]) for part in chunks(len(queries), queries.row_numbers)
-        ]
-        return np.concatenate(parts) if parts else np.zeros(0)
-
-    def _largest_ratio(self, queries: View) -> np.ndarray:
-        ratio = np.zeros(len(queries))
-        for score, limit in zip(self.scores, self.thresholds, strict=True):
-            ratio = np.maximum(ratio, score(queries, ratio * limit) / max(limit, TINY))
-        return ratio
+        scores = _scores(self.scores, self.view.of_queries(features))
+        return np.asarray((scores / self.thresholds).max(axis=1))
 
     def explain(self, features: Features, names: Names | None = None) -> str:
         """Why one query is safe or not: the first score that names an input, or the one with the largest ratio."""
-        query = self.view.of_queries(features)
-        self.view.check_names(names)
-        limits = np.maximum(self.thresholds, TINY)
-        ratios = np.array(
-            [float(s(query, np.zeros(1))[0]) / t for s, t in zip(self.scores, limits, strict=True)]
-        )
+        query = self.view.of_queries(features, names)
+        ratios = _scores(self.scores, query)[0] / self.thresholds
         if ratios.max() <= SAFE:
-            return self.view.explain_inside(self.scores, query, names)
-        specific = [
-            getattr(score, "is_specific", False) and ratio > SAFE
-            for score, ratio in zip(self.scores, ratios, strict=True)
-        ]
-        which = int(np.argmax(specific)) if any(specific) else int(ratios.argmax())
-        return str(self.scores[which].explain(query, float(limits[which]), names))
+            words = (score.explain_inside(query) for score in self.scores)
+            return next(filter(None, words), query.inside)
+        specific = np.array([score.is_specific for score in self.scores]) & (ratios > SAFE)
+        which = int(specific.argmax() if specific.any() else ratios.argmax())
+        return str(self.scores[which].explain(query, float(self.thresholds[which])))
 
 
 @dataclass(frozen=True)
@@ -285,10 +250,8 @@ class FittedPaperRegion:
             \sum_{\psi_j \in \mathcal N_{T, K_{safe}}^{\Psi_{cal} \setminus \{\psi_i\}}(\psi_i)} d_T(\psi_i, \psi_j)
             (eq:safe_score_calibration_loo)
         """
-        distances = Neighbors(self.cloud).nearest_other(
-            self.n_neighbors, tuples.position, tuples.reach
-        )
-        return np.asarray(distances.mean(axis=1))
+        found = Neighbors(self.cloud).nearest_other(self.n_neighbors, tuples.position, tuples.reach)
+        return np.asarray(found.mean(axis=1))
 
     def support_score(self, features: Features) -> Float[np.ndarray, " n"]:
         r"""Mean standardised distance to the nearest calibration features, divided by the threshold.

@@ -1,8 +1,8 @@
 r"""The safe region of rollouts: a threshold on the support distance of all steps, and a test of initial states."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -14,9 +14,9 @@ from geoq.core.tuples import Points, Tuples
 from geoq.data.table import Names
 from geoq.neighbors import Neighbors
 from geoq.quantiles import inverse_cdf_quantile
-from geoq.regions.defaults import FIELD
-from geoq.regions.region import SAFE, TINY, FittedScores, Region, fit_scores
-from geoq.regions.views import TableView
+from geoq.regions.gaps import TINY
+from geoq.regions.region import FIELD, SAFE, FittedScores, Region, fit_scores
+from geoq.regions.views import Score, TableView
 
 # The number of nearest states, and a deviation that counts as rounding, in standard deviations of a coordinate.
 N_NEAREST, ROUNDING = 20, 1e-3
@@ -121,7 +121,7 @@ class FittedRolloutRegion:
 
 
 @dataclass(frozen=True)
-class Surface:
+class Surface(Score):
     r"""How far a state of few coordinates is from the surface that the nearest states of the data form.
 
     .. math:: s(u) = \Bigl(\frac1d \sum_{j=1}^d \frac{(v_j^T (u - c))^2}{\lambda_j + \epsilon^2}\Bigr)^{1/2}
@@ -130,25 +130,21 @@ class Surface:
     their covariance, all in standardised coordinates. The states of a dissipative system fill a surface with few dimensions. A
     state off this surface can be near the data, compared with distances in sparse parts of the surface, and still be unlike all
     of them: there :math:`\lambda_j` is small across the surface, and the score is large.
+
+    Attributes:
+        states: the states of the data, which ``fit`` sets.
     """
 
-    def fit(self, points: TableView) -> "FittedSurface":
-        return FittedSurface(points.t)
+    states: Any = field(default=None, repr=False, compare=False)
 
-
-@dataclass(frozen=True)
-class FittedSurface:
-    """The states of the data."""
-
-    states: Float[np.ndarray, " n d"]
-    least: ClassVar[float] = 0.0
+    def fit(self, points: TableView) -> "Surface":
+        return Surface(points.t)
 
     @cached_property
     def _neighbors(self) -> Neighbors:
         return Neighbors(self.states)
 
-    def __call__(self, queries: TableView, at_least: Any = None) -> Float[np.ndarray, " n"]:
-        del at_least
+    def __call__(self, queries: TableView) -> Float[np.ndarray, " n"]:
         n_nearest = min(N_NEAREST, len(self.states))
         nearest, score = self._neighbors.nearest(queries.t, n_nearest)[1], np.empty(len(queries))
         for rows in chunks(len(queries), 2 * n_nearest * self.states.shape[1]):
@@ -161,8 +157,7 @@ class FittedSurface:
             score[rows] = np.sqrt(squares.mean(axis=1))
         return score
 
-    def explain(self, query: TableView, limit: float, names: Names | None) -> str:
-        del names
+    def explain(self, query: TableView, limit: float) -> str:
         return (
             f"the initial state is off the surface that its {N_NEAREST} nearest states in the data form: it is "
             f"{float(self(query)[0]):.2g} of their standard deviations away (held-out states: at most {limit:.2g})"

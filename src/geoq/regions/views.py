@@ -1,10 +1,10 @@
 """What the scores of a safe region see of points and queries: rows of a table, or fields with their channels first."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -29,6 +29,8 @@ VARIANCE_FLOOR = 1e-4
 N_PATTERNS, FIELDS_PER_PATTERN = 64, 4
 # Patterns are linear functions of at most this many blocks of cells.
 N_BLOCKS = 2048
+# All windows of one channel have about this many cells.
+WINDOW_CELLS = 64 * 27
 
 
 @dataclass(frozen=True)
@@ -40,46 +42,41 @@ class TableView:
         support_distance: mean distance of queries to the nearest points; None for the points of the data.
         coordinates: T itself.
         metric: the metric; None for a representation of the user.
+        names: names of the inputs, for explanations.
     """
 
     t: Float[np.ndarray, " n m"]
     support_distance: Float[np.ndarray, " n"] | None
     coordinates: Coordinates
     metric: FittedMetric | None
+    names: Names | None = None
+    inside: ClassVar[str] = "all inputs are within the region of the held-out points"
+    # How many numbers the scores of one query need.
+    row_numbers: ClassVar[int] = CHUNK_NUMBERS // CHUNK_ROWS
 
     @staticmethod
     def of(points: Points) -> "TableView":
         """The points of the data."""
-        bare = TableView(np.zeros((0, 0)), None, points.coordinates, points.metric)
-        return replace(bare, t=bare._varying(points.inputs))
+        varying = flat(points.inputs)[:, points.coordinates.varies].astype(float)
+        return TableView(varying, None, points.coordinates, points.metric)
 
-    @property
-    def bare(self) -> "TableView":
-        """The view without points, for queries."""
-        return replace(self, t=self.t[:0])
-
-    def of_queries(self, features: Features) -> "TableView":
-        """Queries in the same coordinates."""
-        return replace(
-            self, t=self._varying(features.inputs), support_distance=features.support_distance
-        )
-
-    def _varying(self, inputs: np.ndarray) -> np.ndarray:
-        return flat(inputs)[:, self.coordinates.varies].astype(float)
+    def of_queries(self, features: Features, names: Names | None = None) -> "TableView":
+        """Queries in the same coordinates; raises unless there is one name per input."""
+        n_inputs = math.prod(self.coordinates.input_shape)
+        if names is not None and len(names) != n_inputs:
+            raise ValueError(
+                f"names has {len(names)} entries, but there are {n_inputs} inputs; pass one name per input."
+            )
+        varying = flat(features.inputs)[:, self.coordinates.varies].astype(float)
+        return replace(self, t=varying, support_distance=features.support_distance, names=names)
 
     def __len__(self) -> int:
         return len(self.t)
 
     def __getitem__(self, rows: slice | np.ndarray) -> "TableView":
         distance = self.support_distance
-        return replace(
-            self, t=self.t[rows], support_distance=None if distance is None else distance[rows]
-        )
-
-    @property
-    def row_numbers(self) -> int:
-        """How many numbers the scores of one query need."""
-        return CHUNK_NUMBERS // CHUNK_ROWS
+        distance = None if distance is None else distance[rows]
+        return replace(self, t=self.t[rows], support_distance=distance)
 
     def known_to(self, points: "TableView") -> Bool[np.ndarray, " n"]:
         """Which queries have no category that the points lack: such queries are never safe."""
@@ -100,70 +97,41 @@ class TableView:
             return np.ones(len(self.column))
         return self.metric.importance[self.coordinates.varies].astype(float)
 
-    def check_names(self, names: Names | None) -> None:
-        """Raise unless there is one name per input."""
-        n_inputs = math.prod(self.coordinates.input_shape)
-        if names is not None and len(names) != n_inputs:
-            raise ValueError(
-                f"names has {len(names)} entries, but there are {n_inputs} inputs; pass one name per input."
-            )
-
-    def explain_inside(self, scores: Sequence[Any], query: "TableView", names: Names | None) -> str:
-        """Why a query is safe."""
-        ranges = next((s for s in scores if hasattr(s, "why_inside")), None)
-        text = "" if ranges is None else ranges.why_inside(query, names)
-        return text or "all inputs are within the region of the held-out points"
-
     # Words for the coordinates that vary, in the units of the user.
 
     def number(self, j: int) -> int:
         """The number of coordinate j among all coordinates."""
         return int(np.flatnonzero(self.coordinates.varies)[j])
 
-    def units(self, j: int, at: float) -> float:
-        """A value of coordinate j in the units of the user."""
-        filled = np.zeros(self.coordinates.mean.size)
-        filled[self.number(j)] = at
-        raw = self.coordinates.inverse(filled.reshape(1, *self.coordinates.mean.shape))
-        return float(raw.reshape(-1)[self.number(j)])
-
-    def label(self, j: int, names: Names | None) -> str:
-        """The name of the input that coordinate j comes from."""
-        column = int(self.column[j])
-        return f"input {column if names is None else names[column]}"
-
-    def text(self, j: int, at: float, names: Names | None) -> str:
-        """A value of coordinate j in words."""
-        value = self.units(j, at)
-        if isinstance(names, Schema):
-            return names.columns[int(self.column[j])].text(value)
-        return f"{value:.4g}"
-
     def is_number(self, j: int) -> bool:
         """Whether coordinate j is a number or its logarithm."""
         return bool(self.coordinates.is_part(Part.VALUE)[self.number(j)])
 
+    def units(self, j: int, at: float) -> float:
+        """A value of coordinate j in the units of the user."""
+        filled = np.zeros(self.coordinates.mean.shape)
+        filled.flat[self.number(j)] = at
+        return float(self.coordinates.inverse(filled[None]).flat[self.number(j)])
 
-@dataclass(frozen=True)
-class Channels:
-    """The typical size of each channel over all cells and fields, which is the measure of moments and patterns."""
+    def label(self, j: int) -> str:
+        """The name of the input that coordinate j comes from."""
+        column = int(self.column[j])
+        return f"input {column if self.names is None else self.names[column]}"
 
-    mean: Float[np.ndarray, " channels"]
-    deviation: Float[np.ndarray, " channels"]
+    def text(self, j: int, at: float) -> str:
+        """A value of coordinate j in words."""
+        value = self.units(j, at)
+        if isinstance(self.names, Schema):
+            return self.names.columns[int(self.column[j])].text(value)
+        return f"{value:.4g}"
 
-    @property
-    def scale(self) -> Float[np.ndarray, " channels"]:
-        """The deviation; 1 for a channel that is constant in the data."""
-        return np.where(self.deviation > 0, self.deviation, 1.0)
-
-    def moment(self, number: int, value: float) -> tuple[int, str, float]:
-        """The channel, the name and the value in the units of the user of one of the moments."""
-        channel = number % len(self.mean)
-        scale = float(self.scale[channel])
-        if number < len(self.mean):
-            return channel, "mean", value * scale
-        variance = max(0.0, math.exp(2 * value) - VARIANCE_FLOOR)
-        return channel, "standard deviation", math.sqrt(variance) * scale
+    def described(self, j: int, points: Float[np.ndarray, " n m"]) -> str:
+        """The input of coordinate j with its value in the first row and its range in the points."""
+        if not self.is_number(j):
+            return self.label(j)
+        ends = self.t[0, j], points[:, j].min(), points[:, j].max()
+        value, low, high = (self.text(j, at) for at in ends)
+        return f"{self.label(j)} ({value}, range {low} to {high})"
 
 
 @dataclass(frozen=True)
@@ -176,10 +144,11 @@ class FieldView:
         coordinates: T itself.
         layout: where the cells are.
         changes: whether the answer is the change from the input to the output, as in a step in time.
-        channels: the typical size of each channel in the data.
+        mean: the mean of each channel over all cells and fields of the data.
+        scale: the standard deviation of each channel, the measure of moments and patterns; 1 for a constant channel.
         n_patterns: the number of large-scale patterns, few enough for the fold with the fewest points.
-        found: moments and blocks of the rows, if they were computed before.
         support_distance: mean distance of queries to the nearest points; None for the points of the data.
+        names: names of the channels, for explanations.
     """
 
     inputs: Float[np.ndarray, " n *coordinates"]
@@ -187,126 +156,90 @@ class FieldView:
     coordinates: Coordinates
     layout: Layout
     changes: bool = False
-    channels: Channels | None = None
+    mean: Float[np.ndarray, " channels"] = field(default_factory=partial(np.zeros, 1))
+    scale: Float[np.ndarray, " channels"] = field(default_factory=partial(np.ones, 1))
     n_patterns: int = 1
-    found: tuple[np.ndarray, np.ndarray] | None = None
     support_distance: Float[np.ndarray, " n"] | None = None
+    names: Names | None = None
+    inside: ClassVar[str] = (
+        "windows, moments and patterns of the field are within the region of the held-out fields"
+    )
 
     @staticmethod
     def of(points: Points) -> "FieldView":
         """The fields of the data; a few of them show whether outputs are later states."""
         fewest = min(len(left_in) for left_in, _ in points.splits)
-        view = FieldView(
-            points.inputs,
-            points.outputs,
-            points.coordinates,
-            points.layout,
-            n_patterns=max(1, min(N_PATTERNS, fewest // FIELDS_PER_PATTERN)),
-        )
-        n = min(N_COMPARED, max(8, CHUNK_NUMBERS // points.inputs[:1].size))
-        view = replace(view, changes=view[:n]._is_step())
-        parts = [
-            view[rows].fields.reshape(rows.stop - rows.start, -1, view.n_cells)
-            for rows in chunks(len(view), 8 * view.inputs[:1].size)
-        ]
-        mean = np.concatenate([f.mean(axis=2) for f in parts]).mean(axis=0)
-        square = np.concatenate([(f * f).mean(axis=2) for f in parts]).mean(axis=0)
+        n_patterns = max(1, min(N_PATTERNS, fewest // FIELDS_PER_PATTERN))
+        arrays = points.inputs, points.outputs, points.coordinates, points.layout
+        view = FieldView(*arrays, n_patterns=n_patterns)
+        few = view[: min(N_COMPARED, max(8, CHUNK_NUMBERS // points.inputs[:1].size))]
+
+        def sizes(part: FieldView) -> np.ndarray:
+            cells = part.by_channel
+            return np.stack([cells.mean(axis=2), (cells * cells).mean(axis=2)], axis=1)
+
+        mean, square = view.each(sizes).mean(axis=0)
         deviation = np.sqrt((square - mean**2).clip(min=0))
-        varies = deviation > CHANGED * np.sqrt(square)
-        view = replace(view, channels=Channels(mean, np.where(varies, deviation, 0.0)))
-        found = [view[part].summaries for part in chunks(len(view), 8 * view.row_numbers)]
-        moments, blocks = (np.concatenate(part) for part in zip(*found, strict=True))
-        return replace(view, found=(moments, blocks))
+        scale = np.where(deviation > CHANGED * np.sqrt(square), deviation, 1.0)
+        return replace(view, changes=few._is_step(), mean=mean, scale=scale)
 
     def _is_step(self) -> bool:
         if self.answer is None or self.inputs.size != self.outputs.size:
             return False
-        answer = self.answer.reshape(len(self), -1)
-        step = ((answer - flat(self.fields)) ** 2).mean()
-        return bool(step < ((answer - answer.mean(axis=0)) ** 2).mean())
+        step = ((self.answer - self.fields) ** 2).mean()
+        return bool(step < ((self.answer - self.answer.mean(axis=0)) ** 2).mean())
 
-    @property
-    def bare(self) -> "FieldView":
-        """The view without points, for queries."""
-        return replace(self[:0], found=None)
-
-    def of_queries(self, features: Features) -> "FieldView":
-        """Queries as fields, with their predictions."""
-        return replace(
-            self,
-            inputs=features.inputs,
-            outputs=features.prediction,
-            found=None,
-            support_distance=features.support_distance,
-        )
+    def of_queries(self, features: Features, names: Names | None = None) -> "FieldView":
+        """Queries as fields, with their predictions; raises unless there is one name per channel."""
+        if names is not None and len(names) != len(self.mean):
+            raise ValueError(
+                f"names has {len(names)} entries, but the inputs have {len(self.mean)} channels; pass one name per channel."
+            )
+        parts: Any = {"inputs": features.inputs, "outputs": features.prediction}
+        return replace(self, **parts, support_distance=features.support_distance, names=names)
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def __getitem__(self, rows: slice | np.ndarray) -> "FieldView":
-        found, distance = self.found, self.support_distance
-        return replace(
-            self,
-            inputs=self.inputs[rows],
-            outputs=self.outputs[rows],
-            found=None if found is None else (found[0][rows], found[1][rows]),
-            support_distance=None if distance is None else distance[rows],
-        )
+        distance = self.support_distance
+        distance = None if distance is None else distance[rows]
+        parts: Any = {"inputs": self.inputs[rows], "outputs": self.outputs[rows]}
+        return replace(self, **parts, support_distance=distance)
+
+    def each(self, numbers: Callable[["FieldView"], np.ndarray]) -> np.ndarray:
+        """Some numbers of all rows, computed in chunks."""
+        parts = [numbers(self[rows]) for rows in chunks(len(self), self.row_numbers)]
+        return np.concatenate(parts)
 
     @property
     def row_numbers(self) -> int:
         """About how many numbers the scores of one field need."""
-        from geoq.regions.field_scores import N_POSITIONS, window_sizes
+        n_numbers = math.prod(self.inputs.shape[1:]) + math.prod(self.outputs.shape[1:])
+        return 2 * n_numbers * (1 + WINDOW_CELLS // math.prod(self.layout.cells))
 
-        window = math.prod(window_sizes(self.grid))
-        n_channels = self.inputs[:1].size // max(1, self.n_cells * len(self.inputs[:1]))
-        n_more = n_channels if self.has_answer else 0
-        return 2 * (n_channels + n_more) * (self.n_cells + N_POSITIONS * window)
-
-    def known_to(self, points: "FieldView") -> Bool[np.ndarray, " n"]:
-        """Fields have no categories."""
-        del points
-        return np.ones(len(self), dtype=bool)
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """The shape of the cells."""
-        return self.layout.cells
-
-    @property
-    def n_cells(self) -> int:
-        """The number of cells."""
-        return math.prod(self.grid)
+    def _on_cells(self, values: np.ndarray) -> Grids:
+        """Values with their channels first; nodes of a mesh follow the curve through it."""
+        values = values.astype(float).reshape(len(values), -1, *self.layout.cells)
+        return values if self.layout.order is None else values[..., self.layout.order]
 
     @cached_property
     def fields(self) -> Grids:
         """The inputs in the units of the user."""
-        raw = self.coordinates.inverse(self.inputs).astype(float)
-        return self._ordered(raw.reshape(len(raw), -1, *self.grid))
+        return self._on_cells(self.coordinates.inverse(self.inputs))
 
     @property
-    def has_answer(self) -> bool:
-        """Whether the output lives on the cells of the input."""
-        return self.layout.holds(self.outputs.shape[1:])
+    def by_channel(self) -> Float[np.ndarray, " n channels n_cells"]:
+        """The inputs with their cells in a row."""
+        return self.fields.reshape(*self.fields.shape[:2], -1)
 
     @cached_property
     def answer(self) -> Grids | None:
         """The output or its change from the input; None if the output lives on other cells."""
-        if not self.has_answer:
+        if not self.layout.holds(self.outputs.shape[1:]):
             return None
-        outputs = np.nan_to_num(self.outputs.astype(float))
-        answer = self._ordered(outputs.reshape(len(outputs), -1, *self.grid))
+        answer = self._on_cells(np.nan_to_num(self.outputs.astype(float)))
         return answer - self.fields if self.changes else answer
-
-    @property
-    def joined(self) -> Grids:
-        """Input and answer as channels of one field."""
-        assert self.answer is not None
-        return np.concatenate([self.fields, self.answer], axis=1)
-
-    def _ordered(self, fields: Grids) -> Grids:
-        order = self.layout.order
-        return fields if order is None else fields[..., order]
 
     @property
     def moments(self) -> Float[np.ndarray, " n n_moments"]:
@@ -314,30 +247,20 @@ class FieldView:
 
         .. math:: m_c / \sigma_c, \qquad \tfrac12 \ln(v_c / \sigma_c^2 + 10^{-4})
         """
-        return self.summaries[0]
+        cells = self.by_channel / self.scale[:, None]
+        size = 0.5 * np.log(cells.var(axis=2) + VARIANCE_FLOOR)
+        return np.concatenate([cells.mean(axis=2), size], axis=1)
 
     @property
     def blocks(self) -> Float[np.ndarray, " n n_blocks"]:
         """Means over blocks of cells in deviations of the channel; the cells themselves if there are few."""
-        return self.summaries[1]
-
-    @cached_property
-    def summaries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Moments and blocks."""
-        if self.found is not None:
-            return self.found
-        assert self.channels is not None
-        mean, scale = self.channels.mean, self.channels.scale
-        cells = self.fields.reshape(len(self), len(mean), -1) / scale[:, None]
-        size = 0.5 * np.log(cells.var(axis=2) + VARIANCE_FLOOR)
-        moments = np.concatenate([cells.mean(axis=2), size], axis=1)
-        standard = cells - (mean / scale)[:, None]
-        standard = standard.reshape(self.fields.shape)
-        coarser = (math.prod(self.fields.shape[1:]) / N_BLOCKS) ** (1 / len(self.grid))
+        cells = (self.by_channel - self.mean[:, None]) / self.scale[:, None]
+        blocks = cells.reshape(self.fields.shape)
+        coarser = (blocks[0].size / N_BLOCKS) ** (1 / len(self.layout.cells))
         if coarser > 1:
-            for axis, n in enumerate(self.grid, start=2):
-                standard = _block_means(standard, axis, max(1, int(n / coarser)))
-        return moments, flat(standard)
+            for axis, n in enumerate(self.layout.cells, start=2):
+                blocks = _block_means(blocks, axis, max(1, int(n / coarser)))
+        return flat(blocks)
 
     def cell(self, place: tuple[int, ...]) -> str:
         """A cell or a node of the user in words."""
@@ -345,25 +268,40 @@ class FieldView:
             return f"node {self.layout.order[place[0]]}"
         return f"cell {place[0] if len(place) == 1 else place}"
 
-    def check_names(self, names: Names | None) -> None:
-        """Raise unless there is one name per channel."""
-        n_channels = len(self.channels.mean) if self.channels else 0
-        if names is not None and len(names) != n_channels:
-            raise ValueError(
-                f"names has {len(names)} entries, but the inputs have {n_channels} channels; pass one name per channel."
-            )
-
-    def label(self, channel: int, names: Names | None) -> str:
+    def label(self, channel: int) -> str:
         """The name of a channel."""
-        return f"channel {channel if names is None else names[channel]}"
-
-    def explain_inside(self, scores: Sequence[Any], query: "FieldView", names: Names | None) -> str:
-        """Why a query is safe."""
-        del scores, query, names
-        return "windows, moments and patterns of the field are within the region of the held-out fields"
+        return f"channel {channel if self.names is None else self.names[channel]}"
 
 
 View: TypeAlias = TableView | FieldView
+
+
+class Score:
+    """What a query is compared by, such as ``Nearest(3)``; a user can write another one.
+
+    ``fit(points)`` returns the score with what it needs of the points, in fields that are None before. Then ``score(queries)``
+    returns one number per query, by default the largest of its ``gaps``, and ``explain(query, limit)`` says why the number of one
+    query exceeds its threshold: the inputs or the cells behind it.
+
+    Attributes:
+        least: the smallest threshold, so that many points do not turn the region into a bounding box.
+        is_specific: whether the score names an input, so that it explains a flag even if others exceed their thresholds by more.
+    """
+
+    least: ClassVar[float] = 0.0
+    is_specific: ClassVar[bool] = False
+
+    def gaps(self, queries: Any) -> Float[np.ndarray, " n k"]:
+        """How far each query is from the points, in several numbers."""
+        raise NotImplementedError
+
+    def __call__(self, queries: Any) -> Float[np.ndarray, " n"]:
+        return np.asarray(self.gaps(queries).max(axis=1))
+
+    def explain_inside(self, query: Any) -> str:
+        """Why a query is safe although an input is out of its range; empty if none is."""
+        del query
+        return ""
 
 
 def _block_means(fields: Grids, axis: int, n_blocks: int) -> Grids:
@@ -371,9 +309,7 @@ def _block_means(fields: Grids, axis: int, n_blocks: int) -> Grids:
     n = fields.shape[axis]
     starts = np.arange(n_blocks) * n // n_blocks
     stops = -(-(np.arange(1, n_blocks + 1) * n) // n_blocks)
-    total = np.concatenate(
-        [np.zeros_like(fields.take([0], axis)), fields.cumsum(axis=axis)], axis=axis
-    )
+    before = np.zeros_like(fields.take([0], axis))
+    total = np.concatenate([before, fields.cumsum(axis=axis)], axis=axis)
     length = (stops - starts).reshape(-1, *(1,) * (fields.ndim - axis - 1))
-    means: np.ndarray = (total.take(stops, axis) - total.take(starts, axis)) / length
-    return means
+    return np.asarray((total.take(stops, axis) - total.take(starts, axis)) / length)
