@@ -123,8 +123,9 @@ def render(name, folder=RESULTS):
 
 def marked(page):
     """The names and the contents of the tables of a page."""
-    pattern = r"^<!-- (\w+) -->\n\n(.*?)\n\n<!-- /\1 -->$"
-    return dict(re.findall(pattern, page.read_text(), re.MULTILINE | re.DOTALL))
+    pattern = r"^<!-- (\w+) -->$(.*?)^<!-- /\1 -->$"
+    found = re.findall(pattern, page.read_text(), re.MULTILINE | re.DOTALL)
+    return {name: text.strip() for name, text in found}
 
 
 def pages():

@@ -14,13 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from sklearn.ensemble import RandomForestRegressor
 
-from geoq import (
-    DistanceRegion,
-    GeoQ,
-    RandomFolds,
-    StandardizedMetric,
-    SupportRegion,
-)
+from geoq import GeoQ, RandomFolds, Region
+from geoq.parts import StandardizedMetric, SupportDistance
 
 DOCS = Path(__file__).parent
 N_POINTS, N_INPUTS, N_QUERIES, N_GRID = 500, 6, 2000, 160
@@ -72,8 +67,8 @@ DESIGNS = (
 )
 # The inputs have equal weights in both rows, so that the rows differ in the safe region alone.
 RULES = {
-    "support distance\n(DistanceRegion)": DistanceRegion(),
-    "four scores\n(SupportRegion)": SupportRegion(),
+    "support distance alone": Region((SupportDistance(),)),
+    "four scores, the default": Region(),
 }
 
 
@@ -82,34 +77,27 @@ def train(x: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     return RandomForestRegressor(50, random_state=0).fit(x, y).predict
 
 
-def draw(axes: Axes, design: Design, rule: DistanceRegion | SupportRegion) -> None:
+def draw(axes: Axes, design: Design, rule: Region) -> None:
     """Draw the safe region of one rule and the points; the title has the fractions of safe queries."""
     rng = np.random.default_rng(0)
     x = with_others(rng, design.draw(rng, N_POINTS))
     y = np.sin(3 * x[:, 0]) + x[:, 1] ** 2 + x[:, 2] * x[:, 3]
-    geoq = GeoQ(
-        None,
-        train,
-        representation=StandardizedMetric(),
-        folds=RandomFolds(5),
-        safe_region=rule,
-    )
-    geoq.fit(x, y)
+    settings = {"representation": StandardizedMetric(), "folds": RandomFolds(5)}
+    estimator = GeoQ(None, train, safe_region=rule, **settings).fit(x, y)
     line = np.linspace(-1.4, 1.4, N_GRID)
     grid = np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2)
     plane = np.pad(grid, ((0, 0), (0, N_INPUTS - 2)))
-    score = geoq.assess(plane).support_score.reshape(N_GRID, N_GRID)
-    threshold = geoq.safe_region_.threshold
-    axes.contourf(line, line, score, levels=[-1, threshold], colors=[SAFE])
-    axes.contour(line, line, score, levels=[threshold], colors="black", linewidths=0.8)
+    score = estimator.assess(plane).support_score.reshape(N_GRID, N_GRID)
+    axes.contourf(line, line, score, levels=[-1, 1], colors=[SAFE])
+    axes.contour(line, line, score, levels=[1], colors="black", linewidths=0.8)
     axes.scatter(x[:, 0], x[:, 1], s=5, c=POINTS, marker="o", linewidths=0)
     new = with_others(rng, design.draw(rng, N_QUERIES))
     size = (20 * N_QUERIES, N_INPUTS)
     queries = rng.uniform(x.min(axis=0), x.max(axis=0), size=size)
     empty = queries[design.is_empty(queries[:, :2])]
     axes.set_title(
-        f"safe: {geoq.assess(new).safe.mean():.0%} of new data,\n"
-        f"{geoq.assess(empty).safe.mean():.0%} of queries {design.empty}",
+        f"safe: {estimator.assess(new).safe.mean():.0%} of new data,\n"
+        f"{estimator.assess(empty).safe.mean():.0%} of queries {design.empty}",
         fontsize=9,
     )
     axes.set(xlim=(-1.4, 1.4), ylim=(-1.4, 1.4), aspect="equal", xlabel="input 0")

@@ -17,7 +17,7 @@ from jaxtyping import config, install_import_hook
 PACKAGE = Path(__file__).parents[1] / "src" / "geoq"
 install_import_hook("geoq", "typecheck.checked")
 
-import geoq  # noqa: E402 (after the hook)
+import geoq
 
 
 @dataclass(frozen=True)

@@ -54,3 +54,33 @@ def same_answers(one, other):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
     assert a.trust == b.trust
     assert a.reason(0) == b.reason(0)
+
+
+# A forced pendulum
+
+
+def pendulum(state, forcing):
+    """One step of a damped pendulum; the second value of the forcing is a constant parameter, the damping."""
+    angle, speed = state[..., 0], state[..., 1]
+    force, damping = forcing[..., 0], forcing[..., 1]
+    speed = speed + 0.2 * (force - np.sin(angle) - damping * speed)
+    return np.stack([angle + 0.2 * speed, speed], axis=-1)
+
+
+def driven(n_trajectories, n_times, seed, *, size=1.0):
+    """Trajectories with a random force and their own damping, and the forcing."""
+    rng = np.random.default_rng(seed)
+    states = rng.uniform(-1, 1, (n_trajectories, n_times, 2))
+    forcing = size * rng.uniform(-1, 1, (n_trajectories, n_times, 2))
+    forcing[..., 1] = rng.uniform(0.2, 0.6, (n_trajectories, 1))
+    for t in range(n_times - 1):
+        states[:, t + 1] = pendulum(states[:, t], forcing[:, t])
+    return states, forcing
+
+
+def train_forced(segments):
+    """A linear step of the state and the forcing, which errs by the nonlinearity of the sine."""
+    before = np.concatenate([np.hstack([s[:-1], f[:-1]]) for s, f in segments])
+    after = np.concatenate([s[1:] for s, _ in segments])
+    matrix = np.linalg.lstsq(before, after)[0]
+    return lambda state, forcing: np.hstack([state, forcing]) @ matrix

@@ -46,3 +46,11 @@ def made_tuples(
 def at_distance(features, distance):
     """The same queries at another distance from the data."""
     return replace(features, support_distance=np.full(len(features), float(distance)))
+
+
+class Largest:
+    """The smallest bound model: the largest held-out error."""
+
+    def fit(self, tuples, quantile):
+        largest = np.nanmax(tuples.error, axis=0)
+        return lambda features: np.broadcast_to(largest, features.anchor_error.shape).copy()

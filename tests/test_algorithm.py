@@ -76,22 +76,13 @@ def test_line_7_and_8_held_out_errors_come_from_the_fold_surrogate(tuples):
     assert tuples.error.tolist() == [[4.0], [16.0], [8.0], [4.0]]
 
 
-def test_line_8_anchor_errors_are_in_sample_errors_of_the_fold_surrogate(tuples):
-    """Anchors of 0, 7, 1, 3 are 1, 3, 0, 0; their in-sample errors |2-4|, |6-4|, |0-10|, |0-10|."""
+def test_line_8_features_of_the_held_out_points_and_increments(tuples):
+    # Anchors of 0, 7, 1, 3 are 1, 3, 0, 0; their in-sample errors |2-4|, |6-4|, |0-10|, |0-10|.
     assert tuples.features.anchor_error.tolist() == [[2.0], [2.0], [10.0], [10.0]]
-
-
-def test_line_8_displacements_point_from_the_anchor_to_the_query(tuples):
     assert tuples.features.displacement.tolist() == [[-1.0], [4.0], [1.0], [3.0]]
-
-
-def test_line_8_support_distances_average_over_the_fold_training_points(tuples):
-    """0 to {1, 3}: 2; 7 to {1, 3}: 5; 1 to {0, 7}: 3.5; 3 to {0, 7}: 3.5; all over sigma."""
+    # 0 to {1, 3}: 2; 7 to {1, 3}: 5; 1 to {0, 7}: 3.5; 3 to {0, 7}: 3.5; all over sigma.
     expected = np.array([2.0, 5.0, 3.5, 3.5]) / SIGMA
     assert_allclose(tuples.features.support_distance, expected)
-
-
-def test_line_8_increments_are_positive_parts(tuples):
     assert tuples.increment.tolist() == [[2.0], [14.0], [0.0], [0.0]]
 
 

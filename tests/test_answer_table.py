@@ -2,14 +2,12 @@
 
 import re
 import sys
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-import torch
 
 from geoq import GeoQ, RandomFolds
 from geoq.bounds.fields import FieldBound, NoFactor
@@ -98,14 +96,11 @@ def test_a_query_without_an_answer_is_in_the_table():
     assert "Assessment of 2 queries, 1 of them safe and 1 without an answer" in repr(answer)
 
 
-@pytest.mark.parametrize(
-    ("surrogate", "columns"),
-    [
-        (model, ["prediction", "error_hat"]),
-        (two, [f"{part} output {i}" for part in ("prediction", "error_hat") for i in (0, 1)]),
-        (field, ["prediction mean", "error_hat mean"]),
-    ],
-)
+@pytest.mark.parametrize(("surrogate", "columns"), [
+    (model, ["prediction", "error_hat"]),
+    (two, [f"{part} output {i}" for part in ("prediction", "error_hat") for i in (0, 1)]),
+    (field, ["prediction mean", "error_hat mean"]),
+])  # fmt: skip
 def test_a_frame_has_a_column_per_output_and_the_mean_of_a_field(surrogate, columns):
     answer = calibrated(ARRAY, surrogate).assess(ARRAY[:3])
     frame = answer.to_frame()
@@ -162,16 +157,3 @@ def test_a_reason_gives_the_prediction_the_level_and_the_range_of_each_input():
         assert re.search(rf"input {name} (is |\(){value},? ?", why)
         low, high = ARRAY[:, column].min(), ARRAY[:, column].max()
         assert f"{low:.4g} to {high:.4g}" in why
-
-
-def test_masked_cells_of_a_field_do_not_count_in_its_mean():
-    answer = calibrated(ARRAY, field).assess(ARRAY[:3])
-    cells = np.zeros((3, 4, 5), dtype=bool)
-    cells[:, 0] = True
-    expected = answer.error_hat[:, 1:].reshape(3, -1).mean(axis=1)
-    for masked in (
-        np.ma.array(answer.error_hat, mask=cells),
-        torch.from_numpy(np.where(cells, np.nan, answer.error_hat)),
-    ):
-        frame = replace(answer, error_hat=masked).to_frame()
-        np.testing.assert_allclose(frame["error_hat mean"], expected)

@@ -1,13 +1,14 @@
 """What a bound model of the user needs, and what it may leave out or add."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from made import Largest
 
 from geoq import GeoQ, RandomFolds, norm_error
-from geoq.bounds.protocol import BoundModel, FittedBound, bounds_of, check_bound_model
+from geoq.bounds.protocol import BoundModel, FittedBound, bounds_of
 from geoq.bounds.two_laws import FittedTwoLaws, TwoLawBound
 from geoq.core.geometry import Features
 
@@ -15,28 +16,17 @@ X = np.random.default_rng(0).normal(size=(60, 2))
 Y = X[:, :1] ** 2
 
 
-class Largest:
-    """The smallest bound model: the largest held-out error."""
-
-    def fit(self, tuples, quantile):
-        largest = np.nanmax(tuples.error, axis=0)
-        return lambda features: np.broadcast_to(largest, features.anchor_error.shape).copy()
-
-
 def fitted(model, **settings):
     settings = {"folds": RandomFolds(4), "bound_model": model, **settings}
     return GeoQ(lambda x: 0 * x[:, :1], None, **settings).fit(X, Y)
 
 
-def test_a_model_with_fit_is_enough():
+def test_a_model_with_fit_is_enough_and_its_level_is_that_of_the_estimator():
     estimator = fitted(Largest())
     assert isinstance(Largest(), BoundModel)
     assert (estimator.bound(X) == Y.max()).all()
     assert estimator.bounds(X, (0.5, 0.95))[0.95].max() == pytest.approx(Y.max())
     assert "The bound is a function." in estimator.describe()
-
-
-def test_the_default_model_has_levels_and_the_level_is_that_of_the_estimator():
     seen = []
 
     class Recording(TwoLawBound):
@@ -128,33 +118,3 @@ def features(n: int = 4) -> Features:
 
 def test_bounds_have_the_precision_of_the_errors():
     assert bounds_of(lambda f: np.ones((4, 1)), features()).dtype == np.float32
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (lambda f: [1.0] * 4, "returned bounds of type list; return an array"),
-        (lambda f: np.ones((4, 1), int), "return an array of floating-point numbers"),
-        (lambda f: np.ones(4), r"bounds of shape \(4,\) for anchor errors of shape \(4, 1\)"),
-        (lambda f: f.anchor_error - 1, "returned the bound -1, but bounds are nonnegative"),
-        (lambda f: f.anchor_error * np.nan, "returned nan; return a number for every query"),
-    ],
-)
-def test_answers_that_are_no_bounds_raise(answer: Any, message: str):
-    with pytest.raises((TypeError, ValueError), match=message):
-        bounds_of(answer, features())
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (Largest, r"bound_model=Largest is a class; call it, bound_model=Largest\(\)"),
-        (3, r"bound_model=3 has no fit; pass an object with fit\(tuples, quantile\)"),
-        (lambda features: 0.0, "has no fit"),
-    ],
-)
-def test_what_is_no_model_raises_before_any_training(model: Any, message: str):
-    with pytest.raises(TypeError, match=message):
-        check_bound_model(model)
-    with pytest.raises(TypeError, match=message):
-        GeoQ(None, lambda x, y: pytest.fail("trained"), bound_model=model).fit(X, Y)

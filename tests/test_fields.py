@@ -1,12 +1,9 @@
 """The default bound of fields: scale, coefficient, edge of the data and learned factor."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from made import LEVEL, at_distance, made_tuples
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -14,15 +11,7 @@ from geoq import GeoQ, Grid, GroupFolds, Mesh, RandomFolds, Training
 from geoq.bounds.climatology import Climatology
 from geoq.bounds.factor import FieldFactor, _Validation
 from geoq.bounds.fields import MIN_FRACTION, FieldBound, NoFactor, low_rank_scale
-from geoq.bounds.network import (
-    Sight,
-    anchor_error,
-    displacement,
-    inputs,
-    log_bound,
-    normalization,
-    prediction,
-)
+from geoq.bounds.network import Sight, displacement, inputs, prediction
 from geoq.data.domain import Layout, Shapes
 from geoq.metrics import pinball
 from geoq.quantiles import inverse_cdf_quantile, pinball_loss
@@ -98,19 +87,6 @@ def test_the_coefficient_of_each_channel_minimises_its_pinball_loss(rank):
         assert (loss(1.0) <= loss(factor)).all()
 
 
-def test_the_ranks_0_and_full_are_quantiles_of_channels_and_mean_errors_of_cells():
-    error = separable_errors() + 0.1 * uniform(30, 4, *GRID, seed=4)
-    pooled = inverse_cdf_quantile(np.moveaxis(error, 1, 3).reshape(-1, 4), LEVEL)
-    assert_allclose(scale_of(error, 0)[:, 2, 3], pooled)
-    ratio = scale_of(error, 4) / error.mean(axis=0)
-    assert_allclose(ratio, np.broadcast_to(ratio[:, :1, :1], ratio.shape))
-
-
-def test_units_of_a_channel_change_only_its_own_scale():
-    error, unit = separable_errors(), np.array([1.0, 1e6, 1.0, 1e-6])[:, None, None]
-    assert_allclose(scale_of(unit * error), unit * scale_of(error))
-
-
 def test_scales_of_cells_and_channels_without_errors_are_small_but_positive():
     error = separable_errors()
     error[:, 1, 2, 3] = 0
@@ -126,13 +102,6 @@ def test_scales_of_cells_and_channels_without_errors_are_small_but_positive():
     assert_allclose(scale_of(np.zeros((10, 2, *GRID))), MIN_FRACTION)
 
 
-def test_all_dimensions_before_the_grid_are_channels():
-    error = separable_errors()
-    scale = scale_of(error, 2)
-    assert_allclose(scale_of(error.reshape(30, 2, 2, *GRID), 2), scale.reshape(2, 2, *GRID))
-    assert_allclose(scale_of(error.reshape(30, 4, 48), 2, n_axes=1), scale.reshape(4, 48))
-
-
 # The bound without a factor
 
 
@@ -143,7 +112,7 @@ def fields(n=60, seed=0, unit=1.0):
     return made_tuples(error, 0 * error, distance=1 + uniform(n, seed=seed))
 
 
-def test_inside_the_data_the_bound_is_a_multiple_of_the_low_rank_scale_without_anchor_errors():
+def test_inside_the_data_the_bound_is_a_multiple_of_the_scale_and_beyond_it_rises_with_the_steepest_slope():
     tuples = fields()
     bound = PLAIN.fit(tuples, LEVEL)
     inside = tuples.relation.support_distance <= bound.edge
@@ -151,9 +120,6 @@ def test_inside_the_data_the_bound_is_a_multiple_of_the_low_rank_scale_without_a
     assert_allclose(ratio, ratio.mean())
     other = replace(tuples.features, anchor_error=tuples.error)
     assert_array_equal(bound(other), bound(tuples.features))
-
-
-def test_beyond_the_edge_the_bound_rises_by_twice_the_steepest_slope():
     tuples = fields()
     bound = PLAIN.fit(tuples, LEVEL)
     far, farther = (bound(at_distance(tuples.features, d)) for d in (5.0, 6.0))
@@ -161,13 +127,10 @@ def test_beyond_the_edge_the_bound_rises_by_twice_the_steepest_slope():
     assert_allclose(farther - far, np.broadcast_to(2 * slope[56], far.shape))
 
 
-def test_the_bound_covers_new_fields():
+def test_the_bound_covers_new_fields_whatever_does_not_count():
     queries = fields(200, seed=50)
     bound = PLAIN.fit(fields(200), LEVEL)
     assert 0.93 < (queries.error <= bound(queries.features)).mean() < 0.98
-
-
-def test_errors_of_nan_do_not_change_the_coverage_of_the_others():
     tuples, queries = fields(200), fields(200, seed=50)
     tuples.errors[uniform(200, 2, *GRID) < 0.5] = np.nan
     tuples.errors[:, :, 0] = np.nan
@@ -205,35 +168,6 @@ def test_rows_of_a_table_raise():
     x = normal(40, 3)
     with pytest.raises(ValueError, match=r"bound_model=FieldBound is for fields, but .* \(3,\)"):
         GeoQ(lambda x: x, None, bound_model=FieldBound()).fit(x, x)
-
-
-WITHOUT_TORCH = """
-import sys, warnings
-
-class NoTorch:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "torch":
-            raise ModuleNotFoundError("torch", name="torch")
-
-sys.meta_path.insert(0, NoTorch())
-import numpy as np
-from geoq import GeoQ
-from geoq.bounds.fields import FieldBound, NoFactor
-x = np.random.default_rng(0).normal(size=(30, 2, 64))
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    bound = GeoQ(lambda x: x, None).fit(x, x**2).bound(x)
-print(len(caught), caught[0].message, caught[0].filename)
-plain = GeoQ(lambda x: x, None, bound_model=FieldBound(factor=NoFactor())).fit(x, x**2)
-print((plain.bound(x) == bound).all())
-"""
-
-
-def test_without_torch_the_factor_is_left_out_and_a_warning_says_so():
-    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH]
-    said, same = subprocess.run(command, capture_output=True, check=True).stdout.splitlines()
-    assert said.startswith(b"1 FieldBound learns a factor for each query with torch, which is not")
-    assert same == b"True"
 
 
 # The factor
@@ -277,12 +211,9 @@ def test_the_factor_lowers_the_loss_only_in_the_channel_that_the_inputs_determin
     assert learned[1] < 1.02 * plain[1]
 
 
-def test_the_bound_with_a_factor_covers_new_queries():
+def test_the_factor_covers_new_queries_and_does_not_raise_the_loss_of_noise():
     covered = (QUERIES.error <= BOUND(QUERIES.features)).mean(axis=(0, 2, 3))
     assert ((covered > 0.93) & (covered < 0.98)).all()
-
-
-def test_the_factor_does_not_raise_the_loss_where_nothing_can_be_learned():
     queries = noise(200, seed=100)
     learned, plain = (loss_by_channel(fit(noise(), f), queries) for f in (QUICK, NoFactor()))
     assert (learned < 1.02 * plain).all()
@@ -301,21 +232,6 @@ def test_the_same_random_state_gives_the_same_bounds_and_another_gives_others():
     other = replace(QUICK, training=replace(QUICK.training, random_state=1))
     assert_array_equal(fit(driven())(features), BOUND(features))
     assert (fit(driven(), other)(features) != BOUND(features)).any()
-
-
-def test_bounds_change_with_the_units_of_the_errors():
-    """A power of two changes no digit."""
-    tuples = driven()
-    scaled = fit(replace(tuples, errors=tuples.errors * 2.0**30))
-    assert_allclose(scaled(QUERIES.features) / 2.0**30, BOUND(QUERIES.features), rtol=1e-4)
-
-
-def test_the_factor_is_the_geometric_mean_over_the_networks():
-    learned, features, one = BOUND.factor, QUERIES[:5].features, np.ones((5, 96))
-    logs = [learned.log_factor(net, features, one) for net in learned.networks]
-    expected = np.exp(learned.exponent[:, None] * sum(logs) / 3).reshape(5, 96)
-    assert len(logs) == 3
-    assert_allclose(learned(features, one), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("far", [10.0, 1e3, 1e6])
@@ -371,35 +287,6 @@ def test_no_factor_is_learned_if_all_times_depend_on_each_other_or_tuples_are_fe
     bound = fit(tuples)
     assert bound.factor is None
     assert "no learned factor" in bound.describe()
-
-
-def test_channels_of_inputs_come_first_and_the_others_in_the_order_of_sees():
-    tuples = driven(5)
-    features = replace(tuples.features, anchor_error=2 * tuples.error)
-    sees, bound = (anchor_error, log_bound, inputs), tuples.error.reshape(5, -1)
-    channels = Sight(sees, PLANE)(features, bound)[0].numpy()
-    expected = [features.inputs, 2 * tuples.error, np.log(tuples.error)]
-    assert_allclose(channels, np.concatenate(expected, axis=1), atol=1e-6, rtol=1e-6)
-
-
-def test_the_networks_see_standardised_channels_and_uncorrelated_inputs():
-    first, other = normal(40, 1, *GRID), 1e5 * normal(40, 1, *GRID, seed=2) + 3e5
-    later = first + 0.1 * normal(40, 1, *GRID, seed=1)
-    channels = torch.from_numpy(np.concatenate([first, later, other], axis=1)).float()
-    found = normalization(channels, 2, torch.ones(40))
-    centred = channels.double() - found["mean"].view(-1, 1, 1)
-    seen = torch.einsum("cd,nchw->dnhw", found["whitening"], centred).flatten(1)
-    assert_allclose(torch.cov(seen[:2]), np.eye(2), atol=1e-3)
-    assert float(seen[2].std()) == pytest.approx(1, abs=1e-3)
-
-
-def test_impossible_settings_raise():
-    with pytest.raises(ValueError, match="n_splits=1 must be an integer >= 2"):
-        FieldFactor(n_splits=1)
-    with pytest.raises(ValueError, match="a network must see at least one field"):
-        FieldFactor(sees=())
-    with pytest.raises(ValueError, match=r"dropout=1\.0\): dropout is a fraction"):
-        FieldFactor(dropout=1.0)
 
 
 def never(x, y):
@@ -508,9 +395,7 @@ def through(domain, grid, *, n=80, factor=None, folds=None, **settings):
     return estimator.fit(change(x), change(y), **settings), draw
 
 
-@pytest.mark.parametrize(
-    ("grid", "domain"), [((5, 6, 5), None), ((40,), Mesh(NODES))], ids=["3-D", "mesh"]
-)
+@pytest.mark.parametrize(("grid", "domain"), [((5, 6, 5), None), ((40,), Mesh(NODES))], ids=["3-D", "mesh"])  # fmt: skip
 def test_the_factor_lowers_the_loss_of_the_scale_of_each_cell(grid, domain):
     losses = []
     for factor in (None, NoFactor()):

@@ -34,7 +34,13 @@ from geoq.data.coordinates import Ignored, Log, Number, Periodic
 from geoq.data.metric import Columns, StandardizedMetric
 from geoq.regions.field_scores import Answers, Moments, Patterns, Windows
 from geoq.regions.region import PaperRegion
-from geoq.regions.table_scores import EachInput, EachPair, Nearest, PrincipalAxes, SupportDistance
+from geoq.regions.table_scores import (
+    EachInput,
+    EachPair,
+    PrincipalAxes,
+    SupportDistance,
+    Unexplained,
+)
 from geoq.state import _digest, read
 from geoq.state_classes import all_classes
 from geoq.surrogate import absolute_error, norm_error, relative_norm_error
@@ -83,7 +89,7 @@ def conformalized():
 
 
 COLUMNS = Columns({0: Periodic(7.0), 1: Log(), 2: Number()})
-ALL_SCORES = (Nearest(2), EachInput(0.5), PrincipalAxes(), EachPair(2), SupportDistance())
+ALL_SCORES = (EachInput(0.5), PrincipalAxes(), EachPair(2), SupportDistance(), Unexplained())
 # What each calibration covers; together they have every class that a table or a field can store.
 CASES = {
     "plain": of_rows,
@@ -148,20 +154,15 @@ def assert_equal_trees(one, other, path=""):
 @pytest.mark.filterwarnings("ignore:n=")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_loaded_estimator_answers_bit_for_bit(case, tmp_path):
-    if case is CASES["repeats"]:
-        estimator = GeoQ(model, None, folds=RandomFolds(3)).fit(np.tile(X[:50], (2, 1)), Y[:100])
-        queries = QUERIES
-    else:
-        estimator, queries = case()
+    estimator, queries = case()
     loaded = loaded_from(estimator, tmp_path / "a.geoq")
     assert_equal_trees(estimator.fitted_, loaded.fitted_)
     assert_same(estimator, loaded, queries)
     assert loaded.describe() == estimator.describe()
     assert repr(loaded) == repr(estimator)
     for level, bound in estimator.bounds(queries, (0.5, 0.9)).items():
-        assert_array_equal(
-            np.ma.getdata(loaded.bounds(queries, (level,))[level]), np.ma.getdata(bound)
-        )
+        found = loaded.bounds(queries, (level,))[level]
+        assert_array_equal(np.ma.getdata(found), np.ma.getdata(bound))
     loaded.save(tmp_path / "b.geoq")
     (tree, arrays), (again, same) = (read(tmp_path / name) for name in ("a.geoq", "b.geoq"))
     assert tree == again
@@ -188,13 +189,11 @@ def test_golden_answers_hold_after_save_and_load(case, tmp_path, monkeypatch):
             callables = {"surrogate": self.surrogate_}
             if callable(self.representation) and not hasattr(self.representation, "fit"):
                 callables["representation"] = self.representation
-            if getattr(self, "output", None) is not None and callable(self.output):
-                callables["output"] = self.output
             return ask(kind.load(tmp_path / "a.geoq", **callables), *args, **kwargs)
 
         return asked
 
-    for kind in (GeoQ, getattr(geoq, "RolloutGeoQ", GeoQ)):
+    for kind in (GeoQ, geoq.RolloutGeoQ):
         for name in {"assess", "bound", "bounds"} & {*dir(kind)}:
             monkeypatch.setattr(kind, name, through_file(getattr(kind, name), kind))
     found = case()
@@ -203,9 +202,7 @@ def test_golden_answers_hold_after_save_and_load(case, tmp_path, monkeypatch):
         assert_array_equal(found[name], values, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    "make", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))]
-)
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])  # fmt: skip
 def test_copies_answer_bit_for_bit(make):
     estimator, queries = of_rows()
     assert_same(estimator, make(estimator), queries)
@@ -238,9 +235,7 @@ def test_a_file_without_calibration_tuples_gives_the_same_answers(tmp_path):
     fields.save(tmp_path / "a.geoq", calibration=False)
     loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=field_model)
     assert_array_equal(loaded.bound(queries), fields.bound(queries))
-    with pytest.raises(
-        ValueError, match=r"needs the calibration tuples .* saved with calibration=F"
-    ):
+    with pytest.raises(ValueError, match=r"needs the calibration tuples .* with calibration=F"):
         loaded.bounds(queries, (0.5,))
 
 
@@ -308,9 +303,7 @@ def squared(y, y_hat):
 
 @pytest.mark.parametrize("error", [absolute_error, relative_norm_error, squared])
 @pytest.mark.parametrize("calibration", [True, False])
-def test_another_surrogate_raises_if_it_differs_by_a_part_of_the_error(
-    tmp_path, error, calibration
-):
+def test_a_surrogate_that_differs_by_a_part_of_the_error_raises(tmp_path, error, calibration):
     path = tmp_path / "a.geoq"
     estimator = GeoQ(ACCURATE, ridge, folds=RandomFolds(5), error_functional=error)
     estimator.fit(ACCURATE_X, ACCURATE_Y).save(path, calibration=calibration)
@@ -324,9 +317,7 @@ def test_another_surrogate_raises_if_it_differs_by_a_part_of_the_error(
         GeoQ.load(path, surrogate=same, **own)
     half = ridge(ACCURATE_X[:100], ACCURATE_Y[:100])
     for other in (half, lambda x: ACCURATE(x) * (1 + 1e-4), lambda x: ACCURATE(x) * np.nan):
-        with pytest.raises(
-            ValueError, match=r"surrogate differs from the .* % of the typical error"
-        ):
+        with pytest.raises(ValueError, match=r"surrogate differs from .* % of the typical error"):
             GeoQ.load(path, surrogate=other, **own)
 
 
@@ -340,15 +331,12 @@ def test_a_surrogate_without_errors_may_differ_only_by_rounding(tmp_path):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("surrogate", "kind", "message"),
-    [
-        (lambda x: model(x) + 0.5, ValueError, "surrogate differs .* by up to 0.5 at the stored"),
-        (lambda x: model(x)[:, :1], ValueError, r"surrogate returns shape \(8, 1\)"),
-        (None, TypeError, "surrogate=None, but .* contains no model"),
-        (Ridge(), TypeError, r"got Ridge; pass surrogate=model.predict"),
-    ],
-)
+@pytest.mark.parametrize(("surrogate", "kind", "message"), [
+    (lambda x: model(x) + 0.5, ValueError, "surrogate differs .* by up to 0.5 at the stored"),
+    (lambda x: model(x)[:, :1], ValueError, r"surrogate returns shape \(8, 1\)"),
+    (None, TypeError, "surrogate=None, but .* contains no model"),
+    (Ridge(), TypeError, r"got Ridge; pass surrogate=model.predict"),
+])  # fmt: skip
 def test_what_is_no_surrogate_of_the_file_raises(saved, surrogate, kind, message):
     with pytest.raises(kind, match=message):
         GeoQ.load(saved, surrogate=surrogate)
@@ -457,26 +445,14 @@ def test_forged_files_raise(saved, change):
     forge(saved, lambda tree, arrays: None)
     GeoQ.load(saved, surrogate=model)
     forge(saved, change)
-    with pytest.raises(
-        ValueError, match=r"cannot be restored \(|holds a (Grid|None); load it with"
-    ):
+    with pytest.raises(ValueError, match=r"cannot be restored \(|holds a (Grid|None); load it"):
         GeoQ.load(saved, surrogate=model)
 
 
-@pytest.mark.parametrize("attack", ["truncate", "overwrite", "delete"])
-def test_a_loaded_estimator_does_not_depend_on_its_file(saved, attack):
+def test_a_loaded_estimator_does_not_depend_on_its_file(saved):
     loaded, (estimator, queries) = GeoQ.load(saved, surrogate=model), of_rows()
-    if attack == "truncate":
-        os.truncate(saved, 10)
-    elif attack == "overwrite":
-        saved.write_bytes(b"\xff" * saved.stat().st_size)
-    else:
-        saved.unlink()
+    os.truncate(saved, 10)
     assert_same(estimator, loaded, queries)
-
-
-class Interrupted(KeyboardInterrupt):
-    pass
 
 
 @pytest.mark.parametrize("step", ["safetensors.numpy.save_file", "pathlib.Path.replace"])
@@ -484,10 +460,10 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(saved, step, monkey
     before = saved.read_bytes()
 
     def interrupted(*args, **kwargs):
-        raise Interrupted
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(step, interrupted)
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         of_rows(n_anchors=2)[0].save(saved)
     assert saved.read_bytes() == before
     assert [*saved.parent.iterdir()] == [saved]

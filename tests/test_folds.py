@@ -63,44 +63,21 @@ def test_a_splitter_of_scikit_learn_serves_inside_combined_folds():
     assert [len(held_out) for _, held_out in splits] == [6, 6, 6, 6, 8, 16]
 
 
-def test_random_folds_differ_with_the_seed():
-    points, _ = data(0)
-    (_, a), *_ = RandomFolds(4, random_state=0).split(points)
-    (_, b), *_ = RandomFolds(4, random_state=1).split(points)
-    assert a.tolist() != b.tolist()
-
-
-def test_clusters_that_lie_apart_are_held_out_whole():
+def test_schemes_by_hand():
     points = np.concatenate([np.full((3, 1), 0.0), np.full((2, 1), 50.0)])
     points += 0.01 * np.arange(5)[:, None]
     held_out = {tuple(h) for _, h in ClusterFolds(2).split(points)}
     assert held_out == {(0, 1, 2), (3, 4)}
-
-
-def test_a_temporal_gap_keeps_both_sides_clear():
     splits = list(TemporalFolds(3, gap=1).split(np.zeros((9, 1))))
     train, held_out = splits[1]
     assert held_out.tolist() == [3, 4, 5]
     assert train.tolist() == [0, 1, 7, 8]
-
-
-def test_nested_folds_keep_what_is_near_the_centre():
     points = np.array([[0.0], [1.0], [2.0], [3.0], [4.0]])
     splits = [(t.tolist(), h.tolist()) for t, h in NestedFolds(4).split(points)]
     assert splits[0] == ([0, 1, 2, 3], [4])
     assert splits[-1] == ([2], [0, 1, 3, 4])
     for (inner, _), (outer, _) in zip(splits[1:], splits, strict=False):
         assert set(inner) < set(outer)
-
-
-def test_nested_folds_hold_far_points_out_several_times():
-    held_out = np.concatenate([h for _, h in NestedFolds(3).split(np.arange(8.0)[:, None])])
-    counts = np.bincount(held_out, minlength=8)
-    assert counts.max() == 3
-    assert counts[3] + counts[4] <= 1
-
-
-def test_groups_stay_together_and_folds_are_balanced():
     groups = np.repeat(["a", "b", "c", "d"], [5, 1, 2, 2])
     splits = list(GroupFolds(2).split(np.zeros((10, 1)), None, groups))
     assert [len(h) for _, h in splits] == [5, 5]
@@ -108,44 +85,31 @@ def test_groups_stay_together_and_folds_are_balanced():
         assert not set(groups[train]) & set(groups[held_out])
 
 
-def test_a_gap_and_groups_state_who_depends_on_whom():
+def test_gaps_and_groups_state_who_depends_on_whom():
     gap = TemporalFolds(3, gap=2).dependence(4)
     assert (gap.position.tolist(), gap.reach) == ([0, 1, 2, 3], 2)
     group = GroupFolds().dependence(3, np.array(["b", "a", "b"]))
     assert (group.position.tolist(), group.reach) == ([1, 0, 1], 0)
     assert TemporalFolds(3).dependence(4) is None
-
-
-def test_combined_folds_pass_on_the_one_dependence_they_hold():
     combined = CombinedFolds(RandomFolds(3), TemporalFolds(3, gap=2))
     assert combined.dependence(4).reach == 2
     with pytest.raises(ValueError, match="2 schemes that define different dependences"):
         CombinedFolds(TemporalFolds(3, gap=1), TemporalFolds(3, gap=2)).dependence(4)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "message"),
-    [
-        (RandomFolds(1), r"RandomFolds\(n_folds=1\), but there are 24 distinct points"),
-        (RandomFolds(25), r"as in folds=RandomFolds\(n_folds=24\)"),
-        (ClusterFolds(25), r"ClusterFolds\(n_folds=25\), but there are 24 points"),
-        (TemporalFolds(30), r"TemporalFolds\(n_folds=30\)"),
-        (TemporalFolds(3, gap=-1), r"gap=-1.*must be an integer >= 0"),
-        (NestedFolds(24), r"there are 23 proper nested subsets"),
-        (GroupFolds(7), r"GroupFolds\(n_folds=7\), but there are 6 groups"),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize(("scheme", "message"), [
+    (RandomFolds(1), r"RandomFolds\(n_folds=1\), but there are 24 distinct points"),
+    (RandomFolds(25), r"as in folds=RandomFolds\(n_folds=24\)"),
+    (ClusterFolds(25), r"ClusterFolds\(n_folds=25\), but there are 24 points"),
+    (TemporalFolds(30), r"TemporalFolds\(n_folds=30\)"),
+    (TemporalFolds(3, gap=-1), r"gap=-1.*must be an integer >= 0"),
+    (NestedFolds(24), r"there are 23 proper nested subsets"),
+    (GroupFolds(7), r"GroupFolds\(n_folds=7\), but there are 6 groups"),
+], ids=repr)  # fmt: skip
 def test_impossible_fold_counts_raise(scheme, message):
     points, groups = data(0)
     with pytest.raises(ValueError, match=message):
         list(scheme.split(points, None, groups))
-
-
-def test_equal_rows_are_held_out_together():
-    points = np.repeat(np.arange(20.0), 3)[:, None]
-    for train, held_out in RandomFolds(4).split(points):
-        assert not set(points[train, 0]) & set(points[held_out, 0])
 
 
 def test_without_equal_rows_random_folds_are_a_permutation_of_the_rows():
@@ -157,22 +121,23 @@ def test_without_equal_rows_random_folds_are_a_permutation_of_the_rows():
         np.testing.assert_array_equal(held_out, rows)
 
 
-def test_independent_groups_are_points_or_groups_or_stretches_of_time():
+def test_plans_count_independent_points_and_remember_families_of_tuples():
     points, groups = np.arange(12.0)[:, None], np.repeat([0, 1, 2], 4)
     for scheme, n_groups in ((RandomFolds(2), 12), (GroupFolds(), 3), (TemporalFolds(2, gap=1), 6)):
         assert FoldPlan.draw(scheme, points, groups).n_groups == n_groups
+    splits = ((np.arange(3), np.array([3, 4])), (np.array([3, 4]), np.arange(3)))
+    plan = FoldPlan(splits, (0, 0), Dependence(np.arange(5), reach=1), n_points=5)
+    assert plan.n_independent == 2
+    points = np.arange(6.0)[:, None]
+    plan = FoldPlan.draw(CombinedFolds(TemporalFolds(2), NestedFolds(2)), points, None)
+    assert plan.family == (0, 0, 1, 1)
+    assert plan.point.tolist() == [*range(6), *plan.splits[2][1], *plan.splits[3][1]]
+    assert plan.per_tuple(plan.family).tolist() == [0] * 6 + [1] * 6
 
 
 def test_equal_points_cannot_be_clustered():
     with pytest.raises(ValueError, match="there are 1 distinct points to divide"):
         list(ClusterFolds(2).split(np.zeros((5, 1))))
-
-
-def test_group_folds_without_groups_say_where_groups_go():
-    with pytest.raises(ValueError, match=r"call fit\(x, y, groups=labels\)"):
-        list(GroupFolds().split(np.zeros((5, 1))))
-    with pytest.raises(ValueError, match="groups has 2 labels for 5 points"):
-        list(GroupFolds().split(np.zeros((5, 1)), None, np.array([0, 1])))
 
 
 class Given:
@@ -188,60 +153,30 @@ class Given:
         return self.splits
 
 
-@pytest.mark.parametrize(
-    ("splits", "message"),
-    [
-        ([], "yielded no fold"),
-        ([(np.arange(3), np.array([], int))], "fold 1 of 1 has no held-out points"),
-        ([(np.array([], int), np.arange(3))], "fold 1 of 1 has no training points"),
-        ([(np.arange(3), np.array([2, 3]))], "fold 1 of 1 trains on points that it holds out"),
-        ([(np.arange(3), np.array([9]))], "contains row 9, but there are 5 rows"),
-    ],
-)
+@pytest.mark.parametrize(("splits", "message"), [
+    ([], "yielded no fold"),
+    ([(np.arange(3), np.array([], int))], "fold 1 of 1 has no held-out points"),
+    ([(np.array([], int), np.arange(3))], "fold 1 of 1 has no training points"),
+    ([(np.arange(3), np.array([2, 3]))], "fold 1 of 1 trains on points that it holds out"),
+    ([(np.arange(3), np.array([9]))], "contains row 9, but there are 5 rows"),
+])  # fmt: skip
 def test_folds_that_keep_nothing_apart_raise(splits, message):
     with pytest.raises(ValueError, match=message):
         FoldPlan.draw(Given(splits), np.zeros((5, 1)), None)
 
 
-def test_a_plan_raises_for_more_neighbours_than_its_folds_leave():
-    splits = [(np.arange(3), np.array([3, 4])), (np.array([3, 4]), np.arange(3))]
-    plan = FoldPlan.draw(Given(splits), np.zeros((5, 1)), None)
-    plan.check(n_anchors=2, n_support=2)
-    for name in ("n_anchors", "n_support"):
-        with pytest.raises(ValueError, match=f"{name}=3, but fold 2 of 2 leaves only 2 points"):
-            plan.check(**{"n_anchors": 1, "n_support": 1, name: 3})
-
-
-def test_dependent_tuples_do_not_count_as_others():
-    splits = ((np.arange(3), np.array([3, 4])), (np.array([3, 4]), np.arange(3)))
-    plan = FoldPlan(splits, (0, 0), Dependence(np.arange(5), reach=1), n_points=5)
-    assert plan.n_independent == 2
-
-
-def test_a_plan_remembers_point_and_family_of_each_tuple():
-    points = np.arange(6.0)[:, None]
-    plan = FoldPlan.draw(CombinedFolds(TemporalFolds(2), NestedFolds(2)), points, None)
-    assert plan.family == (0, 0, 1, 1)
-    assert plan.point.tolist() == [*range(6), *plan.splits[2][1], *plan.splits[3][1]]
-    assert plan.per_tuple(plan.family).tolist() == [0] * 6 + [1] * 6
-
-
 LABELS = np.arange(120) // 4
 
 
-@pytest.mark.parametrize(
-    "folds",
-    [
-        default_folds(),
-        default_folds(GroupFolds(5)),
-        RandomFolds(4),
-        NestedFolds(4),
-        CombinedFolds(RandomFolds(3), GroupFolds(3)),
-        GroupKFold(5),
-        TemporalFolds(5),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("folds", [
+    default_folds(),
+    default_folds(GroupFolds(5)),
+    RandomFolds(4),
+    NestedFolds(4),
+    CombinedFolds(RandomFolds(3), GroupFolds(3)),
+    GroupKFold(5),
+    TemporalFolds(5),
+], ids=repr)  # fmt: skip
 def test_groups_are_held_out_whole_in_all_families(folds):
     points = np.random.default_rng(0).uniform(-1, 1, (120, 2))
     order = np.random.default_rng(1).permutation(30).repeat(4)
@@ -255,18 +190,7 @@ def test_groups_are_held_out_whole_in_all_families(folds):
     assert len(set(plan.family)) == len(getattr(folds, "schemes", [folds]))
 
 
-def test_groups_of_one_point_each_are_folds_of_points():
-    points = np.random.default_rng(0).uniform(-1, 1, (120, 2))
-    with_groups, without = (
-        draw_folds(default_folds(), points, groups) for groups in (np.arange(120), None)
-    )
-    for one, other in zip(with_groups.splits, without.splits, strict=True):
-        np.testing.assert_array_equal(one[1], other[1])
-
-
-@pytest.mark.parametrize(
-    "folds", [RandomFolds(5), ClusterFolds(5), NestedFolds(5), default_folds()], ids=repr
-)
+@pytest.mark.parametrize("folds", [RandomFolds(5), ClusterFolds(5), NestedFolds(5), default_folds()], ids=repr)  # fmt: skip
 def test_all_default_folds_hold_out_rows_with_equal_inputs_together(folds):
     places = np.repeat(np.linspace(-1, 1, 30), 4)[np.random.default_rng(0).permutation(120)]
     for train, held_out in folds.split(places[:, None]):

@@ -6,42 +6,16 @@ import numpy as np
 import pytest
 from henon import STATES as HENON
 from henon import STEP as HENON_STEP
-from henon import TRAINING, analogue, henon, truth_of
+from henon import TRAINING, analogue, driven, henon, pendulum, truth_of
 from henon import fitted as fitted_henon
 from henon import small as small_henon
+from henon import train_forced as train
 from numpy.testing import assert_allclose, assert_array_equal
 
 from geoq import GroupFolds, RolloutGeoQ, TrainedFolds
 from geoq.parts import PaperRegion, WithMemory
 
 small = partial(RolloutGeoQ, n_calibration=20, n_starts=20, n_support=5)
-
-
-def pendulum(state, forcing):
-    """One step of a damped pendulum; the second value of the forcing is a constant parameter, the damping."""
-    angle, speed = state[..., 0], state[..., 1]
-    force, damping = forcing[..., 0], forcing[..., 1]
-    speed = speed + 0.2 * (force - np.sin(angle) - damping * speed)
-    return np.stack([angle + 0.2 * speed, speed], axis=-1)
-
-
-def driven(n_trajectories, n_times, seed, *, size=1.0):
-    """Trajectories with a random force and their own damping, and the forcing."""
-    rng = np.random.default_rng(seed)
-    states = rng.uniform(-1, 1, (n_trajectories, n_times, 2))
-    forcing = size * rng.uniform(-1, 1, (n_trajectories, n_times, 2))
-    forcing[..., 1] = rng.uniform(0.2, 0.6, (n_trajectories, 1))
-    for t in range(n_times - 1):
-        states[:, t + 1] = pendulum(states[:, t], forcing[:, t])
-    return states, forcing
-
-
-def train(segments):
-    """A linear step of the state and the forcing, which errs by the nonlinearity of the sine."""
-    before = np.concatenate([np.hstack([s[:-1], f[:-1]]) for s, f in segments])
-    after = np.concatenate([s[1:] for s, _ in segments])
-    matrix = np.linalg.lstsq(before, after)[0]
-    return lambda state, forcing: np.hstack([state, forcing]) @ matrix
 
 
 STATES, FORCING = driven(12, 100, seed=0)
@@ -130,25 +104,6 @@ def test_a_representation_receives_states_and_forcing():
     assert estimator.fitted_.calibration.features.displacement.shape[2:] == (4,)
 
 
-def test_fields_of_tensors_can_be_forced():
-    """A state with two channels on three cells, and one scalar forcing."""
-    import torch
-
-    states = torch.from_numpy(np.repeat(STATES[..., None], 3, axis=3)).float()
-    forcing = torch.from_numpy(FORCING)
-
-    def step(state, forcing):
-        assert state.dtype == forcing.dtype == torch.float32
-        assert state.shape[1:] == (2, 3)
-        rows = torch.from_numpy(STEP(state[:, :, 0].numpy(), forcing.numpy()))
-        return rows[:, :, None].expand(-1, -1, 3)
-
-    estimator = small(step, None).fit([*states], forcing=[*forcing])
-    a = estimator.assess(states[:2, 0], 20, forcing=forcing[0, :20])
-    assert a.error_hat.shape == (2, 20, 2, 3)
-    assert a.error_hat.dtype == torch.float32
-
-
 def test_a_network_is_trained_on_rollouts_with_their_forcing():
     from geoq import MLP, Training, TrainRollout
 
@@ -170,31 +125,25 @@ WITH_NAN = [FORCING[0].copy(), *FORCING[1:]]
 WITH_NAN[0][3, 1] = np.nan
 
 
-@pytest.mark.parametrize(
-    ("forcing", "message"),
-    [
-        (FORCING, r"forcing has \[12\] rows, but the trajectories have \[100, "),
-        ([*FORCING[:3]], r"forcing has \[100, 100, 100\] rows, but the trajectories have \[100, "),
-        ([f[:-1] for f in FORCING], r"forcing has \[99, .* one row per state"),
-        ([*FORCING[..., 0]], r"forcing\[0\] has shape \(100,\)"),
-        (WITH_NAN, r"forcing\[0\]\[3, 1\] is nan"),
-        (None, "missing 1 required positional argument: 'forcing'"),
-    ],
-)
+@pytest.mark.parametrize(("forcing", "message"), [
+    (FORCING, r"forcing has \[12\] rows, but the trajectories have \[100, "),
+    ([*FORCING[:3]], r"forcing has \[100, 100, 100\] rows, but the trajectories have \[100, "),
+    ([f[:-1] for f in FORCING], r"forcing has \[99, .* one row per state"),
+    ([*FORCING[..., 0]], r"forcing\[0\] has shape \(100,\)"),
+    (WITH_NAN, r"forcing\[0\]\[3, 1\] is nan"),
+    (None, "missing 1 required positional argument: 'forcing'"),
+])  # fmt: skip
 def test_an_unusable_forcing_is_refused_before_any_training(forcing, message):
     with pytest.raises((TypeError, ValueError), match=message):
         small(STEP, lambda _: pytest.fail("trained")).fit([*STATES], forcing=forcing)
 
 
-@pytest.mark.parametrize(
-    ("forcing", "message"),
-    [
-        (None, r"forcing=None, but 2 rollouts of n_steps=20 need \(2, 20, 2\), or \(20, 2\)"),
-        (FUTURE[:2, :19], r"shape \(2, 19, 2\), but 2 rollouts of n_steps=20"),
-        (FUTURE[:3, :20], r"shape \(3, 20, 2\)"),
-        (np.full((20, 2), np.nan), "is nan"),
-    ],
-)
+@pytest.mark.parametrize(("forcing", "message"), [
+    (None, r"forcing=None, but 2 rollouts of n_steps=20 need \(2, 20, 2\), or \(20, 2\)"),
+    (FUTURE[:2, :19], r"shape \(2, 19, 2\), but 2 rollouts of n_steps=20"),
+    (FUTURE[:3, :20], r"shape \(3, 20, 2\)"),
+    (np.full((20, 2), np.nan), "is nan"),
+])  # fmt: skip
 def test_an_unusable_forcing_of_queries_is_refused(fitted, forcing, message):
     with pytest.raises((TypeError, ValueError), match=message):
         fitted.assess(QUERIES[:2, 0], 20, forcing=forcing)
@@ -205,17 +154,13 @@ def test_an_unusable_forcing_of_queries_is_refused(fitted, forcing, message):
 # The output of a state
 
 
-@pytest.mark.parametrize(
-    ("output", "columns"),
-    [
-        (-1, [1]),
-        (slice(0, 1), [0]),
-        ([1, 0], [1, 0]),
-        (np.array([True, False]), [0]),
-        (slice(None), [0, 1]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("output", "columns"), [
+    (-1, [1]),
+    (slice(0, 1), [0]),
+    ([1, 0], [1, 0]),
+    (np.array([True, False]), [0]),
+    (slice(None), [0, 1]),
+], ids=str)  # fmt: skip
 def test_the_output_has_the_prediction_and_the_bound_of_its_coordinates(output, columns):
     whole = fitted_henon().assess(HENON[700:720], 50)
     part = small_henon(None, analogue, output=output).fit(TRAINING)
@@ -339,14 +284,11 @@ def test_a_step_that_remembers_is_refused_with_the_way_out(models):
         small_henon(*models).fit(SERIES)
 
 
-@pytest.mark.parametrize(
-    ("step", "message"),
-    [
-        (lambda u, m: u, "step returned ndarray, but WithMemory needs two arrays"),
-        (lambda u, m: (u, m[:, :1]), r"memory of shape \(1, 1\).*n_memory=2"),
-        (lambda u, m: (m, m), r"values of shape \(1, 2\).*n_values=1"),
-    ],
-)
+@pytest.mark.parametrize(("step", "message"), [
+    (lambda u, m: u, "step returned ndarray, but WithMemory needs two arrays"),
+    (lambda u, m: (u, m[:, :1]), r"memory of shape \(1, 1\).*n_memory=2"),
+    (lambda u, m: (m, m), r"values of shape \(1, 2\).*n_values=1"),
+])  # fmt: skip
 def test_unusable_steps_with_memory_are_refused(step, message):
     with pytest.raises((ValueError, TypeError), match=message):
         WithMemory(step, n_values=1, n_memory=2).states(SERIES)

@@ -35,21 +35,13 @@ def test_features_ignore_translation_and_the_order_of_the_points(seed, shift):
     assert_array_equal(here[0].anchors, order[there[0].anchors])
 
 
-def test_a_point_is_its_own_anchor():
+def test_anchors_are_near_in_z_and_support_in_normalised_space_and_a_point_is_its_own_anchor():
     points, _ = cloud(0)
     relation, moved = relate(points, points, n_anchors=1, n_support=1)
     assert_array_equal(relation.anchors[:, 0], np.arange(len(points)))
     assert not moved.any()
     assert not relation.support_distance.any()
-
-
-def test_several_anchors_are_averaged():
-    error, anchors = np.array([[1.0], [3.0], [8.0]]), np.array([[0, 1], [2, 1]])
-    assert anchor_error(anchors, error).tolist() == [[2.0], [5.5]]
-
-
-def test_anchors_are_near_in_z_and_support_in_normalised_space():
-    """Point 0 is the nearest in z, point 1 in nu."""
+    # Point 0 is the nearest in z, point 1 in nu.
     z, nu = np.array([[0.0], [9.0]]), np.array([[5.0], [1.0]])
     query = Space(np.array([[1.0]]), np.array([[0.0]]), np.array([[0.0]]))
     relation = Geometry(Space(z, nu, nu), n_anchors=1, n_support=1).relate(query)
@@ -58,35 +50,30 @@ def test_anchors_are_near_in_z_and_support_in_normalised_space():
     assert relation.support_distance.tolist() == [1.0]
 
 
-def test_one_search_serves_both_where_phi_is_nu():
-    """The shared search and two searches over equal clouds give the same relation."""
-    points, queries = cloud(1)
-    one, _ = relate(points, queries)
-    geometry = Geometry(Space(points, points.copy(), points), n_anchors=3, n_support=5)
-    two = geometry.relate(Space(queries, queries.copy(), queries))
-    assert geometry._anchors is not geometry._support
-    for part, values in vars(one).items():
-        assert_array_equal(values, getattr(two, part))
-
-
-def test_the_side_is_0_amid_the_points_and_1_far_outside():
+def test_means_sides_and_norms_by_hand():
+    error, anchors = np.array([[1.0], [3.0], [8.0]]), np.array([[0, 1], [2, 1]])
+    assert anchor_error(anchors, error).tolist() == [[2.0], [5.5]]
     points = np.array([[-1.0, 0], [1, 0], [0, -1], [0, 1]])
     relation, _ = relate(points, np.array([[0.0, 0.0], [1e4, 0.0]]), n_support=4)
     assert_allclose(relation.side, [0.0, 1.0], atol=1e-3)
-
-
-def test_fields_and_scalar_inputs_keep_their_shape():
-    for shape in ((2, 4, 3), ()):
-        assert relate(*cloud(2, shape=shape))[1].shape == (7, *shape)
-
-
-def test_the_norm_of_psi_is_that_of_the_flattened_vector():
     moved, distance = np.array([[[2.0], [3.0]], [[0.0], [0.0]]]), np.array([6.0, 0.0])
     zeros = np.zeros((2, 1))
     psi = Features(moved, distance, zeros, zeros, zeros)
     assert psi.flat.tolist() == [[2.0, 3.0, 6.0], [0.0, 0.0, 0.0]]
     assert psi.norm.tolist() == [7.0, 0.0]
     assert psi[1:].norm.tolist() == [0.0]
+
+
+def test_one_search_serves_both_where_phi_is_nu():
+    """The shared search and two searches over equal clouds give the same relation."""
+    points, queries = cloud(1)
+    for numbers in ((3, 5), (5, 3)):
+        one, _ = relate(points, queries, *numbers)
+        geometry = Geometry(Space(points, points.copy(), points), *numbers)
+        two = geometry.relate(Space(queries, queries.copy(), queries))
+        assert geometry._anchors is not geometry._support
+        for part, values in vars(one).items():
+            assert_array_equal(values, getattr(two, part))
 
 
 @given(seeds, st.integers(1, 5))

@@ -10,11 +10,7 @@ import pytest
 def test_answers_are_the_stored_ones(case):
     stored = np.load(golden.FILE)
     answers = case()
-    names = {
-        name.split(".", 1)[1]
-        for name in stored.files
-        if name.startswith(f"{case.__name__}.")
-    }
+    names = {name.split(".", 1)[1] for name in stored.files if name.startswith(f"{case.__name__}.")}
     assert {*answers} == names
     for part, values in answers.items():
         expected = stored[f"{case.__name__}.{part}"]

@@ -18,7 +18,6 @@ from geoq.bounds.indicator import (
 from geoq.bounds.network import displacement, inputs, log_bound
 from geoq.bounds.prior import Prior
 from geoq.data.domain import Layout, Shapes
-from geoq.quantiles import pinball_loss
 
 GRID = (6, 8)
 LEVEL = 0.9
@@ -67,15 +66,6 @@ def test_the_bound_is_1_where_errors_are_more_likely_than_1_minus_the_level(grid
     assert (bound == (x > 0))[abs(x) > 0.5].mean() > 0.9
 
 
-def test_the_bound_has_a_lower_loss_than_0_and_1_everywhere():
-    losses = [
-        pinball_loss(QUERIES.error, bound, LEVEL).mean()
-        for bound in (FITTED(QUERIES.features), np.zeros(1), np.ones(1))
-    ]
-    assert losses[0] < 0.5 * losses[1]
-    assert losses[0] < 0.7 * losses[2]
-
-
 def test_a_higher_level_has_a_larger_bound():
     lower, own, higher = (FITTED(QUERIES.features, level) for level in (0.6, None, 0.99))
     assert_array_equal(own, FITTED(QUERIES.features, LEVEL))
@@ -84,7 +74,7 @@ def test_a_higher_level_has_a_larger_bound():
     assert (own <= higher).all()
 
 
-def test_the_bound_of_a_channel_without_errors_is_0():
+def test_errors_that_are_0_or_nan_do_not_change_the_bound_of_others():
     data = tuples()
     data.errors[:, 1] = 0
     exact = np.zeros((2, *GRID), dtype=bool)
@@ -94,24 +84,12 @@ def test_the_bound_of_a_channel_without_errors_is_0():
         bound = QUICK.fit(known, LEVEL)(data.features)
         assert bound[:, 0].any()
         assert not bound[:, 1].any()
-
-
-def test_errors_of_nan_do_not_count():
-    """Half of the errors are absent, and the others are as before."""
+    # Half of the errors are absent, and the others are as before.
     data = tuples(300)
     data.errors[draw(np.full(data.errors.shape, 0.5), 9) > 0] = np.nan
     bound = QUICK.fit(data, LEVEL)(QUERIES.features)
     x = QUERIES.features.inputs
     assert (bound == (x > 0))[abs(x) > 0.5].mean() > 0.9
-
-
-def test_the_probability_is_the_mean_of_the_networks_which_do_not_depend_on_their_number():
-    features = QUERIES[:20].features
-    one, three = (replace(QUICK, n_networks=n).fit(tuples(60), LEVEL) for n in (1, 3))
-    each = [replace(three, networks=(net,)).probability(features) for net in three.networks]
-    assert not np.allclose(each[0], each[1])
-    assert_allclose(three.probability(features), sum(each) / 3, rtol=1e-5)
-    assert_array_equal(one.probability(features), each[0])
 
 
 @pytest.mark.parametrize(("sees", "uses_prediction"), [({}, True), ({"sees": (inputs,)}, False)])
@@ -128,18 +106,6 @@ def test_networks_start_from_the_prior(sees, uses_prediction):
     assert (bound(data.features) == expected).mean() > 0.95
 
 
-def test_without_one_prediction_per_error_the_prior_comes_from_the_cells():
-    def two(predicted):
-        pair = np.broadcast_to(predicted, (len(predicted), 2, *GRID))
-        return np.zeros_like(pair), np.ones_like(pair)
-
-    data = tuples(60)
-    pooled = np.zeros((60, 1, *GRID))
-    bound = replace(QUICK, values=two).fit(replace(data, predictions=pooled), LEVEL)
-    assert bound.prior.offset.shape == (2, 48)
-    assert not bound.prior.tables
-
-
 def logit_tuples(n=150, seed=0):
     """The logits of the surrogate are a third of the true logits."""
     x = 3 * normal(n, 1, *GRID, seed=seed)
@@ -150,24 +116,13 @@ def logit_tuples(n=150, seed=0):
 LOGITS = replace(QUICK, values=logit_error_values).fit(logit_tuples(), LEVEL)
 
 
-def test_probabilities_and_their_logits_have_the_same_bound():
-    data = logit_tuples()
-    as_p = replace(data, predictions=expit(data.predictions))
-    one = replace(QUICK, values=logit_error_values, sees=(inputs,)).fit(data, LEVEL)
-    other = replace(QUICK, values=probability_error_values, sees=(inputs,)).fit(as_p, LEVEL)
-    assert_allclose(one(data.features), other(as_p.features))
-
-
-def test_the_bound_of_a_probability_is_one_of_its_two_possible_errors():
+def test_bounds_and_expected_errors_of_probabilities():
     """It is the larger one where the truth is uncertain, and the smaller one where it is certain."""
     features = logit_tuples(100, seed=100).features
     x, bound = abs(features.inputs), LOGITS(features)
     smaller, larger = logit_error_values(features.prediction)
     assert np.isclose(bound, larger)[x < 1].mean() > 0.95
     assert np.isclose(bound, smaller)[x > 4].mean() > 0.95
-
-
-def test_the_expected_error_is_between_both_values_and_equals_the_mean():
     queries = logit_tuples(100, seed=100)
     expected = LOGITS.expected_error(queries.features)
     smaller, larger = logit_error_values(queries.features.prediction)
@@ -236,16 +191,12 @@ def test_wrong_cells_of_a_volume_and_of_a_mesh(grid, domain):
     assert set(np.unique(estimator.bound(x))) <= {0.0, 1.0}
 
 
-@pytest.mark.parametrize(
-    ("predict", "error", "values", "advice"),
-    [
-        (expit, None, misclassification_values, "they fit values=probability_error_values"),
-        (lambda x: x, expit, misclassification_values, "they fit values=logit_error_values"),
-        (lambda x: (x > 0) * 1.0, None, logit_error_values, "they fit values=misclassification"),
-        (lambda x: x, None, misclassification_values, "pass the two values as values="),
-    ],
-    ids=["probabilities", "logits", "classes", "numbers"],
-)
+@pytest.mark.parametrize(("predict", "error", "values", "advice"), [
+    (expit, None, misclassification_values, "they fit values=probability_error_values"),
+    (lambda x: x, expit, misclassification_values, "they fit values=logit_error_values"),
+    (lambda x: (x > 0) * 1.0, None, logit_error_values, "they fit values=misclassification"),
+    (lambda x: x, None, misclassification_values, "pass the two values as values="),
+], ids=["probabilities", "logits", "classes", "numbers"])  # fmt: skip
 def test_errors_with_other_values_raise_before_the_folds_are_trained(
     predict, error, values, advice
 ):
@@ -305,16 +256,6 @@ def test_frequencies_are_interpolated_as_logits_between_two_predictions():
     assert_allclose(frequency_at(prior, -50.0, 50.0), at_both)
 
 
-def test_rare_errors_are_resolved():
-    """One of eleven predictions is uncertain, and nearly all errors are there."""
-    rng = np.random.default_rng(0)
-    value = np.concatenate([8 + rng.random(200_000), 4 * rng.random(20_000)])
-    prior = prior_of_cell(value, rng.random(len(value)) < 2 * expit(-2 * value))
-    queries = np.array([0.25, 0.5, 1.0, 1.5, 2.0])
-    assert_allclose(frequency_at(prior, *queries), 2 * expit(-2 * queries), rtol=0.4)
-    assert (frequency_at(prior, 8.5) < 1e-3).all()
-
-
 def test_the_logits_of_prediction_and_cell_are_added_where_they_are_informative():
     value, cell = normal(5000, 1, 3), np.array([-1.0, -3.0, -4.0])
     larger = draw(expit(value + cell), 1) > 0
@@ -339,37 +280,6 @@ def test_frequencies_0_and_1_and_a_single_row_give_finite_logits(frequency):
     assert (abs(found - frequency) < 0.02).all()
     single = prior_of(np.array([[[True, False, False, False]]]), np.zeros((1, 1, 4)))
     assert np.isfinite(single(np.zeros((2, 1, 4)))).all()
-
-
-def test_the_cell_prior_is_the_frequency_of_each_cell():
-    larger = np.zeros((100, 1, 3), dtype=bool)
-    larger[:50, 0, 0] = larger[:10, 0, 1] = larger[:1, 0, 2] = True
-    found = expit(prior_of(larger, None)(np.zeros((4, 1, 3))))
-    assert_allclose(found[0], [0.5, 0.1, 0.01], rtol=1e-5)
-
-
-def test_few_errors_make_no_peaks():
-    """A few of 10,000 errors are larger, at random predictions: no prediction gets a high frequency."""
-    value, rng = normal(100, 1, 100), np.random.default_rng(0)
-    for n_larger in (1, 3, 10, 31):
-        larger = np.zeros(10_000, dtype=bool)
-        larger[rng.permutation(10_000)[:n_larger]] = True
-        prior = prior_of(larger.reshape(100, 1, 100), value)
-        assert expit(prior(value)).max() < 0.05
-
-
-def test_uninformative_cells_do_not_raise_the_loss_on_new_rows():
-    """The frequencies in 20 rows differ between cells by chance only."""
-    value = normal(120, 1, 4000)
-    truth = -1.5 * abs(value) - 3
-    larger = draw(expit(truth), 1)
-
-    def loss(found):
-        return (np.logaddexp(0, found) - larger[20:] * found).mean()
-
-    found = prior_of(larger[:20] > 0, value[:20])(value[20:])
-    assert loss(found) < loss(np.full_like(found, logit(larger[:20].mean())))
-    assert loss(found) < 1.02 * loss(truth[20:])
 
 
 def test_copies_of_a_row_in_one_group_do_not_make_cells_seem_informative():

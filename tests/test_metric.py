@@ -38,18 +38,14 @@ def test_the_scale_of_a_constant_coordinate_is_its_size(value, n):
 
 
 @pytest.mark.parametrize("one_dimensional", [False, True])
-@pytest.mark.parametrize(
-    ("column", "is_log"),
-    [
-        (np.logspace(-3, 1, 20), True),
-        (np.logspace(-1, 1, 20), False),
-        (np.logspace(-3, 1, 9), False),
-        (np.linspace(0, 1000, 20), False),
-        (-np.logspace(-3, 1, 20), False),
-        (np.linspace(1e-4, 1, 200), False),
-    ],
-    ids=["four decades", "two decades", "nine values", "zero", "negative", "uniform"],
-)
+@pytest.mark.parametrize(("column", "is_log"), [
+    (np.logspace(-3, 1, 20), True),
+    (np.logspace(-1, 1, 20), False),
+    (np.logspace(-3, 1, 9), False),
+    (np.linspace(0, 1000, 20), False),
+    (-np.logspace(-3, 1, 20), False),
+    (np.linspace(1e-4, 1, 200), False),
+], ids=["four decades", "two decades", "nine values", "zero", "negative", "uniform"])  # fmt: skip
 def test_positive_inputs_over_three_decades_are_logarithms(column, is_log, one_dimensional):
     x = np.tile(column, 20)[:180]
     x = x if one_dimensional else x[:, None]
@@ -66,21 +62,16 @@ def test_a_changed_constant_is_found():
     assert coordinates.changed_rows(queries).tolist() == [False, True, False]
 
 
-def test_the_sensitivity_of_a_linear_function_is_its_slope():
+def test_sensitivities_and_weights_by_hand():
     """Two independent draws of an input differ by sqrt(2) deviations in the root mean square."""
     metric = SensitivityMetric(n_rows=20_000)
     found = fitted(uniform(20_000, 3), lambda x: 3 * x[:, :1] - 4 * x[:, 1:2], metric)
     assert_allclose(found.sensitivity[:, 0], np.array([3, 4, 0]) / math.sqrt(3), rtol=0.03)
-
-
-def test_weights_are_square_roots_of_relative_sensitivities_with_a_floor():
     metric = fitted(uniform(400, 3), lambda x: x[:, :1] + 0.25 * x[:, 1:2])
     g = metric.importance
     assert_allclose(metric.weight[:2], np.sqrt(g[:2] / math.sqrt((g**2).mean())))
     assert metric.weight[2] == 0.3
 
-
-def test_outputs_of_different_units_count_equally_and_constant_ones_do_not():
     def predict(x):
         return np.stack([x[:, 0], 1e6 * x[:, 1], np.ones(len(x))], axis=1)
 
@@ -118,9 +109,8 @@ def test_anchors_and_support_distances_use_the_same_metric(problem):
     """An input without influence hardly changes the distances; equal weights do not know that."""
 
     def change(representation):
-        estimator = GeoQ(
-            lambda x: x[:, :1] ** 2, None, folds=RandomFolds(3), representation=representation
-        )
+        settings = {"folds": RandomFolds(3), "representation": representation}
+        estimator = GeoQ(lambda x: x[:, :1] ** 2, None, **settings)
         estimator.fit(problem.x, problem.y)
         assert estimator.fitted_.geometry.points.shared
         moved = problem.queries + np.array([0, 0.5])
@@ -128,19 +118,6 @@ def test_anchors_and_support_distances_use_the_same_metric(problem):
         return abs(after - before).max()
 
     assert change(SensitivityMetric()) < 0.5 * change(StandardizedMetric())
-
-
-def test_a_function_keeps_the_papers_two_spaces(problem):
-    estimator = GeoQ(None, problem.train, folds=RandomFolds(3), representation=lambda x: x)
-    fitted = estimator.fit(problem.x, problem.y).fitted_
-    assert fitted.metric is None
-    assert not fitted.geometry.points.shared
-    assert_array_equal(fitted.geometry.points.z, problem.x)
-
-
-def test_the_description_names_the_most_influential_input_first():
-    text = fitted(uniform(100, 2), lambda x: x[:, 1:]).describe(["width", "height"])
-    assert text.index("height 1") < text.index("width 0")
 
 
 @pytest.mark.parametrize("dtype", ["i8", "u1", "f4", "?"])

@@ -30,15 +30,12 @@ def test_pinball_agrees_with_scikit_learn(quantile):
         metrics.pinball(error, error_hat, 95.0)
 
 
-def test_metrics_by_hand():
+def test_metrics_by_hand_and_the_correlation_of_pearson():
     """An error of 3 with the bound 1 costs 0.9 * 2; an error of 0 with the bound 1 costs 0.1 * 1."""
     value = metrics.pinball(np.array([3.0, 0.0]), np.array([1.0, 1.0]), 0.9)
     assert value == pytest.approx((1.8 + 0.1) / 2)
     error, error_hat = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 2.0, 5.0])
     assert metrics.coverage(error, error_hat) == 0.75
-
-
-def test_correlation_is_pearsons_and_nan_where_it_is_not_defined():
     error, error_hat = sample(50, 3)
     expected = pearsonr(error.ravel(), error_hat.ravel()).statistic
     assert metrics.correlation(error, error_hat) == pytest.approx(expected)

@@ -11,14 +11,11 @@ from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
 
 
-def test_the_forrester_network_has_the_papers_widths():
+def test_the_layers_of_a_network_are_those_that_were_asked_for():
     network = fresh(MLP, 1, 1, hidden=(64, 64, 16, 32), n_encoder_layers=3)
     widths = [m.out_features for m in network.modules() if isinstance(m, nn.Linear)]
     assert widths == [64, 64, 16, 32, 1]
     assert network.encoder(torch.zeros(2, 1)).shape == (2, 16)
-
-
-def test_dropout_follows_every_hidden_layer():
     network = fresh(MLP, 1, 1, hidden=(4, 4), dropout=0.1)
     assert sum(isinstance(m, nn.Dropout) for m in network.modules()) == 2
 
@@ -27,23 +24,6 @@ def test_dropout_follows_every_hidden_layer():
 def test_the_output_has_the_grid_of_the_input(space):
     network = fresh(UNet, 3, 2, n_spatial=len(space), widths=(4, 6, 8))
     assert network(torch.ones(5, 3, *space), torch.ones(5)).shape == (5, 2, *space)
-
-
-def test_a_network_of_depth_three_has_the_default_initialization():
-    """The default is uniform within 1 / sqrt(n), n the number of summed products."""
-    for widths, default in [((16, 32, 64), True), ((16, 32, 64, 64), False)]:
-        network = fresh(UNet, 3, 2, n_spatial=1, widths=widths)
-        weight = network.down[1].second.weight.detach()
-        limit = weight[0].numel() ** -0.5
-        assert (float(weight.abs().max()) <= limit) == default
-
-
-def test_apply_layers_can_be_replaced(monkeypatch):
-    network = fresh(UNet, 1, 1, n_spatial=1, widths=(4, 8))
-    field, number = torch.ones(1, 1, 16), torch.zeros(1)
-    expected, plain = network(field, number), UNet.apply_layers
-    monkeypatch.setattr(UNet, "apply_layers", lambda *call: 2 * plain(*call))
-    assert_close(network(field, number), 2 * expected)
 
 
 @pytest.mark.parametrize("n_spatial", [1, 2])
@@ -63,11 +43,10 @@ def test_a_deep_fresh_network_keeps_the_variance_at_every_resolution(n_spatial):
 NODES = Mesh(np.random.default_rng(0).uniform(size=(30, 2)))
 
 
-@pytest.mark.parametrize(
-    ("make", "settings", "cells"),
-    [(UNet, {"n_spatial": 2}, (8, 8)), (MeshNet, {"mesh": NODES}, (30,))],
-    ids=["grid", "mesh"],
-)
+@pytest.mark.parametrize(("make", "settings", "cells"), [
+    (UNet, {"n_spatial": 2}, (8, 8)),
+    (MeshNet, {"mesh": NODES}, (30,)),
+], ids=["grid", "mesh"])  # fmt: skip
 def test_the_condition_changes_the_output_and_fields_of_a_batch_do_not(make, settings, cells):
     network = fresh(make, 1, 1, widths=(4, 8), **settings)
     fields = torch.randn(3, 1, *cells, generator=torch.Generator().manual_seed(0))

@@ -47,16 +47,6 @@ def test_the_title_of_a_summary_gives_the_coverage_of_safe_and_other_queries(sce
     assert sum(len(points.get_offsets()) for points in right.collections) == 70
 
 
-def test_a_summary_of_perfect_answers_and_of_queries_without_an_answer_can_be_drawn(scene):
-    *_, a = scene
-    zero = np.zeros_like(a.error_hat)
-    lost = np.where(np.arange(200) < 5, np.nan, 0.0)
-    figure = Figure()
-    left, _ = plots.summary(figure, with_bound(replace(a, support_score=lost), zero), error=zero)
-    figure.draw_without_rendering()
-    assert "5 not drawn" in left.get_title()
-
-
 def of_fields(a, shape, domain=None):
     """Return the assessment with random fields of this shape as its answers."""
     values = np.random.default_rng(0).random((len(a), *shape))
@@ -98,18 +88,6 @@ def test_maps_of_errors_have_the_same_range(scene, as_kind):
     assert figure.get_suptitle().startswith("query 0, channel 0: NOT safe (")
 
 
-def test_maps_are_arranged_to_be_large(scene):
-    a = of_fields(scene[-1], (5, 5))
-    given = {"expected": a.error_hat, "error": a.error_hat}
-
-    def shape(*size, **edges):
-        axes = plots.fields(Figure(figsize=size), a, 0, **given, **edges)
-        return axes[0].get_gridspec().get_geometry()
-
-    assert [shape(12, 3), shape(6, 6), shape(3, 12)] == [(1, 4), (2, 2), (4, 1)]
-    assert shape(6, 6, extent=(0, 40, 0, 5)) == (4, 1)
-
-
 def test_fields_on_a_line_are_lines(scene):
     a = of_fields(scene[-1], (2, 30), Grid(1))
     error, truth = 2 * a.error_hat, a.prediction + 1
@@ -138,23 +116,12 @@ def test_meshes_are_maps_in_the_plane_and_lines_on_a_line(scene, tmp_path):
     np.testing.assert_array_equal(upper.lines[0].get_ydata(), a.prediction[3, order])
 
 
-def test_one_error_for_all_channels_is_shown_with_each_of_them(scene):
-    a = of_fields(scene[-1], (3, 4, 6))
-    a = with_bound(a, a.error_hat.max(axis=1))
-    first, bound = plots.fields(Figure(), a, 7, channel=2)
-    np.testing.assert_array_equal(first.images[0].get_array(), a.prediction[7, 2])
-    np.testing.assert_array_equal(bound.images[0].get_array(), a.error_hat[7])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"row": 200}, "row=200, but 200 were assessed; choose 0 to 199"),
-        ({"channel": 3}, "channel=3, but 3 were assessed; choose 0 to 2"),
-        ({"truth": np.zeros((200, 4, 6))}, r"truth has shape \(200, 4, 6\), but the predictions"),
-        ({"error": -np.ones((200, 3, 4, 6))}, "never negative; pass errors and not outputs"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"row": 200}, "row=200, but 200 were assessed; choose 0 to 199"),
+    ({"channel": 3}, "channel=3, but 3 were assessed; choose 0 to 2"),
+    ({"truth": np.zeros((200, 4, 6))}, r"truth has shape \(200, 4, 6\), but the predictions"),
+    ({"error": -np.ones((200, 3, 4, 6))}, "never negative; pass errors and not outputs"),
+])  # fmt: skip
 def test_rows_channels_and_arrays_that_do_not_belong_to_the_answer_raise(scene, settings, message):
     a = of_fields(scene[-1], (3, 4, 6))
     with pytest.raises((ValueError, IndexError), match=message):
@@ -176,19 +143,6 @@ def test_answers_that_are_no_fields_and_other_mistakes_raise(scene, unchecked):
         plots.summary(Figure(), a, error=error)
     with pytest.raises(TypeError, match="figure is a Axes, but an empty figure is needed"):
         plots.summary(Figure().subplots(), a)
-
-
-def test_the_truth_has_the_range_of_the_prediction_and_wrong_cells_a_fixed_range(scene):
-    a = of_fields(scene[-1], (4, 6))
-    truth = a.prediction + 1
-    drawn, true, _ = plots.fields(Figure(), a, 3, truth=truth, extent=(0, 3, -1, 1))
-    np.testing.assert_array_equal(true.images[0].get_array(), truth[3])
-    ends = a.prediction[3].min(), truth[3].max()
-    assert drawn.images[0].get_clim() == true.images[0].get_clim() == ends
-    assert drawn.images[0].get_extent() == [0, 3, -1, 1]
-    wrong = with_bound(a, np.zeros_like(a.error_hat))
-    _, *maps = plots.fields(Figure(), wrong, 0, expected=a.error_hat / 500)
-    assert {panel.images[0].get_clim() for panel in maps} == {(0, 1)}
 
 
 def forecasts(tolerance):
@@ -245,12 +199,6 @@ def test_rollouts_show_bound_and_trust():
     assert set(curves["diverged"].get_xdata()) == {3}
     assert curves["step not safe"].get_xdata().tolist() == [3, 4, 5, 6]
     assert "diverged" in [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-def test_rollouts_are_divided_by_a_tolerance_per_coordinate():
-    (axes,) = plots.rollouts(Figure(), forecasts(np.array([0.5, 0.2])), [0])
-    np.testing.assert_allclose(lines_of(axes)["bound"].get_ydata(), 0.5)
-    assert set(lines_of(axes)["tolerance"].get_ydata()) == {1.0}
 
 
 def test_rollouts_without_a_tolerance_are_supported_and_not_trusted():

@@ -6,14 +6,11 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-import torch
 from matplotlib.dates import num2date
 from matplotlib.figure import Figure
-from sklearn.linear_model import Ridge
 
 from geoq import ClusterFolds, CombinedFolds, GeoQ, RandomFolds, norm_error, plots
 from geoq.parts import Columns, Periodic, TwoLawBound
-from geoq.sklearn import GeoQRegressor
 
 RNG = np.random.default_rng(0)
 N = 90
@@ -87,15 +84,6 @@ def test_a_panel_shows_the_answers_at_its_queries():
     assert (safe.get_x(), safe.get_x() + safe.get_width()) == pytest.approx(ends)
 
 
-def test_a_regressor_is_drawn_as_its_geoq():
-    x = np.random.default_rng(1).uniform(-1, 1, (80, 2))
-    model = GeoQRegressor(Ridge(), folds=BOTH).fit(x, x[:, 0] ** 2)
-    for draw, more in ((plots.inputs, (x[0],)), (plots.calibration, ())):
-        ours, theirs = (draw(Figure(), of, *more) for of in (model, model.geoq_))
-        for one, other in zip(ours, theirs, strict=True):
-            assert len(one.lines) == len(other.lines) > 0
-
-
 def test_one_output_of_several_is_drawn_with_its_name_and_a_norm_without_a_band():
     (axes, _) = plots.inputs(Figure(), array(two, error_functional=norm_error), np.zeros((1, 2)))
     assert axes.get_ylabel() == "error bound"
@@ -108,26 +96,6 @@ def test_one_output_of_several_is_drawn_with_its_name_and_a_norm_without_a_band(
     answer = estimator.assess(np.zeros((3, 2)))
     left, right = plots.summary(Figure(), answer, output=1, error=answer.error_hat)
     assert left.get_ylabel() == right.get_ylabel() == "error bound of output 1"
-
-
-def test_tensors_and_many_inputs_are_drawn():
-    x = torch.rand(80, 15, generator=torch.Generator().manual_seed(0)).double()
-    estimator = GeoQ(lambda x: x[:, 14], None, folds=RandomFolds(4)).fit(x, x[:, 14] ** 2)
-    axes = plots.inputs(Figure(), estimator, x[0])
-    assert len(axes) == 12
-    assert axes[-1].get_xlabel() == "input 14"
-
-
-@pytest.mark.parametrize(
-    ("x0", "message"),
-    [
-        (np.zeros((2, 2)), "x0 has 2 rows, but one query is needed"),
-        (np.zeros(3), r"x has shape \(1, 3\), but GeoQ was fitted on rows of shape \(2,\)"),
-    ],
-)
-def test_anything_but_one_query_raises(x0, message):
-    with pytest.raises(ValueError, match=message):
-        plots.inputs(Figure(), array(first), x0)
 
 
 def test_the_calibration_shows_each_error_and_the_coverage_of_each_family(tmp_path):
@@ -149,18 +117,6 @@ def test_the_calibration_shows_each_error_and_the_coverage_of_each_family(tmp_pa
     drawn_folds = [n for line in folds.lines for n in line.get_xdata().tolist()]
     assert drawn_folds == [1, 2, 3, 4, 5, 6, 7]
     assert "160 held-out errors from 7 folds" in figure.get_suptitle()
-
-
-def test_a_loaded_calibration_is_drawn_if_the_file_contains_it(tmp_path):
-    estimator = array(first)
-    for whole in (True, False):
-        estimator.save(tmp_path / "a.geoq", calibration=whole)
-        loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=first)
-        if whole:
-            plots.calibration(Figure(), loaded)
-            continue
-        with pytest.raises(ValueError, match="saved with calibration=False; save it with them"):
-            plots.calibration(Figure(), loaded)
 
 
 def test_the_calibration_of_several_outputs_of_fields_and_of_land():

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from geoq import GeoQ, RandomFolds
-from geoq.training.progress import Progress, duration, progress_bar, trainings
+from geoq.training.progress import progress_bar, trainings
 
 # Three folds of a line, in a process of its own, which prints nothing itself.
 SCRIPT = """
@@ -77,14 +77,6 @@ def test_a_function_receives_the_progress_after_each_training(problem):
     assert elapsed == sorted(elapsed)
 
 
-def test_folds_of_a_checkpoint_are_not_counted_as_trainings(problem, tmp_path):
-    estimator = GeoQ(problem.train(problem.x, problem.y), problem.train, folds=RandomFolds(3))
-    received = []
-    for show in (None, received.append):
-        estimator.fit(problem.x, problem.y, checkpoint=tmp_path, progress=show)
-    assert "from the checkpoint: 0 of 0 trainings done" in str(received[-1])
-
-
 def test_the_bar_can_be_switched_off_and_the_log_stays(problem, capsys, caplog):
     with caplog.at_level(logging.INFO, logger="geoq"):
         calibrated(problem, progress=None)
@@ -96,17 +88,3 @@ def test_the_bar_is_closed_after_an_exception():
     with pytest.raises(ZeroDivisionError), trainings(progress_bar, 3) as counter:
         raise ZeroDivisionError
     assert counter.bar.disable
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("show", [True, False, "bar", 1, Progress])
-def test_anything_else_raises_before_any_training(problem, show):
-    with pytest.raises(TypeError, match=r"progress=.*pass progress=print for a line"):
-        calibrated(problem, lambda x, y: pytest.fail("trained"), progress=show)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.234, "0.23 s"), (99.4, "99 s"), (481, "8 min"), (7300, "2.03 h")]
-)
-def test_durations_in_words(seconds, text):
-    assert duration(seconds) == text

@@ -139,15 +139,12 @@ def test_infinite_bounds_exceed_every_tolerance_and_no_joint_band():
     assert ratio.tolist() == [[1.0, np.inf]]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((31, 0.9), "n_steps=31, but errors were measured for 30 steps"),
-        ((0, 0.9), "n_steps=0"),
-        ((30, 1.0), "confidence=1.0, but a quantile level lies strictly between"),
-        ((30, 0.99), "confidence=0.99 needs 99 held-out rollouts.*there are 60; lower"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ((31, 0.9), "n_steps=31, but errors were measured for 30 steps"),
+    ((0, 0.9), "n_steps=0"),
+    ((30, 1.0), "confidence=1.0, but a quantile level lies strictly between"),
+    ((30, 0.99), "confidence=0.99 needs 99 held-out rollouts.*there are 60; lower"),
+])  # fmt: skip
 def test_joint_bands_without_enough_rollouts_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         drawn(np.random.default_rng(0), 60).joint_factor(*arguments)

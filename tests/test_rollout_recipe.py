@@ -45,30 +45,18 @@ def test_the_recipe_learns_the_map_and_depends_only_on_its_seed():
     np.testing.assert_array_equal(one(STATES[:9]), two(STATES[:9]))
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        STEPPER,
-        replace(STEPPER, make_network=with_dropout),
-        replace(STEPPER, fine_tuning=replace(QUICK, n_decays=1)),
-        replace(STEPPER, training=replace(QUICK, n_decays=1)),
-    ],
-    ids=["stacked", "dropout", "rates cut late", "rates cut early"],
-)
+@pytest.mark.parametrize("recipe", [
+    STEPPER,
+    replace(STEPPER, make_network=with_dropout),
+    replace(STEPPER, fine_tuning=replace(QUICK, n_decays=1)),
+    replace(STEPPER, training=replace(QUICK, n_decays=1)),
+], ids=["stacked", "dropout", "rates cut late", "rates cut early"])  # fmt: skip
 def test_networks_trained_together_equal_networks_trained_alone(recipe):
     states = torch.from_numpy(STATES)
     for runs, member in zip(RUNS, recipe.train_many(states, RUNS), strict=True):
         alone = recipe([states[run] for run in runs])
         assert_close(member(states[600:640]), alone(states[600:640]), rtol=1e-4, atol=1e-5)
         assert not member.network.training
-
-
-def test_only_small_networks_and_batches_are_trained_together():
-    assert STEPPER.n_together(STATES) > 5
-    assert replace(STEPPER, n_rollout=2**14).n_together(STATES) == 1
-    assert STEPPER.n_together(np.zeros((3, 2**12))) == 1
-    cut = replace(STEPPER, fine_tuning=replace(QUICK, n_decays=1))
-    assert cut.n_together(STATES) == 1
 
 
 def test_the_loss_of_a_rollout_compares_the_networks_own_states_with_the_truth():
@@ -89,13 +77,6 @@ def test_the_surrogates_of_all_folds_are_trained_together(caplog):
     alone = small(STEP, lambda segments: STEPPER(segments)).fit(TRAINING)
     ours, theirs = (e.fitted_.calibration.error[:, :3] for e in (together, alone))
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
-
-
-def test_errors_of_folds_that_are_trained_together_name_all_of_them():
-    broken = replace(STEPPER, loss=lambda y, y_hat: (y - y_hat).mean() * torch.nan)
-    with pytest.raises(FloatingPointError) as caught:
-        small(STEP, broken).fit(TRAINING)
-    assert "surrogates of fold 1 of 5 to fold 5 of 5" in caught.value.__notes__[0]
 
 
 def test_segments_that_are_too_short_are_refused():

@@ -7,7 +7,6 @@ from numpy.testing import assert_allclose
 
 from geoq import RolloutGeoQ
 from geoq.data.coordinates import Coordinates
-from geoq.parts import RolloutRegion
 from geoq.regions.rollout import ROUNDING, Surface
 from geoq.regions.views import TableView
 from geoq.rollout.layout import RowLayout
@@ -84,9 +83,7 @@ def test_initial_states_on_a_grid_are_compared_as_fields_without_their_forcing()
     assert "standard deviation of channel" in a.reason(40)
 
 
-@pytest.mark.parametrize(
-    ("state", "n_bounded", "n_compared"), [((3,), 3, 3), ((3, 4), 12, 12), ((203,), 3, 3)]
-)
+@pytest.mark.parametrize(("state", "n_bounded", "n_compared"), [((3,), 3, 3), ((3, 4), 12, 12), ((203,), 3, 3)])  # fmt: skip
 def test_small_states_and_small_outputs_of_long_states_are_rows(state, n_bounded, n_compared):
     index = np.arange(np.prod(state)).reshape(state) < n_bounded
     layout = RowLayout.of(state, None, index)
@@ -101,8 +98,3 @@ def test_small_states_and_small_outputs_of_long_states_are_rows(state, n_bounded
 def test_states_on_a_grid_are_fields(state, n_bounded, cells):
     index = np.arange(np.prod(state)).reshape(state) < n_bounded
     assert RowLayout.of(state, None, index).region_layout.cells == cells
-
-
-def test_a_quantile_that_is_no_fraction_is_refused():
-    with pytest.raises(ValueError, match=r"RolloutRegion\.quantile"):
-        RolloutRegion(1.5)

@@ -9,8 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from geoq import RolloutGeoQ
 from geoq.parts import AdditiveRecursion, SaturatingGrowth
-from geoq.quantiles import pinball_loss
-from geoq.rollout.additive import _turns, signed_displacement
+from geoq.rollout.additive import _turns
 from geoq.rollout.saturating import step_factors
 
 
@@ -27,7 +26,7 @@ def training(n_steps=30, **settings):
 # The default
 
 
-def test_the_default_bound_saturates_and_the_sum_of_the_paper_does_not():
+def test_the_default_bound_saturates_at_a_multiple_of_the_climatology_and_the_sum_of_the_paper_does_not():
     additive = small(None, analogue, scheme=AdditiveRecursion(training=training())).fit(TRAINING)
     bound, total = (estimator.bound(QUERIES, 400) for estimator in (fitted(), additive))
     climatology = fitted().fitted_.reference.climatology.table
@@ -35,9 +34,6 @@ def test_the_default_bound_saturates_and_the_sum_of_the_paper_does_not():
     assert bound[:, 300:].mean() < 1.2 * bound[:, 30:60].mean()
     assert (np.diff(total, axis=1) >= 0).all()
     assert total[:, -1].mean() > 5 * total[:, 39].mean()
-
-
-def test_a_saturated_bound_without_the_distance_is_a_multiple_of_the_climatology():
     bound = SaturatingGrowth(exponents=(0.0,)).fit(calibration(), 0.95)
     features = calibration().features
     relative = bound(features)[:, -1] / features.climatology[:, -1]
@@ -54,14 +50,11 @@ def test_the_distance_to_the_data_matters_before_saturation_and_not_after_it():
     assert abs(far[-1] / near[-1] - 1) < 0.3
 
 
-def test_coordinates_of_different_kinds_have_different_scales():
+def test_coordinates_have_their_own_scale_and_exact_ones_no_bound():
     kinds = np.array([1.0, 1000.0])
     bound = small(None, analogue).fit(TRAINING * kinds).bound(QUERIES * kinds, 30)
     first, second = bound.mean(axis=(0, 1)) / (STATES * kinds).std(axis=0)
     assert 0.55 < first / second < 1.8
-
-
-def test_a_coordinate_without_errors_has_the_bound_zero_and_no_effect_on_the_others():
     states = np.concatenate([STATES, np.full((900, 1), 3.0)], axis=1)
     bound = small(None, analogue).fit(states[:700]).bound(states[700:720], 20)
     assert (bound[..., 2] == 0).all()
@@ -85,7 +78,7 @@ def test_the_newest_value_of_a_window_of_lags_is_covered_at_every_step(n_lags):
     assert (a.error_hat[:, 0, :-1] == 0).all()
 
 
-def test_factors_of_rollouts_that_diverge_do_not_count_from_that_step():
+def test_factors_of_steps_are_conformal_quantiles_of_the_rollouts_that_do_not_diverge():
     error = np.random.default_rng(0).random((100, 3, 2))
     some, shape = error.copy(), np.ones_like(error)
     some[40:, 1:] = np.nan
@@ -94,18 +87,9 @@ def test_factors_of_rollouts_that_diverge_do_not_count_from_that_step():
     assert_array_equal(factor[0], step_factors(error, shape, 0.95)[0])
     assert_array_equal(factor[1], step_factors(error[:40, 1:2], shape[:40, 1:2], 0.95)[0])
     assert np.isinf(factor[2]).all()
-
-
-def test_the_factor_of_a_step_is_the_conformal_quantile_of_the_ratios():
-    """Of 39 ratios, the 38th is the smallest that has 0.95 * 40 of them below it or at it."""
+    # Of 39 ratios, the 38th is the smallest that has 0.95 * 40 of them below it or at it.
     error = np.random.default_rng(0).permutation(np.arange(1.0, 40.0)).reshape(39, 1, 1)
     assert step_factors(error, np.full_like(error, 2.0), 0.95).tolist() == [[19.0]]
-
-
-def test_decreasing_errors_are_covered_at_every_step():
-    error = np.linspace(2, 1, 30)[:, None] * np.random.default_rng(0).random((200, 30, 1))
-    covered = error <= step_factors(error, np.ones_like(error), 0.95)
-    assert covered.mean(axis=0).min() > 0.9
 
 
 def test_a_periodic_trajectory_has_finite_bounds():
@@ -138,13 +122,6 @@ def test_a_scheme_of_the_user_is_used_and_checked(tmp_path):
 # The paper's
 
 
-def test_the_features_of_the_paper_are_displacement_and_support_distance():
-    features = calibration().features
-    psi = signed_displacement(features)
-    assert psi.shape == (100, 40, 3)
-    assert_array_equal(psi[..., 2], features.support_distance)
-
-
 def test_the_sum_of_the_paper_is_trained_only_on_rollouts_that_do_not_diverge():
     features, error = calibration().features, calibration().error
     alive = np.ones_like(features.alive)
@@ -158,27 +135,6 @@ def test_the_sum_of_the_paper_is_trained_only_on_rollouts_that_do_not_diverge():
     none = replace(some, features=replace(features, alive=np.zeros_like(alive)))
     with pytest.raises(ValueError, match="n_calibration=40, but all 100 calibration"):
         scheme.fit(none, 0.95)
-
-
-def test_the_sum_of_the_paper_finds_increments_that_depend_on_the_features():
-    """Errors are sums of increments: the norm of psi times a rate that is seven times larger on one side."""
-    psi = signed_displacement(calibration().features)
-    rate = np.where(psi[..., 0] > np.median(psi[..., 0]), 0.7, 0.1)
-    total = (np.linalg.norm(psi, axis=2) * rate).cumsum(axis=1)[..., None]
-    error = total * np.random.default_rng(0).random((len(total), 1, 2))
-    data = replace(calibration(), error=error)
-    longer = AdditiveRecursion(training=training(120, batch_size=16, learning_rate=1e-2))
-    still = AdditiveRecursion(training=training(1, learning_rate=1e-30))
-    with pytest.warns(UserWarning, match="has its initial weights"):
-        start = still.fit(data, 0.95)
-    trained = longer.fit(data, 0.95)
-    assert start.n_steps == 0
-    assert trained.n_steps > 40
-    features = data.features
-    bounds = trained(features), start(features), np.broadcast_to(0.95 * total, error.shape)
-    found, initial, best = (pinball_loss(error, bound, 0.95).mean() for bound in bounds)
-    assert found < 1.35 * best
-    assert found < 0.8 * initial
 
 
 @pytest.mark.parametrize(("n_folds", "sizes"), [(1, [12]), (3, [4] * 3), (12, [3, 3, 2, 2, 2])])

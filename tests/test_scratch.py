@@ -106,13 +106,6 @@ def test_predictions_of_folds_may_be_lazy(kind, tmp_path):
     assert_array_equal(*errors)
 
 
-def test_only_one_of_the_arrays_may_be_lazy(tmp_path):
-    both = [
-        GeoQ(model, None, **SETTINGS).fit(X, outputs) for outputs in (Y, dataset(Y, tmp_path, "y"))
-    ]
-    assert_array_equal(*(estimator.bound(X + 0.1) for estimator in both))
-
-
 def test_arrays_in_memory_are_not_copied_and_no_file_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert scratch.stored(X) is X
@@ -130,13 +123,13 @@ def test_too_little_space_for_scratch_files_raises_before_any_work(monkeypatch):
 LIMITED = """
 import resource, sys
 import h5py, numpy as np
-from geoq import GeoQ, TrainedFolds, arrays
+from geoq import GeoQ, RandomFolds, arrays
 from test_scratch import SETTINGS
 
 arrays.CHUNK_NUMBERS = 2**18
 
 def calibrate(x, y):
-    estimator = GeoQ(lambda x: x, TrainedFolds([lambda x: x] * 3), **SETTINGS)
+    estimator = GeoQ(lambda x: x, lambda x, y: lambda x: x, **(SETTINGS | {"folds": RandomFolds(15)}))
     return estimator.fit(x, y, progress=None).bound(x[:3])
 
 few = np.random.default_rng(0).normal(size=(30, 9, 9))
@@ -152,7 +145,7 @@ with h5py.File(sys.argv[1]) as file:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory as Linux does")
-def test_the_peak_memory_is_seven_times_the_data(tmp_path):
+def test_the_peak_memory_with_15_retrained_folds_is_seven_times_the_data(tmp_path):
     """Coordinates are in memory, and errors and predictions of points and of tuples, but no copies in double precision."""
     path, wave = tmp_path / "data.h5", np.sin(np.linspace(0, 9, 128, dtype=np.float32))
     with h5py.File(path, "w") as file:

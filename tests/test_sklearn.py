@@ -87,14 +87,11 @@ def test_the_predictions_are_the_predictions_of_a_clone_of_the_regressor(plain, 
     assert_array_equal(ours.predict(queries), clone(plain).fit(X, y).predict(queries))
 
 
-def test_the_assessment_contains_the_prediction_and_the_bound(fitted, data):
+def test_assessments_and_intervals_contain_the_prediction_and_its_bound(fitted, data):
     assessment = fitted.assess(data[2])
     assert_array_equal(assessment.prediction, fitted.predict(data[2]))
     assert_array_equal(assessment.error_hat, fitted.bound(data[2]))
     assert fitted.assess([[0.0, 0.0], [9.0, 9.0]]).safe.tolist() == [True, False]
-
-
-def test_an_interval_is_the_prediction_minus_and_plus_its_bound(fitted, data):
     _, _, queries, truth = data
     lower, upper = fitted.predict_interval(queries)
     assert_array_equal(lower, fitted.predict(queries) - fitted.bound(queries))
@@ -132,14 +129,6 @@ def test_guarantees_and_files_are_those_of_geoq(data, tmp_path):
 @pytest.mark.parametrize(("plain", "several"), [(Ridge(), True), (SVR(), False)])
 def test_several_outputs_are_supported_where_the_regressor_supports_them(plain, several):
     assert GeoQRegressor(plain).__sklearn_tags__().target_tags.multi_output is several
-
-
-def test_a_data_frame_and_its_array_give_the_same_bound(fitted, data):
-    X, y, queries, _ = data
-    table, asked = (pd.DataFrame(part, columns=["a", "b"]) for part in (X, queries))
-    named = GeoQRegressor(Ridge(), folds=FOLDS).fit(table, pd.Series(y))
-    # Not to the last bit: the memory layout of the arrays differs.
-    assert_allclose(named.bound(asked), fitted.bound(queries), rtol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["predict", "bound", "assess", "predict_interval"])

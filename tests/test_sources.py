@@ -1,10 +1,7 @@
 """The calibration is the same if fold surrogates are trained together, on other workers, or elsewhere."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -42,11 +39,10 @@ class Together:
         return [self.train(x[rows], y[rows]) for rows in subsets]
 
 
-@pytest.mark.parametrize(
-    ("folds", "sizes"),
-    [(FOLDS, [[90, 90], [90, 90]]), (NestedFolds(3), [[90, 60], [30]])],
-    ids=repr,
-)
+@pytest.mark.parametrize(("folds", "sizes"), [
+    (FOLDS, [[90, 90], [90, 90]]),
+    (NestedFolds(3), [[90, 60], [30]]),
+], ids=repr)  # fmt: skip
 def test_a_recipe_that_trains_together_is_called_once_per_job(problem, folds, sizes):
     recipe = Together(problem.train)
     together, alone = (fit(problem, train, folds=folds) for train in (recipe, problem.train))
@@ -84,19 +80,6 @@ def test_surrogates_and_predictions_from_elsewhere_give_the_same_calibration(pro
     assert (count_trainings(None, problem.train, 4), count_trainings(len, None, 4)) == (5, 0)
 
 
-def test_surrogates_and_predictions_from_elsewhere_must_match_the_folds(problem):
-    surrogates = elsewhere(problem)
-    arrays = [surrogate(problem.x) for surrogate in surrogates]
-    for source, message in (
-        (TrainedFolds(surrogates[:3]), "TrainedFolds has 3 entries, but there are 4 folds"),
-        (PredictedFolds([*arrays[:3], arrays[3][1:]]), r"arrays\[3\] has 119 rows, but x has 120"),
-        (PredictedFolds([arrays[0] * np.nan] * 4), r"surrogate\(x\)\[0, 0\] is nan"),
-        (PredictedFolds([arrays[0][:, 0]] * 4), r"shape \(\d+,\) for y of shape \(\d+, 1\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            fit(problem, source)
-
-
 def recipes(folder):
     """A nearest-neighbour recipe, and the same recipe that kills its worker process in the first training.
 
@@ -130,16 +113,6 @@ def test_workers_of_one_machine_give_the_same_calibration(problem, tmp_path, bac
     assert_array_equal(here.fold, there.fold)
 
 
-def test_an_exception_on_a_worker_keeps_its_type_and_its_fold(problem):
-    def fails(x, y):
-        raise ZeroDivisionError("inside the user's code")
-
-    threads = parallel_config(backend="threading", n_jobs=2)
-    with threads, pytest.raises(ZeroDivisionError) as caught:
-        fit(problem, fails)
-    assert "while training the surrogate of fold" in caught.value.__notes__[0]
-
-
 def test_a_cluster_that_loses_a_worker_gives_the_same_calibration(problem, tmp_path):
     """One of two Dask workers is killed during a training."""
     distributed = pytest.importorskip("distributed")
@@ -155,14 +128,11 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_calibration(problem, tmp_p
     assert_array_equal(here.features.flat, there.features.flat)
 
 
-def test_nothing_is_trained_to_estimate_the_time_of_no_trainings(problem):
+def test_estimates_count_workers_and_networks_that_are_trained_together(problem):
     model = problem.train(problem.x, problem.y)
     for source in (None, TrainedFolds([model] * 4)):
         estimator = GeoQ(model, source, folds=FOLDS)
         assert str(estimator.estimate(problem.x, problem.y)) == "no trainings"
-
-
-def test_the_estimate_counts_workers_and_networks_that_are_trained_together(problem):
     time = TrainingTime(16, n_together=4, seconds_of_one=30.0, n_workers=2)
     assert time.seconds == 60
     text = "16 trainings, 4 at once: 30 s for one, about 60 s in total on 2 workers"
@@ -170,40 +140,3 @@ def test_the_estimate_counts_workers_and_networks_that_are_trained_together(prob
     recipe = Together(problem.train)
     assert GeoQ(None, recipe, folds=FOLDS).estimate(problem.x, problem.y).n_together == 2
     assert recipe.sizes == [[90, 90]]
-
-
-MEMORY = """
-import json, sys
-from pathlib import Path
-import numpy as np
-from geoq import GeoQ, RandomFolds, Region
-from geoq.parts import SupportDistance
-
-class NoBound:
-    uses_neighborhood = False
-    def fit(self, tuples, quantile):
-        return lambda features: np.zeros_like(features.anchor_error)
-
-def status(name):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(dict(line.split(":", 1) for line in lines)[name].split()[0]) / 1024
-
-x = np.random.default_rng(0).normal(size=(150, 80, 80))
-y = np.roll(x, 1, 1)
-settings = {"folds": RandomFolds(int(sys.argv[1])), "safe_region": Region((SupportDistance(),))}
-estimator = GeoQ(lambda x: x, lambda x, y: np.tanh, bound_model=NoBound(), **settings)
-Path("/proc/self/clear_refs").write_text("5")
-before = status("VmRSS")
-estimator.fit(x, y)
-print(json.dumps(status("VmHWM") - before))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
-def test_the_memory_of_cross_fitted_fields_does_not_grow_with_the_folds():
-    def extra(n_folds):
-        command = [sys.executable, "-c", MEMORY, str(n_folds)]
-        return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-
-    few, many = extra(3), extra(10)
-    assert many < 1.2 * few

@@ -16,7 +16,7 @@ from geoq.surrogate import TrainTogether
 from geoq.training import recipe as recipes
 from geoq.training.loop import train_on
 from geoq.training.recipe import train_together
-from geoq.training.stacked import Member, PairTask, layer_sequence
+from geoq.training.stacked import Member, PairTask
 
 QUICK = Training(n_steps=60, batch_size=16, learning_rate=5e-3, check_every=20)
 
@@ -73,15 +73,13 @@ def bounded_weight():
 NETWORKS = {
     "mlp": partial(MLP, 2, 1, hidden=(16, 8), n_encoder_layers=1),
     "dropout, which is trained alone": partial(MLP, 2, 1, hidden=(16,), dropout=0.2),
-    "sequence": lambda: nn.Sequential(
-        nn.Linear(2, 9, bias=False), nn.GELU(), nn.Sequential(nn.Linear(9, 1))
-    ),
+    "sequence": lambda: nn.Sequential(nn.Linear(2, 9, bias=False), nn.GELU(), nn.Sequential(nn.Linear(9, 1))),
     "batch norm and buffer": Normalised,
     "frozen layer": Frozen,
     "one activation called twice": shared_activation,
     "subclass of a linear layer": lambda: nn.Sequential(Sine(2, 9), nn.Linear(9, 1)),
     "parametrised layer": bounded_weight,
-}
+}  # fmt: skip
 GENERATOR = np.random.default_rng(0)
 X = torch.from_numpy(GENERATOR.normal(size=(150, 2))).float()
 Y = X[:, :1] ** 2 + X[:, 1:]
@@ -140,14 +138,6 @@ def test_the_results_of_members_with_different_batch_sizes_have_the_order_of_the
         assert result.best_loss == pytest.approx(float(loss.detach()), rel=1e-4)
 
 
-def test_members_with_few_rows_of_numpy_arrays_equal_networks_trained_alone():
-    x, y = X.double().numpy(), Y.double().numpy()
-    recipe = TrainNetwork(NETWORKS["mlp"], training=QUICK)
-    few = [np.arange(9), np.arange(100), np.arange(50)]
-    for rows, member in zip(few, recipe.train_many(x, y, few), strict=True):
-        assert_close(member(x), recipe(x[rows], y[rows])(x), rtol=1e-4, atol=1e-5)
-
-
 def test_a_loss_of_a_stack_that_is_not_finite_raises_and_names_the_folds():
     training = Training(n_steps=100, learning_rate=1e30, check_every=10)
     recipe = TrainNetwork(NETWORKS["mlp"], training=training)
@@ -156,12 +146,6 @@ def test_a_loss_of_a_stack_that_is_not_finite_raises_and_names_the_folds():
     assert caught.value.__notes__ == [
         "while training the surrogates of fold 1 of 4 to fold 4 of 4 together"
     ]
-
-
-def test_only_sequences_of_linear_and_elementwise_layers_use_batched_products():
-    assert len(layer_sequence(fresh(MLP, 2, 1, hidden=(4, 4)))) == 5
-    assert layer_sequence(fresh(FieldNetwork)) is None
-    assert layer_sequence(nn.Sequential(nn.ReLU(), nn.Dropout(0.1))) is None
 
 
 def test_large_batches_or_networks_are_not_trained_together(monkeypatch):

@@ -120,18 +120,23 @@ def test_rare_categories_have_their_own_anchors():
     assert rare[CALIBRATED.assess(queries).anchors].all()
 
 
+def test_levels_that_occur_once_do_not_make_a_new_level_safe():
+    """Held-out points with a level that their fold does not know set no threshold."""
+    x = X.assign(site=[f"once {i}" if i % 10 == 0 else "often" for i in range(N)])
+    estimator = calibrated(x, Y)
+    assert estimator.assess(x).safe.mean() > 0.8
+    assert not estimator.assess(x.assign(site="Mars")).safe.any()
+
+
 def distances(kind, values, queries):
     points, new = (np.array(v, dtype=float)[:, None] for v in (values, queries))
     z = fit_columns(points, {0: kind}, None, logarithms=True)(new)
     return np.linalg.norm(z[:, None] - z, axis=2)
 
 
-def test_all_pairs_of_categories_are_equally_far_apart_also_unseen_and_missing():
+def test_distances_of_categories_periods_and_logarithms():
     found = distances(Category(), [0, 0, 0, 1, 2, np.nan], [0, 1, 2, np.nan, 5])
     assert_allclose(found[~np.eye(5, dtype=bool)], 12**0.5)
-
-
-def test_periods_wrap_and_logarithms_are_ratios():
     circle = distances(Periodic(24), list(range(24)), [23.5, 0.5, 12.0])
     assert circle[0, 1] < 0.3
     assert circle[0, 2] > 1.9
@@ -141,7 +146,7 @@ def test_periods_wrap_and_logarithms_are_ratios():
     assert distances(Number(), decades, decades)[1, 2] > 1
 
 
-def test_ignored_columns_have_no_coordinates_and_others_find_their_kind():
+def test_each_column_finds_its_kind_of_coordinates():
     table = input_rows(X)
     found = fit_columns(table.array, {"temp": Ignored()}, table.schema, logarithms=True)
     by_column = {n: set(found.part[found.column == j].tolist()) for j, n in enumerate(COLUMNS)}
@@ -149,6 +154,9 @@ def test_ignored_columns_have_no_coordinates_and_others_find_their_kind():
     kinds = [set(), number, category, category, number]
     assert by_column == dict(zip(COLUMNS, kinds, strict=True))
     assert [COLUMNS[j] for j in found.column[found.log]] == ["conc"]
+    assert CALIBRATED.fitted_.metric.describe(COLUMNS).startswith(
+        "relative sensitivity of the prediction: conc (logarithm) 1, site"
+    )
 
 
 def test_columns_of_arrays_are_described_by_number():
@@ -159,12 +167,6 @@ def test_columns_of_arrays_are_described_by_number():
     answer = estimator.assess(np.array([[0.5, 1.0], [0.5, 1.5]]))
     assert answer.safe.tolist() == [True, False]
     assert "input 1 is 1.5, which does not occur in the data" in answer.reason(1)
-
-
-def test_the_sensitivity_of_the_surrogate_to_a_category_is_measured():
-    assert CALIBRATED.fitted_.metric.describe(COLUMNS).startswith(
-        "relative sensitivity of the prediction: conc (logarithm) 1, site"
-    )
 
 
 @frames
@@ -178,7 +180,7 @@ def test_a_model_that_accepts_missing_values_may_have_them(make):
 
 
 @frames
-def test_a_table_keeps_types_when_values_are_exchanged_between_rows(make):
+def test_tables_keep_their_types_also_when_built_from_numbers(make):
     x = make()
     table = input_rows(x)
     same = table.like(table.array[[3, 1, 1]]).native
@@ -188,10 +190,6 @@ def test_a_table_keeps_types_when_values_are_exchanged_between_rows(make):
     own = table.copy()
     assert type(own.native) is type(x)
     assert own.native is not x
-
-
-@frames
-def test_a_table_can_be_built_again_from_its_numbers(make):
     table = input_rows(make())
     again = table.types.build(table.schema, table.array)
     assert isinstance(again, Table)
@@ -250,17 +248,14 @@ def test_a_table_for_an_estimator_of_arrays_raises():
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("kinds", "message"),
-    [
-        ({"tmp": Number()}, r"Columns describes 'tmp', but x has the columns 'temp'"),
-        ({"temp": Log}, r"Columns\(\{'temp': <class .*Log'>\}\): a kind is an object"),
-        ({"temp": "log"}, r"a kind is an object of geoq.parts; pass Number\(\)"),
-        ({"site": Number()}, r"column 'site' holds categories, but its kind is Number"),
-        ({name: Ignored() for name in COLUMNS}, r"all columns are ignored"),
-        (["temp"], r"kinds must map columns to kinds"),
-    ],
-)
+@pytest.mark.parametrize(("kinds", "message"), [
+    ({"tmp": Number()}, r"Columns describes 'tmp', but x has the columns 'temp'"),
+    ({"temp": Log}, r"Columns\(\{'temp': <class .*Log'>\}\): a kind is an object"),
+    ({"temp": "log"}, r"a kind is an object of geoq.parts; pass Number\(\)"),
+    ({"site": Number()}, r"column 'site' holds categories, but its kind is Number"),
+    ({name: Ignored() for name in COLUMNS}, r"all columns are ignored"),
+    (["temp"], r"kinds must map columns to kinds"),
+])  # fmt: skip
 def test_wrong_kinds_raise(kinds, message):
     with pytest.raises((ValueError, TypeError), match=message):
         calibrated(
@@ -268,14 +263,11 @@ def test_wrong_kinds_raise(kinds, message):
         )
 
 
-def test_logarithms_of_zero_and_impossible_periods_raise():
+def test_columns_without_a_use_raise_or_are_ignored_with_a_warning():
     with pytest.raises(ValueError, match=r"column 'temp' has the value 0, but Log\(\)"):
         calibrated(X.assign(temp=0.0), Y, representation=Columns({"temp": Log()}))
     with pytest.raises(ValueError, match="period must be a positive number"):
         Periodic(0)
-
-
-def test_identifiers_are_ignored_with_a_warning():
     x = X.assign(name=[f"car {i}" for i in range(N)])
     with pytest.warns(UserWarning, match="column 'name' has 80 different values in 80"):
         estimator = calibrated(x, Y, lambda x: surrogate(x[COLUMNS]))

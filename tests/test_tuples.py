@@ -1,6 +1,5 @@
 """Calibration tuples (lines 6 to 10): what each fold is trained on, and its errors, anchors and features."""
 
-import logging
 from dataclasses import replace
 
 import numpy as np
@@ -33,16 +32,13 @@ def fit(problem, train, **settings):
     return GeoQ(surrogate, train, **settings).fit(problem.x, problem.y).fitted_
 
 
-def test_each_fold_is_trained_once_on_what_it_does_not_hold_out(problem):
+def test_each_fold_is_trained_once_on_what_it_neither_holds_out_nor_leaves_as_a_gap(problem):
     recorder = Recorder(problem.train)
     tuples = fit(problem, recorder).tuples
     assert len(recorder.seen) == 4
     for fold, seen in enumerate(recorder.seen):
         held_out = set(tuples.point[tuples.fold == fold].tolist())
         assert rows_of(seen, problem.x) == set(range(120)) - held_out
-
-
-def test_no_fold_is_trained_on_its_gap(problem):
     recorder = Recorder(problem.train)
     fit(problem, recorder, folds=TemporalFolds(3, gap=5))
     assert rows_of(recorder.seen[1], problem.x) == {*range(35), *range(85, 120)}
@@ -110,16 +106,7 @@ def test_groups_and_gaps_make_tuples_dependent(problem):
     assert_array_equal(in_time.group, tuples.point // 6)
 
 
-def test_typical_values_are_lower_medians(problem):
-    fitted = fit(problem, None)
-    tuples, typical = fitted.tuples, fitted.typical
-    middle = (len(tuples) - 1) // 2
-    assert typical.support_distance == np.sort(tuples.relation.support_distance)[middle]
-    assert typical.distance == np.sort(tuples.features.distance)[middle]
-    assert typical.error.tolist() == [np.median(tuples.error)]
-
-
-def test_an_exception_in_training_keeps_its_type_and_gains_the_fold(problem):
+def test_an_exception_in_a_fold_keeps_its_type_and_gains_the_fold(problem):
     calls = []
 
     def fails_at_the_third(x, y):
@@ -131,9 +118,6 @@ def test_an_exception_in_training_keeps_its_type_and_gains_the_fold(problem):
     with pytest.raises(ZeroDivisionError, match="inside the user's code") as caught:
         fit(problem, fails_at_the_third)
     assert caught.value.__notes__ == ["while training the surrogate of fold 3 of 4"]
-
-
-def test_a_fold_surrogate_that_returns_nan_raises_with_its_fold(problem):
     with pytest.raises(ValueError, match=r"surrogate\(x\)\[0, 0\] is nan") as caught:
         fit(problem, lambda x, y: lambda x: x[:, :1] * np.nan)
     assert "while evaluating the surrogate of fold 1 of 4" in caught.value.__notes__
@@ -151,10 +135,3 @@ def test_a_failed_training_is_reported_and_honest_folds_are_not(problem, recwarn
     message = r"mean errors of fold 2 \(\d+ held out, \d+ in sample\) of 4 are more than 5"
     with pytest.warns(UserWarning, match=message):
         fit(problem, second_dies)
-
-
-def test_folds_are_logged_and_no_bar_is_drawn_without_a_terminal(problem, caplog, capsys):
-    with caplog.at_level(logging.INFO, logger="geoq"):
-        fit(problem, problem.train)
-    assert sum("held out, " in message for message in caplog.messages) == 4
-    assert capsys.readouterr() == ("", "")

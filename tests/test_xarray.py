@@ -87,15 +87,12 @@ def answer(fitted):
     return fitted.assess(QUERIES)
 
 
-def test_the_answers_are_the_answers_of_geoq_to_plain_arrays(answer):
+def test_the_answers_are_those_of_geoq_with_the_coordinates_of_y_and_of_the_samples(answer):
     plain = plain_of(X, Y).fit(X.values, Y.values).assess(QUERIES.values)
     for name in (*FIELDS, *NUMBERS, "anchor_distance"):
         assert_array_equal(answer[name], getattr(plain, name))
     assert_array_equal(answer.anchors, X.time.values[plain.anchors])
     assert answer.attrs == {"quantile": 0.95}
-
-
-def test_answers_have_the_coordinates_of_y_and_of_the_samples(answer):
     for name in FIELDS:
         assert answer[name].dims == ("time", "lead", "lat", "lon")
         for dim in ("lead", "lat", "lon"):
@@ -149,13 +146,10 @@ def test_bounds_have_a_dimension_of_levels_and_are_lazy_for_chunks(fitted, chunk
         fitted.bounds(asked, (0.5, 0.9), dim="lat")
 
 
-def test_the_dimensions_can_be_in_any_order(answer):
+def test_dimensions_can_be_in_any_order_and_queries_can_have_others(answer, fitted):
     labelled = unfitted(X, Y)
     labelled.fit(X.transpose("lag", "lat", "lon", "time"), Y.transpose("lead", ..., "time"))
     xr.testing.assert_identical(labelled.assess(QUERIES.transpose("lon", "time", ...)), answer)
-
-
-def test_queries_can_have_other_dimensions_than_the_samples(fitted, answer):
     one = fitted.assess(QUERIES.isel(time=3))
     xr.testing.assert_allclose(one, answer.isel(time=3))
     members = fitted.assess(QUERIES.expand_dims(member=[7, 8]))
@@ -196,7 +190,7 @@ def test_random_folds_of_similar_dates_are_warned_of():
     assert len(np.unique(grouped.estimator_.fitted_.tuples.fold)) == 20
 
 
-def test_chunked_queries_are_assessed_chunk_by_chunk(fitted, answer, tmp_path):
+def test_chunks_are_assessed_one_by_one_and_calibrated_from(fitted, answer, tmp_path):
     """Dask must not pickle the calibration, which can be large."""
     surrogate = fitted.estimator_.surrogate_
     lazy = fitted.assess(QUERIES.chunk(time=5, lat=2))
@@ -208,9 +202,6 @@ def test_chunked_queries_are_assessed_chunk_by_chunk(fitted, answer, tmp_path):
     assert surrogate.n_pickled == 0
     with xr.open_dataset(tmp_path / "a.nc", engine="h5netcdf") as read:
         xr.testing.assert_allclose(read, answer)
-
-
-def test_chunked_pairs_can_be_larger_than_memory(answer):
     labelled = unfitted(X, Y).fit(X.chunk(time=7), Y.chunk(time=7, lat=2))
     xr.testing.assert_allclose(labelled.assess(QUERIES), answer)
 
@@ -230,17 +221,14 @@ def test_conformal_factors_are_the_factors_for_plain_arrays():
 DAY = np.timedelta64(1, "D")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda y: y.assign_coords(time=y.time + DAY), "60 labels from 2020-01-02"),
-        (lambda y: y[::-1], "y has 60 labels from 2020-02-29"),
-        (lambda y: y.drop_vars("time"), "60 labels from 0 to 59"),
-        (lambda y: y.rename(time="day"), "y has no dimension 'time'"),
-        (lambda y: y.where(y.time != y.time[3]), "y is masked"),
-        (lambda y: None, "fit needs x and y for a GeoQ"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda y: y.assign_coords(time=y.time + DAY), "60 labels from 2020-01-02"),
+    (lambda y: y[::-1], "y has 60 labels from 2020-02-29"),
+    (lambda y: y.drop_vars("time"), "60 labels from 0 to 59"),
+    (lambda y: y.rename(time="day"), "y has no dimension 'time'"),
+    (lambda y: y.where(y.time != y.time[3]), "y is masked"),
+    (lambda y: None, "fit needs x and y for a GeoQ"),
+])  # fmt: skip
 def test_unusable_pairs_raise(change, message):
     labelled = unfitted(X, Y)
     with pytest.raises((ValueError, TypeError), match=message):
@@ -267,21 +255,7 @@ def test_land_is_nan_in_the_data_and_in_the_answers(lazy, tmp_path):
     xr.testing.assert_identical(loaded.assess(QUERIES), labelled.assess(QUERIES))
 
 
-def test_cells_that_are_nan_in_some_samples_are_nan_where_the_prediction_is():
-    model = LeastSquares(X.values, Y.values)
-
-    def clouded(x):
-        return np.where(x[:, :1] > 1, np.nan, model(x))
-
-    absent = clouded(X.values)
-    labelled = Labelled(GeoQ(clouded, None, **QUICK), "time")
-    labelled.fit(X, Y.where(np.isfinite(absent)))
-    for queries in (X, X.chunk(time=7)):
-        bound = labelled.bound(queries).transpose(*Y.dims)
-        assert_array_equal(bound.isnull(), np.isnan(absent))
-
-
-def test_a_query_without_an_answer_has_missing_anchors():
+def test_anchors_without_an_answer_are_missing_and_without_labels_are_positions(answer):
     names, gap = [f"s{i}" for i in range(60)], QUERIES.where(QUERIES.time != QUERIES.time[4])
     for own, missing in ((np.arange(60.0), np.nan), (names, ""), (np.arange(60), -1)):
         named = [
@@ -290,9 +264,6 @@ def test_a_query_without_an_answer_has_missing_anchors():
         found = unfitted(*named).fit(*named).assess(gap).anchors
         assert_array_equal(found[4], [missing] * 2)
         assert set(found[3].values) <= set(own)
-
-
-def test_samples_without_labels_are_identified_by_their_position(answer):
     bare = [part.drop_vars(("time", "month"), errors="ignore") for part in (X, Y, QUERIES)]
     unnamed = unfitted(X, Y).fit(*bare[:2]).assess(bare[2])
     assert_array_equal(X.time.values[unnamed.anchors], answer.anchors)
@@ -315,7 +286,7 @@ def test_queries_with_other_labels_raise_before_anything_is_computed(fitted, unc
         fitted.assess(QUERIES.values)
 
 
-def test_the_reason_names_the_query_and_its_anchors_by_their_labels(fitted, answer):
+def test_reasons_name_queries_anchors_inputs_and_outputs_by_their_labels(fitted, answer):
     reason = fitted.reason(QUERIES.sel(time="2020-03-05"))
     row = answer.sel(time="2020-03-05")
     assert reason.startswith("time 2020-03-05 00:00:00: mean error bound ")
@@ -323,9 +294,6 @@ def test_the_reason_names_the_query_and_its_anchors_by_their_labels(fitted, answ
         assert f"anchor {pd.Timestamp(anchor)}: observed" in reason
     with pytest.raises(ValueError, match="x has 12 queries; select one"):
         fitted.reason(QUERIES)
-
-
-def test_the_reason_names_inputs_and_outputs():
     grid = {"time": np.arange(60), "station": ["Jena", "Oslo", "Rome"]}
     x = xr.DataArray(np.random.default_rng(0).normal(size=(60, 3)), grid)
     labelled = Labelled(GeoQ(lambda x: x, None, folds=RandomFolds(5))).fit(x, x + x**2)

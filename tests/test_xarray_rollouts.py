@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from henon import STATES, STEP, analogue
+from henon import STATES, STEP, analogue, driven
+from henon import train_forced as train
 from numpy.testing import assert_array_equal
 
 from geoq import RolloutGeoQ
@@ -42,16 +43,13 @@ def answer(fitted):
     return fitted.assess(ASKED, 30, TOLERANCE)
 
 
-def test_the_answers_are_the_answers_of_rollout_geoq_to_plain_arrays(answer):
+def test_the_answers_are_those_of_rollout_geoq_with_steps_lead_times_variables_and_units(answer):
     plain = small(STEP, analogue).fit(STATES[:700])
     a = plain.assess(STATES[700:720], 30, np.array([0.4, 0.1]))
     for name in ("prediction", "error_hat", "safe", "support_score", "diverged_at"):
         assert_array_equal(answer[name], getattr(a, name))
     assert_array_equal(answer.trusted_horizon, a.trusted_horizon)
     assert_array_equal(answer.bound_over_tolerance, a.bound_over_tolerance)
-
-
-def test_answers_have_steps_lead_times_variables_units_and_the_coordinates_of_x(answer):
     assert answer.error_hat.dims == ("time", "step", "variable")
     assert answer.safe.dims == ("time", "step")
     assert answer.trusted_horizon.dims == ("time",)
@@ -86,7 +84,9 @@ def test_initial_states_can_have_any_further_dimensions(fitted, answer):
     assert_array_equal(several.member, [1, 2])
 
 
-def test_nan_in_one_initial_state_does_not_stop_the_others(fitted, answer):
+def test_reasons_name_initial_states_by_their_time_and_nan_in_one_does_not_stop_the_others(
+    fitted, answer
+):
     gap = ASKED.where(ASKED.time != ASKED.time[4])
     for asked in (gap, gap.chunk(time=6)):
         a = fitted.assess(asked, 30, TOLERANCE).compute()
@@ -94,9 +94,6 @@ def test_nan_in_one_initial_state_does_not_stop_the_others(fitted, answer):
         assert not a.safe[4].any()
         assert_array_equal(a.error_hat[5:], answer.error_hat[5:])
     assert "is nan" in fitted.reason(gap.isel(time=4), 30)
-
-
-def test_the_reason_names_the_initial_state_by_its_time(fitted):
     reason = fitted.reason(ASKED.isel(time=2), 30, TOLERANCE)
     assert reason.startswith("rollout from time 2020-06-24 12:00:00: trusted for")
     with pytest.raises(ValueError, match="x has 20 queries; select one"):
@@ -137,28 +134,7 @@ def test_a_series_of_numbers_and_an_output_have_their_own_dimensions():
     assert_array_equal(b.lag, [0])
 
 
-def driven_pendulums(n=12, n_times=100):
-    """States (angle, speed) of pendulums, and their forcing: a random force, and a damping of their own."""
-    rng = np.random.default_rng(0)
-    states = rng.uniform(-1, 1, (n, n_times, 2))
-    forcing = rng.uniform(-1, 1, (n, n_times, 2))
-    forcing[..., 1] = rng.uniform(0.2, 0.6, (n, 1))
-    for t in range(n_times - 1):
-        (angle, speed), (force, damping) = states[:, t].T, forcing[:, t].T
-        speed = speed + 0.2 * (force - np.sin(angle) - damping * speed)
-        states[:, t + 1] = np.stack([angle + 0.2 * speed, speed], axis=-1)
-    return states, forcing
-
-
-def train(segments):
-    """A linear step of the state and the forcing, which errs by the nonlinearity of the sine."""
-    before = np.concatenate([np.hstack([s[:-1], f[:-1]]) for s, f in segments])
-    after = np.concatenate([s[1:] for s, _ in segments])
-    matrix = np.linalg.lstsq(before, after)[0]
-    return lambda state, forcing: np.hstack([state, forcing]) @ matrix
-
-
-DRIVEN, FORCING = driven_pendulums()
+DRIVEN, FORCING = driven(12, 100, seed=0)
 
 
 def forced_data():
@@ -174,62 +150,59 @@ def forced_data():
 
 
 @pytest.fixture(scope="module")
-def driven():
+def forced():
     states, inputs = forced_data()
     return Labelled(small(None, train), trajectory_dim="run").fit(states, forcing=inputs)
 
 
-def test_a_forcing_is_a_series_selected_by_the_times_of_the_steps(driven, tmp_path):
+def test_a_forcing_is_a_series_selected_by_the_times_of_the_steps(forced, tmp_path):
     states, inputs = forced_data()
     plain = small(None, train).fit([*DRIVEN], forcing=[*FORCING])
     asked = states.isel(time=[10, 40])
-    a = driven.assess(asked, 20, 0.3, forcing=inputs)
+    a = forced.assess(asked, 20, 0.3, forcing=inputs)
     for place, start in enumerate((10, 40)):
         along = FORCING[:, start : start + 20]
         b = plain.assess(DRIVEN[:, start], 20, 0.3, forcing=along)
         assert_array_equal(a.error_hat.isel(time=place), b.error_hat)
         assert_array_equal(a.trusted_horizon.isel(time=place), b.trusted_horizon)
-    driven.save(tmp_path / "a.geoq")
-    loaded = Labelled.load(tmp_path / "a.geoq", surrogate=driven.estimator_.surrogate_)
+    forced.save(tmp_path / "a.geoq")
+    loaded = Labelled.load(tmp_path / "a.geoq", surrogate=forced.estimator_.surrogate_)
     lazy = loaded.assess(asked.chunk(run=5), 20, 0.3, forcing=inputs)
     xr.testing.assert_allclose(lazy.compute(), a)
     # Other times in the series and another order change nothing; a missing time is no other time.
     hours = pd.date_range(TIME[0], TIME[99], freq="h")
     finer = inputs.interp(time=hours).isel(time=slice(None, None, -1))
-    xr.testing.assert_allclose(driven.assess(asked, 20, 0.3, forcing=finer), a)
+    xr.testing.assert_allclose(forced.assess(asked, 20, 0.3, forcing=finer), a)
     with pytest.raises(ValueError, match="a step starts at 2020-01-05T00"):
-        driven.assess(asked, 20, forcing=inputs.drop_isel(time=16))
+        forced.assess(asked, 20, forcing=inputs.drop_isel(time=16))
 
 
-def test_a_forcing_is_given_per_step_or_as_a_constant_with_scenarios(driven):
+def test_a_forcing_is_given_per_step_or_as_a_constant_with_scenarios(forced):
     states, inputs = forced_data()
     steps = inputs.force.isel(run=0, time=slice(20), drop=True).rename(time="step")
     scenarios = xr.concat([steps, 0 * steps], pd.Index(["wind", "calm"], name="case"))
     one = xr.Dataset({"force": scenarios.drop_vars("step"), "damping": 0.4})
     start = states.isel(run=3, time=10)
-    c = driven.assess(start, 20, forcing=one)
+    c = forced.assess(start, 20, forcing=one)
     assert c.error_hat.sizes == {"case": 2, "step": 20, "part": 2}
     assert list(c.case.values) == ["wind", "calm"]
     strong = one.assign(damping=5.0)
-    assert not driven.assess(start, 20, forcing=strong).safe.any()
-    reason = driven.reason(start, 20, forcing=strong.isel(case=0))
+    assert not forced.assess(start, 20, forcing=strong).safe.any()
+    reason = forced.reason(start, 20, forcing=strong.isel(case=0))
     assert "forcing 1 of step 1 is 5, but" in reason
     constant = xr.Dataset({"force": 0.1, "damping": 0.4})
     calm = xr.Dataset({"force": ("step", np.full(20, 0.1)), "damping": 0.4})
-    a, b = (driven.assess(start, 20, forcing=given) for given in (constant, calm))
+    a, b = (forced.assess(start, 20, forcing=given) for given in (constant, calm))
     xr.testing.assert_identical(a, b)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda x: x.isel(time=[*range(50), *range(60, 700)]), "x has a gap after 2020-01-13"),
-        (lambda x: x.isel(time=slice(None, None, -1)), r"not in order; .*sortby\('time'\)"),
-        (lambda x: x.where(x.time != x.time[3]), "nan"),
-        (lambda x: x.rename(time="day"), "no dimension 'time'"),
-        (lambda x: [x, x.rename(u="w")], r"has the variables .* also had \['u'\]"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda x: x.isel(time=[*range(50), *range(60, 700)]), "x has a gap after 2020-01-13"),
+    (lambda x: x.isel(time=slice(None, None, -1)), r"not in order; .*sortby\('time'\)"),
+    (lambda x: x.where(x.time != x.time[3]), "nan"),
+    (lambda x: x.rename(time="day"), "no dimension 'time'"),
+    (lambda x: [x, x.rename(u="w")], r"has the variables .* also had \['u'\]"),
+])  # fmt: skip
 def test_unusable_trajectories_raise_before_any_training(change, message):
     def never(segments):
         raise AssertionError
@@ -263,17 +236,14 @@ def test_months_need_a_forcing_per_step():
     assert "lead_time" not in labelled.assess(start, 10, forcing=steps).coords
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((ASKED[["u"]], 5), r"x has the variables \['u'\], but fit also had \['v'\]"),
-        ((ASKED.u, 5), r"x has dimensions \('time',\), but fit also had \['variable'\]"),
-        ((ASKED, 0), "n_steps"),
-        ((ASKED,), "n_steps"),
-        ((ASKED, 5, {"u": 1.0}), r"tolerance has the variables .* also had \['v'\]"),
-        ((ASKED.assign(u=ASKED.u.assign_attrs(units="K")), 5), "the units 'K'"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ((ASKED[["u"]], 5), r"x has the variables \['u'\], but fit also had \['v'\]"),
+    ((ASKED.u, 5), r"x has dimensions \('time',\), but fit also had \['variable'\]"),
+    ((ASKED, 0), "n_steps"),
+    ((ASKED,), "n_steps"),
+    ((ASKED, 5, {"u": 1.0}), r"tolerance has the variables .* also had \['v'\]"),
+    ((ASKED.assign(u=ASKED.u.assign_attrs(units="K")), 5), "the units 'K'"),
+])  # fmt: skip
 @pytest.mark.parametrize("chunks", [{}, {"time": 5}])
 def test_unusable_queries_raise_before_anything_is_computed(fitted, arguments, message, chunks):
     x, *others = arguments
@@ -281,21 +251,18 @@ def test_unusable_queries_raise_before_anything_is_computed(fitted, arguments, m
         fitted.assess(x.chunk(chunks) if chunks else x, *others)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda f: None, "fit received a forcing with"),
-        (lambda f: f[["force"]], r"also had \['damping'\]"),
-        (lambda f: f.isel(time=slice(25)), "a step starts at 2020-01-07T06"),
-        (lambda f: f.where(f.time != f.time[15]), "forcing.* is nan"),
-        (lambda f: f.isel(run=slice(None, None, -1)), "run"),
-        (lambda f: f.isel(time=slice(3)).rename(time="step"), "n_steps=20 need"),
-    ],
-)
-def test_unusable_forcings_of_queries_raise(driven, change, message):
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda f: None, "fit received a forcing with"),
+    (lambda f: f[["force"]], r"also had \['damping'\]"),
+    (lambda f: f.isel(time=slice(25)), "a step starts at 2020-01-07T06"),
+    (lambda f: f.where(f.time != f.time[15]), "forcing.* is nan"),
+    (lambda f: f.isel(run=slice(None, None, -1)), "run"),
+    (lambda f: f.isel(time=slice(3)).rename(time="step"), "n_steps=20 need"),
+])  # fmt: skip
+def test_unusable_forcings_of_queries_raise(forced, change, message):
     states, inputs = forced_data()
     with pytest.raises(ValueError, match=message):
-        driven.assess(states.isel(time=10), 20, forcing=change(inputs))
+        forced.assess(states.isel(time=10), 20, forcing=change(inputs))
 
 
 def test_arguments_of_the_other_estimator_raise(fitted):

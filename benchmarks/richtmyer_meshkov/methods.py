@@ -39,7 +39,7 @@ class BackgroundPenalty(parts.NormScaledFieldBound):
         first = parts.NormScaledFieldBound(training=replace(self.training, n_steps=1), **settings)
         fitted = first.fit(tuples, quantile)
         increment, error = torch.from_numpy(tuples.increment), torch.from_numpy(tuples.error)
-        typical = increment.mean(dim=(0, 2, 3), keepdim=True)[0]
+        typical = increment.nan_to_num().mean(dim=(0, 2, 3), keepdim=True)[0]  # nan: exact cells
         weight = torch.where(typical > 0, 1 / typical, 0)
 
         def loss(net, rows):

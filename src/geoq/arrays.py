@@ -1,4 +1,4 @@
-"""Arrays at the border and work in chunks.
+"""Arrays of the user and work in chunks.
 
 Users pass NumPy arrays, torch tensors or data frames. Their callables receive the same kind of array, and results are returned in
 that kind. Inside geoq there are only NumPy arrays.

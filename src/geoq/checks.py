@@ -128,9 +128,10 @@ def check_index(number: Any, name: str, n: int) -> int:
         raise TypeError(
             f"{name}={shortened(number)} is a {type(number).__name__}, but the number of a row is needed; choose 0 to {n - 1}."
         )
-    if not -n <= number < n:
-        raise IndexError(f"{name}={number}, but {n} were assessed; choose 0 to {n - 1}.")
-    return int(number) % n
+    row = int(number)
+    if not -n <= row < n:
+        raise IndexError(f"{name}={row}, but {n} were assessed; choose 0 to {n - 1}.")
+    return row % n
 
 
 def check_fitted(estimator: object, attribute: str = "fitted_") -> None:

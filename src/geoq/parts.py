@@ -9,7 +9,7 @@ setting                   parts
                           ``inputs``, ``prediction``, ``displacement``, ``anchor_error`` or ``log_bound``; ``IndicatorBound`` with
                           ``misclassification_values``, ``probability_error_values`` or ``logit_error_values``; of the paper
                           ``NormScaledBound`` and ``NormScaledFieldBound``
-``safe_region=``          ``PaperRegion``; scores of ``Region``: ``Nearest``, ``EachInput``, ``PrincipalAxes``, ``EachPair``,
+``safe_region=``          ``PaperRegion``; scores of ``Region``: ``EachInput``, ``PrincipalAxes``, ``EachPair``, ``Unexplained``,
                           ``SupportDistance`` of tables, ``Windows``, ``Moments``, ``Patterns``, ``Answers``, ``Values`` of fields
 rollouts                  ``SaturatingGrowth``, ``AdditiveRecursion`` for ``scheme=``, ``RolloutRegion`` for ``safe_region=``,
                           ``Relative`` tolerances, ``WithMemory`` for steps that remember
@@ -28,7 +28,13 @@ from geoq.regions.field_scores import Answers, Moments, Patterns, Windows
 from geoq.regions.gaps import Values
 from geoq.regions.region import PaperRegion
 from geoq.regions.rollout import RolloutRegion
-from geoq.regions.table_scores import EachInput, EachPair, Nearest, PrincipalAxes, SupportDistance
+from geoq.regions.table_scores import (
+    EachInput,
+    EachPair,
+    PrincipalAxes,
+    SupportDistance,
+    Unexplained,
+)
 from geoq.rollout.additive import AdditiveRecursion
 from geoq.rollout.horizon import Relative
 from geoq.rollout.memory import WithMemory
@@ -50,7 +56,6 @@ __all__ = [
     "Ignored",
     "Log",
     "Moments",
-    "Nearest",
     "NoFactor",
     "Number",
     "PaperRegion",
@@ -64,6 +69,7 @@ __all__ = [
     "StandardizedMetric",
     "SupportDistance",
     "TwoLawBound",
+    "Unexplained",
     "Values",
     "Windows",
     "WithMemory",

@@ -93,7 +93,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         checkpoint: str | Path | Checkpoint | None = None,
         progress: ShowProgress = progress_bar,
     ) -> "GeoQRegressor":
-        """Fit the regressor on all data and calibrate its errors on the folds; the arguments are those of ``GeoQ.fit``."""
+        """Fit the regressor on all data and calibrate its errors on the folds; the arguments as in ``GeoQ.fit``."""
         if is_frame(X):
             # The regressor checks the columns.
             X = validate_data(self, X, skip_check_array=True)

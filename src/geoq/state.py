@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import numpy as np
@@ -90,7 +90,7 @@ class _Packer:
             # The file sorts the names; the first one is the kind.
             return {
                 "network": name,
-                "settings": self.pack(thing.config, f"{path}.settings"),
+                "settings": self.pack(cast(Any, thing).config, f"{path}.settings"),
                 "weights": {k: self.pack(v, f"{path}.{k}") for k, v in weights.items()},
             }
         assert is_dataclass(thing)
@@ -147,7 +147,7 @@ class _Unpacker:
             return self.known[content]
         if kind == "network":
             return self._network(tree)
-        made = object.__new__(self.known[content])
+        made: Any = object.__new__(self.known[content])
         if {*tree["fields"]} != {f.name for f in fields(made)} - {*CALLABLES}:
             raise KeyError(f"{content} has other fields")
         for name, part in tree["fields"].items():

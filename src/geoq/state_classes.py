@@ -5,9 +5,9 @@ from importlib import import_module
 from typing import Any
 
 from geoq import surrogate
-from geoq.bounds import climatology, fields, law, prior, resemblance, spline, two_laws
+from geoq.bounds import climatology, fields, law, prior, resemblance, two_laws
 from geoq.core import conformal, fitted, folds, geometry, tuples
-from geoq.data import coordinates, domain, masks, metric, table
+from geoq.data import coordinates, domain, masks, metric, process, table
 from geoq.regions import field_scores, gaps, region, table_scores, views
 from geoq.regions import rollout as rollout_region
 from geoq.rollout import additive, features, horizon, layout, saturating, series
@@ -19,7 +19,6 @@ _MODULES = (
     law,
     prior,
     resemblance,
-    spline,
     two_laws,
     conformal,
     fitted,
@@ -30,6 +29,7 @@ _MODULES = (
     domain,
     masks,
     metric,
+    process,
     table,
     field_scores,
     gaps,

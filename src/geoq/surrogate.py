@@ -1,7 +1,7 @@
 """The user's callables: surrogates, recipes and error functionals, and their evaluation on batches (lines 1 and 4)."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -144,7 +144,7 @@ def answers_of(function: Callable[[Any], Any], x: Any, name: str) -> np.ndarray:
     if hasattr(function, "state_dict") and not isinstance(x, Table):
         from geoq.training.recipe import TrainedNetwork  # needs torch
 
-        function = TrainedNetwork(function)
+        function = TrainedNetwork(cast(Any, function))
     answers: np.ndarray | None = None
     for rows in chunks(len(x), int(np.prod(x.shape[1:]))):
         # A copy goes in, because a function may work in place, and a copy is kept, because it may use its buffer again.
@@ -168,7 +168,7 @@ def one_row_each(answer: Any, n_rows: int, name: str) -> np.ndarray:
     if hasattr(answer, "to_numpy"):  # a Series or a data frame
         answer = answer.to_numpy()
     if isinstance(answer, np.ma.MaskedArray):
-        answer = answer.astype(float).filled(np.nan)
+        answer = np.ma.filled(answer.astype(float), np.nan)
     numbers = to_numbers(answer, f"the output of {name}")
     if numbers.ndim == 0 or len(numbers) != n_rows:
         raise ValueError(

@@ -125,7 +125,7 @@ class Labelled:
         first = _stacked(parts[0], name)
         if self.dim not in first.dims:
             raise ValueError(f"{name} has no dimension {self.dim!r}, but {first.dims}; rename one.")
-        # A scalar coordinate of one trajectory, such as its number, says nothing about queries.
+        # A scalar coordinate of one trajectory, such as its number, is no property of queries.
         own = [n for n, c in first.coords.items() if self.dim in c.dims]
         own += [n for n, c in first.coords.items() if self._rolls and not c.dims]
         like = xr.zeros_like(first.drop_vars(own).isel({self.dim: 0}))
@@ -335,7 +335,7 @@ class Labelled:
 
     @classmethod
     def load(cls, path: str | Path, *, surrogate: Any, **callables: Any) -> "Labelled":
-        """Read a calibrated estimator; the arguments are those of ``GeoQ.load`` or ``RolloutGeoQ.load``."""
+        """Read a calibrated estimator; the arguments as in ``GeoQ.load`` or ``RolloutGeoQ.load``."""
         content = state.read(path)
         name, labels = content[0]["estimator"], content[0]["labels"]
         if labels is None:

@@ -136,9 +136,7 @@ def test_a_constant_input_that_changes_is_not_safe(constant, settings):
 
 @pytest.mark.parametrize("unit", [1e-100, 1e-30, 1e30, 1e100])
 @pytest.mark.parametrize("which", ["x", "y"])
-@pytest.mark.parametrize(
-    "settings", [REGIONS["default"], REGIONS["distance"]], ids=["default", "distance"]
-)
+@pytest.mark.parametrize("settings", [REGIONS["default"], REGIONS["distance"]], ids=["default", "distance"])  # fmt: skip
 def test_bounds_and_flags_do_not_depend_on_the_unit(unit, which, settings):
     queries = np.array([[0.1, 0.2], [1.9, 0.0]])
 
@@ -154,19 +152,16 @@ def test_bounds_and_flags_do_not_depend_on_the_unit(unit, which, settings):
     assert_allclose(found.error_hat / units[1], expected.error_hat, 1e-6)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        np.asfortranarray,
-        lambda a: a[::-1][::-1],
-        lambda a: np.repeat(a, 2, axis=0)[::2],
-        lambda a: a.astype(">f8"),
-        lambda a: np.lib.stride_tricks.as_strided(a, a.shape, a.strides, writeable=False),
-        lambda a: np.ma.masked_array(a, mask=False),
-        lambda a: torch.from_numpy(a).requires_grad_(),
-        lambda a: a.tolist(),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    np.asfortranarray,
+    lambda a: a[::-1][::-1],
+    lambda a: np.repeat(a, 2, axis=0)[::2],
+    lambda a: a.astype(">f8"),
+    lambda a: np.lib.stride_tricks.as_strided(a, a.shape, a.strides, writeable=False),
+    lambda a: np.ma.masked_array(a, mask=False),
+    lambda a: torch.from_numpy(a).requires_grad_(),
+    lambda a: a.tolist(),
+])  # fmt: skip
 def test_memory_and_kind_of_an_array_change_nothing(make):
     def surrogate(x):
         return rough(np.asarray(x.detach() if hasattr(x, "detach") else x))
@@ -175,29 +170,23 @@ def test_memory_and_kind_of_an_array_change_nothing(make):
     assert_allclose(np.asarray(found), fit().bound(NEW), rtol=1e-9)
 
 
-def test_small_integers_do_not_wrap_around():
+def test_small_integers_do_not_wrap_around_and_a_stride_of_zero_is_accepted():
     x, y = (np.round(100 * a + 100).astype("u1") for a in (X, Y / 3))
     surrogate = lambda q: np.round(100 * truth(q / 100.0 - 1) / 3 + 103).astype("u1")
     tidy = GeoQ(lambda q: surrogate(q).astype(float), None, folds=RandomFolds(3))
     untidy = GeoQ(surrogate, None, folds=RandomFolds(3)).fit(x, y)
     assert untidy.fitted_.error.max() < 10
     assert_array_equal(untidy.bound(x), tidy.fit(x, y.astype(float)).bound(x))
-
-
-def test_a_column_with_a_stride_of_zero_is_accepted():
     column = torch.tensor(X[:, 0]).as_strided((len(X), 1), (1, 0))
     estimator = fit(None, lambda x, y: lambda x: 0.9 * x, column, column)
     assert estimator.assess(column).error_hat.isfinite().all()
 
 
-def test_outputs_that_are_all_equal_have_finite_bounds():
+def test_outputs_without_variation_and_inputs_without_others_have_finite_bounds():
     estimator = fit(lambda x: np.ones(len(x)) + 0.1 * x[:, 0], y=np.ones(120))
     assert np.isfinite(estimator.bound(NEW)).all()
     assert (abs(0.1 * NEW[:, 0]) <= estimator.bound(NEW)).mean() > 0.7
-
-
-def test_two_inputs_are_all_there_is():
-    """Every row is one of two points, and half of the rows are held out at a time."""
+    # Every row is one of two points, and half of the rows are held out at a time.
     x = np.repeat([[0.0, 1.0], [1.0, 0.0]], 30, axis=0)
     noise = np.random.default_rng(0).normal(size=60)
     estimator = GeoQ(lambda x: x[:, 0], None, folds=RandomFolds(2)).fit(x, x[:, 0] + noise)
@@ -291,15 +280,14 @@ def nearest(x, y):
     return KNeighborsRegressor(1).fit(x, y).predict
 
 
-def test_repeated_measurements_can_set_conformal_factors():
+def test_pairs_of_fit_are_found_by_a_file_and_repeated_measurements_are_new_pairs(tmp_path):
     """The inputs of the pairs are calibration points, but they were measured again."""
     noise = np.random.default_rng(2).normal(scale=0.05, size=(3, 120))
     x, y = np.tile(X, (2, 1)), (Y + noise[:2]).reshape(-1)
     estimator = fit(None, nearest, x=x, y=y).conformalize(X, Y + noise[2])
     assert estimator.fitted_.conformal.safe > 0
-
-
-def test_pairs_of_fit_are_found_by_a_file_as_well(tmp_path):
+    with pytest.raises(ValueError, match=r"120 of 120 pairs .*x\[0\] and its y are row 120"):
+        estimator.conformalize(X, Y + noise[1])  # the second measurement at each place
     estimator = fit(None, nearest)
     for calibration in (True, False):
         estimator.save(tmp_path / "a.geoq", calibration=calibration)

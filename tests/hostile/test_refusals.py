@@ -141,6 +141,9 @@ class Network:
     def eval(self):
         return self
 
+    def state_dict(self):
+        return {}
+
     def __call__(self, x):
         return rough(x)
 
@@ -171,8 +174,15 @@ def quantised():
 STATES = np.stack([np.cos(0.1 * np.arange(80)), np.sin(0.1 * np.arange(80))], axis=1)
 
 
-def rollouts(trajectories=STATES, step=lambda x: 0.99 * x, **settings):
-    return RolloutGeoQ(step, None, n_calibration=5, n_starts=10, **settings).fit(trajectories)
+def rollouts(trajectories=STATES, step=lambda x: 0.99 * x, recipe=None, **settings):
+    estimator = RolloutGeoQ(step, recipe, n_calibration=5, n_starts=10, **settings)
+    return estimator.fit(STATES if trajectories is None else trajectories)
+
+
+def shared_step():
+    """A recipe of rollouts whose steps all have the factor of the last one."""
+    factors = []
+    return lambda runs: factors.append(1 - len(factors) / 100) or (lambda x: factors[-1] * x)
 
 
 V, T = ValueError, TypeError
@@ -187,7 +197,6 @@ REFUSALS = {
     "x is a nested tensor": (lambda: fit(x=torch.nested.nested_tensor([TENSOR], layout=torch.jagged)), T, r"x is a nested tensor.*pass x.to_padded_tensor\(0.0\)"),
     "x is quantised": (lambda: fit(x=quantised()), T, r"x is a quantised tensor.*pass x.dequantize\(\)"),
     "x has long doubles": (lambda: fit(x=X.astype(np.longdouble)), T, r"x has dtype float128.*pass x.astype\(float\)"),
-    "x has time differences": (lambda: fit(x=X.astype("m8[s]")), T, r"dtype timedelta64\[s\].*x / numpy.timedelta64\(1, 's'\)"),
     "x has dates": (lambda: fit(x=X.astype("M8[s]")), T, r"dtype datetime64\[s\].*\(x - x\[0\]\) / numpy.timedelta64"),
     "x has objects": (lambda: fit(x=X.astype(object)), T, "x has dtype object, but must hold real numbers"),
     "x is complex": (lambda: fit(x=X + 1j), T, "x has dtype complex128.*pass its real and imaginary parts"),
@@ -199,7 +208,6 @@ REFUSALS = {
     "y is masked": (lambda: fit(y=np.ma.masked_array(Y, mask=ROWS == 5)), V, r"y is masked in 1 of 120 .*leave these rows"),
     "y is shorter": (lambda: fit(y=Y[:-1]), V, "x has 120 rows and y has 119"),
     "no samples": (lambda: fit(x=X[:0], y=Y[:0]), V, r"x has shape \(0, 2\) and holds no samples"),
-    "y in a tiny unit": (lambda: fit(y=1e-200 * Y), V, "y ranges .*pass it in another unit"),
     "x in a huge unit": (lambda: fit(x=1e200 * X), V, r"x\[:, 0\] ranges .*pass it in another unit"),
     "one input in a tiny unit": (lambda: fit(x=X * [1, 1e-170]), V, r"x\[:, 1\] ranges from -.*e-171 to"),
     "y overflows in single precision": (lambda: fit(x=X.astype("f4"), y=Y.astype("f4") * np.float32(1e25)), V, "y ranges from .*another unit"),
@@ -212,6 +220,10 @@ REFUSALS = {
     "a number as surrogate": (lambda: fit(3), T, "surrogate must be callable"),
     "a class as surrogate": (lambda: fit(Network), T, "surrogate must be .* the class Network"),
     "a model as surrogate": (lambda: fit(Model()), T, r"got Model; pass surrogate=model.predict"),
+    "a class of models as surrogate": (lambda: fit(Model), T, "got the class Model; pass surrogate=model.predict"),
+    "a class of models as recipe": (lambda: fit(None, Model), T, r"got the class Model; pass lambda x, y: Model\(\).fit\(x, y\).predict"),
+    "a class of networks as recipe": (lambda: fit(None, Network), T, "got the class Network; pass a function that"),
+    "a class as representation": (lambda: fit(representation=Network), T, "got the class Network; pass a trained object"),
     "a model as recipe": (lambda: fit(None, Model()), T, r"train_surrogate\(x, y\), got Model; pass lambda x, y"),
     "a network in training mode": (lambda: no_retraining(Network()), V, "surrogate is in training mode"),
     "a recipe that returns such a network": (lambda: fit(None, lambda x, y: Network()), V, r"return model.eval\(\) from train_surrogate"),
@@ -221,9 +233,10 @@ REFUSALS = {
     "one prediction": (lambda: no_retraining(lambda x: x[:1]), V, "it must return one row per input"),
     "predictions of nan": (lambda: no_retraining(lambda x: rough(x) * np.nan), V, r"surrogate\(x\)\[0\] is nan"),
     "predictions as text": (lambda: no_retraining(lambda x: rough(x).astype(str)), T, "the output of surrogate has dtype <U32"),
+    "predictions as a list": (lambda: no_retraining(lambda x: rough(x).tolist()), T, "the output of surrogate must be a NumPy array.*got list"),
+    "no predictions": (lambda: no_retraining(lambda x: None), T, "the output of surrogate must be a NumPy array.*got NoneType"),
     "a centred batch": (lambda: no_retraining(lambda x: truth(x - x.mean(0))), V, "in another batch"),
     "a sorted batch": (lambda: no_retraining(lambda x: np.sort(rough(x))), V, "the other rows or on their order"),
-    "a counted batch": (lambda: no_retraining(lambda x: rough(x) + len(x) / 100), V, "in another batch"),
     "a random surrogate": (lambda: no_retraining(random_batches()), V, "two answers to the same inputs"),
     "a squeezed answer": (lambda: no_retraining(lambda x: np.asarray(rough(x).squeeze())), V, "for 1 inputs"),
     "a random recipe's surrogate": (lambda: fit(None, lambda x, y: random_batches()), V, "two answers to the same inputs"),
@@ -234,6 +247,9 @@ REFUSALS = {
     "too few trained folds": (lambda: fit(rough, TrainedFolds([rough])), V, "TrainedFolds has 1 entries, but there are 15 folds"),
     "a trained fold that is no function": (lambda: fit(rough, TrainedFolds([rough, 3])), T, r"TrainedFolds.surrogates\[1\] must be callable"),
     "predicted folds of lists": (lambda: fit(rough, PredictedFolds([Y.tolist()] * 3), folds=RandomFolds(3)), T, r"arrays\[0\] must be a NumPy array.*got list"),
+    "predicted folds of few rows": (lambda: fit(rough, PredictedFolds([Y, Y, Y[1:]]), folds=RandomFolds(3)), V, r"arrays\[2\] has 119 rows, but x has 120"),
+    "predicted folds of nan": (lambda: fit(rough, PredictedFolds([Y * np.nan] * 3), folds=RandomFolds(3)), V, r"surrogate\(x\)\[\d+\] is nan"),
+    "predicted folds of columns": (lambda: fit(rough, PredictedFolds([X] * 3), folds=RandomFolds(3)), V, r"shape \(\d+, 2\) for y of shape \(\d+,\)"),
     "trained folds without a surrogate": (lambda: fit(None, TrainedFolds([rough] * 15)), V, "TrainedFolds, which does not train"),
     # errors and representations
     "error functional: a name": (lambda: fit(error_functional="mae"), T, "error_functional must be callable .*geoq.absolute_error"),
@@ -250,7 +266,6 @@ REFUSALS = {
     "metric: fits nothing": (lambda: no_retraining(representation=NoMetric()), T, "NoMetric.fit returned NoneType; return a FittedMetric"),
     "metric: no coordinates": (lambda: fit(representation=NoCoordinates()), T, r"NoCoordinates\.coordinates returned NoneType.*Coordinates.fit"),
     "metric: a weight of 0": (lambda: SensitivityMetric(min_weight=0), V, "min_weight=0, but it is a fraction"),
-    "metric: a weight in words": (lambda: SensitivityMetric(min_weight="a"), V, "min_weight='a', but it is a fraction"),
     # folds and groups
     "folds: a number": (lambda: fit(folds=5), T, r"folds=5 has no split, but folds must be a Folds; pass for example folds=RandomFolds"),
     "folds: a class": (lambda: fit(folds=RandomFolds), T, r"folds is the class RandomFolds.*pass for example folds=RandomFolds\(5\)"),
@@ -258,20 +273,14 @@ REFUSALS = {
     "folds: none combined": (CombinedFolds, V, "needs at least one scheme"),
     "folds: too many": (lambda: fit(folds=ClusterFolds(121)), V, "n_folds=121"),
     "folds: half a fold": (lambda: fit(folds=RandomFolds(2.5)), V, "RandomFolds.n_folds=2.5 must be an integer"),
-    "folds: in words": (lambda: fit(folds=ClusterFolds("5")), V, "ClusterFolds.n_folds='5' must be"),
-    "folds: half a gap": (lambda: fit(folds=TemporalFolds(3, 1.5)), V, "TemporalFolds.gap=1.5"),
     "folds: no fraction": (lambda: fit(folds=NestedFolds(3, "0.2")), V, "smallest='0.2'.*strictly between 0 and 1"),
-    "folds: a fraction of nan": (lambda: fit(folds=NestedFolds(3, np.nan)), V, "smallest=nan"),
     "folds: no seed": (lambda: fit(folds=RandomFolds(3, "a")), V, "RandomFolds.random_state='a' must be an integer"),
-    "folds: no seed of clusters": (lambda: fit(folds=ClusterFolds(3, 0.5)), V, "ClusterFolds.random_state=0.5 must be an integer"),
     "folds: rows as floats": (lambda: fit(folds=Splits((ROWS[MASK] * 1.0, ROWS[~MASK]))), T, "the training rows of fold 1 .* dtype float64.*pass integers"),
     "folds: masks": (lambda: fit(folds=Splits((MASK, ~MASK))), T, r"the training rows of fold 1 .* are a boolean mask.*numpy.flatnonzero\(mask\)"),
     "folds: three parts": (lambda: fit(folds=Splits((ROWS[MASK], ROWS[~MASK], ROWS))), T, r"is a tuple of 3 parts.*yield \(training rows, held-out rows\)"),
     "folds: one part": (lambda: fit(folds=Splits(ROWS)), T, "is a ndarray, but a fold is a pair"),
     "folds: a matrix": (lambda: fit(folds=Splits((ROWS[MASK][:, None], ROWS[~MASK]))), T, r"shape \(60, 1\), but a list of row numbers"),
     "groups: too few": (lambda: fit(groups=["a", "b"]), V, r"groups has shape \(2,\) for 120 points"),
-    "groups: a matrix": (lambda: fit(groups=LABELS[:, None]), V, r"groups has shape \(120, 1\) for 120"),
-    "groups: a dict": (lambda: fit(groups={"a": 1}), V, r"groups has shape \(\) for 120 points"),
     "groups: a generator": (lambda: fit(groups=(i for i in LABELS)), T, "groups is a generator; pass a list"),
     "groups: nan": (lambda: fit(groups=[np.nan, *LABELS[1:]]), V, r"groups\[0\] is nan"),
     "groups: none": (lambda: fit(groups=[*LABELS[1:], None]), V, r"groups\[119\] is None"),
@@ -282,7 +291,6 @@ REFUSALS = {
     "groups: too few to divide": (lambda: fit(groups=LABELS // 10), V, "groups was given|to divide"),
     # settings
     "n_anchors: zero": (lambda: fit(n_anchors=0), V, "n_anchors=0 must be an integer >= 1"),
-    "n_anchors: in words": (lambda: fit(n_anchors="1"), V, "n_anchors='1' must be an integer"),
     "n_anchors: more than a fold leaves": (lambda: fit(n_anchors=81, folds=RandomFolds(3)), V, "n_anchors=81, but fold 1 of 3 leaves only 80 points; lower n_anchors"),
     "n_support: more than a fold leaves": (lambda: fit(n_support=100, folds=RandomFolds(3)), V, "n_support=100, but fold 1 of 3 leaves only 80 points"),
     "domain: a number": (lambda: fit(domain=3), T, "domain=3 is not a domain"),
@@ -299,6 +307,8 @@ REFUSALS = {
     "score: a weight above 1": (lambda: EachInput(2), V, "min_weight=2, but it is a fraction"),
     "bound: a class": (lambda: fit(bound_model=TwoLawBound), T, r"bound_model=TwoLawBound is a class; call it, bound_model=TwoLawBound\(\)"),
     "bound: a number": (lambda: fit(bound_model=3), T, "bound_model=3 has no fit"),
+    "bound: a function": (lambda: fit(bound_model=lambda features: 0.0), T, r"has no fit; pass an object with fit\(tuples, quantile\)"),
+    "bound: a list": (lambda: no_retraining(**bound(lambda f: [1.0] * 8)), T, "returned bounds of type list; return an array"),
     "bound: a column": (lambda: no_retraining(**bound(lambda f: f.support_distance[:, None])), V, r"shape \(8, 1\) for anchor errors"),
     "bound: few rows": (lambda: no_retraining(**bound(lambda f: f.support_distance[:3])), V, r"shape \(3,\) for anchor errors"),
     "bound: integers": (lambda: no_retraining(**bound(lambda f: f.support_distance.astype(int))), T, "return an array of floating-point numbers"),
@@ -309,31 +319,28 @@ REFUSALS = {
     "bound: a class fitted": (lambda: no_retraining(bound_model=Own(Own)), T, "must return the fitted bound"),
     # answers
     "levels: one number": (lambda: FITTED.bounds(NEW, 0.9), T, r"levels=0.9 must be a sequence of numbers; pass for example \(0.5, 0.9\)"),
-    "levels: text": (lambda: FITTED.bounds(NEW, "0.9"), T, "levels='0.9' must be a sequence of numbers"),
     "levels: a word among them": (lambda: FITTED.bounds(NEW, ("a", 0.9)), T, r"levels='a' is a str.*such as \(0.5, 0.9\)"),
     "levels: above 1": (lambda: FITTED.bounds(NEW, (0.5, 1.5)), V, "levels=1.5, but a quantile level"),
     "query: a word": (lambda: FITTED.assess(NEW).reason("0"), T, "query='0' is a str, but the number of a row is needed; choose 0 to 49"),
     "query: not asked": (lambda: FITTED.assess(NEW).reason(50), IndexError, "query=50, but 50 were assessed; choose 0 to 49"),
+    "query: before the first": (lambda: FITTED.assess(NEW).reason(-51), IndexError, "query=-51, but 50 were assessed; choose 0 to 49"),
     "expected error of a quantile": (lambda: FITTED.expected_error(NEW), T, "an upper quantile of the error and not its mean"),
     # conformal factors
     "guarantee: a class": (lambda: FITTED.conformalize(NEW, truth(NEW), guarantee=WholeField), T, "guarantee is the class WholeField, but"),
     "guarantee: a number": (lambda: FITTED.conformalize(NEW, truth(NEW), guarantee=0.9), T, "guarantee=0.9 has no"),
     "confidence: in words": (lambda: WholeField("0.9"), V, "confidence='0.9', but a quantile level lies"),
-    "confidence: 1": (lambda: WholeField(1.0), V, "confidence=1.0"),
     "pairs: too few": (lambda: FITTED.conformalize(NEW[:12], truth(NEW[:12])), V, r"19 safe pairs are needed, and there are \d+"),
     "pairs: of fit": (lambda: FITTED.conformalize(X, Y), V, r"120 of 120 pairs equal pairs of fit \(x\[0\] and its y are row 0"),
-    "pairs: of fit, reversed": (lambda: FITTED.conformalize(X[::-1].copy(), Y[::-1].copy()), V, r"x\[0\] and its y are row 119"),
     "pairs: two of fit": (lambda: FITTED.conformalize(np.r_[NEW, X[5:7]], np.r_[truth(NEW), Y[5:7]]), V, r"2 of 52 pairs .*x\[50\] and its y are row 5"),
     "pairs: one y is lacking": (lambda: FITTED.conformalize(NEW, truth(NEW)[:-1]), V, "x has 50 rows and y has 49"),
     "pairs: without a bound": (lambda: FITTED.conformalize(spoiled(NEW, (5, 0), 1e100), truth(NEW)), V, r"pair 5 of 50 has no bound: input 0 is 1e\+100"),
     "pairs: nan in y": (lambda: FITTED.conformalize(NEW, spoiled(truth(NEW), 3, np.nan)), V, r"y\[3\] is nan"),
     # networks
     "Training: a seed in words": (lambda: Training(random_state="a"), V, "random_state must be an integer, the seed"),
-    "Training: True": (lambda: Training(n_steps=True), V, "n_steps must be an integer >= 1"),
     "Training: half a step": (lambda: Training(n_steps=10.5), V, "n_steps must be an integer >= 1"),
-    "Training: decays in words": (lambda: Training(n_decays="1"), V, "n_decays must be an integer from 0 to 4"),
+    "Training: no patience": (lambda: Training(patience=0), V, r"Training\(patience=0\): patience must be an integer >= 1"),
+    "Training: five decays": (lambda: Training(n_decays=5), V, "n_decays must be an integer from 0 to 4"),
     "Training: a rate of nan": (lambda: Training(learning_rate=np.nan), V, "learning_rate must be > 0"),
-    "Training: a rate in words": (lambda: Training(learning_rate="fast"), V, "learning_rate must be > 0"),
     "Training: a fraction of nan": (lambda: Training(validation_fraction=np.nan), V, "between 0 and 1, exclusive"),
     "TrainNetwork: a number": (lambda: TrainNetwork(3), T, r"called as make_network\(\)"),
     "TrainNetwork: a loss in words": (lambda: TrainNetwork(MLP, loss="mse"), T, r"loss\(y, y_hat\)"),
@@ -341,26 +348,27 @@ REFUSALS = {
     "TrainRollout: no steps": (lambda: TrainRollout(MLP, n_rollout=0), V, "n_rollout=0 must be an integer >= 1"),
     "TrainRollout: a number": (lambda: TrainRollout(MLP, fine_tuning=5), T, "fine_tuning=5 is not usable"),
     "paper: widths in words": (lambda: parts.NormScaledBound(hidden="ab"), V, "hidden='ab' must be a tuple"),
-    "paper: no width": (lambda: parts.NormScaledBound(hidden=(64, 0)), V, "integers >= 1"),
     "paper: a training in words": (lambda: parts.NormScaledBound(training="long"), T, r"pass for example training=Training\("),
     "paper: no widths": (lambda: parts.NormScaledFieldBound(widths=()), V, r"widths=\(\) must be a tuple of 1 or more"),
     "paper: weights of nan": (lambda: parts.NormScaledFieldBound(weights=(1.0, np.nan)), V, "must be a tuple of numbers >= 0"),
     "factor: all dropped": (lambda: parts.FieldFactor(dropout=2), V, "dropout is a fraction"),
-    "factor: half a split": (lambda: parts.FieldFactor(n_splits=2.5), V, "n_splits=2.5 must be an integer >= 2"),
+    "factor: one split": (lambda: parts.FieldFactor(n_splits=1), V, "n_splits=1 must be an integer >= 2"),
     "factor: blind": (lambda: parts.FieldFactor(sees=()), V, "a network must see at least one field"),
     "indicator: half a network": (lambda: parts.IndicatorBound(n_networks=1.5), V, "n_networks=1.5 must be an integer"),
     "indicator: values in words": (lambda: parts.IndicatorBound(values="x"), T, r"called as values\(prediction\)"),
     # rollouts
     "trajectories: a dict": (lambda: rollouts({"run": STATES}), T, "trajectories must be a NumPy array.*got dict"),
-    "trajectories: a path": (lambda: rollouts("runs.npy"), T, "must be a NumPy array or a torch tensor, got str"),
     "trajectories: a word among them": (lambda: rollouts([STATES, "b"]), T, r"trajectories\[1\] must be a NumPy array.*got str"),
     "trajectories: masked": (lambda: rollouts(np.ma.masked_less(STATES, -0.9)), V, "trajectories is masked in"),
     "trajectories: an extreme unit": (lambda: rollouts(STATES * 1e200), V, "trajectories.* ranges .*another unit"),
     "rollouts: a centred batch": (lambda: rollouts(step=lambda x: 0.99 * (x - x.mean(0))), V, "in another batch"),
     "rollouts: a random step": (lambda: rollouts(step=lambda x: x + np.random.default_rng().normal()), V, "two answers"),
+    "rollouts: one model object for all folds": (lambda: rollouts(recipe=shared_step(), folds=RandomFolds(3)), V, "a fold surrogate changed when the next"),
+    "rollouts: a recipe of random steps": (lambda: rollouts(None, recipe=lambda runs: lambda x: x + np.random.default_rng().normal()), V, "two answers"),
     "rollouts: steps in words": (lambda: rollouts().assess(STATES, "3"), V, "n_steps='3' must be an integer"),
     "growth: no exponents": (lambda: parts.SaturatingGrowth(exponents=()), V, r"exponents=\(\) is empty"),
     "growth: one number": (lambda: parts.SaturatingGrowth(exponents=1.0), V, "exponents=1.0 must be a tuple"),
+    "growth: a negative exponent": (lambda: parts.SaturatingGrowth((1.0, -1.0)), V, r"exponents=\(1.0, -1.0\) must be"),
     "recursion: a number": (lambda: parts.AdditiveRecursion(psi=3), T, r"called as psi\(features\)"),
     "relative: in percent": (lambda: parts.Relative("10%"), V, r"Relative\(fraction='10%'\), but a fraction.*Relative\(0.1\)"),
 }  # fmt: skip
@@ -373,32 +381,17 @@ def test_a_mistake_raises_with_the_essential_words(call, kind, words):
     assert re.search(words, str(raised.value)), str(raised.value)
 
 
-NOT_NUMBERS = (
-    "0.9",
-    None,
-    [0.9],
-    np.array([0.9, 0.5]),
-    np.array(0.9),
-    1j,
-    np.nan,
-    True,
-    1.0,
-    0,
-    95,
-)
+NOT_NUMBERS = ("0.9", None, [0.9], np.array([0.9, 0.5]), np.array(0.9), 1j, np.nan, True, 1.0, 0, 95)  # fmt: skip
 
 
 @pytest.mark.parametrize("value", NOT_NUMBERS, ids=repr)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda q: fit(quantile=q),
-        lambda q: rollouts(quantile=q),
-        lambda q: Region(quantile=q),
-        lambda q: PaperRegion(quantile=q),
-        lambda q: WholeField(confidence=q),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    lambda q: fit(quantile=q),
+    lambda q: rollouts(quantile=q),
+    lambda q: Region(quantile=q),
+    lambda q: PaperRegion(quantile=q),
+    lambda q: WholeField(confidence=q),
+])  # fmt: skip
 def test_quantile_levels_are_numbers_between_0_and_1(make, value):
     with pytest.raises(
         ValueError, match=r"=.*, but a quantile level lies strictly between 0 and 1"

@@ -1,9 +1,10 @@
-r"""A log-linear law of the error: an upper quantile that is an exponential of eight features.
+r"""A log-linear law of the error: an upper quantile that is an exponential of a few features.
 
-.. math:: b_j(x) = s_j \exp\bigl(a(\tau) + \theta \cdot \tilde\varphi_j(x)\bigr)
+.. math:: b_j(x) = s_j u_j(x) \exp\bigl(a(\tau) + \theta \cdot \tilde\varphi_j(x)\bigr)
 
-The law is fitted by linear quantile regression of the logarithm of the error, which is possible because a quantile commutes with
-the logarithm. Fitting the error itself would let the few largest errors determine the slopes. An error of nan does not count.
+The unit u is the error q that a second opinion expects, or 1 in a law without it. The law is fitted by linear quantile regression of
+the logarithm of the error, which is possible because a quantile commutes with the logarithm. Fitting the error itself would let the
+few largest errors determine the slopes. An error of nan does not count.
 """
 
 import math
@@ -23,9 +24,8 @@ from geoq.quantiles import weighted_quantile, weighted_quantiles
 # One value per tuple and output: as a matrix, and as one vector.
 Errors: TypeAlias = Float[np.ndarray, " n n_outputs"]
 Vector: TypeAlias = Float[np.ndarray, " n_values"]
-# Scales, slopes beyond the edge and the bound of a law are fitted at this level; other levels are shifts of it.
+# Scales and slopes are fitted at this level, or at LEVELS together; other levels are shifts of it.
 LEVEL = 0.95
-# The slopes of the law of the interpolating folds minimise the pinball losses of these levels together.
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 # Levels at which intercepts are stored; between them the intercept is linear in the logit of the level.
 TABLE = tuple(sorted({*(i / 100 for i in range(1, 100)), 0.975, 0.985, 0.995, 0.999}))
@@ -36,19 +36,11 @@ REACH = math.log(3)
 MAX_VALUES = 200_000
 # Added to the errors, in units of their scale, before the logarithm.
 MIN_ERROR = 1e-4
-
 MIN_SCALE = 1e-300
 # Smallest weight of a tuple for the intercepts of a blend.
 MIN_INSIDE = 0.02
-
-# Features that have one value per query, and features that have one value per query and output.
-PER_QUERY = ("distance", "nearest", "side")
-PER_OUTPUT = ("anchor", "held_out", "departure", "variability", "disagreement")
-NAMES = PER_QUERY + PER_OUTPUT
-# Added before the logarithm, in units of the scale of the errors.
-_ADDED = {"anchor": 0.05, "held_out": 0.02, "departure": 0.05, "disagreement": 0.1}
-_MIN_VARIABILITY = 0.02
-# Words for ``describe``.
+# Added to features in units of the scale of the errors, before the logarithm; the variability is a ratio.
+ADDED = {"anchor": 0.05, "held_out": 0.02, "departure": 0.05, "variability": 0.02, "expected": 0.01}
 WORDS = {
     "distance": "the distance to the data",
     "nearest": "the distance to the nearest point",
@@ -57,13 +49,15 @@ WORDS = {
     "held_out": "the held-out errors of the nearest points",
     "departure": "the difference between the prediction and the nearest outputs",
     "variability": "the variation of the nearest outputs",
-    "disagreement": "the difference between the prediction and a spline through the data",
+    "expected": "the error that a Gaussian process through the data expects",
 }
+NAMES = tuple(WORDS)
+WITHOUT_OPINION = NAMES[:-1]
 
 
 @dataclass(frozen=True)
 class LawFeatures:
-    """The eight features of a law.
+    """The features of a law, one value per query or one per query and output.
 
     Attributes:
         distance: mean distance to the k nearest points.
@@ -73,7 +67,7 @@ class LawFeatures:
         held_out: mean held-out error of the k nearest points.
         departure: absolute difference between the prediction and the mean output of the k nearest points.
         variability: standard deviation of the outputs of the k nearest points, in units of their deviation in the data.
-        disagreement: absolute difference between the prediction and a smoothing spline through the data.
+        expected: q, the root mean square of the error under a Gaussian process through the data.
     """
 
     distance: Float[np.ndarray, " n"]
@@ -83,25 +77,21 @@ class LawFeatures:
     held_out: Errors
     departure: Errors
     variability: Errors
-    disagreement: Errors
-
-    def __len__(self) -> int:
-        return len(self.distance)
+    expected: Errors
 
     def __getitem__(self, rows: np.ndarray | slice) -> "LawFeatures":
         return LawFeatures(*(getattr(self, part.name)[rows] for part in fields(self)))
 
     def column(self, name: str, scale: np.ndarray, outputs: np.ndarray | None = None) -> np.ndarray:
-        """One feature as it enters the law: one value per query, or one for each of some outputs (None: all) of a query."""
+        """One feature as it enters the law, with one column per output (None: all of them) or a single column."""
         if name in ("distance", "nearest"):
-            own: np.ndarray = logarithms(self.distance, self.nearest)[NAMES.index(name)]
-            return own
+            logs = logarithms(self.distance, self.nearest)
+            return logs[name == "nearest"][:, None]
         values: np.ndarray = getattr(self, name)
         if name == "side":
-            return values
+            return values[:, None]
         values = values if outputs is None else np.take_along_axis(values, outputs, 1)
-        added, unit = _ADDED.get(name, _MIN_VARIABILITY), scale
-        return np.log((values if name == "variability" else values / unit) + added)
+        return np.log((values if name == "variability" else values / scale) + ADDED[name])
 
 
 @dataclass(frozen=True)
@@ -117,18 +107,13 @@ class Blend:
     shifts: Sequence[float]
     parts: Int[np.ndarray, " n"]
 
-    @staticmethod
-    def alone(parts: Int[np.ndarray, " n"], n_outputs: int) -> "Blend":
-        """No other law."""
-        zeros = np.zeros((len(parts), n_outputs))
-        return Blend(zeros[:, 0], zeros, [0.0] * len(TABLE), parts)
-
 
 @dataclass(frozen=True)
 class Law:
     """A fitted law; the features are standardised and limited to the range of the calibration tuples.
 
     Attributes:
+        names: the features.
         scale: s_j, the quantile of the errors of each output.
         mean: mean of each feature.
         deviation: standard deviation of each feature.
@@ -138,16 +123,18 @@ class Law:
         table: the intercept a at each level of ``TABLE``.
     """
 
+    names: tuple[str, ...]
     scale: Float[np.ndarray, " n_outputs"]
-    mean: Float[np.ndarray, " 8"]
-    deviation: Float[np.ndarray, " 8"]
-    low: Float[np.ndarray, " 8"]
-    high: Float[np.ndarray, " 8"]
-    slopes: Float[np.ndarray, " 8"]
+    mean: Float[np.ndarray, " n_features"]
+    deviation: Float[np.ndarray, " n_features"]
+    low: Float[np.ndarray, " n_features"]
+    high: Float[np.ndarray, " n_features"]
+    slopes: Float[np.ndarray, " n_features"]
     table: Float[np.ndarray, " n_levels"]
 
     @staticmethod
     def fit(
+        names: tuple[str, ...],
         features: LawFeatures,
         error: Errors,
         weight: Float[np.ndarray, " n"],
@@ -172,31 +159,31 @@ class Law:
 
         def values(columns: np.ndarray) -> np.ndarray:
             """One value for each error that counts."""
-            columns = columns[:, None] if columns.ndim == 1 else columns
-            each: np.ndarray = np.broadcast_to(columns, chosen.shape)[present]
-            return each
+            return np.broadcast_to(columns, chosen.shape)[present]
 
-        phi = np.stack([values(features.column(name, own, outputs)) for name in NAMES], 1)
+        columns = [features.column(name, own, outputs) for name in names]
+        phi = np.stack([values(column) for column in columns], 1)
         mean, deviation = phi.mean(axis=0), phi.std(axis=0) + 1e-9
+        # In units of q, so that the penalty draws the bound to a multiple of q.
+        unit = phi[:, names.index("expected")] if "expected" in names else 0.0
         phi = (phi - mean) / deviation
-        target = values(np.log(chosen / own + MIN_ERROR))
-        per_value = values(weight)
+        target = values(np.log(chosen / own + MIN_ERROR)) - unit
+        per_value = values(weight[:, None])
         line = fit_line(phi, target, per_value, levels, ridge)
         if blend is None:
             table = weighted_quantiles(target - phi @ line.slopes, per_value, TABLE)
             here = line.intercepts[levels.index(LEVEL)]
             table = table + here - table[TABLE.index(LEVEL)]
         else:
-            residual = _held_out_residuals(
-                phi, target, per_value, values(blend.parts), levels, ridge
-            )
+            parts = values(blend.parts[:, None])
+            residual = _held_out_residuals(phi, target, per_value, parts, levels, ridge)
             other = blend.logarithm
             other = other if outputs is None else np.take_along_axis(other, outputs, 1)
-            other = values(other - np.log(own)) - (target - residual)
-            table = _blended_intercepts(residual, other, values(blend.pi), blend)
+            other = values(other - np.log(own)) - unit - (target - residual)
+            table = _blended_intercepts(residual, other, values(blend.pi[:, None]), blend)
         low, high = phi.min(axis=0), phi.max(axis=0)
         high[0] += REACH / deviation[0]
-        return Law(scale, mean, deviation, low, high, line.slopes, table)
+        return Law(names, scale, mean, deviation, low, high, line.slopes, table)
 
     @cached_property
     def _numbers(self) -> tuple[Any, ...]:
@@ -211,10 +198,10 @@ class Law:
         slope, low, high, constant = self._numbers
         scale = self.scale * natural
         total: np.ndarray = np.log(scale) + constant
-        for place, name in enumerate(NAMES):
+        for place, name in enumerate(self.names):
             column = features.column(name, scale)
-            column = slope[place] * column.clip(low[place], high[place])
-            total = total + (column[:, None] if column.ndim == 1 else column)
+            term = slope[place] * column.clip(low[place], high[place])
+            total = total + (term + column if name == "expected" else term)
         return total
 
     def intercept(self, level: float) -> float:
@@ -228,16 +215,14 @@ class Law:
 
     def shift(self, level: float) -> float:
         """The difference between the intercepts at a level and at 0.95."""
-        if level == LEVEL:
-            return 0.0
-        return self.intercept(level) - self.intercept(LEVEL)
+        return 0.0 if level == LEVEL else self.intercept(level) - self.intercept(LEVEL)
 
     def describe(self) -> str:
         """The features that change the bound most, as factors between one deviation below and one above the mean."""
-        factors = np.exp(2 * self.slopes).tolist()
-        order = sorted(range(len(NAMES)), key=lambda i: -abs(math.log(factors[i])))
-        parts = [f"{WORDS[NAMES[i]]} (x {factors[i]:.2g})" for i in order[:3]]
-        return ", ".join(parts)
+        slopes = self.slopes + self.deviation * np.array([n == "expected" for n in self.names])
+        factors = np.exp(2 * slopes).tolist()
+        order = sorted(range(len(factors)), key=lambda i: -abs(math.log(factors[i])))
+        return ", ".join(f"{WORDS[self.names[i]]} (x {factors[i]:.2g})" for i in order[:3])
 
 
 def _scale(error: Errors, weight: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n_outputs"]:
@@ -281,13 +266,16 @@ def _blended_intercepts(
     ratio = pi / weight
     table = [
         weighted_quantiles(
-            residual + ratio * (residual - other - shift),
-            weight,
-            (min(level * (n_rows + 1) / n_rows, 1.0),),
+            residual + ratio * (residual - other - shift), weight, (exceeding(level, n_rows),)
         )
         for level, shift in zip(TABLE, blend.shifts, strict=True)
     ]
     return np.maximum.accumulate(np.concatenate(table))
+
+
+def exceeding(level: float, n_rows: int) -> float:
+    """The level of a quantile of n values that a further value does not exceed with the probability ``level``."""
+    return min(level * (n_rows + 1) / n_rows, 1.0)
 
 
 def _random_outputs(
@@ -296,9 +284,7 @@ def _random_outputs(
     """The counted outputs for each tuple, or a subset of them if they would be too many values; None means all outputs."""
     n_counted = len(counted)
     if n_rows * n_counted <= MAX_VALUES:
-        if n_counted == n_outputs:
-            return None
-        return np.broadcast_to(counted, (n_rows, n_counted))
+        return None if n_counted == n_outputs else np.broadcast_to(counted, (n_rows, n_counted))
     n_chosen = max(1, MAX_VALUES // n_rows)
     start = np.random.default_rng(0).integers(n_counted, size=(n_rows, 1))
     chosen = (start + np.arange(n_chosen) * n_counted // n_chosen) % n_counted

@@ -1,6 +1,6 @@
 """The protocols of a bound: how it is fitted to calibration tuples, and how it answers queries."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class BoundModel(Protocol):
     """How a bound is fitted to calibration tuples, at a quantile level.
 
     A model can raise for shapes and errors that it cannot be fitted to, before any training: with a method ``check_shapes(shapes,
-    layout)``, and with a method ``check_errors(prediction, error)`` for those of the deployed surrogate. Its attribute
+    layout)``, and with a method ``check_errors(prediction, error)`` for the values of the deployed surrogate. Its attribute
     ``uses_neighborhood`` is False if it does not need the side of the nearest points.
     """
 
@@ -60,7 +60,7 @@ def fit_bound(model: BoundModel, tuples: Tuples, quantile: float) -> FittedBound
             f"{type(model).__name__}.fit returned {fitted!r}, but it must return the fitted bound, a function of features."
         )
     bounds_of(fitted, tuples[:8].features)
-    return fitted  # type: ignore[no-any-return]
+    return cast(FittedBound, fitted)
 
 
 def bounds_of(bound: FittedBound, features: Features, quantile: float | None = None) -> np.ndarray:

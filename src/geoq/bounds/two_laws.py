@@ -1,13 +1,16 @@
-r"""The default bound for tables: two laws of the error, blended by a resemblance.
+r"""The default bound for tables: laws of the error amid the data and outside, with and without a second opinion.
 
-.. math:: \log b = (1 - \pi) \log b_{in} + \pi \log b_{out}, \qquad \widehat E = b + \min(O / 4, b)
+.. math:: \log b = (1 - w) \log b^0 + w \log b^q, \qquad \log b^\cdot = (1 - \pi) \log b^\cdot_{in} + \pi \log b^\cdot_{out},
+    \qquad \widehat E = b + \min(O / 4, b)
 
-The law b_in is fitted to the tuples of the interpolating (random) folds, the law b_out to the tuples of all folds, and the
+The laws b_in are fitted to the tuples of the interpolating (random) folds, the laws b_out to the tuples of all folds, and the
 resemblance pi is the probability that a query looks like a point that an extrapolating fold held out. So a query amid the data is
 bounded like a point of the random folds, and a query outside like a point of the extrapolating folds.
 
-The features of the laws include the difference between the surrogate and a smoothing spline through the same data. The overhang O
-is the change of the output outside the ranges of the inputs, if it kept changing as inside.
+The laws b^q are in units of q, the error that a Gaussian process through the same data expects, and the laws b^0 do without it. The
+weight w is large where the laws with q have the smaller losses on the folds. Where they give the smaller bound, it is multiplied by
+the share of the variance that the data explain to the process. The overhang O is the change of the output outside the ranges of the
+inputs, if it kept changing as inside.
 
 This is a departure from the paper in form, not in structure: the bound is still the anchor error plus an increment, and an upper
 conditional quantile given geometry, learned from cross-fitted tuples. The anchor error is one of the features of the laws, so the
@@ -16,24 +19,41 @@ increment can be negative: an anchor with an unusually large error does not rais
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from geoq.arrays import chunks, flat, joined, permutation
 from geoq.bounds.climatology import Climatology, FittedClimatology, natural_scale
-from geoq.bounds.law import LEVEL, LEVELS, TABLE, Blend, Errors, Law, LawFeatures
+from geoq.bounds.law import (
+    LEVEL,
+    LEVELS,
+    MIN_ERROR,
+    NAMES,
+    TABLE,
+    WITHOUT_OPINION,
+    Blend,
+    Errors,
+    Law,
+    LawFeatures,
+    exceeding,
+)
 from geoq.bounds.resemblance import Resemblance
-from geoq.bounds.spline import SmoothingSpline, best_smoothing
 from geoq.core.geometry import Features, anchor_mean
-from geoq.core.tuples import Points, Tuples
+from geoq.core.tuples import Tuples
+from geoq.data.masks import filled_with_means
 from geoq.data.metric import FittedMetric
+from geoq.quantiles import pinball_loss, weighted_quantiles
 
 # One value per query and output of the surrogate, of which there can be more than errors.
 Values: TypeAlias = Float[np.ndarray, " n n_values"]
 # Penalty on the slopes: of the law of the interpolating folds, divided by their number of tuples, and of the other law.
 RIDGE_INSIDE, RIDGE_OUTSIDE = 15.0, 0.01
+# The expected error is limited to this multiple of its largest value at the calibration tuples.
+REACH = 3.0
+# The weights of the laws with and without the process are inversely proportional to this power of their losses on the folds.
+POWER = 3.0
 # Parts of the tuples for held-out residuals.
 N_PARTS = 5
 # The fraction of the overhang that is added, and the largest addition as a fraction of the bound.
@@ -42,10 +62,7 @@ OVERHANG_FRACTION, MAX_OVERHANG = 0.25, 1.0
 
 @dataclass(frozen=True)
 class TwoLawBound:
-    """The default bound for scalar and vector errors.
-
-    It has two laws of nine numbers each, a resemblance of four numbers, and a smoothing spline through at most 500 points. It is
-    fitted in a fraction of a second, without a training.
+    """The default bound for scalar and vector errors, fitted in a fraction of a second without a training.
 
     Attributes:
         reference: the natural scale of each output, ``Climatology()``; None leaves it out.
@@ -57,126 +74,168 @@ class TwoLawBound:
     """
 
     reference: Climatology | None = None
+    uses_opinion: ClassVar[bool] = True
 
     def fit(self, tuples: Tuples, quantile: float) -> "FittedTwoLaws":
         """Fit the laws to all levels."""
-        points = tuples.points
-        z, outputs = _pairs(points)
-        smoothing = best_smoothing(z, outputs)
+        points, features = tuples.points, tuples.features
         reference = None
         if self.reference is not None:
             reference = self.reference.fit(points.outputs, quantile)
-        bare = FittedTwoLaws(
-            quantile,
-            _Outputs.of(tuples),
-            SmoothingSpline.fit(z, outputs, smoothing),
-            smoothing,
-            points.metric,
-            reference,
-        )
-        features, of_tuples = tuples.features, _held_out_spline(tuples, smoothing)
-        law_features = bare.law_features(features, of_tuples)
+        known = _Known.of(tuples)
         # Errors in units of the natural scale; the bound is multiplied by it at the end.
         natural = natural_scale(features, reference)
-        law_features = _over(law_features, natural)
+        own = known.law_features(features, natural)
         error = flat(tuples.error).astype(float) / natural
-        weight, inner, counted = tuples.weight, tuples.interpolating, tuples.counted
+        resemblance, pi = None, np.zeros(len(error))
+        if not tuples.interpolating.all():
+            resemblance = Resemblance.fit(tuples.relation, tuples.interpolating, tuples.weight)
+            pi = resemblance(tuples.relation)
+        laws, plain = (
+            LawPair.fit(names, own, error, pi, tuples) for names in (NAMES, WITHOUT_OPINION)
+        )
+        trust = _trust(laws.outside, plain.outside, own, error, tuples)
+        fitted = FittedTwoLaws(
+            quantile, known, points.metric, reference, laws, plain, resemblance, trust
+        )
+        return fitted.recalibrated(tuples[tuples.interpolating])
+
+
+@dataclass(frozen=True)
+class LawPair:
+    """The law of the interpolating folds and that of all folds, blended by the resemblance pi."""
+
+    inside: Law
+    outside: Law
+
+    @staticmethod
+    def fit(
+        names: tuple[str, ...],
+        features: LawFeatures,
+        error: Errors,
+        pi: Float[np.ndarray, " n"],
+        tuples: Tuples,
+    ) -> "LawPair":
+        """Fit both laws with these features."""
+        inner, counted = tuples.interpolating, tuples.counted
         parts = _parts(tuples.group[inner])
-        blend, resemblance = Blend.alone(parts, error.shape[1]), None
-        outside: Law | None = None
+        outside, other, shifts = None, np.zeros((len(parts), error.shape[1])), [0.0] * len(TABLE)
         if not inner.all():
-            resemblance = Resemblance.fit(tuples.relation, inner, weight)
-            outside = Law.fit(
-                law_features, error, weight, levels=(LEVEL,), ridge=RIDGE_OUTSIDE, counted=counted
-            )
-            blend = Blend(
-                resemblance(tuples.relation)[inner],
-                outside(law_features[inner]),
-                [outside.shift(level) for level in TABLE],
-                parts,
-            )
+            ridge: Any = {"levels": (LEVEL,), "ridge": RIDGE_OUTSIDE, "counted": counted}
+            outside = Law.fit(names, features, error, tuples.weight, **ridge)
+            other = outside(features[inner])
+            shifts = [outside.shift(level) for level in TABLE]
         inside = Law.fit(
-            law_features[inner],
+            names,
+            features[inner],
             error[inner],
             np.full(len(parts), 1 / len(parts)),
             levels=LEVELS,
             ridge=RIDGE_INSIDE / len(parts),
-            blend=blend,
             counted=counted,
+            blend=Blend(pi[inner], other, shifts, parts),
         )
-        return replace(bare, inside=inside, outside=outside or inside, resemblance=resemblance)
+        return LawPair(inside, outside or inside)
+
+    def __call__(self, features: LawFeatures, natural: Any, pi: Any) -> Errors:
+        """Log b of each output at the level 0.95."""
+        log = self.inside(features, natural)
+        if self.outside is self.inside:
+            return log
+        return log + pi * (self.outside(features, natural) - log)
+
+    def shift(self, level: float, pi: Any) -> Any:
+        """The difference between log b at a level and at 0.95."""
+        return (1 - pi) * self.inside.shift(level) + pi * self.outside.shift(level)
+
+
+def _trust(
+    law: Law, plain: Law, features: LawFeatures, error: Errors, tuples: Tuples
+) -> tuple[float, float]:
+    """The weight w of a law against the plain one, amid the data and outside.
+
+    Each fold compares the pinball losses of both laws. The logarithms of the ratios are averaged over the interpolating folds, and
+    over the other folds.
+    """
+    losses = [
+        pinball_loss(error, np.exp(each(features)), LEVEL)[:, tuples.counted]
+        / law.scale[tuples.counted]
+        for each in (law, plain)
+    ]
+    inner = tuples.interpolating
+    ratios: dict[bool, list[float]] = {True: [], False: []}
+    for fold in np.unique(tuples.fold):
+        rows = tuples.fold == fold
+        one, other = (max(float(np.nanmean(loss[rows])), 1e-300) for loss in losses)
+        ratios[bool(inner[rows][0])].append(math.log(one / other))
+    amid, outside = (ratios[place] or ratios[not place] for place in (True, False))
+    weights = [1 / (1 + math.exp(POWER * sum(own) / len(own))) for own in (amid, outside)]
+    return weights[0], weights[1]
 
 
 @dataclass(frozen=True)
 class FittedTwoLaws:
-    """The fitted laws, the resemblance, the spline, and what the features of the laws need of the data.
+    """The fitted laws with the process and without, their weights, and what their features need of the data.
 
-    ``quantile`` is the level of a bound without a level.
+    ``quantile`` is the level of a bound without a level, and ``shift`` calibrates the pooled bound amid the data.
     """
 
     quantile: float
-    outputs: "_Outputs"
-    spline: SmoothingSpline
-    smoothing: float
+    known: "_Known"
     metric: FittedMetric | None
     reference: FittedClimatology | None
-    inside: Law | None = None
-    outside: Law | None = None
-    resemblance: Resemblance | None = None
+    laws: LawPair
+    plain: LawPair
+    resemblance: Resemblance | None
+    trust: tuple[float, float]
+    shift: float = 0.0
     has_levels: ClassVar[bool] = True
 
-    def law_features(self, features: Features, spline: Values) -> LawFeatures:
-        """The features of the laws; ``spline`` has the values of the spline at the queries."""
-        relation = features.relation
-        assert relation is not None
-        anchor = flat(features.anchor_error).astype(float)
-        prediction = flat(features.prediction).astype(float)
-        n_outputs = anchor.shape[1]
-        departure, variability = self.outputs.spread(relation.near, prediction, n_outputs)
-        return LawFeatures(
-            distance=relation.support_distance,
-            nearest=relation.nearest,
-            side=relation.side,
-            anchor=anchor,
-            held_out=anchor_mean(relation.near, self.outputs.held_out_error),
-            departure=departure,
-            variability=variability,
-            disagreement=_per_output(abs(prediction - spline), n_outputs),
-        )
+    def recalibrated(self, tuples: Tuples) -> "FittedTwoLaws":
+        """The same bound, which covers the tuples of the interpolating folds at the level 0.95."""
+        features, counted = tuples.features, tuples.counted
+        bound = self._bound(features, LEVEL, overhang=False)[:, counted]
+        error = flat(tuples.error)[:, counted].astype(float)
+        scale = self.laws.inside.scale[counted] * natural_scale(features, self.reference)
+        ratio = np.log((error + MIN_ERROR * scale) / bound)
+        weight = np.broadcast_to(1 - self._pi(features), ratio.shape)
+        present = ~np.isnan(ratio)
+        level = exceeding(LEVEL, len(tuples))
+        found = weighted_quantiles(ratio[present], weight[present], (level,))
+        return replace(self, shift=float(found[0]))
 
     def __call__(
         self, features: Features, quantile: float | None = None
     ) -> Float[np.ndarray, " n *field"]:
         shape = features.anchor_error.shape
-        # The arrays of a chunk fit into the cache.
-        parts = [
-            self._bound(part, self.spline(_z(part.inputs, self.metric)), quantile)
-            for rows in chunks(len(features), 256 * math.prod(shape[1:]))
-            for part in (features[rows],)
-        ]
-        return joined(parts).reshape(shape)
-
-    def at_tuples(self, tuples: Tuples) -> Float[np.ndarray, " n *field"]:
-        """The bounds at calibration tuples. The spline of a tuple does not contain the points that its fold held out."""
-        spline = _held_out_spline(tuples, self.smoothing)
-        return self._bound(tuples.features, spline, None).reshape(tuples.error.shape)
-
-    def _bound(self, features: Features, spline: Values, quantile: float | None) -> Errors:
-        own, relation = self.law_features(features, spline), features.relation
-        assert self.inside is not None
-        assert self.outside is not None
-        assert relation is not None
-        natural = natural_scale(features, self.reference)
-        log = self.inside(own, natural)
         level = self.quantile if quantile is None else quantile
-        shift = self.inside.shift(level)
-        if self.resemblance is not None:
-            pi = self.resemblance(relation)[:, None]
-            log += pi * (self.outside(own, natural) - log)
-            shift = (1 - pi) * shift + pi * self.outside.shift(level)
-        bound = np.exp(log)
-        bound += np.minimum(self._overhang(features), MAX_OVERHANG * bound)
-        return bound * np.exp(shift) if level != LEVEL else bound
+        # The arrays of a chunk fit into the cache.
+        rows = chunks(len(features), 256 * math.prod(shape[1:]))
+        return joined([self._bound(features[part], level) for part in rows]).reshape(shape)
+
+    def _pi(self, features: Features) -> Any:
+        if self.resemblance is None:
+            return 0.0
+        assert features.relation is not None
+        return self.resemblance(features.relation)[:, None]
+
+    def _bound(self, features: Features, level: float, *, overhang: bool = True) -> Errors:
+        natural = natural_scale(features, self.reference)
+        own, pi = self.known.law_features(features), self._pi(features)
+        assert features.opinion is not None
+        log = self.plain(own, natural, pi)
+        step = self.laws(own, natural, pi) - log
+        weight = (1 - pi) * self.trust[0] + pi * self.trust[1]
+        # A bound below that of the other laws needs a process that knows the place.
+        explained = 1 - features.opinion.left[:, None] ** 2
+        weight = np.where(step < 0, weight * explained, weight)
+        bound = np.exp(log + weight * step + (1 - pi) * self.shift)
+        if overhang:
+            bound += np.minimum(self._overhang(features), MAX_OVERHANG * bound)
+        if level != LEVEL:
+            both = self.laws.shift(level, pi), self.plain.shift(level, pi)
+            bound *= np.exp(weight * both[0] + (1 - weight) * both[1])
+        return bound
 
     def _overhang(self, features: Features) -> Errors | float:
         """A part of the overhang, which is added to the bounds of queries outside the ranges of the inputs."""
@@ -184,32 +243,38 @@ class FittedTwoLaws:
         if metric is None or metric.sensitivity is None:
             return 0.0
         n_outputs = math.prod(features.anchor_error.shape[1:])
-        overhang = metric.overhang(features.inputs)
-        return OVERHANG_FRACTION * _per_output(overhang, n_outputs)
+        return OVERHANG_FRACTION * _per_output(metric.overhang(features.inputs), n_outputs)
 
     def describe(self) -> str:
-        """The fitted laws in two sentences."""
-        assert self.inside is not None
-        assert self.outside is not None
+        """The fitted laws in three sentences."""
+        amid, outside = (100 * weight for weight in self.trust)
         return (
-            f"Amid the data the bound depends most on {self.inside.describe()}. Outside it depends most on "
-            f"{self.outside.describe()}."
+            f"Amid the data the bound depends most on {self.laws.inside.describe()}. Outside it depends most on "
+            f"{self.laws.outside.describe()}. The laws with the Gaussian process have the weight {amid:.0f} % amid the data and "
+            f"{outside:.0f} % outside."
         )
 
 
 @dataclass(frozen=True)
-class _Outputs:
-    """Outputs and held-out errors of all points, averaged over neighbours by the laws.
+class _Known:
+    """What the features of the laws need of the data.
 
-    ``deviation`` is the standard deviation of each output.
+    Attributes:
+        outputs: the outputs of all points, averaged over neighbours.
+        deviation: the standard deviation of each output.
+        held_out_error: the held-out errors of all points, averaged over neighbours.
+        range: the range of each output, the largest deviation that a process may expect.
+        largest: the largest expected error of each output.
     """
 
     outputs: Float[np.ndarray, " n_points n_values"]
     deviation: Float[np.ndarray, " n_values"]
     held_out_error: Float[np.ndarray, " n_points n_outputs"]
+    range: Float[np.ndarray, " n_values"]
+    largest: Float[np.ndarray, " n_outputs"]
 
     @staticmethod
-    def of(tuples: Tuples) -> "_Outputs":
+    def of(tuples: Tuples) -> "_Known":
         inner = tuples[tuples.interpolating]
         error = flat(inner.error).astype(float)
         # Points that no interpolating fold holds out keep their observed error, and so do errors that do not count.
@@ -218,20 +283,53 @@ class _Outputs:
         np.add.at(total, inner.point, np.nan_to_num(error))
         np.add.at(count, inner.point, ~np.isnan(error))
         held_out = np.where(count > 0, total / np.maximum(count, 1), held_out)
-        _, outputs = _pairs(tuples.points)
+        outputs = filled_with_means(flat(tuples.points.outputs).astype(float))
         deviation = outputs.std(axis=0)
-        return _Outputs(outputs, np.where(deviation > 0, deviation, 1.0), held_out)
+        none = np.full(held_out.shape[1], np.inf)
+        known = _Known(
+            outputs,
+            np.where(deviation > 0, deviation, 1.0),
+            held_out,
+            np.ptp(outputs, axis=0),
+            none,
+        )
+        expected = known.expected_error(tuples.features, none)
+        return replace(known, largest=REACH * expected.max(axis=0))
 
-    def spread(
-        self, rows: Int[np.ndarray, " n k"], prediction: Values, n_outputs: int
-    ) -> tuple[Errors, Errors]:
-        """Departure and variability."""
-        mean, variance = _moments(self.outputs, rows)
-        departure = _per_output(abs(prediction - mean), n_outputs)
+    def expected_error(self, features: Features, largest: np.ndarray) -> Errors:
+        r"""The root mean square of the error under the process, :math:`q = \sqrt{(F - m)^2 + v}`."""
+        opinion, n_outputs = features.opinion, math.prod(features.anchor_error.shape[1:])
+        assert opinion is not None
+        gap = flat(features.prediction).astype(float) - opinion.mean
+        size = np.hypot(gap, np.minimum(opinion.deviation, self.range))
+        return np.minimum(_per_output(size, n_outputs), largest)
+
+    def law_features(self, features: Features, natural: Any = None) -> LawFeatures:
+        """The features of the laws; those in units of the error are divided by ``natural``."""
+        relation = features.relation
+        assert relation is not None
+        anchor = flat(features.anchor_error).astype(float)
+        prediction = flat(features.prediction).astype(float)
+        n_outputs = anchor.shape[1]
+        mean, variance = _moments(self.outputs, relation.near)
         variability = np.sqrt(variance) / self.deviation
         if variability.shape[1] != n_outputs:
             variability = np.sqrt((variability**2).mean(axis=1, keepdims=True))
-        return departure, np.broadcast_to(variability, departure.shape)
+        in_units = {
+            "anchor": anchor,
+            "held_out": anchor_mean(relation.near, self.held_out_error),
+            "departure": _per_output(abs(prediction - mean), n_outputs),
+            "expected": self.expected_error(features, self.largest),
+        }
+        if natural is not None:
+            in_units = {name: values / natural for name, values in in_units.items()}
+        return LawFeatures(
+            distance=relation.support_distance,
+            nearest=relation.nearest,
+            side=relation.side,
+            variability=np.broadcast_to(variability, anchor.shape),
+            **in_units,
+        )
 
 
 def _per_output(size: Values, n_outputs: int) -> Errors:
@@ -240,33 +338,6 @@ def _per_output(size: Values, n_outputs: int) -> Errors:
         return size
     norm = np.linalg.norm(size, axis=1, keepdims=True)
     return np.broadcast_to(norm, (len(size), n_outputs))
-
-
-def _z(inputs: np.ndarray, metric: FittedMetric | None) -> Float[np.ndarray, " n n_inputs"]:
-    """Inputs in the coordinates of the metric, in double precision."""
-    return flat(inputs if metric is None else metric(inputs)).astype(float)
-
-
-def _pairs(points: Points) -> tuple[np.ndarray, np.ndarray]:
-    """The points of the data in the coordinates of the metric, and their outputs without gaps, one row each."""
-    outputs = flat(points.outputs).astype(float)
-    absent = np.isnan(outputs)
-    if absent.any():
-        n_present = (~absent).sum(axis=0)
-        mean = np.nansum(outputs, axis=0) / np.maximum(n_present, 1)
-        outputs = np.where(absent, mean, outputs)
-    return _z(points.inputs, points.metric), outputs
-
-
-def _held_out_spline(tuples: Tuples, smoothing: float) -> Values:
-    """For each tuple, the value of the spline through the points that its fold left in."""
-    z, outputs = _pairs(tuples.points)
-    values = np.empty((len(tuples), outputs.shape[1]))
-    for fold in np.unique(tuples.fold):
-        train, own = tuples.points.splits[fold][0], tuples.fold == fold
-        spline = SmoothingSpline.fit(z[train], outputs[train], smoothing)
-        values[own] = spline(z[tuples.point[own]])
-    return values
 
 
 def _moments(
@@ -288,10 +359,3 @@ def _parts(group: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
     """Divide the groups at random into ``N_PARTS`` parts; tuples of one group are in the same part."""
     groups, number = np.unique(group, return_inverse=True)
     return (permutation(len(groups)) % N_PARTS)[number]
-
-
-def _over(features: LawFeatures, natural: np.ndarray) -> LawFeatures:
-    """Features in units of the error, divided by the natural scale."""
-    in_units = ("anchor", "held_out", "departure", "disagreement")
-    divided = {name: getattr(features, name) / natural for name in in_units}
-    return replace(features, **divided)

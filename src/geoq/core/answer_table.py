@@ -118,7 +118,7 @@ def html_of(assessment: "Assessment") -> str:
     n = len(assessment)
     names = ["", *columns, "reason"]
     head = "".join(f"<th>{escape(str(name))}</th>" for name in names)
-    index = getattr(assessment.frame, "index", None)
+    index: Any = getattr(assessment.frame, "index", None)
     rows = []
     for query in range(min(n, N_ROWS_SHOWN)):
         label = str(index[query]) if hasattr(index, "__getitem__") else str(query)

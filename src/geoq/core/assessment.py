@@ -13,6 +13,7 @@ from geoq.core import answer_table
 
 if TYPE_CHECKING:
     from geoq.core.fitted import Fitted
+    from geoq.core.opinion import SecondOpinion
 
 N_ANCHORS_SHOWN = 5
 SAFE = "safe, within the region of the held-out points"
@@ -79,6 +80,15 @@ class Assessment:
     def output_names(self) -> Sequence[str] | None:
         """The names of the outputs, if y was a data frame or a Series with a name."""
         return self.fitted.output_names
+
+    @property
+    def second_opinion(self) -> "SecondOpinion":
+        """What a Gaussian process through the same data predicts, with its standard deviation; the surrogate is asked again.
+
+        Raises:
+            TypeError: the bound does without the process, as that of fields does.
+        """
+        return self.fitted.second_opinion(native(self.asked))
 
     def to_frame(self) -> Any:
         """The predictions, bounds, flags and support scores as a data frame, one row per query.

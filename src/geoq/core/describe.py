@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geoq.core.conformal import ConformalFactors
+from geoq.core.opinion import Comparison
 
 if TYPE_CHECKING:
     from geoq.core.fitted import Fitted
@@ -16,16 +17,19 @@ def describe(fitted: "Fitted") -> str:
 
 
 def _calibration(fitted: "Fitted") -> str:
-    n, tuples = len(fitted.error), fitted.tuples
+    n, tuples, kind = len(fitted.error), fitted.tuples, fitted.layout.described()
     if tuples is None:
-        return f"{n} points; the file was saved without the calibration tuples."
+        return f"{n} {kind}; the file was saved without the calibration tuples."
+    comparison = Comparison.of(tuples)
+    also = "" if comparison is None else f" {comparison.sentence(fitted.output_names)}."
     inner = tuples[tuples.interpolating].error
     present = ~np.isnan(inner)
     held_out = float(inner[present].mean()) if present.any() else 0.0
+    scheme = fitted.families[int(tuples[tuples.interpolating].family[0])]
+    by_folds = f", and of the fold surrogates at held-out points of {scheme} it is {held_out:.3g}"
     return (
-        f"{n} points, held out {len(tuples)} times in all by {int(tuples.fold.max()) + 1} folds; the mean error of the deployed "
-        f"surrogate at these points is {float(fitted.error_size.mean()):.3g}, and the mean error of the fold surrogates at held-out "
-        f"points of {fitted.families[int(tuples[tuples.interpolating].family[0])]} is {held_out:.3g}."
+        f"{n} {kind}, held out {len(tuples)} times in all by {int(tuples.fold.max()) + 1} folds. The mean error of the deployed "
+        f"surrogate at these points is {float(fitted.error_size.mean()):.3g}{by_folds if tuples.anchor_errors is not None else ''}.{also}"
     )
 
 

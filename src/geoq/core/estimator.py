@@ -15,6 +15,7 @@ from geoq.core.conformal import ExpectedCoverage, Guarantee
 from geoq.core.describe import describe
 from geoq.core.fitted import Fitted
 from geoq.core.folds import ClusterFolds, Folds, default_folds
+from geoq.core.guarantee import conformalized
 from geoq.core.pairs import Pairs
 from geoq.data.domain import Domain, Layout
 from geoq.data.metric import Metric, SensitivityMetric, identity
@@ -105,7 +106,7 @@ class GeoQ:
         """
         from geoq.bounds.paper import NormScaledBound  # needs torch
 
-        form = {
+        form: dict[str, Any] = {
             "representation": identity,
             "folds": ClusterFolds(5),
             "bound_model": NormScaledBound(),
@@ -248,7 +249,7 @@ class GeoQ:
             ValueError: the pairs are unusable, some of them are pairs of ``fit``, or too few of them are safe.
             TypeError: the bound cannot be scaled, or ``guarantee`` is not a guarantee.
         """
-        self.fitted_ = self._fitted.conformalized(x, y, guarantee)
+        self.fitted_ = conformalized(self._fitted, x, y, guarantee)
         return self
 
     def save(self, path: str | Path, *, calibration: bool = True) -> None:

@@ -10,35 +10,21 @@ from jaxtyping import Bool, Float, Int
 
 from geoq.arrays import chunks, flat, native, restore, take, to_numbers
 from geoq.bounds.protocol import bounds_of
-from geoq.checks import check_finite, check_object, warn
 from geoq.core.assessment import Assessment
-from geoq.core.conformal import ConformalFactors, Guarantee, level_factors, levels_of
+from geoq.core.conformal import ConformalFactors, level_factors, levels_of
 from geoq.core.folds import distinct_rows
 from geoq.core.geometry import Features, Geometry, Relation, Space, anchor_error, displacement
+from geoq.core.opinion import SecondOpinion
 from geoq.core.tuples import Tuples, Typical
 from geoq.data.coordinates import Coordinates
 from geoq.data.domain import Layout
-from geoq.data.masks import Mask, outputs_with_nan
+from geoq.data.masks import Mask
 from geoq.data.metric import FittedMetric, Metric
-from geoq.data.table import (
-    Names,
-    Schema,
-    Table,
-    check_same_order,
-    input_rows,
-    is_frame,
-    output_rows,
-    schema_of,
-)
+from geoq.data.process import Opinion, Process
+from geoq.data.table import Names, Schema, Table, input_rows, is_frame, schema_of
 from geoq.quantiles import error_ratios
 from geoq.regions.region import SAFE
 from geoq.surrogate import answers_of, check_callable, errors_of
-
-# A pair is at a calibration point if their distance is at most this fraction of the typical distance to an anchor, and has
-# its output if all values differ by at most this fraction of the largest output.
-SAME_POINT, SAME_VALUE = 1e-6, 1e-9
-# An input that was measured several times is compared with at most this many calibration points.
-MAX_REPEATS = 20
 
 
 @dataclass(frozen=True)
@@ -108,6 +94,7 @@ class Fitted:
         geometry: all points, which queries are related to.
         error: the observed errors of the deployed surrogate; an absent cell has the mean error of the cell.
         error_size: the observed error of each point, averaged over its field.
+        process: the Gaussian process through the data; None if the bound does not use it.
         bound: the fitted bound.
         region: the fitted safe region.
         typical: medians over the calibration, for explanations.
@@ -133,6 +120,7 @@ class Fitted:
     geometry: Geometry
     error: Float[np.ndarray, " n *field"]
     error_size: Float[np.ndarray, " n"]
+    process: Process | None
     bound: Any
     region: Any
     typical: Typical
@@ -213,8 +201,29 @@ class Fitted:
             prediction,
             space.inputs,
             relation,
+            self._opinion(space.normalized),
         )
         return View(rows, relation, features, gaps)
+
+    def _opinion(self, z: np.ndarray) -> Opinion | None:
+        """What the process says about points in the coordinates of the metric."""
+        return None if self.process is None else self.process(flat(z).astype(float))
+
+    def second_opinion(self, x: Any) -> SecondOpinion:
+        """The predictions of the process at queries, and their deviations."""
+        if self.process is None:
+            raise TypeError(
+                f"{type(self.bound).__name__} has no Gaussian process through the data; the default bound of a table has one."
+            )
+        queries = self.rows_of(x)
+        found = np.full((2, len(queries), *self.output_shape), np.nan)
+        for part, view in self.views(queries):
+            opinion = view.features.opinion
+            if opinion is not None and len(view.rows):
+                shape = (len(view.rows), *self.output_shape)
+                found[0][view.rows + part.start] = opinion.mean.reshape(shape)
+                found[1][view.rows + part.start] = opinion.deviation.reshape(shape)
+        return SecondOpinion(*(self._restored(values, queries) for values in found))
 
     def _nothing(self) -> tuple[Relation, Features]:
         """The relation and the features of no queries."""
@@ -264,7 +273,7 @@ class Fitted:
     def assess(self, x: Any) -> Assessment:
         """Error bound, safe flag and their parts at each query (lines 13 to 17)."""
         queries = self.rows_of(x)
-        arrays, lost = self._parts(queries)
+        arrays, lost = self.parts_of(queries)
         kind = native(queries) if self.schema is None else None
         answer = {name: restore(part, kind) for name, part in arrays.items()}
         if self.mask is not None:
@@ -272,7 +281,7 @@ class Fitted:
                 answer[name] = self.mask.hidden(answer[name])
         return Assessment(**answer, lost=lost, asked=queries, fitted=self)
 
-    def _parts(self, queries: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    def parts_of(self, queries: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The parts of the answers as numbers, and which queries have no answer."""
         n, arrays = len(queries), {}
         lost = np.ones(n, dtype=bool)
@@ -416,92 +425,9 @@ class Fitted:
             np.zeros((1, 0)),
             prediction,
             inputs,
+            opinion=self._opinion(inputs if self.metric is None else self.metric(inputs)),
         )
         return str(self.region.explain(features, known))
-
-    # Guarantees
-
-    def conformalized(self, x: Any, y: Any, guarantee: Guarantee) -> "Fitted":
-        """The same calibration with factors from pairs that neither surrogate nor calibration has seen."""
-        check_object(guarantee, Guarantee, "guarantee", "WholeField(0.9)")
-        if not getattr(self.bound, "scalable", True):
-            raise TypeError(
-                f"{type(self.bound).__name__} cannot be conformalized: its bound is one of two values, and a factor on it does not "
-                "raise its coverage; choose a higher quantile, or compare several quantile levels with bounds(x, levels)."
-            )
-        queries, given = self.rows_of(x), output_rows(y)
-        check_same_order(queries, given)
-        masked = isinstance(given, np.ma.MaskedArray)
-        outputs = outputs_with_nan(given) if masked else to_numbers(given, "y").copy()
-        cells = None if self.mask is None else self.mask.cells
-        if cells is None or outputs.shape[1:] != cells.shape:
-            cells = np.zeros(outputs.shape[1:], dtype=bool)
-        if not masked:
-            way_out = "remove or impute these pairs, or mask cells that have no value"
-            check_finite(np.where(cells, 0, outputs), "y", way_out)
-        outputs[:, cells] = np.nan
-        if len(outputs) != len(queries):
-            raise ValueError(
-                f"x has {len(queries)} rows and y has {len(outputs)}; each input needs its reference output."
-            )
-        answer, lost = replace(self, conformal=ConformalFactors())._parts(queries)
-        if lost.any():
-            row = int(lost.argmax())
-            raise ValueError(
-                f"pair {row} of {len(queries)} has no bound: {self.why_lost(queries, row, None)}."
-            )
-        # A cell that the surrogate has masked has no bound, so its error does not count.
-        prediction = np.nan_to_num(answer["prediction"])
-        error = errors_of(prediction, self.error_functional, outputs, native(given))
-        self._check_new(queries, outputs, error, answer)
-        self._warn_of_wrong_exact(error)
-        if self.exact is not None:
-            error = np.where(self.exact, np.nan, error)
-        ratio = error_ratios(error, answer["error_hat"])
-        counts = ~np.isnan(ratio).all(axis=1)
-        safe = answer["safe"][counts]
-        factors = ConformalFactors.fit(ratio[counts], safe, self.quantile, guarantee)
-        return replace(self, conformal=factors)
-
-    def _check_new(
-        self, x: Any, outputs: np.ndarray, error: np.ndarray, answer: dict[str, np.ndarray]
-    ) -> None:
-        """Raise for pairs that equal a calibration pair in x and y; a repeated x with another y is a new measurement."""
-        limit = SAME_POINT * self.typical.distance
-        near = np.flatnonzero(answer["anchor_distance"][:, 0] <= limit)
-        if not len(near):
-            return
-        n_anchors = min(MAX_REPEATS, len(self.geometry.points))
-        wider = replace(self.geometry, n_anchors=n_anchors)
-        wide, _ = replace(self, geometry=wider)._parts(take(x, near))
-        anchors = wide["anchors"]
-        # A file without tuples keeps the observed errors of the calibration points, but not their outputs.
-        known, given = (
-            (self.error, error) if self.tuples is None else (self.tuples.points.outputs, outputs)
-        )
-        known, given = np.nan_to_num(flat(known)), np.nan_to_num(flat(given))[near]
-        gap = abs(known[anchors] - given[:, None]).max(axis=2)
-        same = (gap <= SAME_VALUE * abs(known).max()) & (wide["anchor_distance"] <= limit)
-        if same.any():
-            row, place = np.argwhere(same)[0]
-            raise ValueError(
-                f"{int(same.any(axis=1).sum())} of {len(x)} pairs equal pairs of fit (x[{near[row]}] and its y are row "
-                f"{anchors[row, place]} of the data of fit), so their errors are smaller than at new inputs; pass "
-                "pairs that neither the surrogate nor fit has received."
-            )
-
-    def _warn_of_wrong_exact(self, error: np.ndarray) -> None:
-        """Warn of errors in cells whose bound is 0, because all errors of ``fit`` are 0 there."""
-        if self.exact is None:
-            return
-        wrong = self.exact & (np.nan_to_num(error) != 0).any(axis=0)
-        if wrong.any():
-            place = ", ".join(map(str, np.argwhere(wrong)[0].tolist()))
-            warn(
-                f"the surrogate is wrong at output [{place}] of these pairs ({int(wrong.sum())} such outputs), but all errors there "
-                "are 0 in the data of fit, so the bound is 0 and no guarantee covers these outputs; call fit with data in which "
-                "they vary."
-            )
 
 
 def _blank(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:

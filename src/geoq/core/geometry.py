@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from geoq.arrays import flat
+from geoq.data.process import Opinion
 from geoq.neighbors import Neighbors
 
 
@@ -176,6 +178,7 @@ class Features:
         prediction: prediction of the surrogate.
         inputs: coordinates T(x).
         relation: the anchors and the nearest points; None along rollouts.
+        opinion: what a Gaussian process through the data says; None if the bound does not use it.
     """
 
     displacement: Float[np.ndarray, " n *z"]
@@ -184,13 +187,15 @@ class Features:
     prediction: Float[np.ndarray, " n *output"]
     inputs: Float[np.ndarray, " n *coordinates"]
     relation: Relation | None = None
+    opinion: Opinion | None = None
 
     def __len__(self) -> int:
         return len(self.support_distance)
 
     def __getitem__(self, rows: slice | np.ndarray) -> "Features":
         parts = (getattr(self, part.name) for part in fields(self))
-        return Features(*(None if part is None else part[rows] for part in parts))
+        chosen: list[Any] = [None if part is None else part[rows] for part in parts]
+        return Features(*chosen)
 
     @property
     def flat(self) -> Float[np.ndarray, " n n_features"]:

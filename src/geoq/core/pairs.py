@@ -1,60 +1,46 @@
 """Pairs of inputs and reference outputs: what Algorithm 1 does for points."""
 
 import logging
-import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from jaxtyping import Float
 
-from geoq.arrays import chunks, flat, native, restore, to_numbers
-from geoq.bounds.protocol import check_bound_model, check_shapes, fit_bound
-from geoq.checks import (
-    add_note_on_error,
-    check_finite,
-    check_integer,
-    check_object,
-    check_unit,
-    warn,
-)
+from geoq.arrays import flat, native
+from geoq.bounds.protocol import check_shapes, fit_bound
+from geoq.checks import add_note_on_error, check_finite
 from geoq.core.conformal import ConformalFactors
 from geoq.core.fitted import Fitted, Repeats, predict
 from geoq.core.geometry import Geometry, Relation, Space, anchor_error
+from geoq.core.opinion import Comparison, mixed_rows, warn_of_training_rows
+from geoq.core.pair_checks import (
+    check_models,
+    check_pairs,
+    check_settings,
+    coordinates_of,
+    shapes_of,
+    warn_if_few,
+    warn_if_trained_on,
+)
 from geoq.core.plan import FoldPlan, draw_folds
 from geoq.core.tuples import Points, Tuples
 from geoq.data.coordinates import Coordinates
-from geoq.data.domain import Layout, Shapes, check_domain, layout_of
-from geoq.data.masks import Mask, exact_cells, filled_errors, outputs_with_nan
+from geoq.data.domain import Layout, layout_of
+from geoq.data.masks import Mask, exact_cells, filled_with_means
 from geoq.data.metric import FittedMetric, Metric, predictor
-from geoq.data.probes import N_PROBES, Probes, warn_of_failed_folds
+from geoq.data.probes import Probes, warn_of_failed_folds
+from geoq.data.process import second_opinion
 from geoq.data.scratch import stored
-from geoq.data.table import (
-    Table,
-    check_same_order,
-    first_few,
-    input_rows,
-    output_names,
-    output_rows,
-)
-from geoq.quantiles import n_required
-from geoq.regions.region import FittedRegion, SafeRegion
-from geoq.surrogate import (
-    answers_of,
-    check_callable,
-    errors_of,
-    evaluate,
-    one_row_each,
-    relative_norm_error,
-)
+from geoq.data.table import Table, check_same_order, input_rows, output_names, output_rows
+from geoq.regions.region import FittedRegion
+from geoq.surrogate import TrainSurrogate, answers_of, errors_of, evaluate
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, array_id
 from geoq.training.progress import Trainings
 from geoq.training.sources import (
     Fold,
-    check_sources,
     count_trainings,
     fold_predictions,
     is_pretrained,
@@ -69,11 +55,8 @@ logger = logging.getLogger(__name__)
 
 # The paper's k, used for n_support=None if the folds leave enough points.
 USUAL_COUNT = 20
-# A root mean squared error below this fraction of the standard deviation of y is as small as at training points.
-IMPLAUSIBLE = 1e-5
 # In-sample errors of a fold surrogate are measured at about this many of its training points.
 N_IN_SAMPLE = 256
-REMOVE = "remove or impute these samples first"
 
 
 @dataclass(frozen=True)
@@ -109,14 +92,14 @@ class Pairs:
     @staticmethod
     def of(how: "GeoQ", x: Any, y: Any, groups: Any) -> "Pairs":
         """Check settings and data, and draw the folds."""
-        _check_settings(how)
+        check_settings(how)
         rows, outputs = input_rows(stored(x)), output_rows(stored(y))
         check_same_order(rows, outputs)
         mask = Mask.of(outputs)
         for_training = outputs if mask is None else mask.for_training(outputs)
-        inputs, numbers = _check_pairs(rows, outputs, mask)
-        _check_models(how, rows, numbers)
-        known = _coordinates(how.representation, inputs, rows)
+        inputs, numbers = check_pairs(rows, outputs, mask)
+        check_models(how, rows, numbers)
+        known = coordinates_of(how.representation, inputs, rows)
         points = flat(known(inputs))
         plan = draw_folds(how.folds, np.asarray(points, dtype=float), groups)
         usual = max(1, min(USUAL_COUNT, plan.fewest_left_in))
@@ -124,9 +107,10 @@ class Pairs:
         plan.check(n_anchors=how.n_anchors, n_support=n_support)
         if hasattr(how.safe_region, "check_neighbors"):
             how.safe_region.check_neighbors(plan.n_independent)
-        _warn_if_few(how.quantile, plan.n_groups)
-        shapes = _shapes(how, rows, outputs, numbers)
+        warn_if_few(how.quantile, plan.n_groups)
+        shapes = shapes_of(how, rows, outputs, numbers)
         layout = layout_of(how.domain, shapes)
+        logger.info("%d %s", len(rows), layout.described())
         check_shapes(how.bound_for(layout), shapes, layout)
         return Pairs(
             how, rows, outputs, inputs, numbers, for_training, mask, known, plan, layout, n_support
@@ -160,7 +144,9 @@ class Pairs:
         """The given surrogate, or one that is trained on all data (line 1)."""
         if self.how.surrogate is not None:
             return self.how.surrogate
-        trained = train_deployed(self.how.train_surrogate, self.x, self.for_training)
+        trained = train_deployed(
+            cast(TrainSurrogate, self.how.train_surrogate), self.x, self.for_training
+        )
         progress.done("deployed surrogate")
         return trained
 
@@ -182,7 +168,7 @@ class Pairs:
         if self.mask is not None:
             prediction = self.mask.filled(prediction)
         if self.how.train_surrogate is None:
-            _warn_if_trained_on(prediction, self.outputs)
+            warn_if_trained_on(prediction, self.outputs)
         probes = Probes.of(ask, self.x, prediction)
         model = self.how.bound_for(self.layout)
         if hasattr(model, "check_errors"):
@@ -205,7 +191,8 @@ class Pairs:
         if finished is None:
             return metric
         own = {k: v for k, v in vars(metric).items() if isinstance(v, np.ndarray)}
-        return replace(metric, **finished.first("metric", own))
+        stored: Any = finished.first("metric", own)
+        return replace(metric, **stored)
 
     def geometry(self, space: Space) -> Geometry:
         """The geometry of these points."""
@@ -252,15 +239,23 @@ class Pairs:
         exact = exact_cells([points.error] + ([] if found is None else [error]))
         if exact is not None:
             error = np.where(exact, np.nan, error).astype(error.dtype)
+        process, opinion = None, None
+        model = self.how.bound_for(self.layout)
+        if self.layout.is_table or getattr(model, "uses_opinion", False):
+            z = flat(points.space.normalized).astype(float)
+            process, opinion = second_opinion(
+                z, filled_with_means(flat(self.outputs).astype(float)), plan.splits
+            )
         data = Points(
             points.space,
             self.outputs,
-            filled_errors(points.error),
+            filled_with_means(points.error),
             plan.splits,
             self.coordinates,
             points.metric,
             self.layout,
             exact,
+            process,
         )
         return Tuples(
             relation=Relation.cat(held_out.relations),
@@ -274,6 +269,7 @@ class Pairs:
             points=data,
             position=None if dependence is None else dependence.position[rows],
             reach=0 if dependence is None else dependence.reach,
+            opinion=opinion,
         )
 
     def fit_bound(self, tuples: Tuples) -> Any:
@@ -296,6 +292,7 @@ class Pairs:
         """What answers queries (lines 13 to 17)."""
         points.probes.check_unchanged()
         known = tuples.points
+        self._compare_opinions(surrogate, points, tuples)
         return Fitted(
             quantile=self.how.quantile,
             coordinates=self.coordinates,
@@ -303,6 +300,7 @@ class Pairs:
             geometry=self.geometry(points.space),
             error=known.error,
             error_size=np.nanmean(flat(points.error), axis=1),
+            process=known.process,
             bound=bound,
             region=region,
             typical=tuples.typical(),
@@ -320,6 +318,27 @@ class Pairs:
             surrogate=surrogate,
             representation=self.how.representation,
             error_functional=self.how.error_functional,
+        )
+
+    def _compare_opinions(self, surrogate: Any, points: "ObservedPoints", tuples: Tuples) -> None:
+        """Warn if the process is the better model, or if the surrogate was probably trained on the data."""
+        comparison, process = Comparison.of(tuples), tuples.points.process
+        if comparison is None or process is None:
+            return
+        comparison.warn(output_names(self.y))
+        z = flat(points.space.normalized).astype(float)
+        if self.how.train_surrogate is not None or self.how.surrogate is None or len(z) < 3:
+            return
+        mixed = mixed_rows(self.inputs, z)
+        ask = predictor(partial(predict, surrogate, self.mask), self.x)
+        between = flat(ask(mixed)).astype(float)
+        coordinates = self.coordinates(mixed)
+        there = coordinates if points.metric is None else points.metric(coordinates)
+        opinion = process(flat(there).astype(float))
+        warn_of_training_rows(
+            abs(flat(points.prediction).astype(float) - flat(self.outputs)),
+            abs(between - opinion.mean),
+            np.sqrt(process.signal) * opinion.left[:, None],
         )
 
 
@@ -377,7 +396,9 @@ class HeldOutPoints:
             error = self.pairs._errors(prediction, fold.evaluated_rows)
         held_out, of_anchors, in_sample = np.split(error, [n_unseen, n_unseen + len(used)])
         # In-sample on purpose: at deployment anchor errors are observed, query errors are not.
-        anchors = anchor_error(places.reshape(relation.anchors.shape), filled_errors(of_anchors))
+        anchors = anchor_error(
+            places.reshape(relation.anchors.shape), filled_with_means(of_anchors)
+        )
         prediction = prediction[:n_unseen]
         if self.pairs.mask is not None:
             prediction = np.nan_to_num(self.pairs.mask.filled(prediction))
@@ -410,146 +431,3 @@ def embed(
         return Space(z, z, coordinates)
     z = evaluate(representation, x, "representation")
     return Space(z, coordinates, coordinates)
-
-
-# Checks
-
-
-def _check_settings(how: "GeoQ") -> None:
-    check_integer(how.n_anchors, "n_anchors", 1)
-    if how.n_support is not None:
-        check_integer(how.n_support, "n_support", 1)
-    if how.representation is None or (
-        isinstance(how.representation, type) and isinstance(how.representation, Metric)
-    ):
-        raise TypeError(
-            f"representation={how.representation!r}: representation must be a metric or a function; leave it out for "
-            "SensitivityMetric(), or pass StandardizedMetric() or a function phi(x)."
-        )
-    check_domain(how.domain)
-    if how.bound_model is not None:
-        check_bound_model(how.bound_model)
-    check_object(how.safe_region, SafeRegion, "safe_region", "Region(quantile=0.95)")
-    check_sources(how.surrogate, how.train_surrogate, "x, y")
-    if not isinstance(how.representation, Metric):
-        check_callable(how.representation, "representation")
-    check_callable(how.error_functional, "error_functional")
-
-
-def _check_pairs(x: Any, y: Any, mask: Mask | None) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and reference outputs as numbers; raises unless they are finite and equally many."""
-    inputs = to_numbers(x, "x")
-    outputs = to_numbers(y, "y") if mask is None else outputs_with_nan(y)
-    for name, array in (("x", inputs), ("y", outputs)):
-        if array.ndim == 0 or not array.size:
-            raise ValueError(
-                f"{name} has shape {array.shape} and holds no samples; pass one sample per row."
-            )
-    if not isinstance(x, Table):
-        check_finite(inputs, "x", REMOVE)
-    fields = outputs.ndim > 1
-    way_out = f"{REMOVE}, or mask cells that have no value, numpy.ma.masked_invalid(y)"
-    shown = outputs if mask is None else np.where(np.isnan(outputs), 0, outputs)
-    check_finite(shown, "y", way_out if fields else REMOVE)
-    if len(inputs) != len(outputs):
-        raise ValueError(
-            f"x has {len(inputs)} rows and y has {len(outputs)}; each input needs its reference output."
-        )
-    if not isinstance(x, Table):
-        check_unit(inputs, "x", by_column=True)
-    check_unit(shown, "y", by_column=False)
-    return inputs, outputs
-
-
-def _check_models(how: "GeoQ", x: Any, outputs: np.ndarray) -> None:
-    """Raise for missing values that the surrogate does not accept, and for a division by zero."""
-    if how.error_functional is relative_norm_error:
-        zero = np.flatnonzero((flat(outputs) == 0).all(axis=1))
-        if len(zero):
-            raise ValueError(
-                f"error_functional=relative_norm_error divides by the norm of y, but y[{zero[0]}] is zero ({len(zero)} of "
-                f"{len(outputs)} rows are); remove these rows, or use norm_error."
-            )
-    if not isinstance(x, Table) or how.surrogate is None:
-        return
-    missing = np.isnan(x.array)
-    if not missing.any():
-        return
-    rows = np.flatnonzero(missing.any(axis=1))[:N_PROBES]
-    try:
-        evaluate(how.surrogate, x[rows], "surrogate")
-    except (ValueError, TypeError) as exc:
-        assert x.schema is not None
-        names = [repr(x.schema[j]) for j in np.flatnonzero(missing.any(axis=0)).tolist()]
-        raise ValueError(
-            f"x has missing values in {first_few(names)}, and surrogate failed on them ({exc}); remove or impute these rows, or "
-            "use a model that accepts missing values."
-        ) from exc
-
-
-def _coordinates(representation: Any, inputs: np.ndarray, x: Any) -> Coordinates:
-    """T of the inputs: by the metric, or without logarithms for a representation of the user."""
-    # Small rows in double precision; fields stay in the precision of the user.
-    if math.prod(inputs.shape[1:]) <= 2**10:
-        inputs = inputs.astype(float)
-    schema = x.schema if isinstance(x, Table) else None
-    if not isinstance(representation, Metric):
-        if schema is not None:
-            from geoq.data.coordinates import fit_columns
-
-            return fit_columns(inputs, {}, schema, logarithms=False)
-        return Coordinates.fit(inputs, logarithms=False)
-    coordinates: object = representation.coordinates(inputs, schema)
-    if not isinstance(coordinates, Coordinates):
-        raise TypeError(
-            f"{type(representation).__name__}.coordinates returned {type(coordinates).__name__}; return the Coordinates of the "
-            "points, for example Coordinates.fit(points, logarithms=False)."
-        )
-    return coordinates
-
-
-def _shapes(how: "GeoQ", x: Any, y: Any, outputs: np.ndarray) -> Shapes:
-    """The shapes of one row; the error functional is called with ``y`` in place of the predictions."""
-    few = np.nan_to_num(outputs[:N_PROBES])
-    like = None if isinstance(y, Table) else native(y)
-    error = how.error_functional(*(restore(few.copy(), like) for _ in range(2)))
-    name = "error_functional"
-    found = one_row_each(error, len(few), name)
-    rows = x[:N_PROBES]
-    z = to_numbers(rows, "x")
-    if not isinstance(how.representation, Metric):
-        phi = partial(evaluate, how.representation, name="representation")
-        z = phi(rows)
-        Probes.of(phi, rows, z, "representation")
-    parts = (z, found, to_numbers(rows, "x"), few)
-    return Shapes(*(part.shape[1:] for part in parts))
-
-
-def _warn_if_few(quantile: float, n_groups: int) -> None:
-    """Warn if there are fewer independent points than the quantile level requires."""
-    needed = n_required(quantile)
-    if n_groups < needed:
-        warn(
-            f"n={n_groups} independent points (or groups, or stretches of time), but quantile={quantile} needs at least "
-            f"{needed} to be estimated; treat the bounds as guesses, give more data, or choose a lower quantile."
-        )
-
-
-def _warn_if_trained_on(prediction: np.ndarray, y: np.ndarray) -> None:
-    """Warn if the errors are as small as only the errors at training points are."""
-    if prediction.shape != y.shape:
-        return
-    squares = np.zeros(y.shape[1:])
-    for rows in chunks(len(y), squares.size):
-        gap = prediction[rows].astype(float) - y[rows]
-        squares += np.nansum(gap * gap, axis=0)
-    with warnings.catch_warnings(action="ignore"):  # of cells without values
-        deviation = np.nanstd(y, axis=0)
-        ratio = np.asarray(np.sqrt(squares / len(y)) / deviation)[deviation > 0]
-    if ratio.size and float(ratio.max()) < IMPLAUSIBLE:
-        warn(
-            f"the errors of the surrogate are {float(ratio.max()):.1g} of the standard deviation of y, as small as at points "
-            "that a surrogate was trained on. With train_surrogate=None it must never have seen x and y; otherwise the bounds are "
-            "far too small. Pass points that it was not trained on, or a function train_surrogate(x, y). If the surrogate is new "
-            "to these points and so accurate, ignore this warning."
-        )

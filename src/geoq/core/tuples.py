@@ -12,6 +12,7 @@ from geoq.core.geometry import Features, Relation, Space, anchor_error, displace
 from geoq.data.coordinates import Coordinates, spread
 from geoq.data.domain import Layout
 from geoq.data.metric import FittedMetric
+from geoq.data.process import Opinion, Process
 
 # The typical error is computed from at most this many tuples.
 N_TYPICAL = 128
@@ -30,6 +31,7 @@ class Points:
         metric: the metric of the geometry; None for a representation of the user.
         layout: whether the rows are rows of a table, or where their cells are.
         exact: the cells of the error in which all errors are zero; None if there are none.
+        process: a Gaussian process through the points; None if the bound does not use it.
     """
 
     space: Space
@@ -40,6 +42,7 @@ class Points:
     metric: FittedMetric | None
     layout: Layout
     exact: Bool[np.ndarray, " *field"] | None = None
+    process: Process | None = None
 
     @property
     def inputs(self) -> Float[np.ndarray, " n *coordinates"]:
@@ -68,6 +71,7 @@ class Tuples:
             positions differ by at most ``reach``.
         reach: see ``position``.
         queries: the held-out points; None if they are points of the data. Along rollouts they are not.
+        opinion: what the process through the points that the fold left in says about each tuple; None without a process.
     """
 
     relation: Relation
@@ -82,6 +86,7 @@ class Tuples:
     position: Int[np.ndarray, " n"] | None = None
     reach: int = 0
     queries: Space | None = None
+    opinion: Opinion | None = None
 
     def __len__(self) -> int:
         return len(self.point)
@@ -96,6 +101,7 @@ class Tuples:
             row=self.row[rows],
             position=None if self.position is None else self.position[rows],
             queries=None if self.queries is None else self.queries[rows],
+            opinion=None if self.opinion is None else self.opinion[rows],
         )
 
     def subsample(self, n_rows: int) -> "Tuples":
@@ -137,6 +143,7 @@ class Tuples:
             self.predictions[self.row],
             queries.inputs[own],
             self.relation,
+            self.opinion,
         )
 
     @property

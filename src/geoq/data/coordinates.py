@@ -313,11 +313,8 @@ class Coordinates:
             bad = self._newly_missing(points)
         else:
             # The inputs themselves count too: the logarithm of a negative infinite number is finite here.
-            near = (abs(self(points)) <= FARTHEST) & (points > -math.inf)
-            if near.all():
-                return None
-            bad = ~near
-        rows: np.ndarray = flat(bad).any(axis=1)
+            bad = ~((abs(self(points)) <= FARTHEST) & (points > -math.inf))
+        rows = np.asarray(flat(bad).any(axis=1))
         return rows if rows.any() else None
 
     def _newly_missing(self, points: np.ndarray) -> np.ndarray:

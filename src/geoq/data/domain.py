@@ -61,6 +61,18 @@ class Layout:
         """Whether the rows are rows of a table."""
         return self.domain is None
 
+    def described(self) -> str:
+        """What the points are, in words."""
+        if self.is_table:
+            return "rows of a table"
+        size = " x ".join(map(str, self.cells))
+        where = (
+            f"a mesh of {size} nodes"
+            if isinstance(self.domain, Mesh)
+            else f"a grid of {size} cells"
+        )
+        return f"fields on {where}" + ("" if self.on_cells else ", with a few errors each")
+
     @property
     def n_axes(self) -> int:
         """How many of the last axes of an error are cells."""

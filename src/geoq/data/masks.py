@@ -100,8 +100,8 @@ def exact_cells(errors: Sequence[np.ndarray]) -> Bool[np.ndarray, " *field"] | N
     return None if wrong.all() or not wrong.any() else ~wrong
 
 
-def filled_errors(error: Float[np.ndarray, " n *field"]) -> Float[np.ndarray, " n *field"]:
-    """The errors of anchors: where a cell has none, the mean error of the cell; 0 in a cell without any."""
+def filled_with_means(error: Float[np.ndarray, " n *field"]) -> Float[np.ndarray, " n *field"]:
+    """Errors or outputs without gaps: an absent value is the mean of its cell, and 0 in a cell without any value."""
     absent = np.isnan(error)
     if not absent.any():
         return error

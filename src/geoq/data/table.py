@@ -7,7 +7,7 @@ number of its level, and a missing value becomes nan. Libraries of data frames a
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -236,7 +236,7 @@ class FrameTypes:
                     column.name,
                     column.values(numbers, dtype),
                     getattr(nw, dtype),
-                    backend=self.library,
+                    backend=cast(Any, self.library),
                 )
                 for column, numbers, dtype in zip(schema.columns, array.T, self.dtypes, strict=True)
             }

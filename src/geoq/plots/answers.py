@@ -1,7 +1,7 @@
 """Pictures of answers: all queries, one field, some rollouts, and arrays of errors and bounds."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -108,7 +108,7 @@ def _bound_over_error(
 def fields(
     figure: Figure,
     assessment: Assessment,
-    row: int,
+    row: SupportsIndex,
     *,
     channel: int = 0,
     extent: Sequence[float] | None = None,

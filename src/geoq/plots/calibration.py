@@ -84,8 +84,7 @@ class _Tuples:
                 "plots.calibration draws calibration tuples, but the file was saved with calibration=False; save it with them."
             )
         found, known = fitted.tuples.subsample(MOST_TUPLES), fitted.output_names
-        at_tuples = getattr(fitted.bound, "at_tuples", None)
-        bounds = at_tuples(found) if at_tuples else bounds_of(fitted.bound, found.features)
+        bounds = bounds_of(fitted.bound, found.features)
         error, bound, name = flat(found.error), flat(bounds), "a field"
         if found.error.ndim < 3 and error.shape[1] <= N_OUTPUTS_SHOWN:
             which = check_index(output, "output", error.shape[1])

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -88,7 +88,7 @@ class Windows(Score):
         drawn = []
         for part in chunks(len(points), points.row_numbers):
             here = (row >= part.start) & (row < part.stop)
-            windows = windows_of(self.seen(points[part]))
+            windows = windows_of(cast(np.ndarray, self.seen(points[part])))
             drawn.append(windows[row[here] - part.start, at[here]])
         kept = np.concatenate(drawn)
         scale = kept.std(axis=0)

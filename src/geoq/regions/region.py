@@ -27,14 +27,20 @@ from geoq.neighbors import Neighbors
 from geoq.quantiles import inverse_cdf_quantile, rank
 from geoq.regions.field_scores import Answers, Moments, Patterns, Windows
 from geoq.regions.gaps import TINY
-from geoq.regions.table_scores import EachInput, EachPair, Nearest, PrincipalAxes, SupportDistance
+from geoq.regions.table_scores import (
+    EachInput,
+    EachPair,
+    PrincipalAxes,
+    SupportDistance,
+    Unexplained,
+)
 from geoq.regions.views import FieldView, TableView, View
 
 # The largest ratio of a score to its threshold in the safe region; it is larger than 1 because of rounding.
 SAFE = 1 + 1e-9
 # The scores that are used unless the user chooses others; with more inputs than this the support distance alone.
 MAX_INPUTS = 64
-TABLE = Nearest(3), EachInput(), PrincipalAxes(), EachPair(10)
+TABLE = EachInput(), PrincipalAxes(), EachPair(10), Unexplained()
 FIELD = Windows(), Moments(), Patterns(), Answers()
 # At most this many held-out fields set the thresholds.
 N_SCORED = 1000
@@ -67,7 +73,7 @@ class Region:
     """Queries that resemble the held-out points of the interpolating folds, in every score.
 
     Attributes:
-        scores: the scores, such as ``(Nearest(3), EachInput())`` of ``geoq.parts``; None means the scores of the domain.
+        scores: the scores, such as ``(EachInput(), EachPair())`` of ``geoq.parts``; None means the scores of the domain.
         quantile: alpha_safe, the fraction of the held-out points that the region contains, nearly.
 
     Example:

@@ -13,7 +13,6 @@ import numpy as np
 
 from geoq.checks import check_fraction, check_integer
 from geoq.data.metric import input_weights
-from geoq.neighbors import Neighbors
 from geoq.regions.gaps import Axes, Planes, Values
 from geoq.regions.views import Score, TableView, View
 
@@ -42,36 +41,23 @@ class SupportDistance(Score):
 
 
 @dataclass(frozen=True)
-class Nearest(Score):
-    """The mean distance to the nearest distinct points: far queries, and holes in all inputs.
+class Unexplained(Score):
+    """What the data leave unexplained to the Gaussian process of the bound: points off a manifold, and holes in all inputs.
 
-    Attributes:
-        n_nearest: the number of points.
+    It is 0 for a bound that does without the process.
     """
 
-    n_nearest: int = 3
-    points: Any = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        check_integer(self.n_nearest, "Nearest.n_nearest", 1)
-
-    def fit(self, points: TableView) -> "Nearest":
-        distinct = np.unique(points.t, axis=0)
-        return replace(self, n_nearest=min(self.n_nearest, len(distinct)), points=distinct)
-
-    @cached_property
-    def _neighbors(self) -> Neighbors:
-        return Neighbors(self.points)
+    def fit(self, points: TableView) -> "Unexplained":
+        del points
+        return self
 
     def __call__(self, queries: TableView) -> np.ndarray:
-        distance, _ = self._neighbors.nearest(queries.t, self.n_nearest)
-        return np.asarray(distance.mean(axis=1))
+        return np.zeros(len(queries)) if queries.left is None else queries.left
 
     def explain(self, query: TableView, limit: float) -> str:
-        gaps = EachInput().fit(replace(query, t=self.points)).gaps(query)
         return (
-            f"the {self.n_nearest} nearest points are {self(query)[0]:.2g} standard deviations away on average "
-            f"(held-out points: at most {limit:.2g}); the most unusual input is {query.described(int(gaps.argmax()), self.points)}"
+            f"a Gaussian process through the data leaves {self(query)[0]:.0%} of its deviation unexplained here "
+            f"(held-out points: at most {limit:.0%})"
         )
 
 

@@ -43,6 +43,7 @@ class TableView:
         coordinates: T itself.
         metric: the metric; None for a representation of the user.
         names: names of the inputs, for explanations.
+        left: the share of the deviation of queries that a Gaussian process leaves unexplained; None without one.
     """
 
     t: Float[np.ndarray, " n m"]
@@ -50,6 +51,7 @@ class TableView:
     coordinates: Coordinates
     metric: FittedMetric | None
     names: Names | None = None
+    left: Float[np.ndarray, " n"] | None = None
     inside: ClassVar[str] = "all inputs are within the region of the held-out points"
     # How many numbers the scores of one query need.
     row_numbers: ClassVar[int] = CHUNK_NUMBERS // CHUNK_ROWS
@@ -68,15 +70,17 @@ class TableView:
                 f"names has {len(names)} entries, but there are {n_inputs} inputs; pass one name per input."
             )
         varying = flat(features.inputs)[:, self.coordinates.varies].astype(float)
-        return replace(self, t=varying, support_distance=features.support_distance, names=names)
+        left = None if features.opinion is None else features.opinion.left
+        parts: Any = {"t": varying, "support_distance": features.support_distance, "left": left}
+        return replace(self, **parts, names=names)
 
     def __len__(self) -> int:
         return len(self.t)
 
     def __getitem__(self, rows: slice | np.ndarray) -> "TableView":
-        distance = self.support_distance
-        distance = None if distance is None else distance[rows]
-        return replace(self, t=self.t[rows], support_distance=distance)
+        own = (self.support_distance, self.left)
+        distance, left = (None if values is None else values[rows] for values in own)
+        return replace(self, t=self.t[rows], support_distance=distance, left=left)
 
     def known_to(self, points: "TableView") -> Bool[np.ndarray, " n"]:
         """Which queries have no category that the points lack: such queries are never safe."""
@@ -277,10 +281,10 @@ View: TypeAlias = TableView | FieldView
 
 
 class Score:
-    """What a query is compared by, such as ``Nearest(3)``; a user can write another one.
+    """What a query is compared by, such as ``EachInput()``; a user can write another one.
 
     ``fit(points)`` returns the score with what it needs of the points, in fields that are None before. Then ``score(queries)``
-    returns one number per query, by default the largest of its ``gaps``, and ``explain(query, limit)`` says why the number of one
+    returns one number per query, by default the largest of its ``gaps``, and ``explain(query, limit)`` states why the number of one
     query exceeds its threshold: the inputs or the cells behind it.
 
     Attributes:

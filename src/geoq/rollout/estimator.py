@@ -171,7 +171,7 @@ class RolloutGeoQ:
             ValueError: the file is truncated, altered or foreign, or a callable differs from the original one.
         """
         own = {"surrogate": surrogate, "representation": representation}
-        return state.load(path, cls, **own)  # type: ignore[no-any-return]
+        return state.load(path, cls, **own)
 
     def describe(self) -> str:
         """The calibration, the fitted bound and the safe region, in a few sentences."""

@@ -85,7 +85,7 @@ class RolloutFeatures:
 class Reference:
     """What features are relative to: all states for a query, the states that a fold leaves in for the calibration.
 
-    ``layout`` says what a row consists of, ``coordinates`` is nu of rows, and ``climatology`` the climatology of the output.
+    ``layout`` states what a row consists of, ``coordinates`` is nu of rows, and ``climatology`` the climatology of the output.
     """
 
     layout: RowLayout
@@ -124,7 +124,7 @@ def embed(rows: np.ndarray, nu: Coordinates, layout: RowLayout, phi: Any, like: 
 
 
 def _filled(values: np.ndarray, known: np.ndarray, missing: float) -> np.ndarray:
-    """Rows for all steps, given those of the steps that start before the rollout diverges."""
+    """Rows for all steps, given the rows of the steps that start before the rollout diverges."""
     if known.all():
         return values
     missing = missing if values.dtype.kind == "f" else 0

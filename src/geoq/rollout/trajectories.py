@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 class Trajectories:
     """The trajectories of the user with the settings of the estimator, checked before any training.
 
-    ``layout`` says what a row of ``series`` consists of, ``coordinates`` is nu of rows, ``plan`` has the folds (line 5), and
+    ``layout`` states what a row of ``series`` consists of, ``coordinates`` is nu of rows, ``plan`` has the folds (line 5), and
     ``starts`` has for each fold the rows from which its rollouts start.
     """
 

@@ -130,7 +130,7 @@ class FinishedFolds:
     calibration: str
 
     def jobs(self, proposed: list[list[int]]) -> list[list[int]]:
-        """The folds that are trained together: those of the first run, or the proposed ones."""
+        """The folds that are trained together: the folds of the first run, or the proposed ones."""
         numbers = [len(job) for job in proposed]
         known = self.first("jobs", {"jobs": np.array(numbers)})["jobs"]
         every = [number for job in proposed for number in job]
@@ -190,7 +190,8 @@ class FinishedFolds:
 def _write(file: Path, text: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Write a file beside its target under another name, which then replaces the target."""
     buffer = io.BytesIO()
-    np.savez(buffer, text=np.array(text), **arrays)
+    everything: dict[str, Any] = {"text": np.array(text), **arrays}
+    np.savez(buffer, **everything)
     content = buffer.getvalue()
     scratch = file.with_name(f".{file.name}.{uuid4().hex}")
     try:
@@ -261,7 +262,7 @@ def _is_of_user(module: object) -> bool:
 class _Values(cloudpickle.Pickler):  # type: ignore[misc]
     """Code and values as bytes that are the same in every process. They cannot be read again.
 
-    The order of sets, numbers of lines and names of files do not count, nor does what cloudpickle knows of its own process.
+    The order of sets, numbers of lines and names of files do not count, nor does what cloudpickle stores of its own process.
     """
 
     def __init__(self, file: Any, modules: dict[str, str]) -> None:

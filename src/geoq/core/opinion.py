@@ -1,0 +1,120 @@
+"""The second opinion beside the surrogate: which of them has the smaller held-out errors, and an alarm for training rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.spatial import cKDTree
+
+from geoq.arrays import flat, permutation
+from geoq.checks import warn
+from geoq.core.tuples import Tuples
+
+# ``fit`` warns if the held-out errors of the process are below this fraction of those of the surrogate.
+CLEARLY = 0.5
+# The alarm mixes the inputs of at most this many rows with those of their nearest rows.
+N_MIXED = 200
+# It rings if the surrogate is this many times as far from the process there as from the outputs at the rows themselves, and if the
+# process is so certain there that the distance is this many of its deviations.
+MUCH_LARGER, DEVIATIONS = 1.5, 2.0
+
+
+@dataclass(frozen=True)
+class SecondOpinion:
+    """What a Gaussian process through the data says about queries, in the shape of the predictions.
+
+    Attributes:
+        prediction: its prediction.
+        deviation: its standard deviation.
+    """
+
+    prediction: Float[Any, " n *output"]
+    deviation: Float[Any, " n *output"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Mean absolute errors of each output at the held-out points of the interpolating folds."""
+
+    surrogate: Float[np.ndarray, " p"]
+    process: Float[np.ndarray, " p"]
+
+    @staticmethod
+    def of(tuples: Tuples) -> "Comparison | None":
+        """None without a process, or if the surrogate predicts something else than the outputs."""
+        inner = tuples[tuples.interpolating]
+        outputs, predictions = inner.points.outputs, inner.predictions
+        if inner.opinion is None or outputs.shape[1:] != predictions.shape[1:]:
+            return None
+        truth = flat(outputs).astype(float)[inner.point]
+        counts = ~np.isnan(truth).all(axis=0)
+        each = (flat(predictions)[inner.row].astype(float), inner.opinion.mean)
+        errors = [np.nanmean(abs(part - truth)[:, counts], axis=0) for part in each]
+        return Comparison(*errors) if counts.any() else None
+
+    @property
+    def worst(self) -> int:
+        """The output whose surrogate is the worst beside the process."""
+        return int((self.process / np.maximum(self.surrogate, 1e-300)).argmin())
+
+    def sentence(self, names: Sequence[str] | None = None) -> str:
+        """Both errors, of the output for which the process is the best beside the surrogate."""
+        j, of = self.worst, ""
+        if len(self.surrogate) > 1:
+            known = names if names is not None and len(names) == len(self.surrogate) else None
+            of = f" of output {j if known is None else known[j]}"
+        return (
+            f"A Gaussian process through the same data has a mean held-out error{of} of {self.process[j]:.2g}, the surrogate "
+            f"{self.surrogate[j]:.2g}"
+        )
+
+    def warn(self, names: Sequence[str] | None) -> None:
+        """Say so if the process is clearly the better model."""
+        j = self.worst
+        if self.process[j] < CLEARLY * self.surrogate[j]:
+            warn(
+                f"{self.sentence(names)}. The bounds use this, but a better surrogate would make them smaller: see "
+                "assess(x).second_opinion for the predictions of the process."
+            )
+
+
+def mixed_rows(
+    inputs: Float[np.ndarray, " n *inputs"], z: Float[np.ndarray, " n d"]
+) -> Float[np.ndarray, " m *inputs"]:
+    """Some rows with half of their inputs from the row that is nearest in z; midpoints of rows with a single input."""
+    chosen = np.sort(permutation(len(z))[:N_MIXED])
+    near = cKDTree(z).query(z[chosen], 2)[1]
+    one, two = (
+        inputs[rows] for rows in (chosen, np.where(near[:, 0] == chosen, near[:, 1], near[:, 0]))
+    )
+    if one[0].size == 1:
+        return (one + two) / 2
+    swapped = permutation(one[0].size).reshape(one.shape[1:]) % 2 == 0
+    return np.where(swapped, two, one)
+
+
+def warn_of_training_rows(
+    gap_at_rows: Float[np.ndarray, " n p"],
+    gap_between: Float[np.ndarray, " m p"],
+    deviation: Float[np.ndarray, " m p"],
+) -> None:
+    """Warn if the surrogate knows the outputs at the rows, but not between them, as a surrogate that was trained on them does.
+
+    Args:
+        gap_at_rows: the distance of the surrogate from the outputs, at the rows.
+        gap_between: its distance from the process, between the rows.
+        deviation: the deviation of the process between the rows, without the noise of a measurement.
+    """
+    own, between = np.nanmedian(gap_at_rows, axis=0), np.median(gap_between, axis=0)
+    certain = np.median(gap_between / np.maximum(deviation, 1e-300), axis=0) > DEVIATIONS
+    ratio = np.where(certain, between / np.maximum(own, 1e-300), 0.0)
+    j = int(ratio.argmax())
+    if ratio[j] > MUCH_LARGER:
+        warn(
+            f"the median error of the surrogate at the rows is {own[j]:.2g}, but between the rows it is {between[j]:.2g} away from a "
+            "Gaussian process through them. With train_surrogate=None the surrogate must never have seen x and y; if it was "
+            "trained on them, the bounds are far too small. Pass rows that it was not trained on, or a function "
+            "train_surrogate(x, y)."
+        )

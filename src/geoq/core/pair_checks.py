@@ -1,0 +1,170 @@
+"""Checks of the settings and the data of ``GeoQ.fit``, before any training."""
+
+import math
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from geoq.arrays import chunks, flat, native, restore, to_numbers
+from geoq.bounds.protocol import check_bound_model
+from geoq.checks import check_finite, check_integer, check_object, check_unit, warn
+from geoq.data.coordinates import Coordinates
+from geoq.data.domain import Shapes, check_domain
+from geoq.data.masks import Mask, outputs_with_nan
+from geoq.data.metric import Metric
+from geoq.data.probes import N_PROBES, Probes
+from geoq.data.table import Table, first_few
+from geoq.quantiles import n_required
+from geoq.regions.region import SafeRegion
+from geoq.surrogate import check_callable, evaluate, one_row_each, relative_norm_error
+from geoq.training.sources import check_sources
+
+if TYPE_CHECKING:
+    from geoq.core.estimator import GeoQ
+
+# A root mean squared error below this fraction of the standard deviation of y is as small as at training points.
+IMPLAUSIBLE = 1e-5
+REMOVE = "remove or impute these samples first"
+
+
+def check_settings(how: "GeoQ") -> None:
+    """Raise for settings that are no objects of their kind."""
+    check_integer(how.n_anchors, "n_anchors", 1)
+    if how.n_support is not None:
+        check_integer(how.n_support, "n_support", 1)
+    if how.representation is None or (
+        isinstance(how.representation, type) and isinstance(how.representation, Metric)
+    ):
+        raise TypeError(
+            f"representation={how.representation!r}: representation must be a metric or a function; leave it out for "
+            "SensitivityMetric(), or pass StandardizedMetric() or a function phi(x)."
+        )
+    check_domain(how.domain)
+    if how.bound_model is not None:
+        check_bound_model(how.bound_model)
+    check_object(how.safe_region, SafeRegion, "safe_region", "Region(quantile=0.95)")
+    check_sources(how.surrogate, how.train_surrogate, "x, y")
+    if not isinstance(how.representation, Metric):
+        check_callable(how.representation, "representation")
+    check_callable(how.error_functional, "error_functional")
+
+
+def check_pairs(x: Any, y: Any, mask: Mask | None) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and reference outputs as numbers; raises unless they are finite and equally many."""
+    inputs = to_numbers(x, "x")
+    outputs = to_numbers(y, "y") if mask is None else outputs_with_nan(y)
+    for name, array in (("x", inputs), ("y", outputs)):
+        if array.ndim == 0 or not array.size:
+            raise ValueError(
+                f"{name} has shape {array.shape} and holds no samples; pass one sample per row."
+            )
+    if not isinstance(x, Table):
+        check_finite(inputs, "x", REMOVE)
+    fields = outputs.ndim > 1
+    way_out = f"{REMOVE}, or mask cells that have no value, numpy.ma.masked_invalid(y)"
+    shown = outputs if mask is None else np.where(np.isnan(outputs), 0, outputs)
+    check_finite(shown, "y", way_out if fields else REMOVE)
+    if len(inputs) != len(outputs):
+        raise ValueError(
+            f"x has {len(inputs)} rows and y has {len(outputs)}; each input needs its reference output."
+        )
+    if not isinstance(x, Table):
+        check_unit(inputs, "x", by_column=True)
+    check_unit(shown, "y", by_column=False)
+    return inputs, outputs
+
+
+def check_models(how: "GeoQ", x: Any, outputs: np.ndarray) -> None:
+    """Raise for missing values that the surrogate does not accept, and for a division by zero."""
+    if how.error_functional is relative_norm_error:
+        zero = np.flatnonzero((flat(outputs) == 0).all(axis=1))
+        if len(zero):
+            raise ValueError(
+                f"error_functional=relative_norm_error divides by the norm of y, but y[{zero[0]}] is zero ({len(zero)} of "
+                f"{len(outputs)} rows are); remove these rows, or use norm_error."
+            )
+    if not isinstance(x, Table) or how.surrogate is None:
+        return
+    missing = np.isnan(x.array)
+    if not missing.any():
+        return
+    rows = np.flatnonzero(missing.any(axis=1))[:N_PROBES]
+    try:
+        evaluate(how.surrogate, x[rows], "surrogate")
+    except (ValueError, TypeError) as exc:
+        assert x.schema is not None
+        names = [repr(x.schema[j]) for j in np.flatnonzero(missing.any(axis=0)).tolist()]
+        raise ValueError(
+            f"x has missing values in {first_few(names)}, and surrogate failed on them ({exc}); remove or impute these rows, or "
+            "use a model that accepts missing values."
+        ) from exc
+
+
+def coordinates_of(representation: Any, inputs: np.ndarray, x: Any) -> Coordinates:
+    """T of the inputs: by the metric, or without logarithms for a representation of the user."""
+    # Small rows in double precision; fields stay in the precision of the user.
+    if math.prod(inputs.shape[1:]) <= 2**10:
+        inputs = inputs.astype(float)
+    schema = x.schema if isinstance(x, Table) else None
+    if not isinstance(representation, Metric):
+        if schema is not None:
+            from geoq.data.coordinates import fit_columns
+
+            return fit_columns(inputs, {}, schema, logarithms=False)
+        return Coordinates.fit(inputs, logarithms=False)
+    coordinates: object = representation.coordinates(inputs, schema)
+    if not isinstance(coordinates, Coordinates):
+        raise TypeError(
+            f"{type(representation).__name__}.coordinates returned {type(coordinates).__name__}; return the Coordinates of the "
+            "points, for example Coordinates.fit(points, logarithms=False)."
+        )
+    return coordinates
+
+
+def shapes_of(how: "GeoQ", x: Any, y: Any, outputs: np.ndarray) -> Shapes:
+    """The shapes of one row; the error functional is called with ``y`` in place of the predictions."""
+    few = np.nan_to_num(outputs[:N_PROBES])
+    like = None if isinstance(y, Table) else native(y)
+    error = how.error_functional(*(restore(few.copy(), like) for _ in range(2)))
+    name = "error_functional"
+    found = one_row_each(error, len(few), name)
+    rows = x[:N_PROBES]
+    z = to_numbers(rows, "x")
+    if not isinstance(how.representation, Metric):
+        phi = partial(evaluate, how.representation, name="representation")
+        z = phi(rows)
+        Probes.of(phi, rows, z, "representation")
+    parts = (z, found, to_numbers(rows, "x"), few)
+    return Shapes(*(part.shape[1:] for part in parts))
+
+
+def warn_if_few(quantile: float, n_groups: int) -> None:
+    """Warn if there are fewer independent points than the quantile level requires."""
+    needed = n_required(quantile)
+    if n_groups < needed:
+        warn(
+            f"n={n_groups} independent points (or groups, or stretches of time), but quantile={quantile} needs at least "
+            f"{needed} to be estimated; treat the bounds as guesses, give more data, or choose a lower quantile."
+        )
+
+
+def warn_if_trained_on(prediction: np.ndarray, y: np.ndarray) -> None:
+    """Warn if the errors are as small as only the errors at training points are."""
+    if prediction.shape != y.shape:
+        return
+    squares = np.zeros(y.shape[1:])
+    for rows in chunks(len(y), squares.size):
+        gap = prediction[rows].astype(float) - y[rows]
+        squares += np.nansum(gap * gap, axis=0)
+    with warnings.catch_warnings(action="ignore"):  # of cells without values
+        deviation = np.nanstd(y, axis=0)
+        ratio = np.asarray(np.sqrt(squares / len(y)) / deviation)[deviation > 0]
+    if ratio.size and float(ratio.max()) < IMPLAUSIBLE:
+        warn(
+            f"the errors of the surrogate are {float(ratio.max()):.1g} of the standard deviation of y, as small as at points "
+            "that a surrogate was trained on. With train_surrogate=None it must never have seen x and y; otherwise the bounds are "
+            "far too small. Pass points that it was not trained on, or a function train_surrogate(x, y). If the surrogate is new "
+            "to these points and so accurate, ignore this warning."
+        )
