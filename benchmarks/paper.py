@@ -42,35 +42,19 @@ PAPER = {
     },
 }
 # Table 2 of the paper: training and inference, in seconds.
+# fmt: off
 PAPER_SECONDS = {
-    "forrester": {
-        "GP": (20, 0.02),
-        "MC dropout": (40, 4),
-        "Deep ensemble": (400, 4),
-        "Split conformal": (30, 0.6),
-        "GeoQ (paper)": (500, 1.2),
-    },
-    "kuramoto_sivashinsky": {
-        "GP": (9480, 540),
-        "MC dropout": (540, 300),
-        "Deep ensemble": (2700, 300),
-        "Conformal (per coordinate)": (420, 120),
-        "GeoQ (paper)": (3900, 216),
-    },
-    "weather": {
-        "MC dropout, 1.96 s": (180, 20),
-        "Deep ensemble, 1.96 s": (1800, 20),
-        "Split conformal per cell (random fifth)": (150, 6),
-        "GeoQ (paper, k_a = 1)": (2160, 1.2),
-    },
-    "richtmyer_meshkov": {
-        "MC dropout": (3960, 180),
-        "Deep ensemble": (39600, 180),
-        "Split conformal": (3600, 26),
-        "GeoQ (paper, k_a=1, background penalty)": (45000, 51),
-        "GeoQ (paper, k_a=5, background penalty)": (45000, 51),
-    },
+    "forrester": {"GP": (20, 0.02), "MC dropout": (40, 4), "Deep ensemble": (400, 4), "Split conformal": (30, 0.6),
+                  "GeoQ (paper)": (500, 1.2)},
+    "kuramoto_sivashinsky": {"GP": (9480, 540), "MC dropout": (540, 300), "Deep ensemble": (2700, 300),
+                             "Conformal (per coordinate)": (420, 120), "GeoQ (paper)": (3900, 216)},
+    "weather": {"MC dropout, 1.96 s": (180, 20), "Deep ensemble, 1.96 s": (1800, 20),
+                "Split conformal per cell (random fifth)": (150, 6), "GeoQ (paper, k_a = 1)": (2160, 1.2)},
+    "richtmyer_meshkov": {"MC dropout": (3960, 180), "Deep ensemble": (39600, 180), "Split conformal": (3600, 26),
+                          "GeoQ (paper, k_a=1, background penalty)": (45000, 51),
+                          "GeoQ (paper, k_a=5, background penalty)": (45000, 51)},
 }
+# fmt: on
 # Safe fraction, pinball, correlation, coverage inside the safe region.
 PAPER_SAFE = {
     "forrester": {"GeoQ (paper)": (0.582, 0.000, 0.978, 1.000)},

@@ -98,8 +98,9 @@ def path_of(name, folder=RESULTS):
 def write(name, rows, path=None, **extra):
     """Write the rows, the command, the machine, the commit, the versions and the seeds; return the path.
 
-    All rows have one commit: the commit that a row names, or the commit of this run. Rows of methods whose networks have their
-    initial weights do not describe the method: they are left out, printed, and listed under "untrained". Small runs, with the
+    All rows have one commit: the commit that a row names, or the commit of this run. A published file that code with another
+    fingerprint has measured is renamed to ``NAME@COMMIT``, so that its rows stay in the tables. Rows of methods whose networks have
+    their initial weights do not describe the method: they are left out, printed, and listed under "untrained". Small runs, with the
     condition ``small=True``, keep them.
 
     Raises:
@@ -116,7 +117,8 @@ def write(name, rows, path=None, **extra):
             f"write the older rows to {name}@COMMIT{ENDING}; the tables show both and mark the older rows."
         )
     unclear = commits[0].endswith("+changes") or commits[0] == "unknown"
-    if target.resolve().parent == RESULTS.resolve() and unclear and not small:
+    published = target.resolve().parent == RESULTS.resolve() and not small
+    if published and unclear:
         raise ValueError(
             f"{target.name} would have the commit {commits[0]!r}, which does not contain the code that measured it; commit the "
             "changes first and measure again, or write to another folder with --out."
@@ -135,6 +137,9 @@ def write(name, rows, path=None, **extra):
         **extra,
     }
     rows = [{key: row[key] for key in row if key != "commit"} for row in rows]
+    earlier = read(target) if published and target.is_file() else extra
+    if earlier.get("source") != extra.get("source"):
+        target.rename(path_of(f"{name}@{earlier['commit'][:10]}", target.parent))
     save({**head, "rows": rows}, target)
     return target
 
@@ -235,16 +240,11 @@ def identity(row):
 def finished(path, **conditions):
     """Rows and untrained rows of an earlier run under the same conditions, such as the fingerprint of the code.
 
-    They count as rows of this run, even if a commit without effect on the code lies between. A published file that other code has measured is renamed to ``NAME@COMMIT``, so that its rows stay in the tables.
+    They count as rows of this run, even if a commit without effect on the code lies between.
     """
-    if not path.is_file():
-        return [], []
-    earlier = read(path)
-    if all(earlier.get(key) == value for key, value in conditions.items()):
+    earlier = read(path) if path.is_file() else {}
+    if earlier and all(earlier.get(key) == value for key, value in conditions.items()):
         return earlier["rows"], earlier.get("untrained", [])
-    if path.resolve().parent == RESULTS.resolve() and not conditions.get("small"):
-        name = path.name.removesuffix(ENDING)
-        path.rename(path_of(f"{name}@{earlier['commit'][:10]}", path.parent))
     return [], []
 
 

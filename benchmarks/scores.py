@@ -40,12 +40,6 @@ def coverage_by_bin(error, bound, score, n_bins):
     ]
 
 
-def coverage_by_lead(error, bound, axis=1):
-    """Coverage at each lead time, or at each index of another axis."""
-    covered = np.moveaxis(np.asarray(error) <= np.asarray(bound), axis, 0)
-    return np.asarray(covered.reshape(len(covered), -1).mean(axis=1))
-
-
 def row(about, y, answer, safe=None, seconds=(0.0, 0.0), rows=...):
     """One row of a results file: what it is about, the scores of some rows of an answer, and the seconds of fit and answer.
 

@@ -133,7 +133,3 @@ def test_lines_15_and_16_score_bound_and_flag(estimator, tuples):
     assert_allclose(answer.support_score[0], score / region.threshold)
     assert_allclose(answer.error_hat[0], 1.0 + math.hypot(1.0, d))
     assert answer.safe.tolist() == [score <= region.threshold, False]
-
-
-def test_the_bound_is_that_of_the_assessment(estimator):
-    assert_allclose(estimator.bound(X), estimator.assess(X).error_hat)

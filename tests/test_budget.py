@@ -5,7 +5,7 @@ from conftest import PACKAGE
 
 ROOT = PACKAGE.parents[1]
 # Raising a number needs a sentence in CONTRIBUTING.md, section "Small is a feature".
-BUDGET = {"src/geoq": 24_900, "tests": 20_200, "benchmarks": 20_100}
+BUDGET = {"src/geoq": 24_900, "tests": 20_200, "benchmarks": 13_000}
 
 
 def count_lines(folder):

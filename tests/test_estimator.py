@@ -195,7 +195,7 @@ def test_pairs_set_aside_make_the_bound_hold_at_its_level(tmp_path):
 
 def test_bounds_at_several_levels_cover_at_their_level_and_do_not_cross():
     """Also for a bound that has no levels, whose factors come from the calibration."""
-    x, y = noisy(1000, 0)
+    x, y = noisy(500, 0)
     new, truth = noisy(4000, 1)
     for settings in ({}, {"bound_model": Plain()}):
         estimator = GeoQ(first, None, folds=RandomFolds(5), **settings).fit(x, y)
@@ -266,15 +266,3 @@ def test_the_repr_is_short_and_names_what_was_chosen(problem):
     long = GeoQ(None, problem.train, safe_region=Region(scores))
     assert "safe_region=Region(...)" in repr(long)
     assert repr(calibrate(problem)).endswith("), fitted")
-
-
-def test_the_time_of_all_trainings_is_estimated_from_one(problem):
-    trained_on = []
-    estimator = GeoQ(
-        None, lambda x, y: trained_on.append(len(x)) or problem.train(x, y), folds=RandomFolds(4)
-    )
-    time = estimator.estimate(problem.x, problem.y)
-    assert time.n_trainings == 5
-    assert time.seconds == 5 * time.seconds_of_one > 0
-    assert trained_on == [90]
-    assert not hasattr(estimator, "fitted_")

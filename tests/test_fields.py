@@ -150,20 +150,6 @@ def test_a_channel_without_errors_does_not_change_the_coverage_of_the_others(uni
     assert (bound[:, 1].mean(axis=0) < 0.01 * bound[:, 0].mean(axis=0)).all()
 
 
-def test_a_climatology_lowers_the_loss_where_errors_have_its_size():
-    outputs, predicted = uniform(200, 2, *GRID, seed=5), 5 * uniform(200, 2, *GRID, seed=6) - 2
-    natural = Climatology().fit(outputs, LEVEL)(predicted.reshape(200, -1))
-    error = fields(200).error * natural.reshape(predicted.shape)
-    known = {"outputs": outputs, "prediction": predicted, "distance": 1 + uniform(200)}
-    tuples = made_tuples(error, 0 * error, **known)
-
-    def loss(reference):
-        bound = replace(PLAIN, reference=reference).fit(tuples, LEVEL)
-        return pinball_loss(error, bound(tuples.features), LEVEL).mean()
-
-    assert loss(Climatology()) < 0.9 * loss(None)
-
-
 def test_rows_of_a_table_raise():
     x = normal(40, 3)
     with pytest.raises(ValueError, match=r"bound_model=FieldBound is for fields, but .* \(3,\)"):

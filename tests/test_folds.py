@@ -49,14 +49,6 @@ def test_a_partition_holds_each_point_out_once(scheme, seed):
     assert sorted(held_out) == list(range(len(points)))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
-def test_splits_repeat(scheme):
-    points, groups = data(0)
-    once, twice = (list(scheme.split(points, None, groups)) for _ in range(2))
-    for pair, again in zip(once, twice, strict=True):
-        assert [part.tolist() for part in pair] == [part.tolist() for part in again]
-
-
 def test_a_splitter_of_scikit_learn_serves_inside_combined_folds():
     points, _ = data(0)
     splits = list(CombinedFolds(KFold(4), NestedFolds(2)).split(points))

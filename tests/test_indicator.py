@@ -92,20 +92,6 @@ def test_errors_that_are_0_or_nan_do_not_change_the_bound_of_others():
     assert (bound == (x > 0))[abs(x) > 0.5].mean() > 0.9
 
 
-@pytest.mark.parametrize(("sees", "uses_prediction"), [({}, True), ({"sees": (inputs,)}, False)])
-def test_networks_start_from_the_prior(sees, uses_prediction):
-    """Errors occur where the prediction is near 0. Before training the bound depends on the prior alone."""
-    predicted = normal(400, 2, *GRID, seed=5)
-    uncertain = abs(predicted) < 0.5
-    x, error = normal(*predicted.shape), draw(np.where(uncertain, 0.5, 0.01), 6)
-    data = made_tuples(error, x, distance=norm_of(x), prediction=predicted)
-    untrained = Training(n_steps=1, learning_rate=1e-12)
-    bound = replace(QUICK, training=untrained, **sees).fit(data, LEVEL)
-    # In each cell errors are more frequent than 1 - tau.
-    expected = uncertain if uses_prediction else np.ones_like(uncertain)
-    assert (bound(data.features) == expected).mean() > 0.95
-
-
 def logit_tuples(n=150, seed=0):
     """The logits of the surrogate are a third of the true logits."""
     x = 3 * normal(n, 1, *GRID, seed=seed)
@@ -215,10 +201,6 @@ def test_errors_with_other_values_raise_before_the_folds_are_trained(
 def test_impossible_settings_raise(unchecked):
     with pytest.raises(ValueError, match="sees contains log_bound, but Indicator"):
         IndicatorBound(sees=(inputs, log_bound))
-    with pytest.raises(ValueError, match="n_networks=0 must be an integer >= 1"):
-        IndicatorBound(n_networks=0)
-    with pytest.raises(TypeError, match="values='probability', but it is called as values"):
-        IndicatorBound(values="probability")
     shapes = Shapes(z=(96,), error=(2, 6, 8), inputs=(2, 6, 8), outputs=(2, 6, 8))
     layout = Layout(Grid(2), GRID, on_cells=True)
     replace(QUICK, sees=(inputs,)).check_shapes(shapes, layout)

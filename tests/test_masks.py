@@ -176,7 +176,7 @@ def test_other_outputs_are_bounded_as_if_a_copied_one_were_absent():
     one = fitted(lambda x: model(x)[:, 1:], None, y[:, 1:])
     assert both.fitted_.exact.tolist() == [True, False]
     assert not both.bound(X)[:, 0].any()
-    tables = [e.fitted_.bound.inside.table for e in (both, one)]
+    tables = [e.fitted_.bound.laws.inside.table for e in (both, one)]
     assert_allclose(*tables, atol=0.05)
 
 

@@ -145,12 +145,6 @@ def test_a_lead_time_of_weight_0_is_not_trained_and_equal_weights_have_no_effect
     assert torch.equal(last_layer((1.0, 1.0), 5), last_layer((), 5))
 
 
-def test_a_rate_that_keeps_its_initial_weights_is_reported():
-    model = NormScaledBound(training=replace(QUICK, n_steps=1, learning_rate=1e-30))
-    with pytest.warns(UserWarning, match=r"the bound has its initial weights.*Lower learning_rate"):
-        assert model.fit(scalar_set(100), 0.95).training.best_step == 0
-
-
 # The form of the paper
 
 

@@ -83,18 +83,20 @@ def test_initial_states_on_a_grid_are_compared_as_fields_without_their_forcing()
     assert "standard deviation of channel" in a.reason(40)
 
 
-@pytest.mark.parametrize(("state", "n_bounded", "n_compared"), [((3,), 3, 3), ((3, 4), 12, 12), ((203,), 3, 3)])  # fmt: skip
-def test_small_states_and_small_outputs_of_long_states_are_rows(state, n_bounded, n_compared):
+@pytest.mark.parametrize(("state", "n_bounded", "cells"), [
+    ((3,), 3, None),
+    ((3, 4), 12, None),
+    ((203,), 3, None),
+    ((64,), 64, (64,)),
+    ((64,), 1, (64,)),
+    ((2, 20), 3, (20,)),
+    ((3, 8, 8), 192, (8, 8)),
+])  # fmt: skip
+def test_states_are_fields_on_a_grid_and_otherwise_rows_of_few_numbers(state, n_bounded, cells):
     index = np.arange(np.prod(state)).reshape(state) < n_bounded
     layout = RowLayout.of(state, None, index)
-    assert layout.region_layout.is_table
-    assert layout.compared(np.zeros((1, *state))).size == n_compared
-
-
-@pytest.mark.parametrize(
-    ("state", "n_bounded", "cells"),
-    [((64,), 64, (64,)), ((64,), 1, (64,)), ((2, 20), 3, (20,)), ((3, 8, 8), 192, (8, 8))],
-)
-def test_states_on_a_grid_are_fields(state, n_bounded, cells):
-    index = np.arange(np.prod(state)).reshape(state) < n_bounded
-    assert RowLayout.of(state, None, index).region_layout.cells == cells
+    assert layout.region_layout.is_table == (cells is None)
+    if cells is None:
+        assert layout.compared(np.zeros((1, *state))).size == n_bounded
+    else:
+        assert layout.region_layout.cells == cells

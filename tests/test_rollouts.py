@@ -26,13 +26,12 @@ from geoq import (
     GeoQ,
     GroupFolds,
     PredictedFolds,
-    RandomFolds,
     Region,
     RolloutGeoQ,
     TemporalFolds,
     TrainedFolds,
 )
-from geoq.parts import PaperRegion, Relative, RolloutRegion, SaturatingGrowth
+from geoq.parts import MemberGrowth, PaperRegion, Relative, RolloutRegion
 from geoq.rollout.series import Series, roll_out
 
 FAR = np.array([[40.0, 40.0]])
@@ -256,19 +255,6 @@ def test_rollouts_that_run_off_do_not_enlarge_the_safe_region():
 # The estimator
 
 
-def test_other_folds_regions_and_representations_can_be_used():
-    folds = TemporalFolds(4, gap=10), RandomFolds(3), ClusterFolds(3)
-    regions = PaperRegion(), Region()
-    others = [{"folds": own} for own in folds] + [{"safe_region": own} for own in regions]
-    for settings in (
-        *others,
-        {"representation": np.tanh, "safe_region": PaperRegion(), "n_anchors": 3},
-    ):
-        a = small(None, analogue, **settings).fit(TRAINING).assess(STATES[700:740], 30)
-        assert (a.error_hat > 0).all()
-        assert 0.5 < a.safe.mean() <= 1
-
-
 # Folds
 
 
@@ -383,11 +369,11 @@ SURROGATE = analogue([STATES[:300]])
 
 
 @pytest.mark.parametrize(("settings", "states"), [
-    ({"quantile": 0.9, "scheme": SaturatingGrowth((0.0, 1.0))}, STATES[300:800]),
+    ({"quantile": 0.9, "scheme": MemberGrowth(n_members=4)}, STATES[300:800]),
     ({"representation": np.tanh, "safe_region": PaperRegion(3)}, STATES[300:800]),
     ({"safe_region": Region(quantile=0.8)}, STATES[300:800]),
     ({"output": 0, "folds": TemporalFolds(4)}, STATES[300:800].astype(np.float32)),
-], ids=["SaturatingGrowth", "PaperRegion", "Region", "output"])  # fmt: skip
+], ids=["MemberGrowth", "PaperRegion", "Region", "output"])  # fmt: skip
 def test_a_loaded_estimator_gives_the_answers_of_the_saved_one(tmp_path, settings, states):
     path, phi = tmp_path / "rollout.geoq", settings.get("representation")
     estimator = small(SURROGATE, None, **settings).fit(states)
@@ -478,7 +464,7 @@ def test_unusable_trajectories_are_refused_before_any_training(trajectories, mes
     ({"n_support": 800}, "n_support=800"),
     ({"safe_region": RolloutRegion}, "safe_region is the class RolloutRegion, but an object"),
     ({"safe_region": PaperRegion(701)}, "n_neighbors=701"),
-    ({"scheme": SaturatingGrowth}, "pass for example scheme="),
+    ({"scheme": MemberGrowth}, "pass for example scheme="),
     ({"folds": EverySecond()}, "no pair of consecutive states"),
     ({"surrogate": None, "train_surrogate": TrainedFolds([STEP])}, "does not train"),
     ({"train_surrogate": TrainedFolds([STEP] * 4)}, "TrainedFolds has 4 entries"),

@@ -147,9 +147,9 @@ with h5py.File(sys.argv[1]) as file:
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory as Linux does")
 def test_the_peak_memory_with_15_retrained_folds_is_seven_times_the_data(tmp_path):
     """Coordinates are in memory, and errors and predictions of points and of tuples, but no copies in double precision."""
-    path, wave = tmp_path / "data.h5", np.sin(np.linspace(0, 9, 128, dtype=np.float32))
+    path, wave = tmp_path / "data.h5", np.sin(np.linspace(0, 9, 96, dtype=np.float32))
     with h5py.File(path, "w") as file:
-        x, y = (file.create_dataset(n, (300, 1, 128, 128), np.float32) for n in "xy")
+        x, y = (file.create_dataset(n, (300, 1, 96, 96), np.float32) for n in "xy")
         for row, a in enumerate(np.random.default_rng(0).normal(size=300)):
             x[row] = np.float32(a) * wave * wave[:, None]
             y[row] = x[row] ** 2

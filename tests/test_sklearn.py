@@ -126,11 +126,6 @@ def test_guarantees_and_files_are_those_of_geoq(data, tmp_path):
         ours.bound(table[["b", "a"]])
 
 
-@pytest.mark.parametrize(("plain", "several"), [(Ridge(), True), (SVR(), False)])
-def test_several_outputs_are_supported_where_the_regressor_supports_them(plain, several):
-    assert GeoQRegressor(plain).__sklearn_tags__().target_tags.multi_output is several
-
-
 @pytest.mark.parametrize("method", ["predict", "bound", "assess", "predict_interval"])
 def test_unfitted_regressors_and_other_columns_raise(method, fitted):
     with pytest.raises(NotFittedError, match="not fitted yet"):

@@ -51,13 +51,6 @@ def test_a_recipe_that_trains_together_is_called_once_per_job(problem, folds, si
     assert_allclose(together.increment, alone.increment)
 
 
-def test_an_exception_in_a_training_of_several_folds_names_the_folds(problem):
-    with pytest.raises(ZeroDivisionError) as caught:
-        fit(problem, Together(lambda x, y: 1 / 0))
-    note = "while training the surrogates of fold 1 of 4 to fold 2 of 4 together"
-    assert caught.value.__notes__ == [note]
-
-
 def test_jobs_leave_no_worker_without_one():
     folds = [Fold(n, 7, np.arange(2), np.arange(1)) for n in range(7)]
     assert in_jobs(folds, n_together=4, n_workers=1) == [[0, 1, 2, 3], [4, 5, 6]]

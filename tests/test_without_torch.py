@@ -19,6 +19,7 @@ class NoTorch:
 
 sys.meta_path.insert(0, NoTorch)
 warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "A Gaussian process through the same data")
 
 import numpy as np
 from sklearn.linear_model import Ridge

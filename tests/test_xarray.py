@@ -11,7 +11,6 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from geoq import GeoQ, GroupFolds, RandomFolds, TemporalFolds, norm_error, relative_norm_error
-from geoq.core.conformal import ConformalFactors
 from geoq.parts import TwoLawBound
 from geoq.xarray import Labelled
 
@@ -178,6 +177,8 @@ def test_the_units_of_all_variables_are_kept_and_compared():
         labelled.bound(QUERIES.assign_attrs(units="degC"))
     with pytest.raises(ValueError, match="y has the units 'knots', but 'm/s'"):
         labelled.conformalize(X, both.assign(wind=Y.assign_attrs(units="knots")))
+    with pytest.raises(ValueError, match="y has 2 labels from 24 to 72 along 'lead'"):
+        labelled.conformalize(X, both.assign_coords(lead=[24, 72]))
 
 
 def test_random_folds_of_similar_dates_are_warned_of():
@@ -204,18 +205,6 @@ def test_chunks_are_assessed_one_by_one_and_calibrated_from(fitted, answer, tmp_
         xr.testing.assert_allclose(read, answer)
     labelled = unfitted(X, Y).fit(X.chunk(time=7), Y.chunk(time=7, lat=2))
     xr.testing.assert_allclose(labelled.assess(QUERIES), answer)
-
-
-def test_conformal_factors_are_the_factors_for_plain_arrays():
-    fit, aside = slice(30), slice(30, None)
-    x1, x2, y1, y2 = (part.isel(time=s) for part in (X, Y) for s in (fit, aside))
-    labelled = unfitted(x1, y1).fit(x1, y1)
-    labelled.conformalize(x2, y2.transpose("lat", ...))
-    plain = plain_of(x1, y1).fit(x1.values, y1.values).conformalize(x2.values, y2.values)
-    assert labelled.estimator_.fitted_.conformal == plain.fitted_.conformal
-    assert plain.fitted_.conformal != ConformalFactors()
-    with pytest.raises(ValueError, match="y has 2 labels from 24 to 72 along 'lead'"):
-        labelled.conformalize(x2, y2.assign_coords(lead=[24, 72]))
 
 
 DAY = np.timedelta64(1, "D")

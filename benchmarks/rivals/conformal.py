@@ -8,8 +8,8 @@ import numpy as np
 from benchmarks.record import QUANTILE
 from benchmarks.rivals.cross_fitted import Bound, Rival, conformal_factor, per_value, permuted
 from benchmarks.rivals.gaussian_process import GaussianProcess
-from geoq.arrays import flat, take
 from benchmarks.rivals.spline import SmoothingSpline, best_smoothing
+from geoq.arrays import flat, take
 from geoq.core.geometry import anchor_mean
 from geoq.neighbors import Neighbors
 from geoq.quantiles import n_required, weighted_quantile

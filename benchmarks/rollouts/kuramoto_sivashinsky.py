@@ -27,7 +27,7 @@ from benchmarks.rollouts.gaussian_process import NOISE, SampledProcess, StepProc
 from benchmarks.rollouts.scores import Clock
 from benchmarks.runs import Benchmark, parser_of, run
 from geoq import ClusterFolds, CombinedFolds, RolloutGeoQ, TemporalFolds
-from geoq.parts import PaperRegion, SaturatingGrowth
+from geoq.parts import MemberGrowth, PaperRegion
 
 LITTLE_NOISE = "GP, noise 1e-10"
 ON_CLUSTERS = [f"{name} (clusters)" for name in methods.SIMPLE]
@@ -105,7 +105,7 @@ def of_fit(clock, name, estimator, remembered):
         return rows, answer
     others = dict(zip(ON_CLUSTERS, methods.SIMPLE.values(), strict=True))
     if name == "GeoQ":
-        others = {"GeoQ (geometry off)": SaturatingGrowth(exponents=(0.0,)), **methods.SIMPLE}
+        others = {"GeoQ (geometry off)": MemberGrowth(n_members=0), **methods.SIMPLE}
     for other in (m for m in FITS[name] if m in others):
         own, asking = ask(methods.with_scheme(fitted, others[other]))
         rows.append(clock.row(other, own, own.safe, seconds, asking))

@@ -22,7 +22,7 @@ from benchmarks.suite.table import ALL
 from geoq import CombinedFolds, GeoQ, NestedFolds, RandomFolds, Region, default_folds
 from geoq.bounds import two_laws
 from geoq.bounds.law import WORDS
-from geoq.bounds.two_laws import FittedTwoLaws, TwoLawBound
+from geoq.bounds.two_laws import FittedTwoLaws, LawPair, TwoLawBound
 from geoq.data.metric import identity
 from geoq.parts import NormScaledBound, PaperRegion, StandardizedMetric
 
@@ -39,8 +39,10 @@ class OneLaw(TwoLawBound):
 
     def fit(self, tuples, quantile):
         fitted = super().fit(tuples, quantile)
-        law = getattr(fitted, self.law)
-        return replace(fitted, inside=law, outside=law, resemblance=None)
+        laws = [getattr(pair, self.law) for pair in (fitted.laws, fitted.plain)]
+        both, plain = (LawPair(law, law) for law in laws)
+        fitted = replace(fitted, laws=both, plain=plain, resemblance=None, shift=0.0)
+        return fitted.recalibrated(tuples[tuples.interpolating])
 
 
 class _NoOverhang(FittedTwoLaws):
@@ -65,12 +67,12 @@ class WithoutFeature(TwoLawBound):
     def fit(self, tuples, quantile):
         name = self.feature
 
-        class Blanked(FittedTwoLaws):
-            def law_features(self, features, spline):
-                known = super().law_features(features, spline)
+        class Blanked(two_laws._Known):
+            def law_features(self, features, natural=None):
+                known = super().law_features(features, natural)
                 return replace(known, **{name: np.zeros_like(getattr(known, name))})
 
-        with mock.patch.object(two_laws, "FittedTwoLaws", Blanked):
+        with mock.patch.object(two_laws, "_Known", Blanked):
             return super().fit(tuples, quantile)
 
 

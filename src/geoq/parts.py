@@ -11,7 +11,7 @@ setting                   parts
                           ``NormScaledBound`` and ``NormScaledFieldBound``
 ``safe_region=``          ``PaperRegion``; scores of ``Region``: ``EachInput``, ``PrincipalAxes``, ``EachPair``, ``Unexplained``,
                           ``SupportDistance`` of tables, ``Windows``, ``Moments``, ``Patterns``, ``Answers``, ``Values`` of fields
-rollouts                  ``SaturatingGrowth``, ``AdditiveRecursion`` for ``scheme=``, ``RolloutRegion`` for ``safe_region=``,
+rollouts                  ``MemberGrowth`` with ``RandomFeatures``, ``AdditiveRecursion`` for ``scheme=``, ``RolloutRegion`` for ``safe_region=``,
                           ``Relative`` tolerances, ``WithMemory`` for steps that remember
 ``checkpoint=``           ``Checkpoint``
 ``progress=``             ``Progress`` is what the function receives
@@ -36,9 +36,10 @@ from geoq.regions.table_scores import (
     Unexplained,
 )
 from geoq.rollout.additive import AdditiveRecursion
+from geoq.rollout.companion import RandomFeatures
+from geoq.rollout.growth import MemberGrowth
 from geoq.rollout.horizon import Relative
 from geoq.rollout.memory import WithMemory
-from geoq.rollout.saturating import SaturatingGrowth
 from geoq.training.checkpoint import Checkpoint
 from geoq.training.progress import Progress
 
@@ -55,6 +56,7 @@ __all__ = [
     "FieldBound",
     "Ignored",
     "Log",
+    "MemberGrowth",
     "Moments",
     "NoFactor",
     "Number",
@@ -63,9 +65,9 @@ __all__ = [
     "Periodic",
     "PrincipalAxes",
     "Progress",
+    "RandomFeatures",
     "Relative",
     "RolloutRegion",
-    "SaturatingGrowth",
     "StandardizedMetric",
     "SupportDistance",
     "TwoLawBound",

@@ -10,7 +10,7 @@ from geoq.core import conformal, fitted, folds, geometry, tuples
 from geoq.data import coordinates, domain, masks, metric, process, table
 from geoq.regions import field_scores, gaps, region, table_scores, views
 from geoq.regions import rollout as rollout_region
-from geoq.rollout import additive, features, horizon, layout, saturating, series
+from geoq.rollout import additive, companion, features, growth, horizon, layout, members, series
 from geoq.rollout import fitted as fitted_rollouts
 
 _MODULES = (
@@ -38,10 +38,12 @@ _MODULES = (
     views,
     rollout_region,
     additive,
+    companion,
     features,
+    growth,
     horizon,
     layout,
-    saturating,
+    members,
     series,
     fitted_rollouts,
 )

@@ -1,5 +1,6 @@
 """The second opinion beside the surrogate: which of them has the smaller held-out errors, and an alarm for training rows."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,11 @@ from geoq.core.tuples import Tuples
 CLEARLY = 0.5
 # The alarm mixes the inputs of at most this many rows with those of their nearest rows.
 N_MIXED = 200
-# It rings if the surrogate is this many times as far from the process there as from the outputs at the rows themselves, and if the
-# process is so certain there that the distance is this many of its deviations.
-MUCH_LARGER, DEVIATIONS = 1.5, 2.0
+# It rings if the surrogate is this many times as far from the process there as from the outputs at the rows, and farther than the
+# process expects.
+MUCH_LARGER = 2.0
+# The median of the absolute value of a normal variable.
+NORMAL_MEDIAN = 0.6745
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,16 @@ class Comparison:
             )
 
 
+def overconfidence(tuples: Tuples) -> Float[np.ndarray, " p"]:
+    """How many times larger the errors of the process at held-out points are than its deviations say; at least 1."""
+    inner = tuples[tuples.interpolating]
+    assert inner.opinion is not None
+    truth = flat(inner.points.outputs).astype(float)[inner.point]
+    ratio = abs(truth - inner.opinion.mean) / np.maximum(inner.opinion.deviation, 1e-300)
+    with warnings.catch_warnings(action="ignore"):  # of outputs without values
+        return np.fmax(np.nanmedian(ratio, axis=0) / NORMAL_MEDIAN, 1.0)
+
+
 def mixed_rows(
     inputs: Float[np.ndarray, " n *inputs"], z: Float[np.ndarray, " n d"]
 ) -> Float[np.ndarray, " m *inputs"]:
@@ -96,25 +109,27 @@ def mixed_rows(
 
 
 def warn_of_training_rows(
-    gap_at_rows: Float[np.ndarray, " n p"],
-    gap_between: Float[np.ndarray, " m p"],
+    at_rows: Float[np.ndarray, " n p"],
+    between: Float[np.ndarray, " m p"],
     deviation: Float[np.ndarray, " m p"],
 ) -> None:
-    """Warn if the surrogate knows the outputs at the rows, but not between them, as a surrogate that was trained on them does.
+    """Warn if the surrogate is right at the rows and far from the process between them, as it is after a training on them.
 
     Args:
-        gap_at_rows: the distance of the surrogate from the outputs, at the rows.
-        gap_between: its distance from the process, between the rows.
-        deviation: the deviation of the process between the rows, without the noise of a measurement.
+        at_rows: the errors of the surrogate at the rows.
+        between: its distance from the process between the rows.
+        deviation: the deviation of the process there, without the noise of a measurement.
     """
-    own, between = np.nanmedian(gap_at_rows, axis=0), np.median(gap_between, axis=0)
-    certain = np.median(gap_between / np.maximum(deviation, 1e-300), axis=0) > DEVIATIONS
-    ratio = np.where(certain, between / np.maximum(own, 1e-300), 0.0)
+    with warnings.catch_warnings(action="ignore"):  # of outputs without values
+        own = np.nanmedian(at_rows, axis=0)
+    far = np.median(between, axis=0)
+    certain = np.median(between / np.maximum(deviation, 1e-300), axis=0) > 1
+    ratio = np.where(certain & ~np.isnan(own), far / np.maximum(own, 1e-300), 0.0)
     j = int(ratio.argmax())
     if ratio[j] > MUCH_LARGER:
         warn(
-            f"the median error of the surrogate at the rows is {own[j]:.2g}, but between the rows it is {between[j]:.2g} away from a "
+            f"the median error of the surrogate at the rows is {own[j]:.2g}, but between the rows it is {far[j]:.2g} away from a "
             "Gaussian process through them. With train_surrogate=None the surrogate must never have seen x and y; if it was "
-            "trained on them, the bounds are far too small. Pass rows that it was not trained on, or a function "
-            "train_surrogate(x, y)."
+            "trained on them, the bounds are far too small: pass rows that it was not trained on, or a function "
+            "train_surrogate(x, y). If the surrogate is new to these rows and so accurate, ignore this warning."
         )

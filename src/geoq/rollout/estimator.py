@@ -15,7 +15,7 @@ from geoq.regions.rollout import RolloutRegion
 from geoq.rollout.assessment import RolloutAssessment
 from geoq.rollout.features import Scheme
 from geoq.rollout.fitted import FittedRollouts
-from geoq.rollout.saturating import SaturatingGrowth
+from geoq.rollout.growth import MemberGrowth
 from geoq.rollout.trajectories import Trajectories
 from geoq.surrogate import Surrogate
 from geoq.training.checkpoint import Checkpoint
@@ -82,7 +82,7 @@ class RolloutGeoQ:
     quantile: float = 0.95
     representation: Any = None
     folds: Folds = field(default_factory=lambda: TemporalFolds(5))
-    scheme: Scheme = field(default_factory=SaturatingGrowth)
+    scheme: Scheme = field(default_factory=MemberGrowth)
     n_calibration: int = 300
     n_starts: int = 40
     n_anchors: int = 1

@@ -29,6 +29,7 @@ class RolloutFeatures:
         climatology: :math:`C_j(\widehat u_{n,j})`, the climatology of the bounded coordinates of these states.
         alive: whether a rollout has not diverged, up to and including this step.
         points: the data in the coordinates of the geometry.
+        members: what the members of each source say, see ``Source.members``; empty without members.
     """
 
     z: Float[np.ndarray, " n_rows *z"]
@@ -38,6 +39,7 @@ class RolloutFeatures:
     climatology: Values
     alive: Bool[np.ndarray, " n n_steps"]
     points: Space
+    members: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
         return len(self.alive)
@@ -78,7 +80,9 @@ class RolloutFeatures:
         if all(part.inputs is part.z for part in parts):
             arrays["inputs"] = arrays["z"]
         relation = Relation.cat([part.relation for part in parts])
-        return RolloutFeatures(**arrays, relation=relation, points=parts[0].points)
+        members = zip(*(part.members for part in parts), strict=True)
+        joined = tuple(np.concatenate(own, axis=1) for own in members)
+        return RolloutFeatures(**arrays, relation=relation, points=parts[0].points, members=joined)
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,7 @@ class RolloutCalibration:
         fold: the fold that holds out this row, counted from 0.
         family: the fold scheme that the fold belongs to.
         points: all rows of the data with the states after them.
+        sources: the sources of the members of queries: the surrogate and a companion.
     """
 
     features: RolloutFeatures
@@ -152,6 +157,7 @@ class RolloutCalibration:
     fold: Int[np.ndarray, " n"]
     family: Int[np.ndarray, " n"]
     points: Points
+    sources: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
         return len(self.error)
@@ -197,7 +203,8 @@ class Scheme(Protocol):
     """A bound of the error at every step: how it is fitted to held-out rollouts, at a quantile level.
 
     ``fit`` returns a function of ``RolloutFeatures`` that returns the bounds, one for each value of ``features.climatology``.
-    ``SaturatingGrowth`` and ``AdditiveRecursion`` are two schemes.
+    ``MemberGrowth`` and ``AdditiveRecursion`` are two schemes. If a scheme has ``n_members``, this number of members is simulated for
+    each rollout, and also with its ``companion``; ``with_members`` of the bound adds those of queries to their features.
     """
 
     def fit(self, calibration: RolloutCalibration, quantile: float, /) -> Any: ...

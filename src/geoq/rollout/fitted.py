@@ -96,6 +96,9 @@ class FittedRollouts:
         step, largest = self.reference.layout.step(self.surrogate), self.reference.range.largest
         rolled = roll_out(step, restore(rows, like), n_steps, largest, forcing)
         features = self.reference.features(rolled, self.representation, like)
+        if hasattr(self.bound, "with_members"):
+            inside = self.reference.range.cut(rolled)
+            features = self.bound.with_members(features, step, inside, self.reference, like)
         score = scores_along(self.region, features)
         score[self._changed(rows)] = np.inf
         if along is not None:

@@ -94,6 +94,13 @@ class Series:
         runs = np.split(rows, np.flatnonzero(apart) + 1)
         return [run for run in runs if len(run) > 1]
 
+    def pairs(self, rows: Int[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
+        """Those of the rows that are followed by another one of them, and the rows that follow."""
+        among = np.zeros(len(self), dtype=bool)
+        among[rows] = True
+        first = np.flatnonzero(among[:-1] & among[1:] & (np.diff(self.number) == 0))
+        return self.rows[first], self.rows[first + 1]
+
     def starts(self, held_out: np.ndarray, n_steps: int, n_starts: int) -> np.ndarray:
         """Rows that calibration rollouts start from, evenly spread over the usable held-out rows.
 

@@ -24,6 +24,7 @@ from geoq.rollout.features import Reference, RolloutCalibration, RolloutFeatures
 from geoq.rollout.fitted import FittedRollouts
 from geoq.rollout.horizon import HeldOutRollouts, n_leading
 from geoq.rollout.layout import RowLayout
+from geoq.rollout.members import Held, Noise, Source, distance_to, finite
 from geoq.rollout.memory import REMEDY
 from geoq.rollout.series import DataRange, Rollouts, Series, next_states, roll_out
 from geoq.surrogate import TRAINED, TrainTogether, check_callable
@@ -77,6 +78,11 @@ class Trajectories:
         return Trajectories(how, series, *known)
 
     @property
+    def n_members(self) -> int:
+        """The number of members that are simulated for each held-out rollout."""
+        return int(getattr(self.how.scheme, "n_members", 0))
+
+    @property
     def n_trainings(self) -> int:
         """One training per fold with a rollout, and one for a deployed surrogate that is not given."""
         n_folds = sum(len(first) > 0 for first in self.starts)
@@ -93,6 +99,7 @@ class Trajectories:
             "folds": self.plan.identity,
             "starts": array_id(np.concatenate(self.starts)),
             "n_calibration": str(self.how.n_calibration),
+            "n_members": str(self.n_members),
         }
         return Checkpoint.of(place).open(facts, {"train_surrogate": recipe})
 
@@ -135,7 +142,12 @@ class Trajectories:
 
     def folds(self, points: "ObservedStates") -> "RolloutsOfFolds":
         """The rollouts of all folds, which start from held-out states."""
-        return RolloutsOfFolds(self, points.reference.geometry.points)
+        companion, models = getattr(self.how.scheme, "companion", None), []
+        if companion is not None and self.n_members:
+            models = companion.fit(
+                self.series, self.coordinates, self.layout.n_values, self.plan.splits
+            )
+        return RolloutsOfFolds(self, points.reference.geometry.points, models)
 
     def predictions(
         self, folds: Any, surrogate: Any, progress: Trainings, finished: FinishedFolds | None
@@ -150,22 +162,48 @@ class Trajectories:
         return sources.fold_predictions(source, None, None, own, progress, finished)
 
     def _source(self, recipe: Any) -> "FoldRollouts":
-        n_steps, largest = self.how.n_calibration, self.range.largest
-        return FoldRollouts(self.series, self.layout, recipe, n_steps, largest)
+        how = self.how.n_calibration, self.how.n_support, self.n_members
+        return FoldRollouts(self.series, self.layout, self.coordinates, recipe, self.range, *how)
 
     def tuples(self, points: "ObservedStates", held_out: "RolloutsOfFolds") -> RolloutCalibration:
         """The held-out rollouts of all folds with their errors (line 10)."""
         # Sorted, because folds can finish in any order.
-        features, errors = zip(*(held_out.found[n] for n in sorted(held_out.found)), strict=True)
+        found = (held_out.found[n] for n in sorted(held_out.found))
+        parts, errors, steps, at = zip(*found, strict=True)
+        features = RolloutFeatures.cat(list(parts))
+        known = features.support_distance[np.isfinite(features.support_distance)]
+        models = zip((None, *held_out.companions[-1:]), zip(*steps, strict=True), strict=False)
+        about = np.concatenate(at), float(known.max(initial=0.0))
+        sources = tuple(
+            self.member_source(model, np.concatenate(own), *about) for model, own in models
+        )
         counts = [len(first) for first in self.starts]
         return RolloutCalibration(
-            features=RolloutFeatures.cat(list(features)),
+            features=features,
             error=np.concatenate(errors),
             start=np.concatenate(self.starts),
             fold=np.repeat(np.arange(len(counts)), counts),
             family=np.repeat(np.array(self.plan.family), counts),
             points=self._points(points.reference.geometry.points),
+            sources=sources,
         )
+
+    def member_source(
+        self, model: Any, errors: np.ndarray, distance: np.ndarray, furthest: float
+    ) -> Source:
+        """A source of the members of queries, from the held-out errors of single steps."""
+        layout, n_steps = self.layout, self.how.n_calibration
+        known = finite(errors, layout.n_values)
+        size = np.sqrt(
+            ((known / self.coordinates.scale.reshape(-1)[: layout.n_values]) ** 2).mean()
+        )
+        return Source(
+            model, Noise.of(known, distance, self.n_members, n_steps), float(size), furthest
+        )
+
+    def held(self, start: np.ndarray) -> Held:
+        """Held-out rollouts from these rows."""
+        return Held(self.series, start, self.range, self.layout.n_values, self.n_members)
 
     def _points(self, space: Space) -> Points:
         """All rows with the states after them, and the coordinates in which the safe region compares states."""
@@ -247,11 +285,16 @@ class RolloutsOfFolds:
 
     task: Trajectories
     space: Space
-    found: dict[int, tuple[RolloutFeatures, np.ndarray]] = field(default_factory=dict)
+    companions: list[Any]
+    found: dict[int, tuple[RolloutFeatures, np.ndarray, list[np.ndarray]]] = field(
+        default_factory=dict
+    )
 
-    def put(self, number: int, rolled: Rollouts) -> None:
+    def put(self, number: int, answers: Rollouts) -> None:
         """Store the errors of one fold, and its features relative to the states that it leaves in (lines 8 and 9)."""
         task, series, layout = self.task, self.task.series, self.task.layout
+        n_times = task.how.n_calibration + 1
+        rolled, *said = np.split(answers, (n_times, answers.shape[1] - n_times + 1), axis=1)
         seen = task.plan.splits[number][0]
         reference = task.reference(self.space, seen, task.how.n_support)
         features = reference.features(rolled, task.how.representation, series.like)
@@ -259,7 +302,19 @@ class RolloutsOfFolds:
         own = replace(own, anchors=seen[own.anchors], near=seen[own.near])  # rows of the data
         rows = task.starts[number][:, None] + np.arange(1, features.n_steps + 1)
         error = abs(layout.outputs(series.rows[rows]) - layout.outputs(features.prediction))
-        self.found[number] = replace(features, relation=own, points=self.space), error
+        held, steps, members = task.held(task.starts[number]), [], []
+        distance = distance_to(
+            reference.geometry.points.normalized, task.coordinates, task.how.n_support
+        )
+        if task.n_members:
+            steps, members = [said[0]], [np.stack([0 * said[1], said[1]])]
+        for companion in self.companions[number : number + 1]:
+            found = held.members(companion, rolled, distance, own=False)
+            steps, members = [*steps, found[0]], [*members, found[1]]
+        at = distance(series.rows[held.measured(n_times - 1)])
+        outputs = tuple(np.stack([layout.outputs(p) for p in both]) for both in members)
+        features = replace(features, relation=own, points=self.space, members=outputs)
+        self.found[number] = features, error, steps, at
         mean = np.mean(error[features.alive[:, -1], -1]) if features.alive[:, -1].any() else np.nan
         logger.info("fold %d: mean error %.4g at the last step", number + 1, mean)
 
@@ -273,9 +328,12 @@ class FoldRollouts:
 
     series: Series
     layout: RowLayout
+    coordinates: Coordinates
     recipe: Any
+    range: DataRange
     n_steps: int
-    largest: np.ndarray
+    n_support: int
+    n_members: int
     first: FirstFold = field(default_factory=FirstFold, repr=False, compare=False)
 
     @property
@@ -306,7 +364,7 @@ class FoldRollouts:
         rollouts = []
         for surrogate, fold in zip(surrogates, folds, strict=True):
             with add_note_on_error(f"while rolling out the surrogate of {fold}"):
-                rollouts.append(self.roll_out(surrogate, fold.evaluated_rows))
+                rollouts.append(self.answers(surrogate, fold))
         if not self.pretrained:
             ask = partial(next_states, self.layout, surrogates[0])
             starts = self.series.native(folds[0].evaluated_rows)
@@ -330,13 +388,26 @@ class FoldRollouts:
         along, n_forcing = start[:, None] + np.arange(self.n_steps + 1), self.layout.n_forcing
         forcing = self.series.rows[along, -n_forcing:] if n_forcing else None
         step, rows = self.layout.step(surrogate), self.series.native(start)
-        return roll_out(step, rows, self.n_steps, self.largest, forcing)
+        return roll_out(step, rows, self.n_steps, self.range.largest, forcing)
+
+    def answers(self, surrogate: Any, fold: Fold) -> Rollouts:
+        """The rollouts of a fold and, as further times, errors of single steps and the distances of members."""
+        rolled, step = self.roll_out(surrogate, fold.evaluated_rows), self.layout.step(surrogate)
+        if not self.n_members:
+            return rolled
+        nu, kept = self.coordinates, self.series.rows[fold.training_rows]
+        how = self.range, self.layout.n_values, self.n_members
+        held = Held(self.series, fold.evaluated_rows, *how)
+        errors, members = held.members(
+            step, rolled, distance_to(nu(kept), nu, self.n_support), own=True
+        )
+        return np.concatenate([rolled, errors, members[1]], axis=1, dtype=rolled.dtype)
 
 
 def _check_settings(how: "RolloutGeoQ") -> None:
     for name in ("n_calibration", "n_starts", "n_anchors", "n_support"):
         check_integer(getattr(how, name), name, 1)
-    check_object(how.scheme, Scheme, "scheme", "SaturatingGrowth()")
+    check_object(how.scheme, Scheme, "scheme", "MemberGrowth()")
     check_object(how.safe_region, SafeRegion, "safe_region", "RolloutRegion(quantile=0.95)")
     sources.check_sources(how.surrogate, how.train_surrogate, "segments")
     if isinstance(how.train_surrogate, sources.PredictedFolds):

@@ -1,0 +1,250 @@
+r"""The default scheme for rollouts: the bound follows simulated members of the forecast, and saturates.
+
+This is a departure from the paper. The paper's sum of increments grows without limit, but the error of a chaotic system saturates,
+and it depends on the state that a rollout starts from. The bound B of coordinate j at step n begins with a conformal factor per step
+(see ``factors``), as a number or times the climatology, the tau quantile of the distance of a value to the values in the data:
+
+.. math:: B_{n,j} = k_{n,j} \quad \text{or} \quad B_{n,j} = k_{n,j} \, C_j(\widehat u_{n,j})
+
+Each source of members (see ``members``), first the surrogate and then a companion, refines B to
+
+.. math:: k^{1-x} \min(k, 1)^x \, (g_j + \min(\sigma'_j, B_j))^{1-x} B_j^x, \quad x = \min(1, v)^p, \quad
+    \sigma'_j = s_j v \Bigl(\frac{\sigma_j}{s_j \overline\sigma}\Bigr)^\gamma, \quad v = \lambda \overline\sigma
+
+- For the surrogate, :math:`\sigma_j` is the mean distance of the members from the forecast, and g is zero. A companion that is more
+  accurate than the surrogate estimates the error itself: there g is the distance of the forecast from the mean of the companion's
+  members, and :math:`\sigma` their standard deviation.
+- :math:`s_j` is the median climatology, and :math:`\overline\sigma` the quadratic mean of :math:`\sigma_j / s_j` over the coordinates.
+- x is the degree of saturation: members that are far apart know no more than B.
+
+The pinball loss on held-out rollouts chooses the first B, the exponents and :math:`\lambda` from grids, and whether a refinement is used: it
+must lower the loss of B to 0.99 for the surrogate and to 0.8 for the companion. Past the calibration horizon no error was measured, and
+the bound is the first B with its last factor.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxtyping import Float
+
+from geoq.checks import check_integer, check_object
+from geoq.quantiles import inverse_cdf_quantile, pinball_loss
+from geoq.rollout.companion import RandomFeatures
+from geoq.rollout.factors import extended, step_factors
+from geoq.rollout.features import Reference, RolloutCalibration, RolloutFeatures
+from geoq.rollout.members import Source
+from geoq.rollout.series import Rollouts, Values
+
+Setting: TypeAlias = Mapping[str, float]
+Parts: TypeAlias = tuple[np.ndarray, ...]
+# Settings are compared at this many steps, equally spaced in log(n) because they differ in the early steps, and coordinates.
+N_COMPARED, N_COORDINATES = 30, 16
+START = {"lam": 2.0, "gamma": 0.5, "p": 2.0}
+GRID: Mapping[str, tuple[float, ...]] = {
+    "lam": (0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0),
+    "gamma": (0.0, 0.25, 0.5, 0.75, 1.0),
+    "p": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
+}
+STATIC = ("a number per step", "a factor per step times the climatology")
+# The sources of members, and the fraction to which each must lower the loss.
+SOURCES = {"members of the surrogate": 0.99, "a ridge model of the same data": 0.8}
+LEAST = 1e-9
+
+
+@dataclass(frozen=True)
+class MemberGrowth:
+    """A bound that follows members of the forecast and a companion of the surrogate; the module has the formula.
+
+    Attributes:
+        n_members: the number of members. With 0 the bound depends on the step and the climatology alone.
+        companion: the second model; None switches it off.
+
+    Example:
+        >>> MemberGrowth(n_members=8, companion=None)
+        MemberGrowth(n_members=8, companion=None)
+    """
+
+    n_members: int = 16
+    companion: RandomFeatures | None = field(default_factory=RandomFeatures)
+
+    def __post_init__(self) -> None:
+        check_integer(self.n_members, "n_members", 0)
+        if self.companion is not None:
+            check_object(self.companion, RandomFeatures, "companion", "RandomFeatures()")
+
+    def fit(self, calibration: RolloutCalibration, quantile: float) -> "FittedGrowth":
+        """Fit the bound to the held-out rollouts, and refine it where that lowers the loss."""
+        features, error = calibration.features, calibration.error
+        if not features.alive.any():
+            raise ValueError(
+                f"all {len(calibration)} calibration rollouts diverge at their first step, so there is no error to fit the bound "
+                "to; train the surrogate longer, or standardise its states."
+            )
+        scale, climatology = Scale.of(features), _climatology(features)
+        search = Search(error, scale, quantile)
+        shapes = dict(zip(STATIC, (np.ones_like(error), climatology), strict=True))
+        losses = {name: search.loss(search.part(shape)) for name, shape in shapes.items()}
+        chosen = min(losses, key=lambda name: losses[name])
+        n_sources = (1 + (self.companion is not None)) * (self.n_members > 0)
+        used = calibration.sources[:n_sources]
+        factor, errors = step_factors(error, shapes[chosen], quantile), [s.step_error for s in used]
+        fitted = FittedGrowth(scale, chosen == STATIC[1], factor, (), losses, tuple(errors))
+        for place, (source, (name, gain)) in enumerate(zip(used, SOURCES.items(), strict=False)):
+            parts = scale.parts(features, place, fitted(features))
+            setting, losses[name] = search.best(parts)
+            if losses[name] < gain * losses[chosen]:
+                chosen = name
+                factor = _layer_factors(parts, setting, error / scale.typical, quantile)
+                layers = *fitted.layers, Layer(place, source, setting, factor)
+                fitted = replace(fitted, layers=layers)
+        return fitted
+
+
+@dataclass(frozen=True)
+class Scale:
+    """s, and the weight of each coordinate in a mean."""
+
+    typical: Float[np.ndarray, " n_coordinates"]
+    weight: Float[np.ndarray, " n_coordinates"]
+
+    @staticmethod
+    def of(features: RolloutFeatures) -> "Scale":
+        """The scale of the held-out rollouts."""
+        # The median, so that one fold surrogate with very large errors does not determine it.
+        typical = inverse_cdf_quantile(_climatology(features)[features.alive], 0.5)
+        varies = (features.climatology > 0).any(axis=(0, 1))
+        varies = varies if varies.any() else ~varies
+        return Scale(typical, varies / varies.sum())
+
+    def parts(self, features: RolloutFeatures, place: int, below: Values) -> Parts:
+        """What a layer needs, in units of s: g, the mean spread and its pattern, and B."""
+        gap, spread = features.members[place] / self.typical
+        spread = spread.clip(min=LEAST)
+        mean = np.sqrt(spread**2 @ self.weight)[..., None]
+        return gap, mean, spread / mean, (below / self.typical).clip(min=LEAST)
+
+
+def _climatology(features: RolloutFeatures) -> Values:
+    """The climatology; 1 for a coordinate that never varies."""
+    return np.where(features.climatology > 0, features.climatology, 1.0)
+
+
+def _shape(parts: Parts, setting: Setting) -> Parts:
+    """The refined bound without k, in units of s, and x."""
+    gap, mean, pattern, below = parts
+    v = setting["lam"] * mean
+    x = v.clip(max=1.0) ** setting["p"]
+    near = gap + np.minimum(v * pattern ** setting["gamma"], below)
+    return near.clip(min=LEAST) ** (1 - x) * below**x, x
+
+
+def _refined(parts: Parts, setting: Setting, factor: np.ndarray) -> Values:
+    """The refined bound with the factors of its steps, in units of s."""
+    shape, x = _shape(parts, setting)
+    factor = extended(factor, shape.shape[1])
+    return np.asarray(factor ** (1 - x) * np.minimum(factor, 1.0) ** x * shape)
+
+
+def _layer_factors(parts: Parts, setting: Setting, error: Values, quantile: float) -> np.ndarray:
+    """The factors of a refinement, in a few passes because they count less where it is saturated."""
+    factor = np.ones(error.shape[1:])
+    for _ in range(4):
+        again = step_factors(error, _refined(parts, setting, factor), quantile)
+        counts = np.isfinite(again) & (again > 0)
+        factor = np.where(counts, factor * np.where(counts, again, 1.0), again)
+    return factor
+
+
+class Search:
+    """The choice of a setting by the loss at some of the steps and coordinates."""
+
+    def __init__(self, error: Values, scale: Scale, quantile: float) -> None:
+        steps = np.logspace(0, np.log10(error.shape[1]), N_COMPARED).round().astype(int)
+        varies = np.flatnonzero(scale.weight)
+        places = np.linspace(0, len(varies) - 1, min(len(varies), N_COORDINATES)).astype(int)
+        self.steps, self.columns, self.quantile = np.unique(steps) - 1, varies[places], quantile
+        self.error = self.part(error / scale.typical)
+
+    def part(self, values: np.ndarray) -> np.ndarray:
+        """The compared part of an array."""
+        values = values[:, self.steps]
+        return values[..., self.columns] if values.shape[2] > 1 else values
+
+    def loss(self, shape: Values) -> float:
+        """The sum over the steps of the pinball loss divided by the mean error of the step."""
+        factor = np.nan_to_num(inverse_cdf_quantile(self.error / shape, self.quantile))
+        lost = np.nansum(pinball_loss(self.error, factor * shape, self.quantile), axis=(0, 2))
+        size = np.nansum(self.error, axis=(0, 2))
+        return float((lost[size > 0] / size[size > 0]).sum())
+
+    def best(self, parts: Parts) -> tuple[Setting, float]:
+        """The setting with the smallest loss, found one exponent after the other, and its loss."""
+        own, setting = tuple(map(self.part, parts)), START
+        found, least = START, np.inf
+        while self.loss(_shape(own, setting)[0]) < least - LEAST:
+            found, least = setting, self.loss(_shape(own, setting)[0])
+            for name, values in GRID.items():
+                tried = [setting | {name: value} for value in values]
+                setting = min((setting, *tried), key=lambda s: self.loss(_shape(own, s)[0]))
+        return found, least
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A refinement of the bound: the number of its source in the features, the source, the setting and the factors k."""
+
+    place: int
+    source: Source
+    setting: Setting
+    factor: Float[np.ndarray, " n_calibrated n_coordinates"]
+
+
+@dataclass(frozen=True)
+class FittedGrowth:
+    """The fitted bound: whether its first factors multiply the climatology, these factors, and the layers that refine it.
+
+    ``losses`` are those of all bounds that were compared, and ``step_errors`` the held-out errors of single steps of the sources.
+    """
+
+    scale: Scale
+    climatological: bool
+    factor: Float[np.ndarray, " n_calibrated n_coordinates"]
+    layers: tuple[Layer, ...]
+    losses: Mapping[str, float]
+    step_errors: tuple[float, ...]
+
+    def __call__(self, features: RolloutFeatures) -> Values:
+        shape = (
+            _climatology(features) if self.climatological else np.ones_like(features.climatology)
+        )
+        bound, known = extended(self.factor, features.n_steps) * shape, slice(0, len(self.factor))
+        for layer in self.layers:
+            parts = self.scale.parts(features, layer.place, bound)
+            refined = _refined(parts, layer.setting, layer.factor) * self.scale.typical
+            bound[:, known] = refined[:, known]
+        return np.asarray(bound)
+
+    def with_members(
+        self, features: RolloutFeatures, step: Any, rows: Rollouts, reference: Reference, like: Any
+    ) -> RolloutFeatures:
+        """The features of forecasts with the members that the layers need."""
+        found: list[Any] = [None] * len(SOURCES)
+        distance = features.support_distance
+        for layer in self.layers:
+            found[layer.place] = layer.source.members(step, rows, distance, reference, like)
+        return replace(features, members=tuple(found))
+
+    def describe(self) -> str:
+        """The bound and the reason for it, in words."""
+        least = min(self.losses[name] for name in STATIC)
+        used = [STATIC[self.climatological], *([*SOURCES][layer.place] for layer in self.layers)]
+        losses = ", ".join(f"{name} {loss / least:.2g}" for name, loss in self.losses.items())
+        errors = "; the held-out error of a single step is "
+        errors += " for the surrogate and ".join(f"{size:.2g}" for size in self.step_errors)
+        of = ("", "", " standard deviations for the ridge model")[len(self.step_errors)]
+        return (
+            f"the bound follows {' and '.join(used)}, which has the smallest loss on held-out rollouts (relative to the best bound "
+            f"without members: {losses}){errors * (len(self.step_errors) > 1)}{of}"
+        )
