@@ -8,7 +8,8 @@ Each is a dataclass of settings with ``fit(x, y)``, which returns itself, and ``
 # ruff: noqa: F401, I001
 # fmt: off
 from benchmarks.rivals.conformal import (
-    Constant, CVPlus, GPScaledConformal, KNNDistanceConformal, KNNResidualConformal, SplineScaledConformal, SplitConformal,
+    Constant, CVPlus, GPScaledConformal, KNNDistanceConformal, KNNResidualConformal, OpinionScaledConformal, SplineScaledConformal,
+    SplitConformal,
 )
 from benchmarks.rivals.cross_fitted import (
     AnchorError, Bound, DistanceRegion, Rival, conformal_factor, equal_families, equal_tuples,

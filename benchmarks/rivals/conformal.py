@@ -217,3 +217,29 @@ class SplineScaledConformal(Rival):
         predicted = features.prediction.astype(float)
         spline = self.spline_(flat(features.inputs).astype(float)).reshape(predicted.shape)
         return self.factor_ * (abs(predicted - spline) + self.median_)
+
+
+@dataclass
+class OpinionScaledConformal(Rival):
+    r"""GeoQ's second opinion without its laws: the error that a Gaussian process expects, times one conformal factor per coordinate.
+
+    The expected error is :math:`q = \sqrt{(F - m)^2 + v}`, or, with ``gap_alone``, the difference |F - m| plus its median. At a held-out
+    point the process has the training points of its fold only.
+    """
+
+    gap_alone: bool = False
+
+    def learn(self, tuples, x, y):
+        self.median_ = 0.0
+        scale = self._scale(tuples.features)
+        if self.gap_alone:
+            self.median_ = np.median(scale, axis=0)
+        self.factor_ = self.factor(tuples.error.astype(float), scale + self.median_)
+
+    def bound(self, features):
+        return self.factor_ * (self._scale(features) + self.median_)
+
+    def _scale(self, features):
+        predicted, opinion = features.prediction.astype(float), features.opinion
+        gap = abs(predicted - opinion.mean.reshape(predicted.shape))
+        return gap if self.gap_alone else np.hypot(gap, opinion.deviation.reshape(predicted.shape))

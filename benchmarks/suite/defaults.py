@@ -28,6 +28,7 @@ from benchmarks.runs import Benchmark, parser_of, run
 from benchmarks.scores import row
 from benchmarks.suite import SHIFTS, is_ours
 from benchmarks.suite.confirmation import CONFIRMATION
+from benchmarks.suite.fourth_fresh import FOURTH_FRESH
 from benchmarks.suite.fresh import FRESH
 from benchmarks.suite.methods import OWN_SURROGATE, methods, shortened
 from benchmarks.suite.problems import PROBLEMS
@@ -43,8 +44,9 @@ SETS = {
     "fresh": (FRESH, "fresh", ("shell", "blend-repeats")),
     "second": (SECOND_FRESH, "second_fresh", ("etalon-fringes",)),
     "third": (THIRD_FRESH, "third_fresh", ("ladder",)),
+    "fourth": (FOURTH_FRESH, "fourth_fresh", ("home-battery",)),
 }
-EVERY = SUITE | FRESH | SECOND_FRESH | THIRD_FRESH
+EVERY = SUITE | FRESH | SECOND_FRESH | THIRD_FRESH | FOURTH_FRESH
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 SMALL_SIZE = 100
 

@@ -64,6 +64,10 @@ def on_held_out_errors(shared, weights, seed):
             shared, QUANTILE, weights, random_state=seed
         ),
         "Spline-scaled conformal": rivals.SplineScaledConformal(shared, QUANTILE, weights),
+        "Opinion-scaled conformal": rivals.OpinionScaledConformal(shared, QUANTILE, weights),
+        "Opinion-gap conformal": rivals.OpinionScaledConformal(
+            shared, QUANTILE, weights, gap_alone=True
+        ),
         "Boosted quantile (x)": boosted(),
         "Boosted quantile (x, distance, prediction)": boosted(
             inputs=rivals.of_x_distance_and_prediction
