@@ -83,7 +83,9 @@ def test_centres_and_the_nearest_points_are_close_to_the_process_through_all(mon
     monkeypatch.setattr(process, "N_NEAREST", 250)
     everything = near(queries)
     assert_allclose(everything.left, exact.left, atol=1e-6)
-    assert_allclose(everything.mean, exact.mean, atol=2e-3)  # the mean of all points is that of the centres
+    assert_allclose(
+        everything.mean, exact.mean, atol=2e-3
+    )  # the mean of all points is that of the centres
     centres = Process.fit(
         x[np.sort(process.permutation(400)[:150])],
         truth(x)[np.sort(process.permutation(400)[:150])],

@@ -20,8 +20,6 @@ N_MIXED = 200
 # It rings if the surrogate is this many times as far from the process there as from the outputs at the rows, and farther than the
 # process expects.
 MUCH_LARGER = 2.0
-# The median of the absolute value of a normal variable.
-NORMAL_MEDIAN = 0.6745
 
 
 @dataclass(frozen=True)
@@ -81,16 +79,6 @@ class Comparison:
                 f"{self.sentence(names)}. The bounds use this, but a better surrogate would make them smaller: see "
                 "assess(x).second_opinion for the predictions of the process."
             )
-
-
-def overconfidence(tuples: Tuples) -> Float[np.ndarray, " p"]:
-    """How many times larger the errors of the process at held-out points are than its deviations say; at least 1."""
-    inner = tuples[tuples.interpolating]
-    assert inner.opinion is not None
-    truth = flat(inner.points.outputs).astype(float)[inner.point]
-    ratio = abs(truth - inner.opinion.mean) / np.maximum(inner.opinion.deviation, 1e-300)
-    with warnings.catch_warnings(action="ignore"):  # of outputs without values
-        return np.fmax(np.nanmedian(ratio, axis=0) / NORMAL_MEDIAN, 1.0)
 
 
 def mixed_rows(

@@ -15,7 +15,7 @@ from geoq.checks import add_note_on_error, check_finite
 from geoq.core.conformal import ConformalFactors
 from geoq.core.fitted import Fitted, Repeats, predict
 from geoq.core.geometry import Geometry, Relation, Space, anchor_error
-from geoq.core.opinion import Comparison, mixed_rows, overconfidence, warn_of_training_rows
+from geoq.core.opinion import Comparison, mixed_rows, warn_of_training_rows
 from geoq.core.pair_checks import (
     check_models,
     check_pairs,
@@ -338,7 +338,7 @@ class Pairs:
         warn_of_training_rows(
             abs(flat(points.prediction).astype(float) - flat(self.outputs)),
             abs(between - opinion.mean),
-            overconfidence(tuples) * np.sqrt(process.signal) * opinion.left[:, None],
+            np.sqrt(process.signal) * opinion.left[:, None],
         )
 
 
