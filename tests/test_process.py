@@ -76,19 +76,19 @@ def test_centres_and_the_nearest_points_are_close_to_the_process_through_all(mon
     x, queries = box(400), box(100, seed=1)
     shared = Smoothness("matern32", np.ones(3), 1e-4)
     exact = Process.fit(x, truth(x), shared)(queries)
-    monkeypatch.setattr(process, "MAX_CENTRES", 150)
+    monkeypatch.setattr(process, "MAX_EXACT", 300)
     near = Process.fit(x, truth(x), shared)
-    assert len(near.others) == 250
+    assert len(near.others) == 150
     local = near(queries)
-    monkeypatch.setattr(process, "N_NEAREST", 250)
+    monkeypatch.setattr(process, "N_NEAREST", 150)
     everything = near(queries)
     assert_allclose(everything.left, exact.left, atol=1e-6)
     assert_allclose(
         everything.mean, exact.mean, atol=2e-3
     )  # the mean of all points is that of the centres
     centres = Process.fit(
-        x[np.sort(process.permutation(400)[:150])],
-        truth(x)[np.sort(process.permutation(400)[:150])],
+        x[np.sort(process.permutation(400)[:250])],
+        truth(x)[np.sort(process.permutation(400)[:250])],
         shared,
     )(queries)
     gaps = [abs(o.mean - exact.mean).mean() for o in (local, centres)]

@@ -4,7 +4,7 @@ r"""A Gaussian process through the data: a second opinion about the output, with
           v(x) = s^2 \bigl(1 - k(x)^T (K + \nu I)^{-1} k(x) + \nu\bigr)
 
 Kernel, length scales and noise maximise the likelihood once, on at most 200 points, so that a fold needs one factorisation. Of more
-than 500 points, 500 are centres C, and a query is conditioned on the centres and on the 32 other points N that are nearest to it:
+than 500 points, 250 are centres C, and a query is conditioned on the centres and on the 24 other points N that are nearest to it:
 
 .. math:: \tilde k(x, x') = k(x, x') - a(x)^T a(x'), \quad a(x) = L^{-1} k_C(x), \quad w = (\tilde K_{NN} + \nu I)^{-1} \tilde k_N(x)
 
@@ -24,13 +24,13 @@ from scipy.spatial import cKDTree
 
 from geoq.arrays import permutation
 
-# The likelihood is computed on at most this many points, and a process has at most this many centres.
-MAX_SEARCHED, MAX_CENTRES = 200, 500
+# The likelihood is computed on at most this many points. With more points than the second number, some are centres.
+MAX_SEARCHED, MAX_EXACT, N_CENTRES = 200, 500, 250
 # Points near a query, queries that are solved at once, and the largest number of stored values a(z_i).
-N_NEAREST, AT_ONCE, MAX_STORED = 32, 128, 20_000_000
+N_NEAREST, AT_ONCE, MAX_STORED = 24, 128, 20_000_000
 # The logarithms of the length scales have a normal prior around their own mean, with this deviation.
 PRIOR_WIDTH = 0.5
-# Limits of a logarithm of a length scale, relative to that of sqrt(number of inputs), and of the noise relative to the signal.
+# Limits of a logarithm of a length scale, relative to log sqrt(number of inputs), and of the noise relative to the signal.
 SCALE_LIMITS, NOISE_LIMITS = (-4.0, 5.0), (1e-8, 10.0)
 # The search starts at this multiple of sqrt(number of inputs), with this noise.
 START, START_NOISE, MAX_STEPS = 2.0, 1e-3, 25
@@ -96,7 +96,7 @@ class Smoothness:
 
 @dataclass(frozen=True)
 class Opinion:
-    """What a process says about queries.
+    """What a process predicts at queries.
 
     Attributes:
         mean: its prediction.
@@ -114,7 +114,7 @@ class Opinion:
 
 @dataclass(frozen=True)
 class Process:
-    """A process through points; the arrays are those of the module's formulas, in units of the length scales."""
+    """A process through points; the arrays of the module's formulas, in units of the length scales."""
 
     smoothness: Smoothness
     centres: Float[np.ndarray, " n_centres n_inputs"]
@@ -133,8 +133,8 @@ class Process:
         points, values, count = _distinct(points, values)
         n_centres = len(points)
         order = np.arange(n_centres)
-        if n_centres >= MAX_CENTRES + N_NEAREST:
-            n_centres = min(MAX_CENTRES, max(100, MAX_STORED // len(points)))
+        if n_centres > MAX_EXACT:
+            n_centres = min(N_CENTRES, max(100, MAX_STORED // len(points)))
             order = permutation(len(points))
         first, rest = order[:n_centres], order[n_centres:]
         scaled = points / smoothness.scales
@@ -281,7 +281,7 @@ def _factorised(k: np.ndarray, noise: float, count: np.ndarray) -> tuple[np.ndar
 def second_opinion(
     points: np.ndarray, values: np.ndarray, splits: Iterable[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[Process, Opinion]:
-    """The process through all points, and what the process through the points that a fold left in says about those held out."""
+    """The process through all points, and what the process through the points of each fold predicts at the points held out."""
     shared = Smoothness.fit(points, values)
     parts = [
         Process.fit(points[left_in], values[left_in], shared)(points[held_out])
