@@ -266,3 +266,13 @@ def test_the_repr_is_short_and_names_what_was_chosen(problem):
     long = GeoQ(None, problem.train, safe_region=Region(scores))
     assert "safe_region=Region(...)" in repr(long)
     assert repr(calibrate(problem)).endswith("), fitted")
+
+
+def test_intervals_are_prediction_plus_and_minus_bound(problem):
+    answer = calibrate(problem).assess(problem.queries)
+    assert_array_equal(answer.bound, answer.error_hat)
+    assert_array_equal(answer.lower, answer.prediction - answer.error_hat)
+    assert_array_equal(answer.upper, answer.prediction + answer.error_hat)
+    field = calibrate(problem, error_functional=lambda f, y: abs(f - y).sum(axis=1))
+    with pytest.raises(TypeError, match="use error_functional=absolute_error"):
+        _ = field.assess(problem.queries).upper

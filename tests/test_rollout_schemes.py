@@ -36,8 +36,10 @@ def test_the_default_bound_saturates_at_a_multiple_of_the_climatology_and_the_su
     assert total[:, -1].mean() > 5 * total[:, 39].mean()
     bound = MemberGrowth(n_members=0).fit(calibration(), 0.95)
     features = calibration().features
-    assert bound.climatological
-    assert_allclose(bound(features), bound.factor * features.climatology)
+    use, n = bound.climatological, features.n_steps
+    assert use[-1]  # past the calibration horizon
+    shape = np.where(use[:n, None], features.climatology, 1.0)
+    assert_allclose(bound(features), bound.factor[:n] * shape)
 
 
 def test_the_distance_to_the_data_matters_before_saturation_and_not_after_it():

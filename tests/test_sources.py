@@ -96,6 +96,10 @@ def recipes(folder):
     return nearest, kills_its_worker
 
 
+OTHER = "ignore:the mean error of the deployed surrogate"
+
+
+@pytest.mark.filterwarnings(OTHER)
 @pytest.mark.parametrize("backend", ["loky", "threading"])
 def test_workers_of_one_machine_give_the_same_calibration(problem, tmp_path, backend):
     nearest, _ = recipes(tmp_path)
@@ -106,6 +110,7 @@ def test_workers_of_one_machine_give_the_same_calibration(problem, tmp_path, bac
     assert_array_equal(here.fold, there.fold)
 
 
+@pytest.mark.filterwarnings(OTHER)
 def test_a_cluster_that_loses_a_worker_gives_the_same_calibration(problem, tmp_path):
     """One of two Dask workers is killed during a training."""
     distributed = pytest.importorskip("distributed")

@@ -139,6 +139,19 @@ def take(array: Any, rows: Any) -> Any:
     return array[rows]
 
 
+def in_dtype(array: Any, like: Any) -> Any:
+    """An array or a tensor in the dtype of another one if no value changes; otherwise in its own dtype, but not in fewer bits."""
+    wanted: Any = getattr(like, "dtype", None)
+    own: Any = getattr(array, "dtype", None)
+    if own == wanted or type(array) is not type(like) or isinstance(array, np.ma.MaskedArray):
+        return array
+    with np.errstate(invalid="ignore"):
+        new = array.to(wanted) if is_tensor(array) else array.astype(wanted)
+    if bool(((new == array) | (array != array)).all()):  # nan stays nan  # noqa: PLR0124
+        return new
+    return array if is_tensor(array) or own.kind == "f" else array.astype(float)
+
+
 def own_copy(array: Any) -> Any:
     """A copy of the user's array, which a function of the user may change."""
     if is_tensor(array):

@@ -18,7 +18,7 @@ import numpy as np
 def warn(message: str) -> None:
     """Issue a warning that points to the user's own line of code, however deep in the package it arises."""
     level, frame = 1, sys._getframe()
-    while frame.f_back and frame.f_globals["__name__"].split(".")[0] == "geoq":
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] == "geoq":
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
 

@@ -3,8 +3,10 @@
 import argparse
 import time
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -14,10 +16,12 @@ from geoq.core.estimator import GeoQ
 from geoq.metrics import correlation, coverage, pinball
 from geoq.surrogate import Surrogate
 
-# The surrogate is trained on this interval and queried on [0, 1].
-INTERVAL = (0.25, 0.75)
-QUERIES = (0.5, 0.8, 0.02)
+# The surrogate is trained on random points of these intervals and queried on [0, 1].
+INTERVALS, N_POINTS = ((0.05, 0.42), (0.62, 0.9)), (72, 48)
+QUERIES = (0.3, 0.52, 0.98)
 PICTURE_FORMATS = (".png", ".pdf", ".svg", ".jpg")
+# Inputs and outputs.
+Curve: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 def forrester(x: np.ndarray) -> np.ndarray:
@@ -29,9 +33,10 @@ def forrester(x: np.ndarray) -> np.ndarray:
 def train_surrogate(x: np.ndarray, y: np.ndarray) -> Surrogate:
     """Fit a small network of scikit-learn."""
     settings = {"hidden_layer_sizes": (32, 32), "solver": "lbfgs", "max_iter": 1000}
-    network = MLPRegressor(**settings, random_state=0)
-    model: Surrogate = make_pipeline(StandardScaler(), network).fit(x, y).predict
-    return model
+    network = make_pipeline(StandardScaler(), MLPRegressor(**settings, random_state=0))
+    model = TransformedTargetRegressor(network, transformer=StandardScaler())
+    surrogate: Surrogate = model.fit(x, y).predict
+    return surrogate
 
 
 def demo(picture: Path) -> None:
@@ -40,21 +45,21 @@ def demo(picture: Path) -> None:
     Args:
         picture: the file of the picture.
     """
-    started = time.perf_counter()
-    x, x_test = np.linspace(*INTERVAL, 300)[:, None], np.linspace(0, 1, 1000)[:, None]
-    low, high = forrester(x).min(), forrester(x).max()
-    y, y_test = ((forrester(points[:, 0]) - low) / (high - low) for points in (x, x_test))
-    print(f"Training a network on {len(x)} points of [{INTERVAL[0]}, {INTERVAL[1]}] ...")
+    started, rng = time.perf_counter(), np.random.default_rng(0)
+    parts = [rng.uniform(*ends, n) for ends, n in zip(INTERVALS, N_POINTS, strict=True)]
+    x, x_test = np.concatenate(parts)[:, None], np.linspace(0, 1, 1001)[:, None]
+    y, y_test = forrester(x[:, 0]), forrester(x_test[:, 0])
+    print(f"Training a network on {len(x)} points of {' and '.join(map(str, INTERVALS))} ...")
     estimator = GeoQ(train_surrogate(x, y), train_surrogate)
     print(f"Calibrating GeoQ with {estimator.folds!r} ...")
     assessment = estimator.fit(x, y).assess(x_test)
     error = abs(y_test - assessment.prediction)
-    print("\nThree queries: inside the data, just outside, far outside")
+    print("\nThree queries: amid the data, in a gap, outside")
     for row in np.searchsorted(x_test[:, 0], QUERIES):
         print(f"\nx = {x_test[row, 0]:.3f}, true error {error[row]:.3g}")
         print(assessment.reason(int(row)))
     _print_table(error, assessment)
-    _draw(picture, x_test[:, 0], error, assessment)
+    _draw(picture, (x[:, 0], y), (x_test[:, 0], y_test), assessment)
     print(f"({time.perf_counter() - started:.0f} s in all)")
 
 
@@ -72,18 +77,35 @@ def _print_table(error: np.ndarray, assessment: Assessment) -> None:
         )
 
 
-def _draw(picture: Path, x: np.ndarray, error: np.ndarray, assessment: Assessment) -> None:
+def _draw(picture: Path, data: Curve, truth: Curve, assessment: Assessment) -> None:
+    """The surrogate with its bounds, and below the bounds beside the true errors."""
     try:
         from matplotlib.figure import Figure
 
-        from geoq import plots
+        from geoq.plots import style
     except ImportError as exc:
         print(f"\nNo picture: {exc}")
         return
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    answer = assessment.error_hat, assessment.safe
-    axes = plots.error_over_input(figure.subplots(), x, error, *answer, INTERVAL)
-    axes.set_title("Forrester function: error of a network trained on [0.25, 0.75]")
+    (x, y), prediction, bound = truth, assessment.prediction, assessment.error_hat
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    for axes in (upper, lower):
+        style.shade(axes, x, assessment.safe, "safe")
+    band = prediction - bound, prediction + bound
+    upper.fill_between(x, *band, color="0.4", alpha=0.3, lw=0, label="surrogate ± bound")
+    upper.plot(x, y, color=style.TRUE, lw=1.6, label="simulator")
+    upper.plot(x, prediction, color=style.ESTIMATE, lw=1.6, ls="--", label="surrogate")
+    upper.plot(*data, ".", color=style.TRUE, ms=5, label="data")
+    margin = 0.2 * np.ptp(y)
+    upper.set(ylabel="output", xlim=(0, 1), ylim=(y.min() - margin, y.max() + margin))
+    lower.plot(x, abs(y - prediction), color=style.TRUE, lw=1.2, label="true error")
+    lower.plot(x, bound, color=style.ESTIMATE, lw=1.6, ls="--", label="error bound")
+    lower.set(
+        xlabel="input", ylabel="error", yscale="log", ylim=(3e-5 * np.ptp(y), 3 * bound.max())
+    )
+    style.label_logarithms(lower.yaxis)
+    for axes in (upper, lower):
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     figure.savefig(picture, dpi=150)
     print(f"\nPicture: {picture}")
 

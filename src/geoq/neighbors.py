@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.spatial import cKDTree
 
-from geoq.arrays import chunks
+from geoq.arrays import chunks, flat
 
 # Largest dimension in which a tree is faster than matrix products.
 MAX_TREE_DIMS = 8
@@ -18,6 +18,11 @@ N_MORE = 4
 ROUNDING, SINGLE = 1e-15, 1e-6
 # Squared distances of up to this many rounding errors have few digits.
 SMALL = 1e9
+# Rows are equal up to rounding if they differ by at most this fraction of what differs between neighbours. That is measured by the
+# neighbour of this number, because a row can have several copies, in this many coordinates.
+ROUNDED, N_NEAR, N_SKETCH = 1e-2, 8, 4
+# A run is a copy if more than this fraction of its rows are.
+MOST = 0.9
 
 
 class Neighbors:
@@ -163,3 +168,44 @@ class Neighbors:
                 raise ValueError(f"k={k}, but a point has fewer independent others.")
             left, m = left[~enough], min(n, 4 * m)
         return distance
+
+
+def sketch(values: np.ndarray, n: int = N_SKETCH) -> Float[np.ndarray, " n_rows n"]:
+    """At most n numbers that stand for each row: random combinations of its numbers; nan counts as 0."""
+    size = int(np.prod(values.shape[1:]))
+    mixed = np.random.default_rng(0).normal(size=(min(n, size), size))
+    found = np.empty((len(values), len(mixed)))
+    for part in chunks(len(values), size):
+        rows = np.nan_to_num(flat(values[part]).astype(float))
+        # No product of matrices, whose rounding depends on the number of rows.
+        found[part] = rows if size <= n else np.stack([(rows * m).sum(axis=1) for m in mixed], 1)
+    return found
+
+
+def near_copies(x: np.ndarray, y: np.ndarray) -> Int[np.ndarray, " n"]:
+    """The first row that each row equals up to rounding, in x and in y; otherwise its own number."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    n, k = len(x), min(len(x) - 1, N_NEAR)
+    own = np.arange(n)
+    if k < 2:
+        return own
+    a, b = sketch(x), sketch(y)
+    distance, index = cKDTree(a).query(a, k + 1)
+    gap = abs(b[index] - b[:, None]).max(axis=2)
+    # On a line the neighbour of number k is k times as far as the first one.
+    near = [part <= ROUNDED * np.median(part[:, k]) / k for part in (distance, gap)]
+    rows, place = np.nonzero(near[0] & near[1] & (index != own[:, None]))
+    pairs = coo_array((np.ones(len(rows)), (rows, index[rows, place])), (n, n))
+    _, first, group = np.unique(
+        connected_components(pairs, directed=False)[1], return_index=True, return_inverse=True
+    )
+    return own[first][group]
+
+
+def copied_runs(points: np.ndarray, number: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """As ``near_copies`` for the rows of runs that consist of copies of earlier runs; otherwise the own number of each row."""
+    first = near_copies(points, points)
+    share = np.bincount(number, number[first] != number) / np.bincount(number)
+    return np.where(share[number] > MOST, first, np.arange(len(first)))

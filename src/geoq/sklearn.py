@@ -10,6 +10,7 @@ from sklearn.ensemble import RandomForestRegressor
 from sklearn.utils import Tags, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from geoq.arrays import native
 from geoq.core.assessment import Assessment
 from geoq.core.estimator import GeoQ
 from geoq.core.folds import Folds
@@ -111,7 +112,8 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
 
     def predict(self, X: Any) -> Any:
         """The prediction of the regressor that was fitted on all data."""
-        return self._calibrated.surrogate_(self._validated(X))
+        rows = self._calibrated.fitted_.rows_of(self._validated(X))
+        return self._calibrated.surrogate_(native(rows))
 
     def bound(self, X: Any) -> Any:
         """An upper bound of the error of the prediction at each row, in the shape of the error."""

@@ -17,7 +17,7 @@ from geoq.checks import check_fitted, check_integer
 from geoq.core import parameters
 from geoq.core.conformal import Guarantee, levels_of
 from geoq.core.estimator import POINTWISE, GeoQ
-from geoq.core.folds import warn_of_alike
+from geoq.core.folds import TemporalFolds, warn_of_alike
 from geoq.data.masks import masked_where_nan
 from geoq.data.scratch import stored
 from geoq.rollout.estimator import RolloutGeoQ
@@ -90,6 +90,10 @@ class Labelled:
         times = x.get_index(self.dim)
         _check_labels(y, x, [self.dim], "y")
         dates = times.dtype.kind == "M" or isinstance(times, xr.CFTimeIndex)
+        if isinstance(self.estimator.folds, TemporalFolds) and not times.is_monotonic_increasing:
+            raise ValueError(
+                f"TemporalFolds needs samples in time order; sort x and y by {self.dim!r}."
+            )
         if dates and how.get("groups") is None:
             warn_of_alike(y.values[np.argsort(times)], self.estimator.folds)
         estimator.fit(x.values, masked_where_nan(y.values), **how)
@@ -373,6 +377,14 @@ def _on_grid(data: Any, like: xr.DataArray, name: str) -> xr.DataArray:
     if missing:
         raise ValueError(f"{name} has dimensions {array.dims}, but fit also had {missing}.")
     _check_labels(array, like, like.dims, name)
+    scalars = [n for n, c in like.coords.items() if not c.dims and n in array.coords]
+    known = {n: (array.coords[n], like.coords[n]) for n in scalars if not array.coords[n].dims}
+    for what, (own, of) in {"name": (array.name, like.name), **known}.items():
+        if own is not None and of is not None and not bool(own == of):
+            own, of = (getattr(part, "values", part) for part in (own, of))
+            raise ValueError(
+                f"{name} has the {what} {own}, but {of} in fit; pass the same, or rename it."
+            )
     units = [np.ravel(a.coords.get("units", a.attrs.get("units", ""))) for a in (array, like)]
     for own, known in zip(*units, strict=False):
         if own and known and own != known:

@@ -8,9 +8,9 @@ resemblance pi is the probability that a query looks like a point that an extrap
 bounded like a point of the random folds, and a query outside like a point of the extrapolating folds.
 
 The laws b^q are in units of q, the error that a Gaussian process through the same data expects, and the laws b^0 do without it. The
-weight w is large where the laws with q have the smaller losses on the folds. Where they give the smaller bound, it is multiplied by
-the share of the variance that the data explain to the process. The overhang O is the change of the output outside the ranges of the
-inputs, if it kept changing as inside.
+weight w is large where the laws with q have the smaller losses on the folds. Where they give the smaller bound, w is multiplied by
+the fraction of the variance that the data explain to the process. The overhang O is the change of the output outside the ranges of
+the inputs, if it kept changing as inside.
 
 This is a departure from the paper in form, not in structure: the bound is still the anchor error plus an increment, and an upper
 conditional quantile given geometry, learned from cross-fitted tuples. The anchor error is one of the features of the laws, so the
@@ -103,7 +103,7 @@ class TwoLawBound:
 
 @dataclass(frozen=True)
 class LawPair:
-    """The law of the interpolating folds and that of all folds, blended by the resemblance pi."""
+    """The law of the interpolating folds and the law of all folds, blended by the resemblance pi."""
 
     inside: Law
     outside: Law
@@ -226,7 +226,7 @@ class FittedTwoLaws:
         log = self.plain(own, natural, pi)
         step = self.laws(own, natural, pi) - log
         weight = (1 - pi) * self.trust[0] + pi * self.trust[1]
-        # A bound below that of the other laws needs a process that knows the place.
+        # A bound below the bound of the other laws needs a process with data near the query.
         explained = 1 - features.opinion.left[:, None] ** 2
         weight = np.where(step < 0, weight * explained, weight)
         bound = np.exp(log + weight * step + (1 - pi) * self.shift)

@@ -77,6 +77,29 @@ class Assessment:
         return self.fitted.quantile
 
     @property
+    def bound(self) -> Float[Any, " n *field"]:
+        """The bound, another name of ``error_hat``."""
+        return self.error_hat
+
+    @property
+    def lower(self) -> Float[Any, " n *output"]:
+        """Lower ends of the intervals: prediction minus bound."""
+        return self.prediction - self._of_each_output()
+
+    @property
+    def upper(self) -> Float[Any, " n *output"]:
+        """Upper ends of the intervals: prediction plus bound."""
+        return self.prediction + self._of_each_output()
+
+    def _of_each_output(self) -> Any:
+        if tuple(self.prediction.shape) != tuple(self.error_hat.shape):
+            raise TypeError(
+                f"a prediction has shape {tuple(self.prediction.shape[1:])} and a bound has shape {tuple(self.error_hat.shape[1:])}, so "
+                "there is no interval of each output; use error_functional=absolute_error."
+            )
+        return self.error_hat
+
+    @property
     def output_names(self) -> Sequence[str] | None:
         """The names of the outputs, if y was a data frame or a Series with a name."""
         return self.fitted.output_names
@@ -86,7 +109,7 @@ class Assessment:
         """What a Gaussian process through the same data predicts, with its standard deviation; the surrogate is asked again.
 
         Raises:
-            TypeError: the bound does without the process, as that of fields does.
+            TypeError: the bound does without the process, as the bound of fields does.
         """
         return self.fitted.second_opinion(native(self.asked))
 

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.special import ndtri
 
-from geoq.arrays import chunks, flat, native, restore, take, to_numbers
+from geoq.arrays import chunks, flat, in_dtype, native, restore, take, to_numbers
 from geoq.bounds.protocol import bounds_of
 from geoq.core.assessment import Assessment
 from geoq.core.conformal import ConformalFactors, level_factors, levels_of
@@ -16,15 +17,18 @@ from geoq.core.folds import distinct_rows
 from geoq.core.geometry import Features, Geometry, Relation, Space, anchor_error, displacement
 from geoq.core.opinion import SecondOpinion
 from geoq.core.tuples import Tuples, Typical
-from geoq.data.coordinates import Coordinates
+from geoq.data.coordinates import Coordinates, Part
 from geoq.data.domain import Layout
 from geoq.data.masks import Mask
-from geoq.data.metric import FittedMetric, Metric
+from geoq.data.metric import FittedMetric, Metric, predictor
 from geoq.data.process import Opinion, Process
 from geoq.data.table import Names, Schema, Table, input_rows, is_frame, schema_of
 from geoq.quantiles import error_ratios
 from geoq.regions.region import SAFE
 from geoq.surrogate import answers_of, check_callable, errors_of
+
+# A model is periodic if its answers one period later differ by less than this fraction.
+PERIODIC = 1e-5
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,7 @@ class Fitted:
             raise ValueError(
                 f"x has shape {shape}, but GeoQ was fitted on rows of shape {own}; pass at least one query of that shape{single}."
             )
-        return rows
+        return rows if self.schema is not None else in_dtype(rows, native(self.probes))
 
     def views(self, x: Any) -> Iterator[tuple[slice, View]]:
         """Chunks of queries: those with an answer, with their anchors and features (line 14)."""
@@ -184,7 +188,7 @@ class Fitted:
             if self.mask.fill is not None and prediction.shape[1:] == self.output_shape:
                 gaps = np.isnan(prediction) & ~self.mask.cells
             prediction = self.mask.filled(prediction)
-        space = self._space(x, self.coordinates(inputs))
+        space = self._space(x, self._coordinates(x, inputs, prediction))
         finite = np.isfinite(flat(prediction)).all(axis=1)
         finite &= np.isfinite(flat(space.z)).all(axis=1)
         if not finite.all():
@@ -205,8 +209,22 @@ class Fitted:
         )
         return View(rows, relation, features, gaps)
 
+    def _coordinates(self, x: Any, inputs: np.ndarray, prediction: np.ndarray) -> np.ndarray:
+        """T of queries. Beyond the range of a periodic input they are those inside it if the model answers the same there."""
+        found = self.coordinates(inputs)
+        limits = self.coordinates.is_part(Part.BELOW, Part.ABOVE)
+        rows = np.flatnonzero((flat(found)[:, limits] != 0).any(axis=1))
+        if not len(rows):
+            return found
+        moved = self.coordinates.within_periods(inputs[rows])
+        there = predictor(lambda q: predict(self.surrogate, self.mask, q), take(x, rows))(moved)
+        near = np.isclose(there, prediction[rows], PERIODIC, PERIODIC * self.typical.error.max())
+        same = rows[flat(near).all(axis=1)]
+        found[np.ix_(same, np.flatnonzero(limits))] = 0
+        return found
+
     def _opinion(self, z: np.ndarray) -> Opinion | None:
-        """What the process says about points in the coordinates of the metric."""
+        """What the process predicts at points in the coordinates of the metric."""
         return None if self.process is None else self.process(flat(z).astype(float))
 
     def second_opinion(self, x: Any) -> SecondOpinion:
@@ -266,9 +284,23 @@ class Fitted:
         if not len(view.rows):
             return view.features.anchor_error
         bound = self.conformal(bounds_of(self.bound, view.features, level), safe)
+        bound = self._between_levels(
+            view.features, bound, self.quantile if level is None else level
+        )
         if self.exact is not None:
             bound = np.where(self.exact, bound.dtype.type(0), bound)
         return _with_gaps(bound, view.gaps)
+
+    def _between_levels(self, features: Features, bound: np.ndarray, level: float) -> np.ndarray:
+        """Between the levels of a lattice, where no point was held out, the bound contains what the process expects."""
+        opinion, inputs = features.opinion, flat(features.inputs)
+        between = (self.coordinates.at_levels(inputs) != inputs).any(axis=1)
+        if opinion is None or not between.any():
+            return bound
+        expected = abs(flat(features.prediction) - opinion.mean)
+        expected = expected + ndtri((1 + level) / 2) * opinion.deviation
+        floor = np.where(between[:, None], expected, 0).reshape(bound.shape)
+        return np.maximum(bound, floor).astype(bound.dtype)
 
     def assess(self, x: Any) -> Assessment:
         """Error bound, safe flag and their parts at each query (lines 13 to 17)."""
@@ -406,19 +438,17 @@ class Fitted:
         self, asked: Any, prediction: Any, support_distance: Any, names: Names | None
     ) -> str:
         """Why one query is safe or not."""
-        inputs = self.coordinates(to_numbers(asked, "x"))
+        filled = (
+            np.ma.filled(prediction, 0) if isinstance(prediction, np.ma.MaskedArray) else prediction
+        )
+        prediction = to_numbers(filled, "prediction")
+        inputs = self._coordinates(asked, to_numbers(asked, "x"), prediction)
         known: Any = names
         if isinstance(asked, Table):
             known = schema_of(asked).named(names)
         changed = self.coordinates.why_changed(inputs, asked, known)
         if changed:
             return changed
-        prediction = np.ma.filled(
-            prediction
-            if isinstance(prediction, np.ma.MaskedArray)
-            else to_numbers(prediction, "prediction"),
-            0,
-        )
         features = Features(
             np.zeros((1, 0)),
             to_numbers(support_distance, "support_distance"),

@@ -178,7 +178,7 @@ class Features:
         prediction: prediction of the surrogate.
         inputs: coordinates T(x).
         relation: the anchors and the nearest points; None along rollouts.
-        opinion: what a Gaussian process through the data says; None if the bound does not use it.
+        opinion: what a Gaussian process through the data predicts; None if the bound does not use it.
     """
 
     displacement: Float[np.ndarray, " n *z"]

@@ -13,9 +13,9 @@ from geoq.arrays import flat, permutation
 from geoq.checks import warn
 from geoq.core.tuples import Tuples
 
-# ``fit`` warns if the held-out errors of the process are below this fraction of those of the surrogate.
+# ``fit`` warns if the held-out errors of the process are below this fraction of the surrogate's.
 CLEARLY = 0.5
-# The alarm mixes the inputs of at most this many rows with those of their nearest rows.
+# The alarm mixes the inputs of at most this many rows with the inputs of their nearest rows.
 N_MIXED = 200
 # It rings if the surrogate is this many times as far from the process there as from the outputs at the rows, and farther than the
 # process expects.
@@ -24,7 +24,7 @@ MUCH_LARGER = 2.0
 
 @dataclass(frozen=True)
 class SecondOpinion:
-    """What a Gaussian process through the data says about queries, in the shape of the predictions.
+    """What a Gaussian process through the data predicts at queries, in the shape of the predictions.
 
     Attributes:
         prediction: its prediction.
@@ -82,16 +82,16 @@ class Comparison:
 
 
 def mixed_rows(
-    inputs: Float[np.ndarray, " n *inputs"], z: Float[np.ndarray, " n d"]
+    inputs: Float[np.ndarray, " n *inputs"], z: Float[np.ndarray, " n d"], n: int = N_MIXED
 ) -> Float[np.ndarray, " m *inputs"]:
-    """Some rows with half of their inputs from the row that is nearest in z; midpoints of rows with a single input."""
-    chosen = np.sort(permutation(len(z))[:N_MIXED])
+    """Some rows with half of their inputs from the row that is nearest in z; means of both rows for single inputs and fields."""
+    chosen = np.sort(permutation(len(z))[:n])
     near = cKDTree(z).query(z[chosen], 2)[1]
     one, two = (
         inputs[rows] for rows in (chosen, np.where(near[:, 0] == chosen, near[:, 1], near[:, 0]))
     )
-    if one[0].size == 1:
-        return (one + two) / 2
+    if one[0].size == 1 or inputs.ndim > 2:
+        return 0.6 * one + 0.4 * two  # no ties, as midpoints would have
     swapped = permutation(one[0].size).reshape(one.shape[1:]) % 2 == 0
     return np.where(swapped, two, one)
 

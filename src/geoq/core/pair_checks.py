@@ -150,10 +150,10 @@ def warn_if_few(quantile: float, n_groups: int) -> None:
         )
 
 
-def warn_if_trained_on(prediction: np.ndarray, y: np.ndarray) -> None:
-    """Warn if the errors are as small as only the errors at training points are."""
+def warn_if_trained_on(prediction: np.ndarray, y: np.ndarray) -> bool:
+    """Warn if the errors are as small as only the errors at training points are; returns whether they are."""
     if prediction.shape != y.shape:
-        return
+        return False
     squares = np.zeros(y.shape[1:])
     for rows in chunks(len(y), squares.size):
         gap = prediction[rows].astype(float) - y[rows]
@@ -161,10 +161,12 @@ def warn_if_trained_on(prediction: np.ndarray, y: np.ndarray) -> None:
     with warnings.catch_warnings(action="ignore"):  # of cells without values
         deviation = np.nanstd(y, axis=0)
         ratio = np.asarray(np.sqrt(squares / len(y)) / deviation)[deviation > 0]
-    if ratio.size and float(ratio.max()) < IMPLAUSIBLE:
+    implausible = ratio.size > 0 and float(ratio.max()) < IMPLAUSIBLE
+    if implausible:
         warn(
             f"the errors of the surrogate are {float(ratio.max()):.1g} of the standard deviation of y, as small as at points "
             "that a surrogate was trained on. With train_surrogate=None it must never have seen x and y; otherwise the bounds are "
             "far too small. Pass points that it was not trained on, or a function train_surrogate(x, y). If the surrogate is new "
             "to these points and so accurate, ignore this warning."
         )
+    return implausible

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,6 +12,7 @@ from jaxtyping import Float
 from geoq.arrays import flat, native
 from geoq.bounds.protocol import check_shapes, fit_bound
 from geoq.checks import add_note_on_error, check_finite
+from geoq.core.agreement import Agreement
 from geoq.core.conformal import ConformalFactors
 from geoq.core.fitted import Fitted, Repeats, predict
 from geoq.core.geometry import Geometry, Relation, Space, anchor_error
@@ -27,16 +28,17 @@ from geoq.core.pair_checks import (
 )
 from geoq.core.plan import FoldPlan, draw_folds
 from geoq.core.tuples import Points, Tuples
-from geoq.data.coordinates import Coordinates
+from geoq.data.coordinates import Coordinates, regular_gaps
 from geoq.data.domain import Layout, layout_of
 from geoq.data.masks import Mask, exact_cells, filled_with_means
-from geoq.data.metric import FittedMetric, Metric, predictor
-from geoq.data.probes import Probes, warn_of_failed_folds
+from geoq.data.metric import FittedMetric, Metric, predictor, rows_like
+from geoq.data.probes import N_PROBES, Probes
 from geoq.data.process import second_opinion
-from geoq.data.scratch import stored
+from geoq.data.scratch import is_lazy, stored
 from geoq.data.table import Table, check_same_order, input_rows, output_names, output_rows
+from geoq.neighbors import near_copies, sketch
 from geoq.regions.region import FittedRegion
-from geoq.surrogate import TrainSurrogate, answers_of, errors_of, evaluate
+from geoq.surrogate import TrainSurrogate, absolute_error, answers_of, errors_of, evaluate
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, array_id
 from geoq.training.progress import Trainings
 from geoq.training.sources import (
@@ -98,10 +100,18 @@ class Pairs:
         mask = Mask.of(outputs)
         for_training = outputs if mask is None else mask.for_training(outputs)
         inputs, numbers = check_pairs(rows, outputs, mask)
+        # Later changes of y change nothing; a memory map can be too large for a copy.
+        numbers = numbers if is_lazy(y) else numbers.copy()
         check_models(how, rows, numbers)
         known = coordinates_of(how.representation, inputs, rows)
         points = flat(known(inputs))
-        plan = draw_folds(how.folds, np.asarray(points, dtype=float), groups)
+        if inputs.ndim == 2 and how.error_functional is absolute_error:
+            known = replace(known, gaps=regular_gaps(points))
+        # Near copies lie at one place, so that the folds hold them out together.
+        places = np.asarray(points, dtype=float)[near_copies(points, numbers)]
+        plan = draw_folds(how.folds, places, groups)
+        if how.train_surrogate is not None and is_pretrained(how.train_surrogate):
+            plan.check_same(draw_folds(how.folds, places, groups))
         usual = max(1, min(USUAL_COUNT, plan.fewest_left_in))
         n_support = usual if how.n_support is None else how.n_support
         plan.check(n_anchors=how.n_anchors, n_support=n_support)
@@ -167,15 +177,21 @@ class Pairs:
         error = self._errors(prediction, slice(None))
         if self.mask is not None:
             prediction = self.mask.filled(prediction)
-        if self.how.train_surrogate is None:
-            warn_if_trained_on(prediction, self.outputs)
-        probes = Probes.of(ask, self.x, prediction)
         model = self.how.bound_for(self.layout)
         if hasattr(model, "check_errors"):
             model.check_errors(prediction, error)
         metric = self._metric(ask, finished)
         space = embed(self.how.representation, metric, self.x, self.coordinates(self.inputs))
+        probes = Probes.of(ask, self.x, prediction, mixed=self._between(ask, space))
         return ObservedPoints(space, metric, error, prediction, probes)
+
+    def _between(self, ask: Any, space: Space) -> Any:
+        """A few rows between the data in the user's kind; None if there are none, or if the surrogate has no answers there."""
+        if len(self.inputs) < 3 or (isinstance(self.x, Table) and self.inputs.shape[1] == 1):
+            return None
+        z = flat(space.normalized).astype(float)
+        mixed = rows_like(mixed_rows(self.inputs, z, N_PROBES), self.x)
+        return None if np.isinf(ask(mixed)).any() else mixed
 
     def _metric(self, ask: Any, finished: FinishedFolds | None) -> FittedMetric | None:
         """The fitted metric; None for a representation of the user. A resumed run uses the metric of the first run."""
@@ -214,7 +230,7 @@ class Pairs:
                     near=seen[relation.near].astype(np.int32),
                 )
             )
-        return HeldOutPoints(self, parts)
+        return HeldOutPoints(self, parts, Agreement(sketch(self.outputs, 1)[:, 0]))
 
     def predictions(
         self,
@@ -257,7 +273,7 @@ class Pairs:
             exact,
             process,
         )
-        return Tuples(
+        tuples = Tuples(
             relation=Relation.cat(held_out.relations),
             point=rows,
             fold=plan.per_tuple(range(len(plan.splits))),
@@ -271,6 +287,8 @@ class Pairs:
             reach=0 if dependence is None else dependence.reach,
             opinion=opinion,
         )
+        held_out.agreement.warn(points.error, tuples.interpolating_folds)
+        return tuples
 
     def fit_bound(self, tuples: Tuples) -> Any:
         """Line 12."""
@@ -322,12 +340,15 @@ class Pairs:
 
     def _compare_opinions(self, surrogate: Any, points: "ObservedPoints", tuples: Tuples) -> None:
         """Warn if the process is the better model, or if the surrogate was probably trained on the data."""
+        alone = self.how.train_surrogate is None
+        if alone and warn_if_trained_on(points.prediction, self.outputs):
+            return
         comparison, process = Comparison.of(tuples), tuples.points.process
         if comparison is None or process is None:
             return
         comparison.warn(output_names(self.y))
         z = flat(points.space.normalized).astype(float)
-        if self.how.train_surrogate is not None or self.how.surrogate is None or len(z) < 3:
+        if not alone or len(z) < 3:
             return
         mixed = mixed_rows(self.inputs, z)
         ask = predictor(partial(predict, surrogate, self.mask), self.x)
@@ -372,8 +393,8 @@ class HeldOutPoints:
 
     pairs: Pairs
     relations: list[Relation]
+    agreement: Agreement
     found: _Found | None = None
-    mean_errors: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def folds(self) -> list[Fold]:
@@ -394,7 +415,8 @@ class HeldOutPoints:
         used, places = np.unique(relation.anchors, return_inverse=True)
         with add_note_on_error(f"while evaluating the surrogate of {fold}"):
             error = self.pairs._errors(prediction, fold.evaluated_rows)
-        held_out, of_anchors, in_sample = np.split(error, [n_unseen, n_unseen + len(used)])
+        held_out, of_anchors, _ = np.split(error, [n_unseen, n_unseen + len(used)])
+        mean = self.agreement.put(number, fold.evaluated_rows, n_unseen, error, prediction)
         # In-sample on purpose: at deployment anchor errors are observed, query errors are not.
         anchors = anchor_error(
             places.reshape(relation.anchors.shape), filled_with_means(of_anchors)
@@ -403,12 +425,7 @@ class HeldOutPoints:
         if self.pairs.mask is not None:
             prediction = np.nan_to_num(self.pairs.mask.filled(prediction))
         self._write(number, held_out, anchors, prediction)
-        mean = float(np.nanmean(held_out)), float(np.nanmean(in_sample))
-        self.mean_errors[number] = mean
         logger.info("%s: mean error %.4g held out, %.4g in sample", fold, *mean)
-        if len(self.mean_errors) == len(self.relations):
-            ordered = [self.mean_errors[n] for n in range(len(self.relations))]
-            warn_of_failed_folds(*np.array(ordered).T)
 
     def _write(self, number: int, *parts: np.ndarray) -> None:
         ends = np.cumsum([len(relation) for relation in self.relations])

@@ -130,6 +130,22 @@ class FoldPlan:
                         f"lower {name}, give more data, or choose folds that leave more points."
                     )
 
+    def without_copies(self, place: Int[np.ndarray, " n"]) -> "FoldPlan":
+        """The same folds; none is trained on a row at the place of a held-out row."""
+        splits = tuple((t[~np.isin(place[t], place[out])], out) for t, out in self.splits)
+        plan = replace(self, splits=splits)
+        plan._check_rows()
+        return plan
+
+    def check_same(self, again: "FoldPlan") -> None:
+        """Raise if the scheme draws other folds than these at another call: given surrogates have other held-out rows then."""
+        if again.identity != self.identity:
+            raise ValueError(
+                f"folds={self.name} yields other rows at each call, so the fold surrogates that were trained elsewhere have seen "
+                "their held-out rows; fix its seed, for example KFold(5, shuffle=True, random_state=0), or keep the splits in a "
+                "list, and train on these."
+            )
+
     def _check_rows(self) -> None:
         if not self.splits:
             raise ValueError("folds.split yielded no fold; choose a scheme with at least one fold.")

@@ -71,7 +71,7 @@ class Tuples:
             positions differ by at most ``reach``.
         reach: see ``position``.
         queries: the held-out points; None if they are points of the data. Along rollouts they are not.
-        opinion: what the process through the points that the fold left in says about each tuple; None without a process.
+        opinion: what the process through the points that the fold left in predicts at each tuple; None without a process.
     """
 
     relation: Relation

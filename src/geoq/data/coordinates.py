@@ -43,6 +43,8 @@ CHANGED = 1e-6
 UNEQUAL = math.sqrt(12)
 # A category is an identifier if more than this fraction of its levels occur once, and there are more levels than ``MAX_LEVELS``.
 MAX_ONCE, MAX_LEVELS = 0.5, 20
+# A gap between two levels is regular if it is at most this many times the larger gap beside it, and at least ``MIN_GAPS`` of them exist.
+REGULAR, MIN_GAPS = 1.5, 3
 # Farther from the data than this many standard deviations, the square of a distance overflows.
 FARTHEST = 1e15
 
@@ -56,6 +58,8 @@ class Part(IntEnum):
     COSINE = 3
     MISSING = 4
     UNSEEN = 5
+    BELOW = 6
+    ABOVE = 7
 
 
 class Coordinate(NamedTuple):
@@ -116,7 +120,9 @@ class Periodic:
                 (Part.COSINE, float(np.cos(phase).sum())),
             )
         ]
-        return [*circle, *_missing(missing)]
+        ends = (Part.BELOW, values.min(initial=np.inf)), (Part.ABOVE, values.max(initial=-np.inf))
+        limits = [Coordinate(part, float(end), constant=True) for part, end in ends]
+        return [*circle, *limits, *_missing(missing)]
 
 
 @dataclass(frozen=True)
@@ -188,6 +194,7 @@ class Coordinates:
         part: what each coordinate of a column is, a ``Part``.
         level: the level of an indicator, or the period of a sine.
         n_columns: the number of columns.
+        gaps: the gaps between the levels of a lattice, ``regular_gaps``; None for other data.
     """
 
     mean: Float[np.ndarray, " *coordinates"]
@@ -198,6 +205,7 @@ class Coordinates:
     part: Int[np.ndarray, " m"] | None = None
     level: Float[np.ndarray, " m"] | None = None
     n_columns: int = 0
+    gaps: Float[np.ndarray, " n_gaps 3"] | None = None
 
     @staticmethod
     def fit(points: Float[np.ndarray, " n *coordinates"], *, logarithms: bool) -> "Coordinates":
@@ -282,12 +290,24 @@ class Coordinates:
             (Part.COSINE, np.cos(phase)),
             (Part.MISSING, absent),
             (Part.UNSEEN, self._unseen(own)),
+            (Part.BELOW, own < self.level),
+            (Part.ABOVE, own > self.level),
         ):
             found = np.where(self.is_part(part), values, found)
         # A missing number has the coordinate of the mean, beside its indicator.
         missing = absent & (self.is_part(Part.VALUE) | circle)
         standardised = np.where(missing, 0.0, (found - self.mean) / self.scale)
         return standardised.clip(-FARTHEST, FARTHEST)
+
+    def within_periods(self, points: Float[np.ndarray, " n c"]) -> Float[np.ndarray, " n c"]:
+        """The inputs, of which periodic ones beyond their range in the data are moved into it by whole periods."""
+        moved = points.copy()
+        for j in np.flatnonzero(self.is_part(Part.SINE)):
+            assert self.level is not None
+            own, low, high = points[:, self.input_of[j]], self.level[j + 2], self.level[j + 3]
+            inside = low + np.mod(own - low, self.level[j])
+            moved[:, self.input_of[j]] = np.where((own < low) | (own > high), inside, own)
+        return moved
 
     def _unseen(self, own: Float[np.ndarray, " n m"]) -> Bool[np.ndarray, " n m"]:
         """Whether the category of each coordinate's column has a level that the data do not contain."""
@@ -297,6 +317,11 @@ class Coordinates:
             value = own[:, place]
             unseen[:, place] = ~(np.isin(value, levels) | np.isnan(value))
         return unseen
+
+    def at_levels(self, coordinates: Float[np.ndarray, " n *m"]) -> Float[np.ndarray, " n k"]:
+        """One row of coordinates per query, of which those between levels of a lattice are moved to the nearer level."""
+        rows = flat(coordinates).astype(float)
+        return rows if self.gaps is None else _at_levels(rows, self.gaps)
 
     def inverse(
         self, coordinates: Float[np.ndarray, " n *coordinates"]
@@ -310,7 +335,7 @@ class Coordinates:
     def unusable(self, points: Float[np.ndarray, " n *inputs"]) -> np.ndarray | None:
         """Which rows have no distance to the data: infinite or missing values, or values too far away. None if there are none."""
         if self.column is not None:
-            bad = self._newly_missing(points)
+            bad = self._newly_missing(points) | np.isinf(points)
         else:
             # The inputs themselves count too: the logarithm of a negative infinite number is finite here.
             bad = ~((abs(self(points)) <= FARTHEST) & (points > -math.inf))
@@ -329,11 +354,15 @@ class Coordinates:
     ) -> str:
         """Which input of a query has no distance to the data, and what to do; empty if all have one."""
         if self.column is not None:
-            missing = np.flatnonzero(self._newly_missing(point[None])[0])
-            if not len(missing):
+            missing = self._newly_missing(point[None])[0] | np.isinf(point)
+            if not missing.any():
                 return ""
-            j = int(missing[0])
+            j = int(missing.argmax())
             name = j if names is None else names[j]
+            if np.isinf(point[j]):
+                return (
+                    f"{noun} {name} is {point[j]:g}; replace it by a number, or leave this row out"
+                )
             return f"{noun} {name} is missing, but it is never missing in the data; fill it in, or leave this row out"
         far = ~(abs(self(point[None])[0]) <= FARTHEST)
         for unusable, advice in (
@@ -393,6 +422,8 @@ class Coordinates:
         def text(at: float) -> str:
             return names.columns[number].text(at) if isinstance(names, Schema) else f"{at:.4g}"
 
+        if self.is_part(Part.BELOW, Part.ABOVE)[j]:
+            return f"{label} is {value}, outside its range in the data, and the model answers otherwise at the same phase inside it"
         if self.is_part(Part.LEVEL, Part.UNSEEN)[j]:
             levels = [text(level) for level in self.levels(number)]
             return f"{label} is {value}, which does not occur in the data; they contain {first_few(levels)}"
@@ -404,6 +435,41 @@ class Coordinates:
             return []
         own = self.is_part(Part.LEVEL) & (self.input_of == column)
         return [float(level) for level in self.level[own]]
+
+
+def regular_gaps(values: Float[np.ndarray, " n k"]) -> Float[np.ndarray, " n_gaps 3"]:
+    """Gaps of lattices, such as in factorial designs: the number of the column, the level below and the level above.
+
+    Both levels occur in several distinct rows, and a gap beside them is about as wide, so the gap is the design and no hole in it. Fewer than
+    three such gaps are too few to know what happens between levels.
+    """
+    found = [np.zeros((0, 3))]
+    for j, column in enumerate(np.unique(values.round(9), axis=0).T):
+        levels, count = np.unique(column, return_counts=True)
+        gap = np.diff(levels)
+        beside = np.pad(gap, 1)
+        regular = np.flatnonzero(
+            (np.minimum(count[:-1], count[1:]) > 1)
+            & (gap <= REGULAR * np.maximum(beside[:-2], beside[2:]))
+        )
+        if len(regular) >= MIN_GAPS:
+            found.append(np.column_stack([0 * regular + j, levels[regular], levels[regular + 1]]))
+    return np.concatenate(found)
+
+
+def _at_levels(
+    values: Float[np.ndarray, " n k"], gaps: Float[np.ndarray, " n_gaps 3"]
+) -> Float[np.ndarray, " n k"]:
+    """The values, of which those in these gaps are moved to the nearer level."""
+    moved = values.copy()
+    for j in np.unique(gaps[:, 0]).astype(int):
+        own = values[:, j]
+        below, above = gaps[gaps[:, 0] == j, 1:].T
+        place = (np.searchsorted(below, own) - 1).clip(min=0)
+        below, above = below[place], above[place]
+        nearer = np.where(own - below < above - own, below, above)
+        moved[:, j] = np.where((below < own) & (own < above), nearer, own)
+    return moved
 
 
 def _log_where(points: np.ndarray, log: np.ndarray) -> np.ndarray:

@@ -296,12 +296,11 @@ def predictor(evaluate: Callable[[Any], np.ndarray], like: Any) -> Predict:
 
     ``evaluate`` applies the surrogate to rows of the user's kind.
     """
+    return lambda inputs: evaluate(rows_like(inputs, like))
 
-    def predict(inputs: np.ndarray) -> np.ndarray:
-        if isinstance(like, Table):
-            return evaluate(like.like(np.asarray(inputs, dtype=float)))
-        if isinstance(like, np.ndarray):
-            return evaluate(inputs.astype(like.dtype))
-        return evaluate(like.new_tensor(inputs))
 
-    return predict
+def rows_like(inputs: np.ndarray, like: Any) -> Any:
+    """Numbers as rows of the kind and dtype that ``like`` has."""
+    if isinstance(like, Table):
+        return like.like(np.asarray(inputs, dtype=float))
+    return inputs.astype(like.dtype) if isinstance(like, np.ndarray) else like.new_tensor(inputs)

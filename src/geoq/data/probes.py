@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from geoq.arrays import take
-from geoq.checks import add_note_on_error, warn
+from geoq.checks import add_note_on_error
 
 # Rows at which the user's callables are called again; files store the answers at these rows.
 N_PROBES = 8
@@ -16,9 +16,6 @@ N_PROBES = 8
 # error of bfloat16, in which networks may compute on a GPU.
 SPREAD_FRACTION, LARGEST_FRACTION = 2**-7, 1e-5
 SAME_BATCH_FRACTION = 1e-6
-# The training of a fold surrogate has failed if its errors are this many times the median over the folds, both on its
-# training points and on its held-out points. Extrapolation raises only the errors on held-out points.
-FAILED_FOLD_RATIO = 5.0
 
 Ask: TypeAlias = Callable[[Any], np.ndarray]
 
@@ -41,14 +38,25 @@ class Probes:
 
     @staticmethod
     def of(
-        ask: Ask, x: Any, answers: np.ndarray, name: str = "surrogate", remedy: str = ""
+        ask: Ask,
+        x: Any,
+        answers: np.ndarray,
+        name: str = "surrogate",
+        remedy: str = "",
+        *,
+        mixed: Any = None,
     ) -> "Probes":
         """Some rows of x; raises if the answers differ in another batch, in another order or at another call.
 
-        ``answers`` are the answers to all of x in one batch or a few batches; ``remedy`` is the end of the message.
+        ``answers`` are the answers to all of x in one batch or a few batches; ``remedy`` is the end of the message. Interpolating
+        models are all alike at the data, so the rows ``mixed`` between the data are asked in place of the rows of x, if given.
         """
         rows = np.arange(min(N_PROBES, len(x))) * (len(x) - 1) // N_PROBES
         inputs, known = take(x, rows), answers[rows]
+        if mixed is not None:
+            Probes.of(ask, inputs, known, name, remedy)
+            inputs, rows = mixed, np.arange(len(mixed))
+            x, known = mixed, ask(mixed)
         probes = Probes(ask, inputs, ask(take(x, rows[::-1].copy())))
         difference = _difference(probes.answers[::-1], known, _rounding(known))
         if not difference:
@@ -130,23 +138,3 @@ class FirstFold:
         if probes is not None:
             self._checked = True
             probes.check_unchanged("a fold surrogate changed when the next one was trained")
-
-
-def warn_of_failed_folds(held_out: np.ndarray, in_sample: np.ndarray) -> None:
-    """Warn of fold surrogates whose training failed, given the mean errors of each: one of them makes all bounds too large."""
-    typical_out, typical_in = np.median(held_out), np.median(in_sample)
-    failed = (held_out > FAILED_FOLD_RATIO * typical_out) & (
-        in_sample > FAILED_FOLD_RATIO * typical_in
-    )
-    # Interpolating surrogates have zero errors in sample, so every other error would exceed the ratio.
-    if not typical_in or not typical_out or not failed.any():
-        return
-    listed = ", ".join(
-        f"fold {fold + 1} ({held_out[fold]:.3g} held out, {in_sample[fold]:.3g} in sample)"
-        for fold in np.flatnonzero(failed)
-    )
-    warn(
-        f"the mean errors of {listed} of {len(held_out)} are more than {FAILED_FOLD_RATIO:g} times the median over the "
-        f"folds ({typical_out:.3g} held out, {typical_in:.3g} in sample). The training of such a fold probably failed, "
-        "which makes all bounds too large; train longer or with another seed, and fit again."
-    )

@@ -33,6 +33,11 @@ def is_lazy(array: Any) -> bool:
     return all(hasattr(array, name) for name in needed) and len(array.shape) > 0
 
 
+def is_mapped(array: Any) -> bool:
+    """Whether an array that ``stored`` has returned lies in a file."""
+    return isinstance(array, np.ndarray) and isinstance(array.base, np.memmap)
+
+
 def stored(array: Any) -> Any:
     """An array that is not in memory as a NumPy array in a scratch file; any other array as it is."""
     if not is_lazy(array):

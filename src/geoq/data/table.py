@@ -25,11 +25,50 @@ class Column:
         name: the name of the column.
         kind: "number", "time" (in seconds since 1970) or "level".
         levels: the levels in the data of ``fit``; the numbers of the column are their positions.
+        dtype: the type of a column of numbers in narwhals, the time zone of dates, or the type of the levels in Python.
+        categories: the levels that the type of a categorical column declares, in their order.
     """
 
     name: str
     kind: str = "number"
     levels: tuple[str, ...] = ()
+    dtype: str = "Float64"
+    categories: tuple[Any, ...] = ()
+
+    def cast(self, series: Any) -> Any:
+        """The values in the type of ``fit``, where nothing is lost; raises if dates or levels are of another type."""
+        import narwhals as nw
+
+        dtype = type(series.dtype).__name__
+        if self.kind == "number" and dtype != self.dtype and not series.is_null().any():
+            values = series.to_numpy()
+            with np.errstate(invalid="ignore"):
+                kept = np.array_equal(values.astype(self.dtype.lower()), values)
+            return series.cast(getattr(nw, self.dtype) if kept else nw.Float64)
+        if self.kind == "time" and series.dtype == nw.Datetime and self.dtype != "Date":
+            zone = series.dtype.time_zone or ""
+            if bool(zone) != bool(self.dtype):
+                raise TypeError(
+                    f"column {self.name!r} has {zone or 'no'} time zone, but {self.dtype or 'none'} in the data of fit; convert it."
+                )
+            return series.dt.convert_time_zone(self.dtype) if zone != self.dtype else series
+        if self.kind == "level":
+            given = _level_type(series)
+            if self.dtype and given and given != self.dtype:
+                raise TypeError(
+                    f"column {self.name!r} holds levels of the type {given}, but {self.dtype} in the data of fit, so the model "
+                    f"would not know them; convert the column, for example with .astype({self.dtype})."
+                )
+            native = series.to_native()
+            if self.categories and hasattr(native, "cat") and hasattr(native, "iloc"):
+                own = [*native.cat.categories]
+                known = [*self.categories, *(c for c in own if c not in self.categories)]
+                return (
+                    series
+                    if known == own
+                    else nw.from_native(native.cat.set_categories(known), series_only=True)
+                )
+        return series
 
     def encode(self, series: Any) -> np.ndarray:
         """The values as numbers; raises if the column holds something else than in the data of ``fit``."""
@@ -56,13 +95,7 @@ class Column:
             series = series.cast(nw.Datetime("us")) if dtype == nw.Date else series
             stamps = series.dt.timestamp("us").cast(nw.Float64).to_numpy()
             return np.asarray(stamps, dtype=float) / 1e6
-        values = np.asarray(series.cast(nw.Float64).to_numpy(), dtype=float)
-        infinite = np.flatnonzero(np.isinf(values))
-        if len(infinite):
-            raise ValueError(
-                f"column {self.name!r} is {values[infinite[0]]} in row {infinite[0]}; remove or impute these rows first."
-            )
-        return values
+        return np.asarray(series.cast(nw.Float64).to_numpy(), dtype=float)
 
     def text(self, value: float) -> str:
         """A value in words."""
@@ -141,9 +174,20 @@ class Schema:
                 )
         ordered = [given[n] for n in self.names]
         if ordered != list(found.columns):
-            found = found.select(ordered)
-            frame = found.to_native()
-        arrays = [c.encode(found.get_column(n)) for c, n in zip(self.columns, ordered, strict=True)]
+            frame = frame[ordered]
+            found = _narwhals(frame, name)
+        before = [found.get_column(n) for n in ordered]
+        arrays = [c.encode(part) for c, part in zip(self.columns, before, strict=True)]
+        after = [c.cast(part) for c, part in zip(self.columns, before, strict=True)]
+        changed = {
+            n: a.to_native() for n, a, b in zip(ordered, after, before, strict=True) if a is not b
+        }
+        if changed and hasattr(frame, "iloc"):
+            frame = frame.copy()
+            for n, values in changed.items():
+                frame[n] = values
+        elif changed:
+            frame = frame.with_columns(**changed)
         return Table(frame, np.stack(arrays, axis=1), self)
 
 
@@ -277,7 +321,14 @@ def schema_of(x: Any) -> Schema:
 def input_rows(x: Any) -> Any:
     """Inputs as rows: a data frame becomes a table, a list becomes an array."""
     if is_frame(x):
-        return Schema.of(x).table(x)
+        table = Schema.of(x).table(x)
+        infinite = np.argwhere(np.isinf(table.array))
+        if len(infinite):
+            row, j = infinite[0]
+            raise ValueError(
+                f"column {schema_of(table)[j]!r} is {table.array[row, j]} in row {row}; remove or impute these rows first."
+            )
+        return table
     if collector := _collector(x):
         raise TypeError(
             f"x is a {type(x).__name__} whose rows are not in memory; pass x.{collector}()."
@@ -324,16 +375,18 @@ def output_names(y: Any) -> tuple[str, ...] | None:
 
 
 def check_same_order(x: Any, y: Any) -> None:
-    """Raise if the index of x has the labels of the index of y in another order."""
-    own, other = (
-        getattr(part.native if isinstance(part, Table) else part, "index", None) for part in (x, y)
-    )
-    if not (hasattr(own, "equals") and hasattr(other, "equals")):
+    """Raise if the indices of x and y have labels in common, but at other places."""
+    natives = (part.native if isinstance(part, Table) else part for part in (x, y))
+    own, other = (cast(Any, getattr(part, "index", None)) for part in natives)
+    if not (hasattr(own, "equals") and hasattr(other, "isin")) or own.equals(other):
         return
-    if not own.equals(other) and own.sort_values().equals(other.sort_values()):  # type: ignore[union-attr]
+    common = int(own.isin(other).sum())
+    if common and len(own) == len(other):
+        way_out = "in another order; pass y.loc[x.index]"
+        if common < len(own):
+            way_out = f"for {common} of {len(own)} rows only; drop the same rows of x and y"
         raise ValueError(
-            "the index of y has the labels of the index of x in another order; pass y.loc[x.index], or y.to_numpy() if the "
-            "rows correspond."
+            f"the index of y has the labels of the index of x {way_out}, or pass y.to_numpy() if the rows correspond."
         )
 
 
@@ -383,12 +436,18 @@ def _column(series: Any, name: str) -> Column:
 
     dtype = series.dtype
     if dtype in (nw.Date, nw.Datetime):
-        return Column(name, "time")
+        return Column(name, "time", dtype="Date" if dtype == nw.Date else dtype.time_zone or "")
     if dtype.is_numeric():
-        return Column(name)
+        return Column(name, dtype="Float64" if dtype.is_decimal() else type(dtype).__name__)
     if dtype in (nw.Boolean, nw.String, nw.Categorical, nw.Enum, nw.Object):
         found = {text for text in _texts(series) if text is not None}
-        return Column(name, "level", tuple(sorted(found)))
+        native = series.to_native()
+        declared = (
+            tuple(native.cat.categories)
+            if hasattr(native, "iloc") and hasattr(native, "cat")
+            else ()
+        )
+        return Column(name, "level", tuple(sorted(found)), _level_type(series), declared)
     raise TypeError(
         f"column {name!r} has dtype {dtype}, but a column must hold numbers, dates, booleans, strings or categories; convert or "
         "drop it."
@@ -408,6 +467,14 @@ def _texts(series: Any) -> list[str | None]:
                     f"string; convert the column, for example with x[{series.name!r}].astype(float) or .astype(str)."
                 )
     return [None if _is_missing(value) else str(value) for value in found]
+
+
+def _level_type(series: Any) -> str:
+    """The type of the levels in Python; empty without levels, or if there are several."""
+    if series.dtype.is_numeric():
+        return "int"
+    types = {type(v).__name__.rstrip("_") for v in series.to_list() if not _is_missing(v)}
+    return types.pop() if len(types) == 1 else ""
 
 
 def _is_missing(value: object) -> bool:

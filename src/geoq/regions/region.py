@@ -21,13 +21,14 @@ from geoq.arrays import chunks
 from geoq.checks import check_integer, check_quantile
 from geoq.core.geometry import Features
 from geoq.core.tuples import Points, Tuples
-from geoq.data.coordinates import spread
+from geoq.data.coordinates import Part, spread
 from geoq.data.table import Names
 from geoq.neighbors import Neighbors
 from geoq.quantiles import inverse_cdf_quantile, rank
 from geoq.regions.field_scores import Answers, Moments, Patterns, Windows
 from geoq.regions.gaps import TINY
 from geoq.regions.table_scores import (
+    EachCombination,
     EachInput,
     EachPair,
     PrincipalAxes,
@@ -38,9 +39,10 @@ from geoq.regions.views import FieldView, TableView, View
 
 # The largest ratio of a score to its threshold in the safe region; it is larger than 1 because of rounding.
 SAFE = 1 + 1e-9
-# The scores that are used unless the user chooses others; with more inputs than this the support distance alone.
+# The scores that are used unless the user chooses others; with more inputs than ``MAX_INPUTS`` the scores ``WIDE``.
 MAX_INPUTS = 64
 TABLE = EachInput(), PrincipalAxes(), EachPair(10), Unexplained()
+WIDE = EachInput(), SupportDistance()
 FIELD = Windows(), Moments(), Patterns(), Answers()
 # At most this many held-out fields set the thresholds.
 N_SCORED = 1000
@@ -102,13 +104,16 @@ def _are_fields(points: Points) -> bool:
 
 
 def default_scores(points: Points) -> tuple[Any, ...]:
-    """Four scores of a table or of a field; the support distance for many inputs and for representations of the user."""
+    """The scores of a table or of a field; the support distance alone for representations of the user."""
     if _are_fields(points):
         return FIELD
-    few = math.prod(points.coordinates.input_shape) <= MAX_INPUTS
-    if points.metric is None or not few or points.coordinates.constant.all():
+    if points.metric is None or points.coordinates.constant.all():
         return (SupportDistance(),)
-    return TABLE
+    if math.prod(points.coordinates.input_shape) > MAX_INPUTS:
+        return WIDE
+    levels = points.coordinates.is_part(Part.LEVEL) & points.coordinates.varies
+    n_categories = len(np.unique(points.coordinates.input_of[levels]))
+    return (*TABLE, EachCombination()) if n_categories > 1 else TABLE
 
 
 def fit_scores(
@@ -125,6 +130,8 @@ def fit_scores(
         queries = left_in.of_queries(held_out[held_out.fold == fold].features)
         if isinstance(queries, TableView):
             queries = queries[queries.known_to(left_in)]
+            if queries.t.shape[1] > MAX_INPUTS:
+                left_in, queries = left_in.as_new(queries)
         found.append(_scores([score.fit(left_in) for score in scores], queries))
     fitted = tuple(score.fit(everything) for score in scores)
     least = [max(score.least, TINY) for score in fitted]

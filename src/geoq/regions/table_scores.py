@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from geoq.checks import check_fraction, check_integer
+from geoq.data.coordinates import Part
 from geoq.data.metric import input_weights
 from geoq.regions.gaps import Axes, Planes, Values
 from geoq.regions.views import Score, TableView, View
@@ -52,7 +53,10 @@ class Unexplained(Score):
         return self
 
     def __call__(self, queries: TableView) -> np.ndarray:
-        return np.zeros(len(queries)) if queries.left is None else queries.left
+        if queries.left is None or queries.levels is None:
+            return np.zeros(len(queries))
+        # Between levels the bound contains the deviation of the process.
+        return np.where((queries.levels == queries.t).all(axis=1), queries.left, 0.0)
 
     def explain(self, query: TableView, limit: float) -> str:
         return (
@@ -91,7 +95,7 @@ class EachInput(Score):
 
     def gaps(self, queries: TableView) -> np.ndarray:
         """The weighted distance of each coordinate to the nearest value in the data."""
-        return np.asarray(self.weight * self._values.gaps(queries.t))
+        return np.asarray(self.weight * self._values.gaps(queries.at_levels))
 
     def explain(self, query: TableView, limit: float) -> str:
         score = self.gaps(query)[0]
@@ -155,7 +159,7 @@ class PrincipalAxes(Score):
 
     def gaps(self, queries: TableView) -> np.ndarray:
         """One column per principal axis, and one for the distance off their span."""
-        along, rest = self.axes(queries.t)
+        along, rest = self.axes(queries.at_levels)[0], self.axes(queries.t)[1]
         off = np.linalg.norm(rest, axis=1) / MIN_DEVIATION
         return np.column_stack([self._values.gaps(along), np.where(off > ROUNDING, off, 0.0)])
 
@@ -202,12 +206,49 @@ class EachPair(Score):
         return Planes(self.points, self.pairs)
 
     def __call__(self, queries: TableView) -> np.ndarray:
-        return self._planes.largest(queries.t)
+        return self._planes.largest(queries.at_levels)
 
     def explain(self, query: TableView, limit: float) -> str:
-        score = self._planes.distances(query.t)[0]
+        score = self._planes.distances(query.at_levels)[0]
         j, k = (query.described(i, self.points) for i in self.pairs[int(score.argmax())])
         return (
             f"{j} and {k} are each in range, but not together: the nearest point in their plane is {score.max():.2g} standard "
             f"deviations away (held-out points: at most {limit:.2g})"
+        )
+
+
+@dataclass(frozen=True)
+class EachCombination(Score):
+    """How often two levels would occur together by chance that never occur together in the data: n_a n_b / n.
+
+    ``EachPair`` does without categories of many levels.
+    """
+
+    points: Any = field(default=None, repr=False, compare=False)
+    levels: Any = field(default=None, repr=False, compare=False)
+
+    def fit(self, points: TableView) -> "EachCombination":
+        is_level = points.coordinates.is_part(Part.LEVEL)[points.coordinates.varies]
+        return replace(self, points=points.t, levels=np.flatnonzero(is_level))
+
+    def _has(self, t: np.ndarray) -> np.ndarray:
+        return (t[:, self.levels] > 0).astype(np.float32)
+
+    def _missing(self, queries: TableView) -> np.ndarray:
+        """For each query and level, the expected number of its combinations that never occur."""
+        known, own = self._has(self.points), self._has(queries.t)
+        together = known.T @ known
+        count, column = together.diagonal(), queries.column[self.levels]
+        never = (together == 0) & (column[:, None] != column)
+        return own * (own @ np.where(never, np.outer(count, count) / len(known), 0))
+
+    def gaps(self, queries: TableView) -> np.ndarray:
+        return np.asarray(self._missing(queries), dtype=float)
+
+    def explain(self, query: TableView, limit: float) -> str:
+        score = self._missing(query)[0]
+        named = (query.described(int(self.levels[j]), self.points) for j in np.argsort(-score)[:2])
+        return (
+            f"{' and '.join(named)} never occur together in the data, where about {score.max():.2g} rows would have both "
+            f"(held-out points: at most {limit:.2g})"
         )

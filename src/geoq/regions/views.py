@@ -19,6 +19,8 @@ from geoq.data.table import Names, Schema
 
 # Fields with their channels first.
 Grids: TypeAlias = Float[np.ndarray, " n channels *grid"]
+# Between levels of the data, a process that leaves this part of its deviation unexplained cannot replace a nearer point.
+UNKNOWN = 0.5
 # Rows of a table are scored in chunks of this many.
 CHUNK_ROWS = 20_000
 # The outputs of at most this many points are compared with the inputs, to recognise steps in time.
@@ -43,7 +45,7 @@ class TableView:
         coordinates: T itself.
         metric: the metric; None for a representation of the user.
         names: names of the inputs, for explanations.
-        left: the share of the deviation of queries that a Gaussian process leaves unexplained; None without one.
+        left: the fraction of the deviation of queries that a Gaussian process leaves unexplained; None without one.
     """
 
     t: Float[np.ndarray, " n m"]
@@ -52,6 +54,7 @@ class TableView:
     metric: FittedMetric | None
     names: Names | None = None
     left: Float[np.ndarray, " n"] | None = None
+    levels: Float[np.ndarray, " n m"] | None = None
     inside: ClassVar[str] = "all inputs are within the region of the held-out points"
     # How many numbers the scores of one query need.
     row_numbers: ClassVar[int] = CHUNK_NUMBERS // CHUNK_ROWS
@@ -70,17 +73,26 @@ class TableView:
                 f"names has {len(names)} entries, but there are {n_inputs} inputs; pass one name per input."
             )
         varying = flat(features.inputs)[:, self.coordinates.varies].astype(float)
-        left = None if features.opinion is None else features.opinion.left
+        left, levels = None, None
+        if features.opinion is not None:
+            left = features.opinion.left
+            moved = self.coordinates.at_levels(features.inputs)[:, self.coordinates.varies]
+            levels = np.where(left[:, None] < UNKNOWN, moved, varying)
         parts: Any = {"t": varying, "support_distance": features.support_distance, "left": left}
-        return replace(self, **parts, names=names)
+        return replace(self, **parts, levels=levels, names=names)
 
     def __len__(self) -> int:
         return len(self.t)
 
+    @property
+    def at_levels(self) -> Float[np.ndarray, " n m"]:
+        """The coordinates, with those between levels moved to the nearer level."""
+        return self.t if self.levels is None else self.levels
+
     def __getitem__(self, rows: slice | np.ndarray) -> "TableView":
-        own = (self.support_distance, self.left)
-        distance, left = (None if values is None else values[rows] for values in own)
-        return replace(self, t=self.t[rows], support_distance=distance, left=left)
+        names = ("support_distance", "left", "levels")
+        own: Any = {n: None if (v := getattr(self, n)) is None else v[rows] for n in names}
+        return replace(self, t=self.t[rows], **own)
 
     def known_to(self, points: "TableView") -> Bool[np.ndarray, " n"]:
         """Which queries have no category that the points lack: such queries are never safe."""
@@ -88,6 +100,23 @@ class TableView:
         levels = levels[self.coordinates.varies]
         present = points.t[:, levels].max(axis=0, initial=-np.inf)
         return ~(self.t[:, levels] > present).any(axis=1)
+
+    def as_new(self, queries: "TableView") -> "tuple[TableView, TableView]":
+        """These points and held-out queries, standardised by these points alone, as the data are not by new queries.
+
+        With many more inputs than points, a point whose own value counts in mean and deviation is clearly nearer to the others.
+        """
+        scale = self.t.std(axis=0)
+        points, new = (
+            (t - self.t.mean(axis=0)) / np.where(scale > 0, scale, 1) for t in (self.t, queries.t)
+        )
+        before, after = (
+            (a**2).sum(axis=1).mean() + (b**2).sum(axis=1)
+            for a, b in ((self.t, queries.t), (points, new))
+        )
+        distance = queries.support_distance * np.sqrt(after / before)
+        parts: Any = {"support_distance": distance, "levels": None}
+        return replace(self, t=points), replace(queries, t=new, **parts)
 
     @cached_property
     def column(self) -> np.ndarray:

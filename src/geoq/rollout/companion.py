@@ -25,8 +25,8 @@ class RandomFeatures:
 
     .. math:: u' - u \approx W [\tanh(A z + b), z, 1], \quad z = \nu(u)
 
-    The scale of A and the ridge are chosen by the errors of single steps on a held-out fold. All fits take seconds. A state with more
-    than 200 values, or values of the forcing, has no companion.
+    The scale of A and the ridge are chosen by the errors of single steps on a held-out fold. All fits take seconds. A state
+    with more than 200 values, or values of the forcing, has no companion.
 
     Attributes:
         n_features: the largest number of random features; a third of the number of states if that is less.

@@ -73,7 +73,7 @@ class RolloutGeoQ:
         ...     return lambda x: np.tanh(x) @ matrix
         >>> estimator = RolloutGeoQ(None, train, n_calibration=30).fit(states[:300])
         >>> estimator.assess(states[300:302], n_steps=20, tolerance=0.5).trusted_horizon
-        array([6, 6])
+        array([13, 12])
     """
 
     surrogate: Surrogate | None

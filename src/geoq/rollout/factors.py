@@ -60,9 +60,9 @@ def step_factors(
         q_n(\tau - 2 \sqrt{\tau (1 - \tau) / m_n}))
 
     Here :math:`m_n` is the number of rollouts that have not diverged at step n. The factor :math:`q_n(\tau)` is the smallest one
-    for which a new rollout that has not diverged is expected to have the fraction tau of its values in the group covered. The mean
-    reduces the noise between the steps, and the second term limits what it can take from a step. The factors are infinite from
-    the first step with too few rollouts, and zero without errors.
+    for which a new rollout that has not diverged is expected to have the fraction tau of its values in the group covered. The
+    mean reduces the noise between the steps, and the second term limits what it can take from a step. The factors are infinite
+    from the first step with too few rollouts, and zero without errors.
     """
     ratio = counted_ratios(error, shape)
     n_alive = (~np.isnan(error).all(axis=2)).sum(axis=0)
@@ -72,12 +72,12 @@ def step_factors(
     slack = 2 * np.sqrt(quantile * (1 - quantile) / n_alive)
     least = group_quantiles(ratio, (quantile - slack).clip(min=0))[:n_finite]
     factor = np.full(error.shape[1:], np.inf)
-    factor[:n_finite] = np.maximum(_averaged(found), least)
+    factor[:n_finite] = np.maximum(averaged(found), least)
     factor[:n_finite][without_error(error)[:n_finite]] = 0.0
     return factor
 
 
-def _averaged(values: Float[np.ndarray, " n_steps n"]) -> Float[np.ndarray, " n_steps n"]:
+def averaged(values: Float[np.ndarray, " n_steps n"]) -> Float[np.ndarray, " n_steps n"]:
     """The geometric mean of each column over neighbouring steps; a zero does not count."""
     counts, step = values > 0, np.arange(len(values))
     logarithm = np.log(values, where=counts, out=np.zeros_like(values))

@@ -203,8 +203,9 @@ class Scheme(Protocol):
     """A bound of the error at every step: how it is fitted to held-out rollouts, at a quantile level.
 
     ``fit`` returns a function of ``RolloutFeatures`` that returns the bounds, one for each value of ``features.climatology``.
-    ``MemberGrowth`` and ``AdditiveRecursion`` are two schemes. If a scheme has ``n_members``, this number of members is simulated for
-    each rollout, and also with its ``companion``; ``with_members`` of the bound adds those of queries to their features.
+    ``MemberGrowth`` and ``AdditiveRecursion`` are two schemes. If a scheme has ``n_members``, this number of members is
+    simulated for each rollout, and also with its ``companion``; ``with_members`` of the bound adds the members of queries to their
+    features.
     """
 
     def fit(self, calibration: RolloutCalibration, quantile: float, /) -> Any: ...

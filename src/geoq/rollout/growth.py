@@ -1,8 +1,9 @@
 r"""The default scheme for rollouts: the bound follows simulated members of the forecast, and saturates.
 
-This is a departure from the paper. The paper's sum of increments grows without limit, but the error of a chaotic system saturates,
-and it depends on the state that a rollout starts from. The bound B of coordinate j at step n begins with a conformal factor per step
-(see ``factors``), as a number or times the climatology, the tau quantile of the distance of a value to the values in the data:
+This is a departure from the paper. The paper's sum of increments grows without limit, but the error of a chaotic system
+saturates, and it depends on the state that a rollout starts from. The bound B of coordinate j at step n begins with a conformal
+factor per step (see ``factors``), as a number or times the climatology, the tau quantile of the distance of a value to the
+values in the data, whichever has the smaller loss at steps around n:
 
 .. math:: B_{n,j} = k_{n,j} \quad \text{or} \quad B_{n,j} = k_{n,j} \, C_j(\widehat u_{n,j})
 
@@ -11,15 +12,16 @@ Each source of members (see ``members``), first the surrogate and then a compani
 .. math:: k^{1-x} \min(k, 1)^x \, (g_j + \min(\sigma'_j, B_j))^{1-x} B_j^x, \quad x = \min(1, v)^p, \quad
     \sigma'_j = s_j v \Bigl(\frac{\sigma_j}{s_j \overline\sigma}\Bigr)^\gamma, \quad v = \lambda \overline\sigma
 
-- For the surrogate, :math:`\sigma_j` is the mean distance of the members from the forecast, and g is zero. A companion that is more
-  accurate than the surrogate estimates the error itself: there g is the distance of the forecast from the mean of the companion's
-  members, and :math:`\sigma` their standard deviation.
-- :math:`s_j` is the median climatology, and :math:`\overline\sigma` the quadratic mean of :math:`\sigma_j / s_j` over the coordinates.
+- For the surrogate, :math:`\sigma_j` is the mean distance of the members from the forecast, and g is zero. A companion that is
+  more accurate than the surrogate estimates the error itself: there g is the distance of the forecast from the mean of the
+  companion's members, and :math:`\sigma` their standard deviation.
+- :math:`s_j` is the median climatology, and :math:`\overline\sigma` the quadratic mean of :math:`\sigma_j / s_j` over the
+  coordinates.
 - x is the degree of saturation: members that are far apart know no more than B.
 
-The pinball loss on held-out rollouts chooses the first B, the exponents and :math:`\lambda` from grids, and whether a refinement is used: it
-must lower the loss of B to 0.99 for the surrogate and to 0.8 for the companion. Past the calibration horizon no error was measured, and
-the bound is the first B with its last factor.
+The pinball loss on held-out rollouts chooses the exponents and :math:`\lambda` from grids, and whether a refinement is used: it
+must lower the loss of B to 0.99 for the surrogate and to 0.8 for the companion. Past the calibration horizon no error was
+measured, and the bound is the climatology times its last factor.
 """
 
 from collections.abc import Mapping
@@ -27,12 +29,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from geoq.checks import check_integer, check_object
 from geoq.quantiles import inverse_cdf_quantile, pinball_loss
 from geoq.rollout.companion import RandomFeatures
-from geoq.rollout.factors import extended, step_factors
+from geoq.rollout.factors import averaged, extended, step_factors
 from geoq.rollout.features import Reference, RolloutCalibration, RolloutFeatures
 from geoq.rollout.members import Source
 from geoq.rollout.series import Rollouts, Values
@@ -83,19 +85,26 @@ class MemberGrowth:
                 "to; train the surrogate longer, or standardise its states."
             )
         scale, climatology = Scale.of(features), _climatology(features)
-        search = Search(error, scale, quantile)
-        shapes = dict(zip(STATIC, (np.ones_like(error), climatology), strict=True))
-        losses = {name: search.loss(search.part(shape)) for name, shape in shapes.items()}
-        chosen = min(losses, key=lambda name: losses[name])
-        n_sources = (1 + (self.companion is not None)) * (self.n_members > 0)
-        used = calibration.sources[:n_sources]
-        factor, errors = step_factors(error, shapes[chosen], quantile), [s.step_error for s in used]
-        fitted = FittedGrowth(scale, chosen == STATIC[1], factor, (), losses, tuple(errors))
+        search, shapes = Search(error, scale, quantile), (np.ones_like(error), climatology)
+        losses = {n: search.loss(search.part(own)) for n, own in zip(STATIC, shapes, strict=True)}
+        factors = [step_factors(error, shape, quantile) for shape in shapes]
+        lost = [
+            averaged(
+                np.nan_to_num(pinball_loss(error, k * shape, quantile)).sum(axis=(0, 2))[:, None]
+            )
+            for k, shape in zip(factors, shapes, strict=True)
+        ]
+        use = lost[1] <= lost[0]
+        own = search.loss(search.part(np.where(use, climatology, 1.0)))
+        first = np.concatenate([np.where(use, factors[1], factors[0]), factors[1][-1:]])
+        used = calibration.sources[: (1 + (self.companion is not None)) * (self.n_members > 0)]
+        about = losses, tuple(source.step_error for source in used)
+        fitted = FittedGrowth(scale, np.append(use, True), first, (), *about)
         for place, (source, (name, gain)) in enumerate(zip(used, SOURCES.items(), strict=False)):
             parts = scale.parts(features, place, fitted(features))
             setting, losses[name] = search.best(parts)
-            if losses[name] < gain * losses[chosen]:
-                chosen = name
+            if losses[name] < gain * own:
+                own = losses[name]
                 factor = _layer_factors(parts, setting, error / scale.typical, quantile)
                 layers = *fitted.layers, Layer(place, source, setting, factor)
                 fitted = replace(fitted, layers=layers)
@@ -174,6 +183,9 @@ class Search:
 
     def loss(self, shape: Values) -> float:
         """The sum over the steps of the pinball loss divided by the mean error of the step."""
+        shape = np.where(
+            np.isfinite(shape), shape, 1.0
+        )  # infinite after most rollouts have diverged
         factor = np.nan_to_num(inverse_cdf_quantile(self.error / shape, self.quantile))
         lost = np.nansum(pinball_loss(self.error, factor * shape, self.quantile), axis=(0, 2))
         size = np.nansum(self.error, axis=(0, 2))
@@ -203,23 +215,24 @@ class Layer:
 
 @dataclass(frozen=True)
 class FittedGrowth:
-    """The fitted bound: whether its first factors multiply the climatology, these factors, and the layers that refine it.
+    """The fitted bound: at which steps its first factors multiply the climatology, these factors, and the layers that refine it.
 
-    ``losses`` are those of all bounds that were compared, and ``step_errors`` the held-out errors of single steps of the sources.
+    The last step stands for those past the calibration horizon.
+
+    ``losses`` are the losses of all bounds that were compared, and ``step_errors`` the held-out errors of single steps of the sources.
     """
 
     scale: Scale
-    climatological: bool
-    factor: Float[np.ndarray, " n_calibrated n_coordinates"]
+    climatological: Bool[np.ndarray, " n_known"]
+    factor: Float[np.ndarray, " n_known n_coordinates"]
     layers: tuple[Layer, ...]
     losses: Mapping[str, float]
     step_errors: tuple[float, ...]
 
     def __call__(self, features: RolloutFeatures) -> Values:
-        shape = (
-            _climatology(features) if self.climatological else np.ones_like(features.climatology)
-        )
-        bound, known = extended(self.factor, features.n_steps) * shape, slice(0, len(self.factor))
+        use, factor = (extended(v, features.n_steps) for v in (self.climatological, self.factor))
+        bound = factor * np.where(use[:, None], _climatology(features), 1.0)
+        known = slice(0, len(self.factor) - 1)
         for layer in self.layers:
             parts = self.scale.parts(features, layer.place, bound)
             refined = _refined(parts, layer.setting, layer.factor) * self.scale.typical
@@ -239,7 +252,10 @@ class FittedGrowth:
     def describe(self) -> str:
         """The bound and the reason for it, in words."""
         least = min(self.losses[name] for name in STATIC)
-        used = [STATIC[self.climatological], *([*SOURCES][layer.place] for layer in self.layers)]
+        used = [
+            STATIC[int(self.climatological[:-1].mean() > 0.5)],
+            *([*SOURCES][layer.place] for layer in self.layers),
+        ]
         losses = ", ".join(f"{name} {loss / least:.2g}" for name, loss in self.losses.items())
         errors = "; the held-out error of a single step is "
         errors += " for the surrogate and ".join(f"{size:.2g}" for size in self.step_errors)

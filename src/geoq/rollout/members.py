@@ -2,10 +2,10 @@ r"""Members of a forecast: rollouts from the same initial state, with held-out e
 
 .. math:: u^m_0 = u, \quad u^m_{n+1} = G(u^m_n) \pm r_i \Bigl(\frac{\Delta d(\widehat u_n)}{\Delta d(u_i)}\Bigr)^\alpha
 
-Here G is a model of one step, the surrogate or a companion, and r_i its signed error at a held-out state u_i. Errors grow with the
-support distance (eq:dd): :math:`\alpha` is the slope of :math:`\log |r_i|` on :math:`\log \Delta d(u_i)`. Errors of consecutive steps
-are alike, so a member receives runs of errors at consecutive states. All forecasts receive the same errors, so that an answer does not
-depend on the other rows of its batch.
+Here G is a model of one step, the surrogate or a companion, and r_i its signed error at a held-out state u_i. Errors grow with
+the support distance (eq:dd): :math:`\alpha` is the slope of :math:`\log |r_i|` on :math:`\log \Delta d(u_i)`. Errors of
+consecutive steps are alike, so a member receives runs of errors at consecutive states. All forecasts receive the same errors,
+so that an answer does not depend on the other rows of its batch.
 """
 
 from collections.abc import Callable
@@ -75,8 +75,8 @@ class Noise:
 class Source:
     """A model that simulates members; None is the surrogate.
 
-    ``step_error`` is the quadratic mean of the held-out errors of single steps, in standard deviations, and ``furthest`` the largest
-    support distance that the noise grows up to.
+    ``step_error`` is the quadratic mean of the held-out errors of single steps, in standard deviations, and ``furthest`` the
+    largest support distance that the noise grows up to.
     """
 
     model: RidgeStep | None
@@ -113,7 +113,7 @@ class Held:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Signed errors of single steps of a model that has not seen these states, and what its members say of the rollouts.
 
-        The noise of these members are the same errors: a fold can be computed where those of the other folds are not known.
+        The noise of these members are the same errors: a fold can be computed where the errors of other folds are not known.
         """
         n_steps, row = rolled.shape[1] - 1, rolled.shape[2:]
         places, rows = self.measured(n_steps), self.series.rows
@@ -146,9 +146,9 @@ def simulate(
 ) -> Float[np.ndarray, " 2 n n_steps *row"]:
     """What members say of forecasts: the distance of their mean from the forecast, and their standard deviation.
 
-    If they are of the forecast's ``own`` model, it is zero and their mean distance from the forecast. Both are 0 after the forecast
-    has diverged, where its rows are nan. The distances are those of every ``BLOCK``-th row. The rows contain the initial ones and the forcing. Members stay within the range of the data,
-    extended by its width.
+    If they are of the forecast's ``own`` model, it is zero and their mean distance from the forecast. Both are 0 after the
+    forecast has diverged, where its rows are nan. The distances are from every ``BLOCK``-th row. The rows contain the
+    initial ones and the forcing. Members stay within the range of the data, extended by its width.
     """
     n, n_times, *row = rows.shape
     n_members, n_known, n_values = noise.unit.shape
@@ -167,7 +167,8 @@ def simulate(
         added = each[..., :n_values] + size * noise.unit[:, t]
         given = np.broadcast_to(forecast, each.shape)[..., n_values:]
         each = np.concatenate([added, given], axis=2)
-        each = np.where(np.isnan(each), forecast, each).clip(*edges).astype(rows.dtype)
+        each = np.where(np.isnan(each), forecast, each).clip(*edges)
+        each = np.where(np.isinf(each), forecast, each).astype(rows.dtype)
         u = each.reshape(-1, base.shape[2])
         if own:
             found[1, alive, t] = abs(each - forecast).mean(axis=1)

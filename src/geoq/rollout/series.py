@@ -95,7 +95,7 @@ class Series:
         return [run for run in runs if len(run) > 1]
 
     def pairs(self, rows: Int[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
-        """Those of the rows that are followed by another one of them, and the rows that follow."""
+        """The rows that are followed by another one of them, and the rows that follow."""
         among = np.zeros(len(self), dtype=bool)
         among[rows] = True
         first = np.flatnonzero(among[:-1] & among[1:] & (np.diff(self.number) == 0))
@@ -159,6 +159,12 @@ def roll_out(
 def next_states(layout: RowLayout, surrogate: Any, rows: Any) -> np.ndarray:
     """The states after these rows; nan where they are infinite."""
     return layout.states(roll_out(layout.step(surrogate), rows, 1, np.inf)[:, 1])
+
+
+def step_errors(series: Series, layout: RowLayout, surrogate: Any, start: np.ndarray) -> np.ndarray:
+    """The errors of one step from these rows."""
+    after = roll_out(layout.step(surrogate), series.native(start), 1, np.inf)[:, 1:]
+    return abs(layout.outputs(series.rows[start[:, None] + 1]) - layout.outputs(after))[:, 0]
 
 
 @dataclass(frozen=True)

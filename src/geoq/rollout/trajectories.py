@@ -11,12 +11,14 @@ import numpy as np
 from geoq.arrays import flat
 from geoq.bounds.climatology import Climatology
 from geoq.checks import add_note_on_error, check_integer, check_object, warn
+from geoq.core.agreement import warn_if_worse
 from geoq.core.folds import ClusterFolds
 from geoq.core.geometry import Geometry, Space
 from geoq.core.plan import FoldPlan
 from geoq.core.tuples import Points
 from geoq.data.coordinates import Coordinates
 from geoq.data.probes import N_PROBES, FirstFold, Probes
+from geoq.neighbors import copied_runs
 from geoq.quantiles import n_required
 from geoq.regions.region import SAFE, SafeRegion
 from geoq.rollout import features as along
@@ -26,7 +28,7 @@ from geoq.rollout.horizon import HeldOutRollouts, n_leading
 from geoq.rollout.layout import RowLayout
 from geoq.rollout.members import Held, Noise, Source, distance_to, finite
 from geoq.rollout.memory import REMEDY
-from geoq.rollout.series import DataRange, Rollouts, Series, next_states, roll_out
+from geoq.rollout.series import DataRange, Rollouts, Series, next_states, roll_out, step_errors
 from geoq.surrogate import TRAINED, TrainTogether, check_callable
 from geoq.training import sources
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, array_id
@@ -72,7 +74,8 @@ class Trajectories:
         precise = rows.astype(float) if rows[0].size <= 2**10 else rows
         coordinates = Coordinates.fit(precise, logarithms=False)
         points = flat(coordinates(rows)).astype(float, copy=False)
-        plan = FoldPlan.draw(how.folds, points, series.number)
+        copies = copied_runs(points, series.number)
+        plan = FoldPlan.draw(how.folds, points, series.number).without_copies(copies)
         around = DataRange.of(rows, coordinates, layout.n_forcing)
         known = layout, coordinates, around, plan, _starts(how, series, plan)
         return Trajectories(how, series, *known)
@@ -229,6 +232,9 @@ class Trajectories:
         """What answers queries (lines 13 to 17)."""
         points.probes.check_unchanged()
         self._warn_of_runaways(surrogate, tuples)
+        if self.how.train_surrogate is not None:
+            own = step_errors(self.series, self.layout, surrogate, tuples.start)
+            warn_if_worse(own, tuples.error[:, 0], "after one step from the same states")
         bounds = along.bounds_along(bound, tuples.features)
         supported = n_leading(along.scores_along(region, tuples.features) <= SAFE)
         held_out = bounds, tuples.error, supported, tuples.start, self.how.quantile
@@ -294,7 +300,7 @@ class RolloutsOfFolds:
         """Store the errors of one fold, and its features relative to the states that it leaves in (lines 8 and 9)."""
         task, series, layout = self.task, self.task.series, self.task.layout
         n_times = task.how.n_calibration + 1
-        rolled, *said = np.split(answers, (n_times, answers.shape[1] - n_times + 1), axis=1)
+        rolled, *simulated = np.split(answers, (n_times, answers.shape[1] - n_times + 1), axis=1)
         seen = task.plan.splits[number][0]
         reference = task.reference(self.space, seen, task.how.n_support)
         features = reference.features(rolled, task.how.representation, series.like)
@@ -307,7 +313,7 @@ class RolloutsOfFolds:
             reference.geometry.points.normalized, task.coordinates, task.how.n_support
         )
         if task.n_members:
-            steps, members = [said[0]], [np.stack([0 * said[1], said[1]])]
+            steps, members = [simulated[0]], [np.stack([np.zeros_like(simulated[1]), simulated[1]])]
         for companion in self.companions[number : number + 1]:
             found = held.members(companion, rolled, distance, own=False)
             steps, members = [*steps, found[0]], [*members, found[1]]

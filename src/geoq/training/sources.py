@@ -17,7 +17,7 @@ from jaxtyping import Int
 from geoq.arrays import native, own_copy, take, to_numbers
 from geoq.checks import add_note_on_error
 from geoq.data.probes import FirstFold
-from geoq.data.scratch import is_lazy, stored
+from geoq.data.scratch import is_lazy, is_mapped, stored
 from geoq.data.table import Table, lacking_levels
 from geoq.surrogate import (
     TRAINED,
@@ -191,7 +191,8 @@ def train_each(
 ) -> list[Surrogate]:
     """Train a surrogate on each subset of the rows, together if the recipe supports it."""
     if len(subsets) > 1 and isinstance(recipe, TrainTogether):
-        surrogates = list(recipe.train_many(native(x), native(y), subsets))
+        own = [native(part if is_mapped(part) else own_copy(part)) for part in (x, y)]
+        surrogates = list(recipe.train_many(own[0], own[1], subsets))
     else:
         pairs = ((native(take(x, rows)), native(take(y, rows))) for rows in subsets)
         surrogates = [recipe(*pair) for pair in pairs]
