@@ -38,7 +38,7 @@ def runnable_pages() -> list[Path]:
 
 
 def test_the_readme_prints_what_it_shows(capsys):
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="A Gaussian process") as caught:
         names = run(README)
     quoted = [line[2:] for line in README.read_text().splitlines() if line.startswith("> ")]
     assert str(caught[0].message) == " ".join(quoted)

@@ -69,7 +69,9 @@ def test_the_newest_value_of_a_window_of_lags_is_covered_at_every_step(n_lags):
         return lambda x: np.concatenate([x[:, 1:], step(x)[:, -1:]], axis=1)
 
     windows = np.lib.stride_tricks.sliding_window_view(henon(1800)[:, 0], n_lags)
-    estimator = small(None, lagged, n_starts=100, n_calibration=20, scheme=MemberGrowth(companion=None)).fit(windows[:1200])
+    estimator = small(
+        None, lagged, n_starts=100, n_calibration=20, scheme=MemberGrowth(companion=None)
+    ).fit(windows[:1200])
     a = estimator.assess(windows[1200:1700], 20)
     covered = abs(truth_of(windows, 1200, 500, 20) - a.prediction) <= a.error_hat
     assert covered.mean(axis=0).min() >= 0.9

@@ -292,7 +292,7 @@ class RolloutsOfFolds:
     task: Trajectories
     space: Space
     companions: list[Any]
-    found: dict[int, tuple[RolloutFeatures, np.ndarray, list[np.ndarray]]] = field(
+    found: dict[int, tuple[RolloutFeatures, np.ndarray, list[np.ndarray], np.ndarray]] = field(
         default_factory=dict
     )
 
@@ -308,7 +308,8 @@ class RolloutsOfFolds:
         own = replace(own, anchors=seen[own.anchors], near=seen[own.near])  # rows of the data
         rows = task.starts[number][:, None] + np.arange(1, features.n_steps + 1)
         error = abs(layout.outputs(series.rows[rows]) - layout.outputs(features.prediction))
-        held, steps, members = task.held(task.starts[number]), [], []
+        held = task.held(task.starts[number])
+        steps, members = [], []
         distance = distance_to(
             reference.geometry.points.normalized, task.coordinates, task.how.n_support
         )
