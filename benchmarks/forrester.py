@@ -18,12 +18,11 @@ import numpy as np
 from benchmarks import record, rivals
 from benchmarks.record import QUANTILE
 from benchmarks.runs import Benchmark, parser_of, run
-from benchmarks.scores import coverage_by_bin, row
+from benchmarks.scores import row
 from benchmarks.suite.methods import shortened
 from benchmarks.timing import Stopwatch
 from geoq import MLP, CombinedFolds, GeoQ, NestedFolds, RandomFolds, Training, TrainNetwork
 from geoq.data.metric import identity
-from geoq.metrics import coverage
 from geoq.parts import NormScaledBound
 
 INTERVAL = (0.25, 0.75)
@@ -126,7 +125,7 @@ def measure(problem, seed, wanted, *, small=False, pictures=None):
 
     every = forms(surrogate, remembered, seed, 100 if small else 3000)
     every |= baselines(surrogate, remembered, recipe, seed)
-    rows, answers, safe = [], {}, None
+    rows, shown, safe = [], None, None
     for name, estimator in every.items():
         if name not in wanted:
             continue
@@ -137,47 +136,30 @@ def measure(problem, seed, wanted, *, small=False, pictures=None):
             estimator.fit(x, y)
         started, ours = time.perf_counter(), isinstance(estimator, GeoQ)
         answer = estimator.assess(x_test) if ours else estimator.predict(x_test)
-        if ours:
-            answers[name] = estimator, answer
+        shown = answer if name == "GeoQ" else shown
         safe = answer.safe if name == "GeoQ (paper)" else safe  # also for the rivals
         seconds = watch.seconds, time.perf_counter() - started
         about = {"problem": problem, "method": name, "setting": "", "seed": seed}
         line = row(about, y_test, answer, answer.safe if ours else safe, seconds)
         rows.append(line | record.trainings(estimator))
-    if pictures:
-        draw(pictures, x, y, x_test, y_test, answers)
+    if pictures and shown is not None:
+        draw(pictures, x_test, y_test, shown)
     return rows
 
 
-def draw(folder, x, y, x_test, y_test, answers):
-    """Draw the paper's figure and the calibration diagnostics of one seed."""
+def draw(folder, x_test, y_test, a):
+    """Error and bound over the input, and bound against error, of one seed."""
     from matplotlib.figure import Figure
 
-    from benchmarks import pictures
     from geoq import plots
 
-    for name, file in (("GeoQ (paper)", "paper"), ("GeoQ", "default")):
-        a = answers[name][1]
-        error = abs(y_test - a.prediction)
-        figure = Figure(figsize=(13, 7.5), layout="constrained")
-        (top, upper), (left, right) = figure.subplots(2, 2)
-        plots.error_over_input(top, x_test[:, 0], error[:, 0], a.error_hat[:, 0], a.safe, INTERVAL)
-        plots.estimate_against_error(upper, error[:, 0], a.error_hat[:, 0], a.safe)
-        pictures.support_scores(left, a.support_score)
-        bins = coverage_by_bin(error, a.error_hat, a.support_score, 10)
-        pictures.coverage_by_score(right, bins, QUANTILE)
-        figure.suptitle(f"Forrester, {name}")
-        figure.savefig(folder / f"forrester-{file}.png", dpi=110)
-    levels, observed, inside = np.array([0.5, 0.7, 0.8, 0.9, 0.95, 0.99]), [], []
-    paper, answer = answers["GeoQ (paper)"]
-    error = abs(y_test - answer.prediction)
-    for level in levels:
-        bound = replace(paper, quantile=level).fit(x, y).bound(x_test)
-        observed.append(coverage(error, bound))
-        inside.append(coverage(error, bound, answer.safe))
-    figure = Figure(figsize=(5, 4.5), layout="constrained")
-    pictures.calibration_curve(figure.subplots(), levels, np.array(observed), np.array(inside))
-    figure.savefig(folder / "forrester-levels.png", dpi=110)
+    error = abs(y_test - a.prediction)
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    plots.error_over_input(left, x_test[:, 0], error[:, 0], a.error_hat[:, 0], a.safe, INTERVAL)
+    plots.estimate_against_error(right, error[:, 0], a.error_hat[:, 0], a.safe)
+    figure.suptitle("Forrester, GeoQ")
+    figure.savefig(folder / "forrester-default.png", dpi=110)
 
 
 BENCHMARK = Benchmark("forrester", ("forrester",), measure, names, range(20, 25))

@@ -1,7 +1,5 @@
 """Scores of a bound and of a prediction that the package does not contain, and the row that most benchmarks write."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from benchmarks.record import QUANTILE
@@ -12,32 +10,6 @@ def relative_l2(y, prediction):
     """Norm of the error of a prediction divided by the norm of the reference, over all values together."""
     reference = np.asarray(y, dtype=float)
     return float(np.linalg.norm(reference - np.asarray(prediction)) / np.linalg.norm(reference))
-
-
-@dataclass(frozen=True)
-class CoverageBin:
-    """Coverage of the rows whose score lies in (lower, upper]; the first bin also contains ``lower``."""
-
-    lower: float
-    upper: float
-    count: int
-    coverage: float
-
-
-def coverage_by_bin(error, bound, score, n_bins):
-    """Coverage in bins of the support score, in ascending order, that contain about the same number of rows.
-
-    Equal scores are in the same bin, so repeated scores may give fewer bins.
-    """
-    covered = (np.asarray(error) <= np.asarray(bound)).reshape(len(score), -1).mean(axis=1)
-    ranks = np.ceil(np.arange(1, n_bins + 1) * len(score) / n_bins).astype(int)
-    upper = np.unique(np.sort(score)[ranks - 1])
-    lower = np.concatenate([[np.min(score)], upper[:-1]])
-    bins = np.searchsorted(upper, score)
-    return [
-        CoverageBin(low, high, int((bins == b).sum()), float(covered[bins == b].mean()))
-        for b, (low, high) in enumerate(zip(lower.tolist(), upper.tolist(), strict=True))
-    ]
 
 
 def row(about, y, answer, safe=None, seconds=(0.0, 0.0), rows=...):

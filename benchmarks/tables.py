@@ -1,7 +1,7 @@
-"""Markdown tables of the results, written into the pages between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+"""Markdown tables of the results, written into README.md, docs/*.md and benchmarks/results/*.md between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
 
 python -m benchmarks.tables forrester                         # print the tables of a results file
-python -m benchmarks.tables forrester --into docs/forrester.md
+python -m benchmarks.tables forrester --into benchmarks/results/forrester.md
 python -m benchmarks.tables --check                           # do the tables of all pages equal the results files?
 """
 
@@ -20,7 +20,7 @@ from benchmarks.third_party import table as third_party
 from benchmarks.weather import table as weather
 
 # The results files of tables with another name.
-FILES = {"kinds": "defaults", "kinds_confirmation": "third_fresh"}
+FILES = {"kinds": "defaults", "kinds_confirmation": "third_fresh", "unseen": "fourth_fresh"}
 
 
 def forrester(record):
@@ -92,8 +92,11 @@ def speed(record):
 
 
 TABLES = {
-    **dict.fromkeys(("defaults", "fresh", "second_fresh", "third_fresh"), suite.summary),
-    **dict.fromkeys(FILES, suite.kinds),
+    **dict.fromkeys(
+        ("defaults", "fresh", "second_fresh", "third_fresh", "fourth_fresh"), suite.summary
+    ),
+    **dict.fromkeys(("kinds", "kinds_confirmation"), suite.kinds),
+    "unseen": suite.unseen,
     "ablation": suite.ablation,
     "one_input": suite.one_input,
     "tables": suite.data_frames,
@@ -129,8 +132,9 @@ def marked(page):
 
 
 def pages():
-    """README.md and the pages of docs."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """README.md, the pages of docs, and the pages of long tables beside the results files."""
+    folders = ROOT / "docs", RESULTS
+    return [ROOT / "README.md", *(page for f in folders for page in sorted(f.glob("*.md")))]
 
 
 def insert(page, name, text):

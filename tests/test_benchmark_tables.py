@@ -41,11 +41,6 @@ def test_a_row_has_the_scores_of_all_and_of_safe_queries():
     assert (row["coverage"], row["safe_coverage"], row["safe_fraction"]) == (2 / 3, 1, 2 / 3)
     assert row["relative_l2"] == pytest.approx(math.sqrt(9.25 / 43.25))
     assert math.isnan(row["correlation"])  # with a constant bound
-    few = scores.coverage_by_bin(np.arange(4.0), np.full(4, 1.5), np.array([4, 1, 1, 2]), 2)
-    assert [(b.lower, b.upper, b.count, b.coverage) for b in few] == [
-        (1, 1, 2, 0.5),
-        (1, 4, 2, 0.5),
-    ]
 
 
 def test_false_trust_is_the_fraction_of_safe_queries_above_their_bounds():
@@ -90,6 +85,26 @@ def test_the_best_rival_is_chosen_on_the_seeds_that_both_have():
         [row | {"shift": shift} for row in found for shift in table.COLUMNS]
     )
     assert losses["GeoQ"]["mild"].mean == pytest.approx(math.sqrt(0.75 * 0.5))
+
+
+def test_named_methods_are_compared_in_their_best_version_on_paired_seeds():
+    every = []
+    for shift in table.COLUMNS:
+        every += rows("GeoQ", (1, 1, 1, 1), shift=shift)
+        every += rows("CV+", (9, 9, 9, 9), shift=shift, coverage=0.7)
+        every += rows("CV+ / random folds", (2, 8, 4, 4), shift=shift, coverage=0.8)
+    ratio, covered = table.versus(every, "CV+", "mild")
+    assert (ratio.mean, ratio.word, covered) == (pytest.approx(4), "behind", 0.8)
+    others = [
+        r
+        for name in table.PUBLIC
+        if name not in ("GeoQ", "CV+")
+        for shift in table.COLUMNS
+        for r in rows(name, (3, 3, 3, 3), shift=shift)
+    ]
+    text = table.unseen({"rows": every + others})
+    assert "| CV+, as in MAPIE | 4.00 (geoq is ahead) | 4.00 (geoq is ahead) |" in text
+    assert "| **geoq** | 1 | 1 | 1 | 0.90 | 0.90 | 0.90 |" in text
 
 
 def test_the_flags_of_one_input_count_cells_and_leave_out_poor_surrogates():

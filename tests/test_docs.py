@@ -18,7 +18,8 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 LABELS = set((ROOT / "tests" / "data" / "paper_labels.txt").read_text().split())
 
 PAGES = [ROOT / "README.md", CONTRIBUTING, *sorted((ROOT / "docs").glob("*.md"))]
-LINKED_PAGES = [*PAGES, ROOT / "CHANGELOG.md"]
+TABLE_PAGES = sorted(record.RESULTS.glob("*.md"))
+LINKED_PAGES = [*PAGES, *TABLE_PAGES, ROOT / "CHANGELOG.md"]
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # Words that are not used, each with the reason or the word to use. docs/glossary.md explains them.
@@ -241,10 +242,11 @@ def marked_tables() -> list[tuple[str, str]]:
     """Page and name of all generated tables; each has the markers around its own lines."""
     found = [
         (name_of(page), name)
-        for page in PAGES
+        for page in tables.pages()
         for name in re.findall(r"^<!-- (\w+) -->$", page.read_text(), re.MULTILINE)
     ]
-    assert found == [(name_of(page), name) for page in PAGES for name in tables.marked(page)]
+    marked = [(name_of(page), name) for page in tables.pages() for name in tables.marked(page)]
+    assert found == marked
     return found
 
 
@@ -254,7 +256,8 @@ def test_the_tables_of_a_page_are_made_from_the_results_file(page, name):
 
 
 def test_every_results_file_with_tables_is_shown_on_a_page():
-    published = [path.name.removesuffix(record.ENDING) for path in record.RESULTS.iterdir()]
+    files = record.RESULTS.glob(f"*{record.ENDING}")
+    published = [path.name.removesuffix(record.ENDING) for path in files]
     shown = {tables.FILES.get(name, name) for _, name in marked_tables()}
     assert shown == {name for name in published if "@" not in name}
 

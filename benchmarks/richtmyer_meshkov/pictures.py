@@ -13,9 +13,6 @@ import numpy as np
 SHOWN_TIMES = (6, 12)
 # Bounds in the figure. The first one is stored at all times, for the animation.
 SHOWN = ("GeoQ (default)", "GeoQ (paper, k_a=5)", "Distance x p bins, two-valued", "Deep ensemble")
-# Curves of wrong cells that are flagged over the flagged area.
-COMPARED = (*SHOWN, "Classifier of wrong cells (x, p)", "c p (1 - p)", "MC dropout")
-COMPARED += ("Static per column",)
 
 
 def slug(name):
@@ -71,42 +68,14 @@ def show(axes, image, title, most=1.0, colours="magma"):
 
 
 def median_case(figure, fields):
-    """The paper's figure: truth, prediction, true error, expected error and bounds at two times."""
-    shown = fields.measured(SHOWN)
-    rows = figure.subplots(len(SHOWN_TIMES), 4 + len(shown))
+    """Truth, prediction, wrong cells and the probability of an error at two times."""
+    rows = figure.subplots(len(SHOWN_TIMES), 4)
     for row, time in zip(rows, SHOWN_TIMES, strict=True):
         truth, prediction = fields.truth[time - 1], fields.prediction[time - 1]
         show(row[0], truth, f"truth, t = {time}", colours="Greys")
         show(row[1], prediction, "prediction", colours="Greys")
-        show(row[2], truth != prediction, "true error")
-        show(row[3], fields.at(time, SHOWN[0], "expected"), "GeoQ, expected error")
-        for axes, method in zip(row[4:], shown, strict=True):
-            show(axes, fields.at(time, method), method)
-
-
-def against_distance(axes, fields, method):
-    """Mean error and mean bound of each test case over its distance to the training simulations."""
-    distance = fields["case/support_distance"]
-    axes.scatter(distance, fields.numbers(method, "case_error"), s=12, label="error")
-    bound = fields.numbers(method, "case_bound")
-    axes.scatter(distance, bound, s=12, marker="x", label=f"bound of {method}")
-    axes.set_yscale("log")
-    axes.set_xlabel("cells of u0 that differ from the 20 nearest training simulations")
-    axes.set_ylabel("mean over cells and times")
-    axes.legend(fontsize=8)
-
-
-def flagged_cells(axes, fields, methods):
-    """Fraction of the wrong cells that are flagged over that of all cells; a dot marks the threshold one half of the bound."""
-    for number, method in enumerate(methods):
-        flagged, recall = fields.numbers(method, "flagged_and_recall").T
-        axes.plot(flagged, recall, color=f"C{number}", lw=1, label=method)
-        axes.plot(*fields.numbers(method, "at_one_half").T, "o", color=f"C{number}")
-    axes.set_xscale("log")
-    axes.set_xlim(1e-3, 0.3)
-    axes.set_xlabel("fraction of all cells that are flagged")
-    axes.set_ylabel("fraction of the wrong cells that are flagged")
-    axes.legend(fontsize=8)
+        show(row[2], truth != prediction, "wrong cells")
+        show(row[3], fields.at(time, SHOWN[0], "expected"), "probability of an error")
 
 
 def animate(path, fields, method):
@@ -140,18 +109,9 @@ def draw(path, folder):
         raise SystemExit(f"{path} holds no arrays of {ours}; measure this method first.")
     folder.mkdir(parents=True, exist_ok=True)
 
-    def save(figure, name):
-        figure.savefig(folder / f"richtmyer-meshkov-{name}.png", dpi=110)
-
-    figure = Figure(figsize=(15, 5), layout="constrained")
+    figure = Figure(figsize=(7.5, 5), layout="constrained")
     median_case(figure, fields)
-    save(figure, "median")
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    against_distance(figure.subplots(), fields, ours)
-    save(figure, "distance")
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    flagged_cells(figure.subplots(), fields, fields.measured(COMPARED))
-    save(figure, "recall")
+    figure.savefig(folder / "richtmyer-meshkov-median.png", dpi=110)
     animate(folder / "richtmyer-meshkov.gif", fields, ours)
 
 
