@@ -25,8 +25,8 @@ BUDGET = {
     "src/geoq/rollout": 2990,
     "src/geoq/serving": 600,
     "src/geoq/training": 1660,
-    "tests": 11990,
-    "benchmarks": 13360,
+    "tests": 12190,
+    "benchmarks": 13100,
 }
 MAX_CLASSES, MAX_PROTOCOLS = 192, 16
 MAX_MODULE, MAX_FUNCTION = 450, 50
