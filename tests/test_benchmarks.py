@@ -199,7 +199,7 @@ def test_a_row_of_a_method_with_untrained_networks_is_left_out_and_listed(tmp_pa
 
 
 def test_every_problem_is_determined_by_its_seed():
-    assert len(defaults.EVERY) == 44
+    assert len(defaults.EVERY) == 52
     for problem in defaults.EVERY.values():
         first, again, other = (problem.make(seed, 42, 8) for seed in (3, 3, 4))
         assert first.x.dtype == first.y.dtype == np.float64

@@ -232,7 +232,7 @@ def test_a_file_without_calibration_tuples_gives_the_same_answers(tmp_path):
     assert "saved without the calibration tuples" in loaded.describe()
     new = X[:60] + 0.01
     for one in (estimator, loaded):
-        one.conformalize(new, truth(new) + 0.1)
+        one.conformalize(new, truth(new) + 0.02)
     assert estimator.fitted_.conformal == loaded.fitted_.conformal
     fields, queries = of_fields()
     fields.save(tmp_path / "a.geoq", calibration=False)
@@ -274,7 +274,7 @@ def test_callables_of_the_user_must_be_passed_again(tmp_path):
             with pytest.raises(ValueError, match="as error_functional, which it does not contain"):
                 loaded.conformalize(X + 0.01, Y)
             loaded = GeoQ.load(path, surrogate=model, error_functional=functional)
-        bounds = [e.conformalize(X + 0.01, Y + 0.3).bound(queries) for e in (estimator, loaded)]
+        bounds = [e.conformalize(X + 0.01, Y + 0.02).bound(queries) for e in (estimator, loaded)]
         assert_array_equal(*bounds)
     estimator, _ = of_rows(representation=encoder)
     estimator.save(path)

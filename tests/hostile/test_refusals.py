@@ -324,7 +324,7 @@ REFUSALS = {
     "guarantee: a class": (lambda: FITTED.conformalize(NEW, truth(NEW), guarantee=WholeField), T, "guarantee is the class WholeField, but"),
     "confidence: in words": (lambda: WholeField("0.9"), V, "confidence='0.9', but a quantile level lies"),
     "pairs: too few": (lambda: FITTED.conformalize(NEW[:12], truth(NEW[:12])), V, r"19 safe pairs are needed, and there are \d+"),
-    "pairs: of fit": (lambda: FITTED.conformalize(X, Y), V, r"120 of 120 pairs equal pairs of fit \(x\[0\] and its y are row 0"),
+    "pairs: of fit": (lambda: FITTED.conformalize(X, Y), V, r"120 of 120 pairs equal pairs of fit up to rounding \(x\[0\] and its y are row 0"),
     "pairs: two of fit": (lambda: FITTED.conformalize(np.r_[NEW, X[5:7]], np.r_[truth(NEW), Y[5:7]]), V, r"2 of 52 pairs .*x\[50\] and its y are row 5"),
     "pairs: one y is lacking": (lambda: FITTED.conformalize(NEW, truth(NEW)[:-1]), V, "x has 50 rows and y has 49"),
     "pairs: without a bound": (lambda: FITTED.conformalize(spoiled(NEW, (5, 0), 1e100), truth(NEW)), V, r"pair 5 of 50 has no bound: input 0 is 1e\+100"),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from geoq.arrays import flat
+from geoq.arrays import chunks, flat
 from geoq.checks import warn
 from geoq.neighbors import sketch
 
@@ -165,8 +165,10 @@ def warn_if_worse(deployed: np.ndarray, held_out: np.ndarray, where: str) -> Non
 
 def mean_of_each(error: np.ndarray) -> Float[np.ndarray, " n"]:
     """The mean error of each row; nan if no error of the row counts."""
+    rows, found = flat(error), np.empty(len(error))
     with warnings.catch_warnings(action="ignore"):
-        found: np.ndarray = np.nanmean(flat(error).astype(float), axis=1)
+        for part in chunks(*rows.shape):
+            found[part] = np.nanmean(rows[part].astype(float), axis=1)
     return found
 
 

@@ -57,8 +57,8 @@ logger = logging.getLogger(__name__)
 
 # The paper's k, used for n_support=None if the folds leave enough points.
 USUAL_COUNT = 20
-# In-sample errors of a fold surrogate are measured at about this many of its training points.
-N_IN_SAMPLE = 256
+# In-sample errors of a fold surrogate are measured at about this many of its training points, and at fewer large fields.
+N_IN_SAMPLE, IN_SAMPLE_NUMBERS = 256, 2**19
 
 
 @dataclass(frozen=True)
@@ -400,10 +400,11 @@ class HeldOutPoints:
     def folds(self) -> list[Fold]:
         """The rows that each fold is trained on, and the rows at which its predictions are needed."""
         splits, folds = self.pairs.plan.splits, []
+        n_few = min(N_IN_SAMPLE, max(20, IN_SAMPLE_NUMBERS // self.pairs.inputs[0].size))
         for number, ((seen, unseen), relation) in enumerate(
             zip(splits, self.relations, strict=True)
         ):
-            few = seen[:: max(1, len(seen) // N_IN_SAMPLE)]
+            few = seen[:: max(1, len(seen) // n_few)]
             asked = np.concatenate([unseen, np.unique(relation.anchors), few])
             folds.append(Fold(number, len(splits), seen, asked))
         return folds

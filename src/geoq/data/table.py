@@ -326,7 +326,7 @@ def input_rows(x: Any) -> Any:
         if len(infinite):
             row, j = infinite[0]
             raise ValueError(
-                f"column {schema_of(table)[j]!r} is {table.array[row, j]} in row {row}; remove or impute these rows first."
+                f"column {schema_of(table)[int(j)]!r} is {table.array[row, j]} in row {row}; remove or impute these rows first."
             )
         return table
     if collector := _collector(x):

@@ -124,15 +124,17 @@ def fit_scores(
 ) -> "FittedScores":
     """Fit scores to all points, and set their thresholds from the scores of held-out points in their folds."""
     everything: Any = FieldView.of(points) if _are_fields(points) else TableView.of(points)
-    found = []
-    for fold in dict.fromkeys(held_out.fold.tolist()):
+
+    def in_fold(fold: int) -> Float[np.ndarray, " n n_scores"]:
         left_in = everything[points.splits[fold][0]]
         queries = left_in.of_queries(held_out[held_out.fold == fold].features)
         if isinstance(queries, TableView):
             queries = queries[queries.known_to(left_in)]
             if queries.t.shape[1] > MAX_INPUTS:
                 left_in, queries = left_in.as_new(queries)
-        found.append(_scores([score.fit(left_in) for score in scores], queries))
+        return _scores([score.fit(left_in) for score in scores], queries)
+
+    found = [in_fold(fold) for fold in dict.fromkeys(held_out.fold.tolist())]
     fitted = tuple(score.fit(everything) for score in scores)
     least = [max(score.least, TINY) for score in fitted]
     return FittedScores(everything[:0], fitted, thresholds_of(np.concatenate(found)).clip(least))
