@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 # The paper's k, used for n_support=None if the folds leave enough points.
 USUAL_COUNT = 20
-# In-sample errors of a fold surrogate are measured at about this many of its training points, and at fewer large fields.
+# In-sample errors are measured at about this many training points of a fold, and at fewer large fields.
 N_IN_SAMPLE, IN_SAMPLE_NUMBERS = 256, 2**19
 
 
