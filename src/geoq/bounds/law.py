@@ -35,12 +35,12 @@ REACH = math.log(3)
 # A law is fitted to at most this many values (tuples times outputs).
 MAX_VALUES = 200_000
 # Added to the errors, in units of their scale, before the logarithm.
-MIN_ERROR = 1e-4
+MIN_ERROR = 1e-5
 MIN_SCALE = 1e-300
 # Smallest weight of a tuple for the intercepts of a blend.
 MIN_INSIDE = 0.02
 # Added to features in units of the scale of the errors, before the logarithm; the variability is a ratio.
-ADDED = {"anchor": 0.05, "held_out": 0.02, "departure": 0.05, "variability": 0.02, "expected": 0.01}
+ADDED = {"anchor": 0.05, "held_out": 0.02, "departure": 0.05, "variability": 0.02, "expected": 1e-3}
 WORDS = {
     "distance": "the distance to the data",
     "nearest": "the distance to the nearest point",

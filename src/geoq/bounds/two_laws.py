@@ -1,7 +1,8 @@
 r"""The default bound for tables: laws of the error amid the data and outside, with and without a second opinion.
 
-.. math:: \log b = (1 - w) \log b^0 + w \log b^q, \qquad \log b^\cdot = (1 - \pi) \log b^\cdot_{in} + \pi \log b^\cdot_{out},
-    \qquad \widehat E = b + \min(O / 4, b)
+.. math:: \log b = (1 - w) \log b^0 + w \log b^q, \qquad
+    \log b^\cdot = (1 - \pi) \log b^\cdot_{in} + \pi \log b^\cdot_{out}, \qquad
+    \widehat E = b + (1 - w (1 - \sqrt\lambda)) \min(O / 2, 2 b)
 
 The laws b_in are fitted to the tuples of the interpolating (random) folds, the laws b_out to the tuples of all folds, and the
 resemblance pi is the probability that a query looks like a point that an extrapolating fold held out. So a query amid the data is
@@ -10,7 +11,8 @@ bounded like a point of the random folds, and a query outside like a point of th
 The laws b^q are in units of q, the error that a Gaussian process through the same data expects, and the laws b^0 do without it. The
 weight w is large where the laws with q have the smaller losses on the folds. Where they give the smaller bound, w is multiplied by
 the fraction of the variance that the data explain to the process. The overhang O is the change of the output outside the ranges of
-the inputs, if it kept changing as inside.
+the inputs, if it kept changing as inside. It counts less where the process has data near the query: lambda is the fraction of its
+deviation that the data leave.
 
 This is a departure from the paper in form, not in structure: the bound is still the anchor error plus an increment, and an upper
 conditional quantile given geometry, learned from cross-fitted tuples. The anchor error is one of the features of the laws, so the
@@ -50,14 +52,12 @@ from geoq.quantiles import pinball_loss, weighted_quantiles
 Values: TypeAlias = Float[np.ndarray, " n n_values"]
 # Penalty on the slopes: of the law of the interpolating folds, divided by their number of tuples, and of the other law.
 RIDGE_INSIDE, RIDGE_OUTSIDE = 15.0, 0.01
-# The expected error is limited to this multiple of its largest value at the calibration tuples.
-REACH = 3.0
 # The weights of the laws with and without the process are inversely proportional to this power of their losses on the folds.
 POWER = 3.0
 # Parts of the tuples for held-out residuals.
 N_PARTS = 5
-# The fraction of the overhang that is added, and the largest addition as a fraction of the bound.
-OVERHANG_FRACTION, MAX_OVERHANG = 0.25, 1.0
+# The fraction of the overhang that is added, and the largest addition as a multiple of the bound.
+OVERHANG_FRACTION, MAX_OVERHANG = 0.5, 2.0
 
 
 @dataclass(frozen=True)
@@ -227,11 +227,13 @@ class FittedTwoLaws:
         step = self.laws(own, natural, pi) - log
         weight = (1 - pi) * self.trust[0] + pi * self.trust[1]
         # A bound below the bound of the other laws needs a process with data near the query.
-        explained = 1 - features.opinion.left[:, None] ** 2
-        weight = np.where(step < 0, weight * explained, weight)
+        left = features.opinion.left[:, None]
+        weight = np.where(step < 0, weight * (1 - left**2), weight)
         bound = np.exp(log + weight * step + (1 - pi) * self.shift)
         if overhang:
-            bound += np.minimum(self._overhang(features), MAX_OVERHANG * bound)
+            # Where the process knows how the output changes, q contains the overhang.
+            unknown = 1 - weight * (1 - np.sqrt(left))
+            bound += unknown * np.minimum(self._overhang(features), MAX_OVERHANG * bound)
         if level != LEVEL:
             both = self.laws.shift(level, pi), self.plain.shift(level, pi)
             bound *= np.exp(weight * both[0] + (1 - weight) * both[1])
@@ -264,14 +266,12 @@ class _Known:
         deviation: the standard deviation of each output.
         held_out_error: the held-out errors of all points, averaged over neighbours.
         range: the range of each output, the largest deviation that a process may expect.
-        largest: the largest expected error of each output.
     """
 
     outputs: Float[np.ndarray, " n_points n_values"]
     deviation: Float[np.ndarray, " n_values"]
     held_out_error: Float[np.ndarray, " n_points n_outputs"]
     range: Float[np.ndarray, " n_values"]
-    largest: Float[np.ndarray, " n_outputs"]
 
     @staticmethod
     def of(tuples: Tuples) -> "_Known":
@@ -285,24 +285,16 @@ class _Known:
         held_out = np.where(count > 0, total / np.maximum(count, 1), held_out)
         outputs = filled_with_means(flat(tuples.points.outputs).astype(float))
         deviation = outputs.std(axis=0)
-        none = np.full(held_out.shape[1], np.inf)
-        known = _Known(
-            outputs,
-            np.where(deviation > 0, deviation, 1.0),
-            held_out,
-            np.ptp(outputs, axis=0),
-            none,
-        )
-        expected = known.expected_error(tuples.features, none)
-        return replace(known, largest=REACH * expected.max(axis=0))
+        spread = np.where(deviation > 0, deviation, 1.0)
+        return _Known(outputs, spread, held_out, np.ptp(outputs, axis=0))
 
-    def expected_error(self, features: Features, largest: np.ndarray) -> Errors:
+    def expected_error(self, features: Features) -> Errors:
         r"""The root mean square of the error under the process, :math:`q = \sqrt{(F - m)^2 + v}`."""
         opinion, n_outputs = features.opinion, math.prod(features.anchor_error.shape[1:])
         assert opinion is not None
         gap = flat(features.prediction).astype(float) - opinion.mean
         size = np.hypot(gap, np.minimum(opinion.deviation, self.range))
-        return np.minimum(_per_output(size, n_outputs), largest)
+        return _per_output(size, n_outputs)
 
     def law_features(self, features: Features, natural: Any = None) -> LawFeatures:
         """The features of the laws; those in units of the error are divided by ``natural``."""
@@ -319,7 +311,7 @@ class _Known:
             "anchor": anchor,
             "held_out": anchor_mean(relation.near, self.held_out_error),
             "departure": _per_output(abs(prediction - mean), n_outputs),
-            "expected": self.expected_error(features, self.largest),
+            "expected": self.expected_error(features),
         }
         if natural is not None:
             in_units = {name: values / natural for name, values in in_units.items()}

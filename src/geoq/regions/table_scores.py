@@ -21,6 +21,8 @@ from geoq.regions.views import Score, TableView, View
 MAX_PAIRED = 30
 # Principal axes with a smaller deviation are directions in which the data do not vary.
 MIN_DEVIATION = 1e-3
+# Inputs with a weight below the first number hardly change the prediction; they have the second one as their weight.
+INERT, INERT_WEIGHT = 0.1, 0.3
 # Distances off the span of the axes below this many ``MIN_DEVIATION`` are rounding.
 ROUNDING = 0.01
 
@@ -86,7 +88,9 @@ class EachInput(Score):
 
     def fit(self, points: TableView) -> "EachInput":
         every = np.ones(len(points.importance), dtype=bool)
-        weight = input_weights(points.importance, every, self.min_weight)
+        weight = input_weights(points.importance, every, 0.0)
+        least = np.where(weight < INERT, min(INERT_WEIGHT, self.min_weight), self.min_weight)
+        weight = np.maximum(weight, least)
         return replace(self, points=points.t, weight=weight)
 
     @cached_property
