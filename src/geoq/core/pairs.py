@@ -223,13 +223,8 @@ class Pairs:
             left_in = replace(geometry, points=points.space[seen])
             relation = left_in.relate(points.space[unseen])
             # The rows of the data, not of the fold.
-            parts.append(
-                replace(
-                    relation,
-                    anchors=seen[relation.anchors],
-                    near=seen[relation.near].astype(np.int32),
-                )
-            )
+            near = seen[relation.near].astype(np.int32)
+            parts.append(replace(relation, anchors=seen[relation.anchors], near=near))
         return HeldOutPoints(self, parts, Agreement(sketch(self.outputs, 1)[:, 0]))
 
     def predictions(
@@ -419,9 +414,8 @@ class HeldOutPoints:
         held_out, of_anchors, _ = np.split(error, [n_unseen, n_unseen + len(used)])
         mean = self.agreement.put(number, fold.evaluated_rows, n_unseen, error, prediction)
         # In-sample on purpose: at deployment anchor errors are observed, query errors are not.
-        anchors = anchor_error(
-            places.reshape(relation.anchors.shape), filled_with_means(of_anchors)
-        )
+        places = places.reshape(relation.anchors.shape)
+        anchors = anchor_error(places, filled_with_means(of_anchors))
         prediction = prediction[:n_unseen]
         if self.pairs.mask is not None:
             prediction = np.nan_to_num(self.pairs.mask.filled(prediction))

@@ -90,8 +90,7 @@ class EachInput(Score):
         every = np.ones(len(points.importance), dtype=bool)
         weight = input_weights(points.importance, every, 0.0)
         least = np.where(weight < INERT, min(INERT_WEIGHT, self.min_weight), self.min_weight)
-        weight = np.maximum(weight, least)
-        return replace(self, points=points.t, weight=weight)
+        return replace(self, points=points.t, weight=np.maximum(weight, least))
 
     @cached_property
     def _values(self) -> Values:
@@ -153,9 +152,8 @@ class PrincipalAxes(Score):
     least = 0.1
 
     def fit(self, points: TableView) -> "PrincipalAxes":
-        return replace(
-            self, points=points.t, axes=Axes.fit(points.t, least=MIN_DEVIATION, ratio=0.0)
-        )
+        axes = Axes.fit(points.t, least=MIN_DEVIATION, ratio=0.0)
+        return replace(self, points=points.t, axes=axes)
 
     @cached_property
     def _values(self) -> Values:

@@ -110,10 +110,8 @@ class TableView:
         points, new = (
             (t - self.t.mean(axis=0)) / np.where(scale > 0, scale, 1) for t in (self.t, queries.t)
         )
-        before, after = (
-            (a**2).sum(axis=1).mean() + (b**2).sum(axis=1)
-            for a, b in ((self.t, queries.t), (points, new))
-        )
+        both = (self.t, queries.t), (points, new)
+        before, after = ((a**2).sum(axis=1).mean() + (b**2).sum(axis=1) for a, b in both)
         distance = queries.support_distance * np.sqrt(after / before)
         parts: Any = {"support_distance": distance, "levels": None}
         return replace(self, t=points), replace(queries, t=new, **parts)
@@ -235,8 +233,7 @@ class FieldView:
         return len(self.inputs)
 
     def __getitem__(self, rows: slice | np.ndarray) -> "FieldView":
-        distance = self.support_distance
-        distance = None if distance is None else distance[rows]
+        distance = None if self.support_distance is None else self.support_distance[rows]
         parts: Any = {"inputs": self.inputs[rows], "outputs": self.outputs[rows]}
         return replace(self, **parts, support_distance=distance)
 
