@@ -231,7 +231,7 @@ class FittedTwoLaws:
         weight = np.where(step < 0, weight * (1 - left**2), weight)
         bound = np.exp(log + weight * step + (1 - pi) * self.shift)
         if overhang:
-            # Where the process knows how the output changes, q contains the overhang.
+            # Where the process has data near the query, q contains the overhang.
             unknown = 1 - weight * (1 - np.sqrt(left))
             bound += unknown * np.minimum(self._overhang(features), MAX_OVERHANG * bound)
         if level != LEVEL:
