@@ -11,7 +11,7 @@ lead time, the exponent is 0 and the bound stays b.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 import torch
@@ -42,14 +42,6 @@ from geoq.training.loop import RowLoss, Training, TrainingResult, seeded, train_
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 BoundOf = Callable[[Features], Values]
-
-
-class Learned(NamedTuple):
-    """A fitted factor, the tuples on which it was validated, and their factors, each learned without the group of its tuple."""
-
-    fitted: "FittedFactor"
-    tuples: Tuples
-    factors: Values
 
 
 @dataclass(frozen=True)
@@ -101,19 +93,20 @@ class FieldFactor:
         The surrogates of time series and groups are trained on other periods or groups than the deployed surrogate, so that their
         predictions differ systematically. There the networks see the inputs alone.
         """
-        layout, points = tuples.points.layout, tuples.points
-        if self.sees is not None:
-            return Sight(self.sees, layout)
+        points, layout = tuples.points, tuples.points.layout
         rows = {inputs: points.inputs, prediction: points.outputs}
         visible = [seen for seen, row in rows.items() if layout.is_visible(row.shape[1:])]
         if tuples.position is not None and inputs in visible:
             visible = [inputs]
-        return Sight(tuple(visible) or (log_bound,), layout)
+        return Sight(self.sees or tuple(visible) or (log_bound,), layout)
 
-    def fit(self, tuples: Tuples, bound_of: BoundOf, quantile: float) -> Learned | None:
+    def fit(
+        self, tuples: Tuples, bound_of: BoundOf, quantile: float
+    ) -> "tuple[FittedFactor, Tuples, Values] | None":
         """Train one network for each part of the tuples, without that part, and validate it on that part.
 
-        None means that no factor lowers the held-out loss of ``bound_of(features)``.
+        Returns the factor, the tuples on which it was validated, and their factors, each learned without the group of its tuple;
+        None if no factor lowers the held-out loss of ``bound_of(features)``.
         """
         splits = self.splits(tuples)
         if not splits:
@@ -132,14 +125,16 @@ class FieldFactor:
         # A limited number of held-out rows, spread evenly over each part.
         n_rows = max(1, max_rows(shape) // len(splits))
         held_out = [rows[:: math.ceil(len(rows) / n_rows)] for _, rows in splits]
-        validation, validated = _Validation(tuples, held_out, bound_of), np.concatenate(held_out)
-        one = np.ones(n_out, np.float32)
+        validated, one = np.concatenate(held_out), np.ones(n_out, np.float32)
         bare = FittedFactor(networks, sight, one, -one, one, trainings)
-        fitted = validation.limited(bare, quantile)
+        answers = partial(_answers, bare, tuples, held_out, bound_of)
+        fitted = _limited(bare, answers(), quantile)
         # With fewer validation tuples than the quantile level requires, the lift would be infinite.
         if not fitted.exponent.any() or len(validated) < n_required(quantile):
             return None
-        return Learned(fitted, tuples[validated], validation.factors(fitted))
+        power = fitted.exponent[:, None]
+        factors = [np.exp(power * log).reshape(len(log), -1) for _, _, log in answers()]
+        return fitted, tuples[validated], joined(factors)
 
     def splits(self, tuples: Tuples) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each network: the rows to train on, and the rows that stop the training.
@@ -147,11 +142,9 @@ class FieldFactor:
         For time series the parts are stretches of time, and tuples that depend on a part are left out of its training.
         """
         groups, group = np.unique(tuples.group, return_inverse=True)
-        n_splits = min(self.n_splits, len(groups))
-        order = np.arange(len(groups))
-        if tuples.position is None:
-            order = permutation(len(groups))
-        part = (order * n_splits // len(groups))[group]
+        n_splits, n_groups = min(self.n_splits, len(groups)), len(groups)
+        order = permutation(n_groups) if tuples.position is None else np.arange(n_groups)
+        part = (order * n_splits // n_groups)[group]
         splits = []
         for number in range(n_splits):
             held_out = part == number
@@ -196,14 +189,6 @@ class FittedFactor:
 
     The limits are the smallest and the largest logarithm on held-out tuples. Far from the data the output of a network is
     arbitrary, and its exponential reached 1e11 without limits.
-
-    Attributes:
-        networks: the trained networks.
-        sight: what they see.
-        exponent: a_c of each channel.
-        lower: the lower limit of the logarithm in each channel.
-        upper: the upper limit of the logarithm in each channel.
-        trainings: the first, best and last held-out loss of each network.
     """
 
     networks: tuple[FieldNetwork, ...]
@@ -234,43 +219,34 @@ class FittedFactor:
         return f"a factor learned from {seen} on {used} of {len(self.exponent)} channels"
 
 
-@dataclass(frozen=True)
-class _Validation:
-    """The held-out tuples of each part, which validate the network that was trained without that part."""
+def _answers(
+    fitted: FittedFactor, tuples: Tuples, held_out: list[np.ndarray], bound_of: BoundOf
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Errors, bounds and logarithms of factors of the rows that each network was trained without, in chunks."""
+    for network, rows in zip(fitted.networks, held_out, strict=True):
+        for chunk in chunks(len(rows), 8 * math.prod(tuples.field_shape)):
+            part = tuples[rows[chunk]]
+            features = part.features
+            bound = bound_of(features)
+            log = fitted.log_factor(network, features, bound)
+            error, own = (values.reshape(log.shape) for values in (part.error, bound))
+            yield error.astype(np.float32), own.astype(np.float32), log
 
-    tuples: Tuples
-    rows: list[np.ndarray]
-    bound_of: BoundOf
 
-    def _answers(self, fitted: FittedFactor) -> Iterator[tuple[np.ndarray, ...]]:
-        """Errors, bounds and logarithms of factors, part by part and in chunks."""
-        for network, rows in zip(fitted.networks, self.rows, strict=True):
-            for chunk in chunks(len(rows), 8 * math.prod(self.tuples.field_shape)):
-                part = self.tuples[rows[chunk]]
-                features = part.features
-                bound = self.bound_of(features)
-                log = fitted.log_factor(network, features, bound)
-                error, own = (values.reshape(log.shape) for values in (part.error, bound))
-                yield error.astype(np.float32), own.astype(np.float32), log
-
-    def limited(self, fitted: FittedFactor, quantile: float) -> FittedFactor:
-        """The exponent of each channel with the smallest loss, and the range of the logarithms found here."""
-        losses = np.zeros((len(EXPONENTS), len(fitted.exponent)))
-        upper = np.full(len(fitted.exponent), -np.inf, np.float32)
-        lower = -upper
-        for error, own, log in self._answers(fitted):
-            # The network is free where the bound is 0; there its output has no part in the limits.
-            used = np.where(own > 0, log, 0)
-            lower = np.minimum(lower, used.min(axis=(0, 2)))
-            upper = np.maximum(upper, used.max(axis=(0, 2)))
-            for place, power in enumerate(EXPONENTS):
-                missed = pinball_loss(error, own * np.exp(np.float32(power) * log), quantile)
-                losses[place] += np.nan_to_num(missed).mean(axis=2).sum(axis=0)
-        exponent = np.array(EXPONENTS, np.float32)[losses.argmin(axis=0)]
-        return replace(fitted, exponent=exponent, lower=lower, upper=upper)
-
-    def factors(self, fitted: FittedFactor) -> Values:
-        """The factor of each tuple, from the network that was trained without it."""
-        power = fitted.exponent[:, None]
-        parts = [np.exp(power * log).reshape(len(log), -1) for _, _, log in self._answers(fitted)]
-        return joined(parts)
+def _limited(
+    fitted: FittedFactor, answers: Iterator[tuple[np.ndarray, ...]], quantile: float
+) -> FittedFactor:
+    """The exponent of each channel with the smallest loss, and the range of the logarithms found here."""
+    losses = np.zeros((len(EXPONENTS), len(fitted.exponent)))
+    upper = np.full(len(fitted.exponent), -np.inf, np.float32)
+    lower = -upper
+    for error, own, log in answers:
+        # The network is free where the bound is 0; there its output has no part in the limits.
+        used = np.where(own > 0, log, 0)
+        lower = np.minimum(lower, used.min(axis=(0, 2)))
+        upper = np.maximum(upper, used.max(axis=(0, 2)))
+        for place, power in enumerate(EXPONENTS):
+            missed = pinball_loss(error, own * np.exp(np.float32(power) * log), quantile)
+            losses[place] += np.nan_to_num(missed).mean(axis=2).sum(axis=0)
+    exponent = np.array(EXPONENTS, np.float32)[losses.argmin(axis=0)]
+    return replace(fitted, exponent=exponent, lower=lower, upper=upper)

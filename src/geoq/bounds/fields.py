@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from geoq.arrays import chunks, flat, joined, permutation
 from geoq.bounds.climatology import Climatology, FittedClimatology, natural_scale
@@ -91,13 +91,19 @@ class FieldBound:
 
     def fit(self, tuples: Tuples, quantile: float) -> "FittedFields":
         """Estimate the scale and the coefficient, learn the factor, and compute the lift."""
-        reference = None
-        if self.reference is not None:
-            reference = self.reference.fit(tuples.points.outputs, quantile)
+        outputs = tuples.points.outputs
+        reference = None if self.reference is None else self.reference.fit(outputs, quantile)
         scale = _scale(tuples, reference, quantile)
-        scale = scale * _coefficient(tuples, reference, scale, quantile)
-        ends = edge_distance(tuples), steepest_slope(tuples, quantile)
-        fitted = FittedFields(reference, scale, *ends)
+        distance = tuples.relation.support_distance[tuples.interpolating]
+        edge = float(inverse_cdf_quantile(distance, EDGE_QUANTILE))
+        fitted = FittedFields(reference, scale, edge, _steepest_slope(tuples, quantile))
+        # The coefficient k with the smallest pinball loss: the quantile of e / (s r), weighted by s r.
+        some = tuples.subsample(max(1000, MAX_VALUES // len(scale)))
+        ratio, bound = _ratios(some, fitted, MAX_VALUES)
+        if bound.any():
+            weight = some.weight[:, None] * bound
+            scale = scale * weighted_quantile(ratio.ravel(), weight.ravel(), quantile)
+            fitted = replace(fitted, scale=scale)
         learned = self._factor().fit(tuples, fitted.plain, quantile)
         if learned is None:
             checked = tuples.subsample(max(1000, MAX_CHECKED // len(scale)))
@@ -105,7 +111,7 @@ class FieldBound:
         else:
             factor, checked, factors = learned
             fitted = replace(fitted, factor=factor)
-        return replace(fitted, lift=required_lift(checked, factors, fitted, quantile))
+        return replace(fitted, lift=_lift(checked, factors, fitted, quantile))
 
     def _factor(self) -> Any:
         """How the factor is learned; not at all without torch."""
@@ -134,16 +140,7 @@ def check_cells(model: object, shapes: Shapes, layout: Layout) -> None:
 
 @dataclass(frozen=True)
 class FittedFields:
-    """The fitted bound of fields.
-
-    Attributes:
-        reference: the fitted natural scale r.
-        scale: k s of each value of the flattened error; 0 in exact cells.
-        edge: the distance d_r, up to which a query counts as interpolation.
-        slope: the steepest slope L of each value.
-        factor: the learned factor f; None if there is none.
-        lift: the lift lambda.
-    """
+    """The fitted bound: r, k s of each value (0 in exact cells), d_r, the slope L of each value, f (if any) and lambda."""
 
     reference: FittedClimatology | None
     scale: Float[np.ndarray, " n_values"]
@@ -161,23 +158,20 @@ class FittedFields:
     def __call__(
         self, features: Features, quantile: float | None = None
     ) -> Float[np.ndarray, " n *field"]:
-        parts = [self._bound(features[rows]) for rows in chunks(len(features), 4 * len(self.scale))]
+        parts = []
+        for rows in chunks(len(features), 4 * len(self.scale)):
+            part = features[rows]
+            bound = self.plain(part)
+            if self.factor is not None:
+                bound = self.factor(part, bound) * bound
+            beyond = (part.support_distance.astype(float) - self.edge).clip(min=0)[:, None]
+            parts.append(self.lift * bound + beyond * self.slope * STEEPNESS)
         return joined(parts).reshape(features.anchor_error.shape)
-
-    def _bound(self, features: Features) -> Values:
-        bound = self.plain(features)
-        if self.factor is not None:
-            bound = self.factor(features, bound) * bound
-        beyond = (features.support_distance.astype(float) - self.edge).clip(min=0)[:, None]
-        return self.lift * bound + beyond * self.slope * STEEPNESS
 
     def describe(self) -> str:
         """The fitted bound in one sentence."""
         factor = "no learned factor" if self.factor is None else self.factor.describe()
         return f"The bound is a scale for each cell, {factor}, lifted by {self.lift:.2f}"
-
-
-# The scale
 
 
 def _scale(
@@ -218,14 +212,6 @@ def low_rank_scale(
 
     ``error_of`` returns the errors of a chunk of the tuples. The last ``n_axes`` axes of their ``shape`` are cells, and all axes
     before them are channels. With rank 0 a channel has one number.
-
-    Example:
-        Ten fields of two channels on a grid of 3 x 4 cells; the errors of the second channel are five times as large.
-
-        >>> error = np.ones((10, 2, 3, 4)) * np.array([1.0, 5.0])[:, None, None]
-        >>> scale = low_rank_scale(error.__getitem__, np.ones(10), (2, 3, 4), 2, 0.95)
-        >>> scale[:, 0, 0].round(3).tolist()
-        [1.0, 5.0]
     """
     n_cells = math.prod(shape[len(shape) - n_axes :])
     n_channels, fraction = math.prod(shape) // n_cells, weight / weight.sum()
@@ -244,8 +230,8 @@ def low_rank_scale(
     maps, sampled = np.where(counts, maps, MIN_FRACTION * maps), joined(parts)
     coefficient = np.ones(n_channels)
     for channel, own in enumerate(maps[:, some]):
-        weights = weight[:, None] * counts[channel, some] * own
-        found = _pooled_quantile(sampled[:, channel] / own, weights, quantile)
+        ratio, weights = sampled[:, channel] / own, weight[:, None] * counts[channel, some] * own
+        found = weighted_quantile(ratio.ravel(), weights.ravel(), quantile)
         # If nearly all errors are zero, their quantile is zero too. Then the scale is the map.
         coefficient[channel] = found if found > 0 else 1.0
     return (coefficient[:, None] * maps).reshape(shape)
@@ -263,41 +249,7 @@ def low_rank_maps(mean: Maps, rank: int = RANK) -> Maps:
     return np.asarray(np.exp(centre + (u * s)[:, :rank] @ v[:rank]))
 
 
-def _pooled_quantile(values: np.ndarray, weights: np.ndarray, quantile: float) -> float:
-    """The weighted quantile of all values together."""
-    return float(weighted_quantile(values.reshape(-1), weights.reshape(-1), quantile))
-
-
-def _coefficient(
-    tuples: Tuples, reference: FittedClimatology | None, scale: np.ndarray, quantile: float
-) -> float:
-    """The coefficient k with the smallest pinball loss: the quantile of e / (s r), weighted by s r."""
-    tuples = tuples.subsample(max(1000, MAX_VALUES // len(scale)))
-    columns = random_columns(tuples, MAX_VALUES // len(tuples))
-    ratios, weights = [], []
-    for rows in chunks(len(tuples), 8 * len(scale)):
-        part = tuples[rows]
-        natural = np.broadcast_to(natural_scale(part.features, reference), (len(part), len(scale)))
-        own = natural[:, columns] * scale[columns]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratios.append(flat(part.error)[:, columns] / own)
-        weights.append(own)
-    shape = joined(weights)
-    if not shape.any():
-        return 1.0
-    return _pooled_quantile(joined(ratios), tuples.weight[:, None] * shape, quantile)
-
-
-# The edge of the data
-
-
-def edge_distance(tuples: Tuples) -> float:
-    """The support distance up to which a query counts as interpolation."""
-    distance = tuples.relation.support_distance[tuples.interpolating]
-    return float(inverse_cdf_quantile(distance, EDGE_QUANTILE))
-
-
-def steepest_slope(tuples: Tuples, quantile: float) -> Float[np.ndarray, " n_values"]:
+def _steepest_slope(tuples: Tuples, quantile: float) -> Float[np.ndarray, " n_values"]:
     """The steepest slope L of the errors: the quantile of e / d of each value, maximised over the families of folds."""
     distance, counted = tuples.relation.support_distance, tuples.counted
     errors, slope = flat(tuples.errors), np.zeros(math.prod(tuples.field_shape))
@@ -313,35 +265,32 @@ def steepest_slope(tuples: Tuples, quantile: float) -> Float[np.ndarray, " n_val
     return slope
 
 
-def random_columns(tuples: Tuples, n_wanted: int) -> Int[np.ndarray, " n_chosen"]:
-    """All values whose errors count, or a sorted random sample of ``n_wanted`` of them, at least 100."""
-    n_wanted, counted = max(100, n_wanted), tuples.counted
-    if len(counted) <= n_wanted:
-        return counted
-    return counted[np.sort(permutation(len(counted))[:n_wanted])]
+def _ratios(
+    tuples: Tuples, bound: FittedFields, n_values: int, factor: Any = 1.0
+) -> tuple[Values, Values]:
+    """Errors over bounds, and the bounds, of all values that count or of about ``n_values`` random ones."""
+    columns, n_wanted = tuples.counted, max(100, n_values // len(tuples))
+    if len(columns) > n_wanted:
+        columns = columns[np.sort(permutation(len(columns))[:n_wanted])]
+    factor = np.broadcast_to(factor, (len(tuples), len(bound.scale)))
+    ratios, bounds = [], []
+    for rows in chunks(len(tuples), 8 * len(bound.scale)):
+        part = tuples[rows]
+        bounds.append(bound.plain(part.features)[:, columns] * factor[rows][:, columns])
+        ratios.append(error_ratios(flat(part.error)[:, columns], bounds[-1]))
+    return joined(ratios), joined(bounds)
 
 
-def required_lift(tuples: Tuples, factor: Values, bound: FittedFields, quantile: float) -> float:
+def _lift(tuples: Tuples, factor: Values, bound: FittedFields, quantile: float) -> float:
     """The lift: the smallest number, at least 1, that makes the bound hold inside the data in every family of folds.
 
     Each tuple is compared with the factor that was learned without its group, because a factor covers new points less often than
     the points that it was fitted to. Queries can resemble any family of folds, so the bound must hold in each family with enough
     tuples. Only tuples inside the data are used. If no number is large enough, the lift is 1.
     """
-    columns = random_columns(tuples, MAX_RATIOS // len(tuples))
-    factor = np.broadcast_to(factor, (len(tuples), len(bound.scale)))
-    parts = []
-    for rows in chunks(len(tuples), 8 * len(bound.scale)):
-        part = tuples[rows]
-        own = bound.plain(part.features)[:, columns] * factor[rows][:, columns]
-        parts.append(error_ratios(flat(part.error)[:, columns], own))
-    ratio = joined(parts)
+    ratio, _ = _ratios(tuples, bound, MAX_RATIOS, factor)
     inside = tuples.relation.support_distance <= bound.edge
     families = [inside & (tuples.family == number) for number in np.unique(tuples.family)]
-    required = [
-        conformal_factor(ratio[rows], quantile)
-        for rows in families
-        if rows.sum() >= n_required(quantile)
-    ]
-    lift = max([1.0, *required])
+    enough = [rows for rows in families if rows.sum() >= n_required(quantile)]
+    lift = max([1.0, *(conformal_factor(ratio[rows], quantile) for rows in enough)])
     return lift if math.isfinite(lift) else 1.0

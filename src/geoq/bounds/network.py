@@ -103,12 +103,10 @@ class Sight:
         parts, some = [], tuples.subsample(max_rows(tuples.field_shape))
         for rows in chunks(len(some), 4 * math.prod(tuples.field_shape)):
             features = some[rows].features
-            parts.append(self(features, None if bound_of is None else bound_of(features)))
+            parts.append(self(features, bound_of and bound_of(features)))
         channels, distance = (torch.cat(part) for part in zip(*parts, strict=True))
-        n_inputs = 0
-        if inputs in self.sees:
-            n_inputs = self.layout.channels(tuples.points.inputs[:1]).shape[1]
-        return normalization(channels, n_inputs, distance)
+        own = self.layout.channels(tuples.points.inputs[:1])
+        return normalization(channels, own.shape[1] if inputs in self.sees else 0, distance)
 
     def network(
         self, normalization: dict[str, Tensor], n_out: int, widths: tuple[int, ...], dropout: float
@@ -157,13 +155,7 @@ def normalization(
 class FieldNetwork(nn.Module):
     """A network on a domain and the normalisation of its inputs, in one state dict. A new network returns 0 everywhere.
 
-    Args:
-        n_in: number of channels that it sees.
-        n_out: number of channels that it returns.
-        layout: where the fields lie. If the errors do not lie on the cells, the network returns one number per channel, the mean
-            over the cells.
-        widths: channels at each resolution.
-        dropout: fraction of the activations that are dropped in training.
+    If the errors do not lie on the cells, it returns one number per channel, the mean over the cells.
     """
 
     def __init__(
