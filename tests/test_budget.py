@@ -24,7 +24,7 @@ BUDGET = {
     "src/geoq/report": 500,
     "src/geoq/rollout": 2990,
     "src/geoq/serving": 600,
-    "src/geoq/training": 1660,
+    "src/geoq/training": 1570,
     "tests": 12190,
     "benchmarks": 13100,
 }

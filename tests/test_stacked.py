@@ -15,8 +15,7 @@ from geoq.nets.unet import UNet
 from geoq.surrogate import TrainTogether
 from geoq.training import recipe as recipes
 from geoq.training.loop import train_on
-from geoq.training.recipe import train_together
-from geoq.training.stacked import Member, PairTask
+from geoq.training.stacked import PairTask, train_together
 
 QUICK = Training(n_steps=60, batch_size=16, learning_rate=5e-3, check_every=20)
 
@@ -113,28 +112,27 @@ def test_each_member_of_a_stack_stops_at_its_own_step():
     def loss(net, rows):
         return nn.functional.mse_loss(net(X[rows]), Y[rows])
 
-    members = [Member(fresh(NETWORKS["mlp"]), *own, random_state=0) for own in splits]
-    together = train_together(members, PairTask(X, Y, nn.functional.mse_loss), training)
-    for member, result, own in zip(members, together, splits, strict=True):
+    networks = [fresh(NETWORKS["mlp"]) for _ in splits]
+    task = PairTask(X, Y, nn.functional.mse_loss)
+    together = train_together(networks, splits, [0] * 3, task, training)
+    for network, result, own in zip(networks, together, splits, strict=True):
         alone = fresh(NETWORKS["mlp"])
         expected = train_on(alone, loss, training, *own)
         assert result.best_step == expected.best_step
         assert result.last_step == expected.last_step
         assert result.first_loss == pytest.approx(expected.first_loss, rel=1e-4)
-        assert_close(member.network(X), alone(X), rtol=1e-2, atol=1e-3)
+        assert_close(network(X), alone(X), rtol=1e-2, atol=1e-3)
     assert len({result.last_step for result in together}) > 1
 
 
 def test_the_results_of_members_with_different_batch_sizes_have_the_order_of_the_members():
     few, many = torch.arange(9), torch.arange(100)
-    members = [
-        Member(fresh(NETWORKS["mlp"]), rows, held_out, random_state=0)
-        for rows, held_out in [(many, few), (few, few), (many, many)]
-    ]
-    results = train_together(members, PairTask(X, Y, nn.functional.mse_loss), QUICK)
-    for member, result in zip(members, results, strict=True):
-        rows = member.validation_rows
-        loss = nn.functional.mse_loss(member.network(X[rows]), Y[rows])
+    splits = [(many, few), (few, few), (many, many)]
+    networks = [fresh(NETWORKS["mlp"]) for _ in splits]
+    task = PairTask(X, Y, nn.functional.mse_loss)
+    results = train_together(networks, splits, [0] * 3, task, QUICK)
+    for network, result, (_, rows) in zip(networks, results, splits, strict=True):
+        loss = nn.functional.mse_loss(network(X[rows]), Y[rows])
         assert result.best_loss == pytest.approx(float(loss.detach()), rel=1e-4)
 
 

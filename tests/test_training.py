@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from geoq import GeoQ, RandomFolds, Training, TrainNetwork
 from geoq.nets.mlp import MLP
-from geoq.training.loop import EarlyStopping, train, warn_if_untrained
+from geoq.training.loop import TrainingResult, train, warn_if_untrained
 from geoq.training.recipe import TrainedNetwork
 
 QUICK = Training(n_steps=300, batch_size=16, learning_rate=1e-2, check_every=20)
@@ -70,7 +70,7 @@ def test_a_training_loss_that_is_not_finite_raises():
     with pytest.raises(FloatingPointError, match=r"loss became (nan|inf) by step \d+ of 100"):
         recipe(training)(*line())
     with pytest.raises(FloatingPointError, match="initial weights is nan, so no training"):
-        EarlyStopping(QUICK, math.nan)
+        TrainingResult.of_initial_weights(math.nan)
 
 
 def test_rows_of_one_group_are_not_separated():

@@ -21,9 +21,8 @@ from geoq.training.recipe import (
     made_by,
     mean_squared_error,
     single,
-    train_together,
 )
-from geoq.training.stacked import Call, Loss, Member, can_stack
+from geoq.training.stacked import Call, Loss, can_stack, train_together
 
 
 @dataclass(frozen=True)
@@ -99,9 +98,7 @@ class TrainRollout:
         if len(runs) < 2 or n_decays or not can_stack(networks[0], stages[0][0]):
             return [self([states[run] for run in own]) for own in runs]
         for task, training, rows in stages:
-            pairs = zip(networks, rows, strict=True)
-            members = [Member(one, *own, training.random_state) for one, own in pairs]
-            train_together(members, task, training)
+            train_together(networks, rows, [training.random_state] * len(runs), task, training)
         return [TrainedNetwork(network) for network in networks]
 
     def _stages(

@@ -6,22 +6,22 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from geoq.arrays import few_threads
-from geoq.checks import is_integer, is_number, warn
+from geoq.checks import check_integer, check_seed, is_number, warn
 
 logger = logging.getLogger(__name__)
 
-RowLoss = Callable[[nn.Module, Tensor], Tensor]
+RowLoss: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
+Rows: TypeAlias = Int[Tensor, " _"]
 
 # The learning rate is multiplied by DECAY at each cut; each lower rate has at least the fraction LOWER_RATE of all steps.
-DECAY = 0.2
-LOWER_RATE = 1 / 8
-MAX_DECAYS = 4
+DECAY, LOWER_RATE = 0.2, 1 / 8
 
 
 @contextmanager
@@ -52,7 +52,7 @@ class Training:
             small part of the time.
         patience: the training stops after this many successive checks without a new lowest validation loss. The default allows
             1000 steps without progress, because the validation loss of mini-batch steps is noisy.
-        n_decays: number of times, from 0 to 4, that the learning rate is cut to a fifth when the patience runs out. The training
+        n_decays: number of times that the learning rate is cut to a fifth when the patience runs out. The training
             then continues from the best weights. Use 1 to 3 where the noise of the steps limits the accuracy. If the patience
             does not run out, the rate is cut early enough to leave an eighth of ``n_steps`` for each lower rate. The default is a
             constant rate, because networks whose rates are cut cannot be trained together.
@@ -76,36 +76,27 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("n_steps", "batch_size", "check_every", "patience"):
-            count = getattr(self, name)
-            self._check(name, is_integer(count) and count >= 1, "must be an integer >= 1")
-        decays, fraction = self.n_decays, self.validation_fraction
-        few = is_integer(decays) and 0 <= decays <= MAX_DECAYS
-        self._check("n_decays", few, f"must be an integer from 0 to {MAX_DECAYS}")
-        positive = is_number(self.learning_rate) and self.learning_rate > 0
-        self._check("learning_rate", positive, "must be > 0")
-        inside = is_number(fraction) and 0 < fraction < 1
-        self._check("validation_fraction", inside, "must be between 0 and 1, exclusive")
-        self._check("random_state", is_integer(self.random_state), "must be an integer, the seed")
+            check_integer(getattr(self, name), f"Training.{name}", 1)
+        check_integer(self.n_decays, "Training.n_decays", 0)
+        check_seed(self.random_state, "Training.random_state")
+        for name, most in (("learning_rate", math.inf), ("validation_fraction", 1)):
+            value = getattr(self, name)
+            if not is_number(value) or not 0 < value < most:
+                raise ValueError(f"Training.{name}={value!r} must lie between 0 and {most}.")
 
-    def _check(self, name: str, usable: bool, rule: str) -> None:  # noqa: FBT001
-        if not usable:
-            raise ValueError(f"Training({name}={getattr(self, name)!r}): {name} {rule}.")
-
-    def hold_out(
-        self, groups: Int[Tensor, " n_rows"]
-    ) -> tuple[Int[Tensor, " n_train"], Int[Tensor, " n_validation"]]:
+    def hold_out(self, groups: Rows) -> tuple[Rows, Rows]:
         """Divide rows at random into training rows and validation rows; with a single group both are all rows.
 
         Rows of one group, such as copies of one point, are never separated. ``groups`` has the group number of each row.
         """
         distinct, group = groups.unique(return_inverse=True)
-        if len(distinct) < 2:
+        n = len(distinct)
+        if n < 2:
             rows = torch.arange(len(groups), device=groups.device)
             return rows, rows
-        n = len(distinct)
         n_validation = min(max(1, round(self.validation_fraction * n)), n - 1)
         held_out = torch.zeros(n, dtype=torch.bool, device="cpu")
-        held_out[_permutation(n, _generator(self.random_state))[:n_validation]] = True
+        held_out[_shuffled(n, _generator(self.random_state))[:n_validation]] = True
         is_validation = held_out.to(groups.device)[group]
         return (~is_validation).nonzero()[:, 0], is_validation.nonzero()[:, 0]
 
@@ -114,13 +105,13 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator("cpu").manual_seed(seed)
 
 
-def _permutation(n: int, generator: torch.Generator) -> Tensor:
+def _shuffled(n: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(n, generator=generator, device="cpu")
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The course of one training.
+    """The course of one training, up to the last check of the validation loss.
 
     Attributes:
         first_loss: validation loss of the initial weights.
@@ -138,42 +129,35 @@ class TrainingResult:
     last_step: int
     checks: tuple[tuple[int, float], ...] = ()
 
-
-class EarlyStopping:
-    """The lowest validation loss of one training, and whether its patience has run out."""
-
-    def __init__(self, training: Training, first_loss: float) -> None:
-        if not math.isfinite(first_loss):
+    @staticmethod
+    def of_initial_weights(loss: float) -> "TrainingResult":
+        """A training without steps; raises unless its loss is finite."""
+        if not math.isfinite(loss):
             raise FloatingPointError(
-                f"the validation loss of the initial weights is {first_loss}, so no training can be compared with it; check the "
-                "loss and the initial weights of the network, or scale the data."
+                f"the validation loss of the initial weights is {loss}, so no training can be compared with it; check the loss and "
+                "the initial weights of the network, or scale the data."
             )
-        self.training = training
-        self.result = TrainingResult(first_loss, first_loss, first_loss, 0, 0, ((0, first_loss),))
+        return TrainingResult(loss, loss, loss, 0, 0, ((0, loss),))
 
-    def improves(self, step: int, loss: float) -> bool:
-        """Record the validation loss after a step; return whether it is the lowest. Raises unless it is finite."""
-        training, result = self.training, self.result
+    def after(self, step: int, loss: float, training: Training) -> "TrainingResult":
+        """The course with one more check; raises unless the loss is finite. The best step is this one if the loss is the lowest."""
         if not math.isfinite(loss):
             raise FloatingPointError(
                 f"learning_rate={training.learning_rate:g}, but the validation loss became {loss} by step {step} of "
                 f"{training.n_steps}; lower learning_rate or scale the data."
             )
-        is_best = loss < result.best_loss
-        best = (loss, step) if is_best else (result.best_loss, result.best_step)
-        checks = (*result.checks, (step, loss))
-        self.result = TrainingResult(result.first_loss, best[0], loss, best[1], step, checks)
-        return is_best
+        lowest, best_step = min((self.best_loss, self.best_step), (loss, step))
+        return TrainingResult(
+            self.first_loss, lowest, loss, best_step, step, (*self.checks, (step, loss))
+        )
 
-    def out_of_patience(self, since: int = 0) -> bool:
+    def out_of_patience(self, training: Training, since: int = 0) -> bool:
         """Whether the loss has not improved for too long, counted from the step ``since`` or later."""
-        n_stalled = self.result.last_step - max(self.result.best_step, since)
-        return n_stalled >= self.training.patience * self.training.check_every
+        n_stalled = self.last_step - max(self.best_step, since)
+        return n_stalled >= training.patience * training.check_every
 
 
-def train(
-    network: nn.Module, loss: RowLoss, training: Training, groups: Int[Tensor, " n_rows"]
-) -> TrainingResult:
+def train(network: nn.Module, loss: RowLoss, training: Training, groups: Rows) -> TrainingResult:
     """Train the network in place. It ends in eval mode, with the weights of the lowest validation loss.
 
     Args:
@@ -186,15 +170,11 @@ def train(
 
 
 def train_on(
-    network: nn.Module,
-    loss: RowLoss,
-    training: Training,
-    training_rows: Int[Tensor, " n_train"],
-    validation_rows: Int[Tensor, " n_validation"],
+    network: nn.Module, loss: RowLoss, training: Training, rows: Rows, held_out: Rows
 ) -> TrainingResult:
     """Train the network as ``train`` does, with training rows and validation rows that the caller chooses."""
     with few_threads(n_training_numbers(network)):
-        result = _optimise(network, loss, training, training_rows, validation_rows)
+        result = _optimise(network, loss, training, rows, held_out)
     network.eval()
     log(network, result)
     return result
@@ -223,56 +203,49 @@ def log(network: nn.Module, result: TrainingResult) -> None:
     logger.info("trained %s: best loss %.4g at step %d of %d", type(network).__name__, *numbers)
 
 
-def epochs(
-    rows: Int[Tensor, " n_rows"], batch_size: int, random_state: int
-) -> Iterator[Int[Tensor, " n_batches batch_size"]]:
-    """Iterate over epochs without end: the batches of each, in a new random order, without the incomplete last batch."""
+def random_batches(rows: Rows, training: Training, random_state: int) -> Iterator[Rows]:
+    """Batches without end, in a new random order in each epoch, which leaves out the incomplete last batch."""
     generator = _generator(random_state)
-    size = min(batch_size, len(rows))
+    size = min(training.batch_size, len(rows))
     n_used = len(rows) // size * size
     while True:
-        order = _permutation(len(rows), generator)[:n_used]
-        yield rows[order.to(rows.device)].view(-1, size)
+        order = _shuffled(len(rows), generator)[:n_used]
+        yield from rows[order.to(rows.device)].view(-1, size)
 
 
-def validation_batches(rows: Int[Tensor, " n"], batch_size: int) -> tuple[Tensor, ...]:
+def validation_batches(rows: Rows, training: Training) -> tuple[Tensor, ...]:
     """Batches of the validation rows; they need no gradients and can therefore be larger than training batches."""
-    size = max(batch_size, 1024) if batch_size >= 64 else batch_size
-    batches: tuple[Tensor, ...] = rows.split(size)
+    size = training.batch_size
+    batches: tuple[Tensor, ...] = rows.split(max(size, 1024) if size >= 64 else size)
     return batches
 
 
 def _optimise(
-    network: nn.Module,
-    loss: RowLoss,
-    training: Training,
-    training_rows: Tensor,
-    validation_rows: Tensor,
+    network: nn.Module, loss: RowLoss, training: Training, rows: Rows, held_out: Rows
 ) -> TrainingResult:
     """Take steps until the patience runs out, and restore the best weights."""
 
     @torch.no_grad()
     def validation_loss() -> float:
         network.eval()
-        batches = validation_batches(validation_rows, training.batch_size)
-        total = sum(loss(network, batch) * len(batch) for batch in batches)
-        return float(total / len(validation_rows))
+        batches = validation_batches(held_out, training)
+        return float(sum(loss(network, b) * len(b) for b in batches) / len(held_out))
 
     optimizer = torch.optim.Adam(network.parameters(), lr=training.learning_rate, fused=True)
-    every_epoch = epochs(training_rows, training.batch_size, training.random_state)
-    stopping = EarlyStopping(training, validation_loss())
+    result = TrainingResult.of_initial_weights(validation_loss())
     best_weights = copy.deepcopy(network.state_dict())
     cuts_left, last_cut = training.n_decays, 0
-    for step, batch in enumerate((batch for epoch in every_epoch for batch in epoch), 1):
+    for step, batch in enumerate(random_batches(rows, training, training.random_state), 1):
         network.train()
         optimizer.zero_grad()
         loss(network, batch).backward()
         optimizer.step()
         if step % training.check_every and step < training.n_steps:
             continue
-        if stopping.improves(step, validation_loss()):
+        result = result.after(step, validation_loss(), training)
+        if result.best_step == step:
             best_weights = copy.deepcopy(network.state_dict())
-        is_stuck = stopping.out_of_patience(since=last_cut)
+        is_stuck = result.out_of_patience(training, since=last_cut)
         latest_cut = training.n_steps * (1 - LOWER_RATE * cuts_left)
         if step == training.n_steps or (is_stuck and not cuts_left):
             break
@@ -282,4 +255,4 @@ def _optimise(
                 group["lr"] *= DECAY
             cuts_left, last_cut = cuts_left - 1, step
     network.load_state_dict(best_weights)
-    return stopping.result
+    return result

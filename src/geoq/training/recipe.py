@@ -9,28 +9,15 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from geoq.arrays import chunks, few_threads, is_tensor, take, to_numbers
+from geoq.arrays import chunks, is_tensor, take, to_numbers
 from geoq.checks import check_function, check_object
-from geoq.training.loop import Training, TrainingResult, n_training_numbers, seeded, train
-from geoq.training.stacked import Member, PairTask, can_stack, train_stack
+from geoq.training.loop import Training, seeded, train
+from geoq.training.stacked import PairTask, can_stack, train_together
 
 # Networks are trained as a stack while their batches (inputs and outputs) have at most STACK_NUMBERS numbers in total, and their
 # weights at most STACK_WEIGHTS. Larger networks gain nothing, and all of them would be in memory at once.
 STACK_NUMBERS = 2**18
 STACK_WEIGHTS = 2**24
-
-
-def train_together(members: list[Member], task: Any, training: Training) -> list[TrainingResult]:
-    """Train the networks of all members in place, one stack for each batch size, and return the result of each member."""
-    sizes = [min(training.batch_size, len(m.training_rows)) for m in members]
-    results: dict[int, TrainingResult] = {}
-    for size in dict.fromkeys(sizes):
-        places = [place for place, other in enumerate(sizes) if other == size]
-        stack = [members[place] for place in places]
-        # Threads for the size of one network: on a busy machine the threads of a stack wait for each other at every product.
-        with few_threads(n_training_numbers(stack[0].network)):
-            results |= zip(places, train_stack(stack, task, training), strict=True)
-    return [results[place] for place in range(len(members))]
 
 
 def mean_squared_error(y: Tensor, y_hat: Tensor) -> Tensor:
@@ -74,27 +61,23 @@ class TrainedNetwork:
 @torch.no_grad()
 def _through(module: Any, x: Any) -> Any:
     """The output of a module at the rows of x."""
-    weight = next(module.parameters(), None)
-    parts = [_answer(module, weight, x[rows]) for rows in chunks(len(x), int(np.prod(x.shape[1:])))]
+    parts = [_answer(module, x[rows]) for rows in chunks(len(x), int(np.prod(x.shape[1:])))]
     return torch.cat(parts) if is_tensor(x) else torch.cat(parts).numpy()
 
 
-def _answer(module: Any, weight: Tensor | None, x: Any) -> Tensor:
+def _answer(module: Any, x: Any) -> Tensor:
     given = x
     if not is_tensor(x):
         numbers = to_numbers(x, "x")
-        given = np.asarray(x) if x.dtype.kind in "iu" else numbers
-        given = torch.tensor(np.ascontiguousarray(given))
+        given = torch.tensor(np.ascontiguousarray(x if x.dtype.kind in "iu" else numbers))
     is_real = given.is_floating_point()
-    part = given
-    if weight is not None:
-        part = given.to(weight) if is_real else given.to(weight.device)
+    weight = next(module.parameters(), given)
     try:
-        answer = module(part)
+        answer = module(given.to(weight) if is_real else given.to(weight.device))
     except RuntimeError:
-        if weight is None or is_real:
+        if is_real:
             raise
-        answer = module(part.to(weight))
+        answer = module(given.to(weight))
     if not is_tensor(answer):
         raise TypeError(
             f"{type(module).__name__} returned a {type(answer).__name__}, but a surrogate must return a tensor; pass a function "
@@ -184,22 +167,22 @@ class TrainNetwork:
             seeds: the seed of each network; ``training.random_state`` for all if None.
         """
         task = PairTask(single(x, "x"), single(y, "y"), self.loss)
-        seeds = [self.training.random_state] * len(subsets) if seeds is None else seeds
-        own = [(self.with_seed(int(s)), r) for s, r in zip(seeds, subsets, strict=True)]
+        seeds = [self.training.random_state] * len(subsets) if seeds is None else [*map(int, seeds)]
+        recipes = [self.with_seed(seed) for seed in seeds]
         device = task.inputs.device
-        members = [recipe._member(torch.as_tensor(r, device=device)) for recipe, r in own]
-        first = members[0].network
-        check_network(first, self.make_network, task.inputs[:1], task.targets[:1])
-        alone = len(members) < 2 or self.training.n_decays
-        if alone or not can_stack(first, task):
-            return [recipe(take(x, r), take(y, r)) for recipe, r in own]
-        train_together(members, task, self.training)
-        return [TrainedNetwork(member.network) for member in members]
-
-    def _member(self, rows: Int[Tensor, " n_rows"]) -> Member:
-        training, validation = self.training.hold_out(torch.arange(len(rows), device=rows.device))
-        network = self._new_network().to(rows.device)
-        return Member(network, rows[training], rows[validation], self.training.random_state)
+        networks = [recipe._new_network().to(device) for recipe in recipes]
+        check_network(networks[0], self.make_network, task.inputs[:1], task.targets[:1])
+        if len(networks) < 2 or self.training.n_decays or not can_stack(networks[0], task):
+            return [
+                recipe(take(x, r), take(y, r)) for recipe, r in zip(recipes, subsets, strict=True)
+            ]
+        rows = []
+        for recipe, subset in zip(recipes, subsets, strict=True):
+            own = torch.as_tensor(subset, device=device)
+            learned, held_out = recipe.training.hold_out(torch.arange(len(own), device=device))
+            rows.append((own[learned], own[held_out]))
+        train_together(networks, rows, seeds, task, self.training)
+        return [TrainedNetwork(network) for network in networks]
 
     def _new_network(self) -> nn.Module:
         with seeded(self.training.random_state):

@@ -11,72 +11,43 @@ at once; then the rows, the inputs and the outputs have a first dimension of mem
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from geoq.arrays import few_threads
 from geoq.training.loop import (
-    EarlyStopping,
+    Rows,
     Training,
     TrainingResult,
-    epochs,
     log,
+    n_training_numbers,
+    random_batches,
     validation_batches,
 )
 
 logger = logging.getLogger(__name__)
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-Call = Callable[[Tensor], Tensor]
-State = dict[str, Tensor]
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Call: TypeAlias = Callable[[Tensor], Tensor]
+State: TypeAlias = dict[str, Tensor]
 
 # Layers that act on each number separately. They can be applied to the values of all members without a change.
 ELEMENTWISE = (
-    nn.ReLU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.ELU,
-    nn.LeakyReLU,
-    nn.Identity,
-)
-
-
-@dataclass(frozen=True)
-class Member:
-    """One network of a stack.
-
-    Attributes:
-        network: the network; the training changes its weights.
-        training_rows: rows of the data for its steps.
-        validation_rows: rows of the data for its early stopping.
-        random_state: seed of the order of its batches.
-    """
-
-    network: nn.Module
-    training_rows: Int[Tensor, " n_train"]
-    validation_rows: Int[Tensor, " n_validation"]
-    random_state: int
+    nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.ELU, nn.LeakyReLU, nn.Identity,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class PairTask:
-    """A task with pairs of inputs and targets.
-
-    Attributes:
-        inputs: the inputs of all rows.
-        targets: the targets of all rows.
-        loss: the mean loss, a function of the targets and of the outputs of a network.
-    """
+    """A task with pairs of inputs and targets; ``loss`` is a function of the targets and of the outputs of a network."""
 
     inputs: Float[Tensor, " n *input"]
     targets: Float[Tensor, " n *output"]
@@ -86,45 +57,66 @@ class PairTask:
         return loss(self.targets[rows], call(self.inputs[rows]))
 
 
-def train_stack(members: Sequence[Member], task: Any, training: Training) -> list[TrainingResult]:
-    """Train the networks of all members in place. Each ends in eval mode, with the weights of its lowest validation loss.
+def train_together(
+    networks: Sequence[nn.Module],
+    rows: Sequence[tuple[Rows, Rows]],
+    seeds: Sequence[int],
+    task: Any,
+    training: Training,
+) -> list[TrainingResult]:
+    """Train all networks in place, one stack for each batch size, and return the result of each network.
 
-    All batches must have the same size: each member has at least ``training.batch_size`` training rows, or all members have the
-    same number of training rows. The seeds are the seeds of the members.
+    Each ends in eval mode, with the weights of its lowest validation loss. ``rows`` are the rows of the data for the steps and for
+    the early stopping of each network, ``seeds`` determine the order of their batches.
     """
-    stack = _Stack([member.network for member in members], task, training.learning_rate)
-    size = training.batch_size
-    batches = [_batches(m, size) for m in members]
-    held_out = [validation_batches(m.validation_rows, size) for m in members]
-    stopping = [EarlyStopping(training, loss) for loss in stack.validation_losses(held_out)]
+    sizes = [min(training.batch_size, len(learned)) for learned, _ in rows]
+    results: dict[int, TrainingResult] = {}
+    for size in dict.fromkeys(sizes):
+        members = [member for member, other in enumerate(sizes) if other == size]
+        parts = [networks[m] for m in members], [rows[m] for m in members]
+        order = [seeds[m] for m in members]
+        # Threads for the size of one network: on a busy machine the threads of a stack wait for each other at every product.
+        with few_threads(n_training_numbers(networks[members[0]])):
+            results |= zip(members, _train_stack(*parts, order, task, training), strict=True)
+    return [results[member] for member in range(len(networks))]
+
+
+def _train_stack(
+    networks: list[nn.Module],
+    rows: list[tuple[Rows, Rows]],
+    seeds: list[int],
+    task: Any,
+    training: Training,
+) -> list[TrainingResult]:
+    """Train networks whose batches have the same size."""
+    stack = _Stack(networks, task, training.learning_rate)
+    batches = [
+        random_batches(own[0], training, seed) for own, seed in zip(rows, seeds, strict=True)
+    ]
+    held_out = [validation_batches(own[1], training) for own in rows]
+    results = [TrainingResult.of_initial_weights(x) for x in stack.validation_losses(held_out)]
     best = [_copied(state) for state in stack.member_states()]
-    running = list(range(len(members)))
+    running = list(range(len(networks)))
     step = 0
     while running and step < training.n_steps:
         n_steps = min(training.check_every, training.n_steps - step)
-        for rows in zip(*(islice(batches[n], n_steps) for n in running), strict=True):
-            stack.descend(torch.stack(rows))
+        for of_members in zip(*(islice(batches[n], n_steps) for n in running), strict=True):
+            stack.descend(torch.stack(of_members))
         step += n_steps
         losses = stack.validation_losses([held_out[n] for n in running])
         for n, loss, state in zip(running, losses, stack.member_states(), strict=True):
-            if stopping[n].improves(step, loss):
+            results[n] = results[n].after(step, loss, training)
+            if results[n].best_step == step:
                 best[n] = _copied(state)
-        kept = [p for p, n in enumerate(running) if not stopping[n].out_of_patience()]
+        kept = [p for p, n in enumerate(running) if not results[n].out_of_patience(training)]
         if len(kept) < len(running):
             stack.keep(kept)
             running = [running[place] for place in kept]
-    results = [one.result for one in stopping]
-    for member, state, result in zip(members, best, results, strict=True):
-        member.network.load_state_dict(state)
-        member.network.eval()
-        log(member.network, result)
+    for network, state, result in zip(networks, best, results, strict=True):
+        network.load_state_dict(state)
+        network.eval()
+        log(network, result)
     return results
-
-
-def _batches(member: Member, size: int) -> Iterator[Tensor]:
-    """The batches of one member, without end."""
-    for epoch in epochs(member.training_rows, size, member.random_state):
-        yield from epoch
 
 
 def _copied(state: State) -> State:
@@ -161,16 +153,17 @@ class _Stack:
         self.template = copy.deepcopy(networks[0])
         states = [network.state_dict() for network in networks]
         stacked = {name: torch.stack([s[name] for s in states]) for name in states[0]}
-        layers = layer_sequence(self.template) if task.inputs.ndim == 2 else None
-        self._outputs = (
-            _Mapped(self.template) if layers is None else _Products(layers, self.template)
-        )
-        for name in self._outputs.transposed:
-            stacked[name] = stacked[name].mT.contiguous()
         learned = {n for n, w in self.template.named_parameters() if w.requires_grad}
         self.weights = {n: w.requires_grad_() for n, w in stacked.items() if n in learned}
         self.buffers = {n: b for n, b in stacked.items() if n not in learned}
         self.optimizer = self._adam()
+        layers = layer_sequence(self.template) if task.inputs.ndim == 2 else None
+        names = {module: name for name, module in self.template.named_modules()}
+        self._outputs = (
+            vmap(partial(functional_call, self.template))
+            if layers is None
+            else partial(products, [(names[layer], layer) for layer in layers])
+        )
         self._vmapped_loss = vmap(task.loss)
 
     def descend(self, rows: Int[Tensor, " n_members batch_size"]) -> None:
@@ -190,23 +183,16 @@ class _Stack:
     def validation_losses(self, batches: Sequence[tuple[Tensor, ...]]) -> list[float]:
         """The mean loss of each member over its own validation batches."""
         self.template.eval()
-        return [
-            self._mean_loss(state, own)
-            for state, own in zip(self.member_states(), batches, strict=True)
-        ]
-
-    def _mean_loss(self, state: State, batches: tuple[Tensor, ...]) -> float:
-        def call(x: Tensor) -> Tensor:
-            y_hat: Tensor = functional_call(self.template, state, (x,))
-            return y_hat
-
-        total = sum(self.task.mean_loss(call, self.task.loss, rows) * len(rows) for rows in batches)
-        return float(total / sum(map(len, batches)))
+        losses = []
+        for state, own in zip(self.member_states(), batches, strict=True):
+            call = partial(functional_call, self.template, state)
+            total = sum(self.task.mean_loss(call, self.task.loss, rows) * len(rows) for rows in own)
+            losses.append(float(total / sum(map(len, own))))
+        return losses
 
     def member_states(self) -> list[State]:
         """Views of the weights and buffers of each member, under the names of ``state_dict``."""
         everything = {n: w.detach() for n, w in self.weights.items()} | self.buffers
-        everything |= {name: everything[name].mT for name in self._outputs.transposed}
         n_members = len(next(iter(everything.values())))
         return [{n: w[m] for n, w in everything.items()} for m in range(n_members)]
 
@@ -225,51 +211,19 @@ class _Stack:
         return torch.optim.Adam(self.weights.values(), lr=self.learning_rate, fused=True)
 
 
-class _Mapped:
-    """The outputs of all members for any network, by ``vmap``."""
+def products(layers: list[tuple[str, nn.Module]], state: State, x: Tensor) -> Tensor:
+    """The outputs of all members for named linear and elementwise layers: one batched product per linear layer.
 
-    transposed: tuple[str, ...] = ()
-
-    def __init__(self, network: nn.Module) -> None:
-        def call(state: State, x: Tensor) -> Tensor:
-            result: Tensor = functional_call(network, state, (x,))
-            return result
-
-        self.call = vmap(call)
-
-    def __call__(
-        self, state: State, x: Float[Tensor, " n_members n *input"]
-    ) -> Float[Tensor, " n_members n *output"]:
-        result: Tensor = self.call(state, x)
-        return result
-
-
-class _Products:
-    """The outputs of all members for a sequence of linear and elementwise layers: one batched product per linear layer.
-
-    This takes half the time of ``vmap`` on Forrester's network (ten members, one core). ``transposed`` has the names of the
-    weights that are stored transposed, which saves another tenth.
+    This takes half the time of ``vmap`` on Forrester's network (ten members, one core).
     """
-
-    def __init__(self, layers: list[nn.Module], network: nn.Module) -> None:
-        names = {module: name for name, module in network.named_modules()}
-        self.layers = [(names[layer], layer) for layer in layers]
-        self.transposed = tuple(
-            {f"{n}.weight" for n, layer in self.layers if isinstance(layer, nn.Linear)}
-        )
-
-    def __call__(
-        self, state: State, x: Float[Tensor, " n_members n n_inputs"]
-    ) -> Float[Tensor, " n_members n n_outputs"]:
-        for name, layer in self.layers:
-            if not isinstance(layer, nn.Linear):
-                x = layer(x)
-            elif layer.bias is None:
-                x = torch.bmm(x, state[f"{name}.weight"])
-            else:
-                bias = state[f"{name}.bias"][:, None]
-                x = torch.baddbmm(bias, x, state[f"{name}.weight"])
-        return x
+    for name, layer in layers:
+        if not isinstance(layer, nn.Linear):
+            x = layer(x)
+        elif layer.bias is None:
+            x = torch.bmm(x, state[f"{name}.weight"].mT)
+        else:
+            x = torch.baddbmm(state[f"{name}.bias"][:, None], x, state[f"{name}.weight"].mT)
+    return x
 
 
 def layer_sequence(module: nn.Module) -> list[nn.Module] | None:
@@ -282,8 +236,5 @@ def layer_sequence(module: nn.Module) -> list[nn.Module] | None:
     if type(module).forward is not nn.Sequential.forward:
         return None
     # children() would omit a layer that is called a second time.
-    children = [child for child in module._modules.values() if child is not None]
-    parts = [layer_sequence(child) for child in children]
-    if any(part is None for part in parts):
-        return None
-    return [layer for part in parts if part for layer in part]
+    parts = [layer_sequence(child) for child in module._modules.values() if child is not None]
+    return None if None in parts else [layer for part in parts if part for layer in part]
