@@ -20,7 +20,7 @@ BUDGET = {
     "src/geoq/nets": 370,
     "src/geoq/planning": 1100,
     "src/geoq/plots": 900,
-    "src/geoq/regions": 1400,
+    "src/geoq/regions": 1254,
     "src/geoq/report": 500,
     "src/geoq/rollout": 2990,
     "src/geoq/serving": 600,

@@ -4,7 +4,6 @@ import math
 import re
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -16,8 +15,7 @@ from geoq.core.geometry import Features
 from geoq.data.coordinates import Coordinates
 from geoq.data.domain import Layout
 from geoq.regions.field_scores import Answers, Moments, Patterns, Windows, middle_of, windows_of
-from geoq.regions.gaps import Planes, Values
-from geoq.regions.region import FittedScores, PaperRegion, joint_thresholds
+from geoq.regions.region import PaperRegion, joint_thresholds
 from geoq.regions.table_scores import (
     EachInput,
     EachPair,
@@ -25,7 +23,7 @@ from geoq.regions.table_scores import (
     SupportDistance,
     Unexplained,
 )
-from geoq.regions.views import FieldView
+from geoq.regions.views import FieldView, Values
 
 # Tables: what each score alone detects, and what the default region detects.
 
@@ -150,18 +148,6 @@ def test_many_inputs_have_two_scores_and_functions_the_support_distance(settings
     region = of_table(x, surrogate=lambda x: x.mean(axis=1), **settings).fitted_.region
     names = [type(score).__name__ for score in region.scores]
     assert names == ["SupportDistance"] if settings else ["EachInput", "SupportDistance"]
-
-
-@pytest.mark.parametrize("n", [3, 40, 600])
-def test_the_largest_distance_in_a_plane_does_not_depend_on_the_bounds(n):
-    rng = np.random.default_rng(n)
-    points = np.round(rng.normal(size=(n, 5)) ** 3, 1)
-    points[:, 4] = 1.0  # a constant input
-    queries = 2 * np.round(rng.normal(size=(700, 5)), 2)
-    planes = Planes(points, list(combinations(range(5), 2)))
-    expected = planes.distances(queries).max(axis=1)
-    assert_array_equal(planes.largest(queries[:1]), expected[:1])  # all distances
-    assert_array_equal(planes.largest(queries), expected)  # bounded by the grids
 
 
 @pytest.mark.parametrize("n", [20, 50, 200])
@@ -322,7 +308,7 @@ def test_windows_and_gaps_by_hand():
         assert windows[0, number, 4] == field[0, 0, row, column]
     two = np.random.default_rng(0).normal(size=(4, 2, 30))
     known = Coordinates.fit(two, logarithms=False)
-    view = FieldView(known(two), two, known, Layout(Grid(1), (30,), on_cells=True))
+    view = FieldView(known(two), two, np.zeros(4), known, Layout(Grid(1), (30,), on_cells=True))
     assert Windows().fit(view).gaps(view).max() < 1e-6
     values = Values(np.array([2.0]), np.array([[0.0, 1.0, 5.0]]))
     queries = np.array([[-1.0], [0.4], [3.5], [9.0]])
@@ -386,7 +372,6 @@ def test_neighbours_in_time_and_of_a_group_do_not_support_each_other():
 def test_the_largest_ratio_of_several_scores_decides():
     fitted = of_table(box(0), surrogate=lambda x: x[:, 0]).fitted_
     region, features = fitted.region, fitted.tuples[:50].features
-    assert isinstance(region, FittedScores)
     queries = region.view.of_queries(features)
     every = [s(queries) / t for s, t in zip(region.scores, region.thresholds, strict=True)]
     assert_allclose(region.support_score(features), np.max(every, axis=0))

@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 
 from geoq import RolloutGeoQ
 from geoq.data.coordinates import Coordinates
-from geoq.regions.rollout import ROUNDING, Surface
+from geoq.regions.table_scores import ROUNDING_OFF_SURFACE, Surface
 from geoq.regions.views import TableView
 from geoq.rollout.layout import RowLayout
 
@@ -23,7 +23,7 @@ def test_the_region_contains_the_quantile_of_the_whole_held_out_rollouts():
 
 def view(points):
     nu = Coordinates.fit(np.random.default_rng(0).random((9, points.shape[1])), logarithms=False)
-    return TableView(points, None, nu, None)
+    return TableView(points, points, *np.zeros((2, len(points))), nu, None)
 
 
 def test_the_score_counts_deviations_along_and_across_the_nearest_states():
@@ -31,7 +31,7 @@ def test_the_score_counts_deviations_along_and_across_the_nearest_states():
     line = np.linspace(-1, 1, 20)
     surface = Surface(np.stack([line / line.std(), np.zeros(20)], axis=1))
     queries = np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 0.01]])
-    expected = [0.0, 2 / np.sqrt(2), 0.01 / ROUNDING / np.sqrt(2)]
+    expected = [0.0, 2 / np.sqrt(2), 0.01 / ROUNDING_OFF_SURFACE / np.sqrt(2)]
     assert_allclose(surface(view(queries)), expected, rtol=1e-5, atol=1e-9)
 
 

@@ -25,9 +25,7 @@ from geoq.checks import names_with_torch
 from geoq.data.coordinates import Category, Ignored, Log, Number, Periodic
 from geoq.data.metric import Columns, StandardizedMetric, identity
 from geoq.regions.field_scores import Answers, Moments, Patterns, Windows
-from geoq.regions.gaps import Values
-from geoq.regions.region import PaperRegion
-from geoq.regions.rollout import RolloutRegion
+from geoq.regions.region import PaperRegion, RolloutRegion
 from geoq.regions.table_scores import (
     EachInput,
     EachPair,
@@ -35,6 +33,7 @@ from geoq.regions.table_scores import (
     SupportDistance,
     Unexplained,
 )
+from geoq.regions.views import Values
 from geoq.rollout.additive import AdditiveRecursion
 from geoq.rollout.companion import RandomFeatures
 from geoq.rollout.growth import MemberGrowth

@@ -8,8 +8,7 @@ from geoq import surrogate
 from geoq.bounds import climatology, fields, law, prior, resemblance, two_laws
 from geoq.core import conformal, fitted, folds, geometry, tuples
 from geoq.data import coordinates, domain, masks, metric, process, table
-from geoq.regions import field_scores, gaps, region, table_scores, views
-from geoq.regions import rollout as rollout_region
+from geoq.regions import field_scores, region, table_scores, views
 from geoq.rollout import additive, companion, features, growth, horizon, layout, members, series
 from geoq.rollout import fitted as fitted_rollouts
 
@@ -32,11 +31,9 @@ _MODULES = (
     process,
     table,
     field_scores,
-    gaps,
     region,
     table_scores,
     views,
-    rollout_region,
     additive,
     companion,
     features,

@@ -37,7 +37,6 @@ from geoq.data.process import second_opinion
 from geoq.data.scratch import is_lazy, stored
 from geoq.data.table import Table, check_same_order, input_rows, output_names, output_rows
 from geoq.neighbors import near_copies, sketch
-from geoq.regions.region import FittedRegion
 from geoq.surrogate import TrainSurrogate, absolute_error, answers_of, errors_of, evaluate
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, array_id
 from geoq.training.progress import Trainings
@@ -292,7 +291,7 @@ class Pairs:
     def fit_region(self, tuples: Tuples) -> Any:
         """The threshold of line 16."""
         region = self.how.safe_region.fit(tuples)
-        if not isinstance(region, FittedRegion):
+        if not (hasattr(region, "support_score") and hasattr(region, "explain")):
             raise TypeError(
                 f"{type(self.how.safe_region).__name__}.fit returned {region!r}; return an object with support_score(features) and "
                 "explain(features, names)."

@@ -15,8 +15,7 @@ from jaxtyping import Float
 
 from geoq.arrays import chunks, permutation
 from geoq.neighbors import Neighbors
-from geoq.regions.gaps import TINY, Axes, Values
-from geoq.regions.views import VARIANCE_FLOOR, FieldView, Grids, Score
+from geoq.regions.views import TINY, VARIANCE_FLOOR, Axes, FieldView, Grids, Score, Values
 
 # Cells of a window along each axis: on a line, and on grids with more axes.
 WINDOW_ON_LINE, WINDOW = 7, 3

@@ -11,31 +11,31 @@ This is a departure from the paper, whose single score is the distance in the sp
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
 
-from geoq.arrays import chunks
+from geoq.arrays import chunks, flat
 from geoq.checks import check_integer, check_quantile
-from geoq.core.geometry import Features
+from geoq.core.geometry import Features, Space
 from geoq.core.tuples import Points, Tuples
 from geoq.data.coordinates import Part, spread
 from geoq.data.table import Names
 from geoq.neighbors import Neighbors
 from geoq.quantiles import inverse_cdf_quantile, rank
 from geoq.regions.field_scores import Answers, Moments, Patterns, Windows
-from geoq.regions.gaps import TINY
 from geoq.regions.table_scores import (
     EachCombination,
     EachInput,
     EachPair,
     PrincipalAxes,
     SupportDistance,
+    Surface,
     Unexplained,
 )
-from geoq.regions.views import FieldView, TableView, View
+from geoq.regions.views import TINY, FieldView, TableView, View
 
 # The largest ratio of a score to its threshold in the safe region; it is larger than 1 because of rounding.
 SAFE = 1 + 1e-9
@@ -53,26 +53,22 @@ USUAL_NEIGHBORS = 20
 
 
 @runtime_checkable
-class FittedRegion(Protocol):
-    """A score of the features of queries: a query is safe if its score is at most 1."""
-
-    def support_score(self, features: Features, /) -> np.ndarray: ...
-
-    def explain(self, features: Features, names: Names | None, /) -> str:
-        """Why one query is safe or not."""
-        ...
-
-
-@runtime_checkable
 class SafeRegion(Protocol):
-    """How a safe region is found from the calibration; ``Region`` and ``PaperRegion`` are two rules."""
+    """A rule of the safe region: ``Region``, ``PaperRegion``, ``RolloutRegion`` or one of the user.
 
-    def fit(self, tuples: Tuples, /) -> FittedRegion: ...
+    ``fit`` returns the region with what it has found in the calibration, in fields that are None before. Then
+    ``support_score(features)`` returns one number per query, at most 1 if the query is safe, and ``explain(features, names)`` states
+    why one query is safe or not.
+    """
+
+    def fit(self, tuples: Tuples, /) -> Any: ...
 
 
 @dataclass(frozen=True)
 class Region:
     """Queries that resemble the held-out points of the interpolating folds, in every score.
+
+    The support score is the largest ratio of a score to its threshold.
 
     Attributes:
         scores: the scores, such as ``(EachInput(), EachPair())`` of ``geoq.parts``; None means the scores of the domain.
@@ -85,17 +81,63 @@ class Region:
 
     scores: tuple[Any, ...] | None = None
     quantile: float = 0.95
+    view: Any = field(default=None, repr=False, compare=False)
+    thresholds: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "Region.quantile")
 
-    def fit(self, tuples: Tuples) -> "FittedScores":
+    def fit(self, tuples: Tuples) -> "Region":
         """Set the thresholds from the held-out points, and fit the scores to all points."""
-        points, inner = tuples.points, tuples[tuples.interpolating]
-        if _are_fields(points):
+        inner = tuples[tuples.interpolating]
+        if _are_fields(tuples.points):
             inner = inner[:: math.ceil(len(inner) / N_SCORED)]
-        rules = self.scores or default_scores(points), points, inner
-        return fit_scores(*rules, lambda scores: joint_thresholds(scores, self.quantile))
+        return self.fit_to(tuples.points, inner, joint_thresholds)
+
+    def fit_to(
+        self,
+        points: Points,
+        held_out: Tuples,
+        thresholds_of: Callable[[np.ndarray, float], np.ndarray],
+    ) -> "Region":
+        """Fit the scores to all points, and set their thresholds from the scores of held-out points in their folds."""
+        scores = self.scores or default_scores(points)
+        view: Any = FieldView.of(points) if _are_fields(points) else TableView.of(points)
+
+        def in_fold(fold: int) -> Float[np.ndarray, " n n_scores"]:
+            left_in = view[points.splits[fold][0]]
+            queries = left_in.of_queries(held_out[held_out.fold == fold].features)
+            if isinstance(queries, TableView):
+                queries = queries[queries.known_to(left_in)]
+                if queries.t.shape[1] > MAX_INPUTS:
+                    left_in, queries = left_in.as_new(queries)
+            return _scores([score.fit(left_in) for score in scores], queries)
+
+        found = [in_fold(fold) for fold in dict.fromkeys(held_out.fold.tolist())]
+        fitted = tuple(score.fit(view) for score in scores)
+        least = [max(score.least, TINY) for score in fitted]
+        thresholds = thresholds_of(np.concatenate(found), self.quantile).clip(least)
+        return replace(self, scores=fitted, view=view[:0], thresholds=thresholds)
+
+    def _ratios(self, queries: View) -> Float[np.ndarray, " n n_scores"]:
+        assert self.scores is not None
+        return _scores(self.scores, queries) / self.thresholds
+
+    def support_score(self, features: Features) -> Float[np.ndarray, " n"]:
+        """The largest ratio of a score to its threshold."""
+        return np.asarray(self._ratios(self.view.of_queries(features)).max(axis=1))
+
+    def explain(self, features: Features, names: Names | None = None) -> str:
+        """Why one query is safe or not: the first score that names an input, or the one with the largest ratio."""
+        assert self.scores is not None
+        query = self.view.of_queries(features, names)
+        ratios = self._ratios(query)[0]
+        if ratios.max() <= SAFE:
+            words = (score.explain_inside(query) for score in self.scores)
+            return next(filter(None, words), str(query.inside))
+        specific = np.array([score.is_specific for score in self.scores]) & (ratios > SAFE)
+        which = int(specific.argmax() if specific.any() else ratios.argmax())
+        return str(self.scores[which].explain(query, float(self.thresholds[which])))
 
 
 def _are_fields(points: Points) -> bool:
@@ -114,30 +156,6 @@ def default_scores(points: Points) -> tuple[Any, ...]:
     levels = points.coordinates.is_part(Part.LEVEL) & points.coordinates.varies
     n_categories = len(np.unique(points.coordinates.input_of[levels]))
     return (*TABLE, EachCombination()) if n_categories > 1 else TABLE
-
-
-def fit_scores(
-    scores: Sequence[Any],
-    points: Points,
-    held_out: Tuples,
-    thresholds_of: Callable[[np.ndarray], np.ndarray],
-) -> "FittedScores":
-    """Fit scores to all points, and set their thresholds from the scores of held-out points in their folds."""
-    everything: Any = FieldView.of(points) if _are_fields(points) else TableView.of(points)
-
-    def in_fold(fold: int) -> Float[np.ndarray, " n n_scores"]:
-        left_in = everything[points.splits[fold][0]]
-        queries = left_in.of_queries(held_out[held_out.fold == fold].features)
-        if isinstance(queries, TableView):
-            queries = queries[queries.known_to(left_in)]
-            if queries.t.shape[1] > MAX_INPUTS:
-                left_in, queries = left_in.as_new(queries)
-        return _scores([score.fit(left_in) for score in scores], queries)
-
-    found = [in_fold(fold) for fold in dict.fromkeys(held_out.fold.tolist())]
-    fitted = tuple(score.fit(everything) for score in scores)
-    least = [max(score.least, TINY) for score in fitted]
-    return FittedScores(everything[:0], fitted, thresholds_of(np.concatenate(found)).clip(least))
 
 
 def _scores(scores: Sequence[Any], queries: View) -> Float[np.ndarray, " n n_scores"]:
@@ -177,31 +195,6 @@ def joint_thresholds(
 
 
 @dataclass(frozen=True)
-class FittedScores:
-    """The fitted scores and their thresholds. The support score is the largest ratio of a score to its threshold."""
-
-    view: View
-    scores: tuple[Any, ...]
-    thresholds: Float[np.ndarray, " n_scores"]
-
-    def support_score(self, features: Features) -> Float[np.ndarray, " n"]:
-        """The largest ratio of a score to its threshold."""
-        scores = _scores(self.scores, self.view.of_queries(features))
-        return np.asarray((scores / self.thresholds).max(axis=1))
-
-    def explain(self, features: Features, names: Names | None = None) -> str:
-        """Why one query is safe or not: the first score that names an input, or the one with the largest ratio."""
-        query = self.view.of_queries(features, names)
-        ratios = _scores(self.scores, query)[0] / self.thresholds
-        if ratios.max() <= SAFE:
-            words = (score.explain_inside(query) for score in self.scores)
-            return next(filter(None, words), query.inside)
-        specific = np.array([score.is_specific for score in self.scores]) & (ratios > SAFE)
-        which = int(specific.argmax() if specific.any() else ratios.argmax())
-        return str(self.scores[which].explain(query, float(self.thresholds[which])))
-
-
-@dataclass(frozen=True)
 class PaperRegion:
     r"""The paper's safe region: features whose mean distance to the nearest calibration features is not unusual.
 
@@ -215,6 +208,10 @@ class PaperRegion:
 
     n_neighbors: int | None = None
     quantile: float = 0.95
+    mean: Any = field(default=None, repr=False, compare=False)
+    scale: Any = field(default=None, repr=False, compare=False)
+    cloud: Any = field(default=None, repr=False, compare=False)
+    threshold: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_quantile(self.quantile, "PaperRegion.quantile")
@@ -230,8 +227,8 @@ class PaperRegion:
                 "independent of it; lower n_neighbors or the gap, or give more data."
             )
 
-    def fit(self, tuples: Tuples) -> "FittedPaperRegion":
-        r"""Set the threshold from the leave-one-out scores of the calibration features.
+    def fit(self, tuples: Tuples) -> "PaperRegion":
+        r"""Standardise the calibration features, and set the threshold from their leave-one-out scores.
 
         .. math:: \tau_{safe} = \widehat Q_{\alpha_{safe}}(\{S_{cal}(\psi_i)\})  (eq:safe_threshold_loo)
 
@@ -242,21 +239,10 @@ class PaperRegion:
         n_neighbors = self.n_neighbors or min(USUAL_NEIGHBORS, tuples.n_independent)
         psi = tuples.features.flat
         mean, scale = spread(psi)
-        bare = FittedPaperRegion(mean, scale, (psi - mean) / scale, n_neighbors, 0.0)
-        scores = bare.leave_one_out(tuples)
-        threshold = float(inverse_cdf_quantile(scores, self.quantile))
-        return replace(bare, threshold=threshold)
-
-
-@dataclass(frozen=True)
-class FittedPaperRegion:
-    """The standardised calibration features T(psi) and the threshold tau_safe on the mean distance to the nearest of them."""
-
-    mean: Float[np.ndarray, " n_features"]
-    scale: Float[np.ndarray, " n_features"]
-    cloud: Float[np.ndarray, " n n_features"]
-    n_neighbors: int
-    threshold: float
+        cloud = (psi - mean) / scale
+        bare = replace(self, n_neighbors=n_neighbors, mean=mean, scale=scale, cloud=cloud)
+        threshold = inverse_cdf_quantile(bare.leave_one_out(tuples), self.quantile)
+        return replace(bare, threshold=float(threshold))
 
     def leave_one_out(self, tuples: Tuples) -> Float[np.ndarray, " n"]:
         r"""Support score of each calibration feature among the others.
@@ -265,6 +251,7 @@ class FittedPaperRegion:
             \sum_{\psi_j \in \mathcal N_{T, K_{safe}}^{\Psi_{cal} \setminus \{\psi_i\}}(\psi_i)} d_T(\psi_i, \psi_j)
             (eq:safe_score_calibration_loo)
         """
+        assert self.n_neighbors is not None
         found = Neighbors(self.cloud).nearest_other(self.n_neighbors, tuples.position, tuples.reach)
         return np.asarray(found.mean(axis=1))
 
@@ -274,6 +261,7 @@ class FittedPaperRegion:
         .. math:: S(\psi) = \frac{1}{K_{safe}} \sum_{\psi_j \in \mathcal N_{T, K_{safe}}(\psi)} d_T(\psi, \psi_j)
             (eq:safe_score_standardized)
         """
+        assert self.n_neighbors is not None
         psi = (features.flat - self.mean) / self.scale
         score = Neighbors(self.cloud).nearest(psi, self.n_neighbors)[0].mean(axis=1)
         return np.asarray(score / max(self.threshold, TINY))
@@ -283,3 +271,90 @@ class FittedPaperRegion:
         del names
         few = "too few " if float(self.support_score(features)[0]) > SAFE else ""
         return f"the calibration contains {few}similar features psi"
+
+
+@dataclass(frozen=True)
+class RolloutRegion:
+    r"""Steps that start at most as far from the data as held-out rollouts were at their farthest step.
+
+    .. math:: \Omega_{safe} = \{u : \Delta d_k(u) \le \widehat Q_{\alpha_{safe}}(\max_n \Delta d_k(\widehat u_n))\}
+
+    The quantile is taken over whole rollouts. A threshold that one step in twenty exceeds would end the supported horizon of
+    nearly every rollout of a hundred steps.
+
+    Distances hardly change if a state of many coordinates becomes noisy or is shifted, or if a state leaves an attractor. So an
+    initial state with a grid of 16 cells or more must also resemble the data in the scores of fields: its windows, its moments,
+    its patterns and its first step. A state with one axis counts as a line of cells. A smaller state, or a small output of a
+    state with a long memory, must lie on the ``Surface`` that the data form. Both tests then have the quantile
+    :math:`(1 + \alpha_{safe}) / 2`, so that together they exclude at most :math:`1 - \alpha_{safe}` of the held-out rollouts.
+
+    Attributes:
+        quantile: alpha_safe, the fraction of the held-out rollouts whose steps are all in the region.
+
+    Example:
+        >>> RolloutRegion(quantile=0.9)
+        RolloutRegion(quantile=0.9)
+    """
+
+    quantile: float = 0.95
+    threshold: Any = field(default=None, repr=False, compare=False)
+    initial: Region | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile, "RolloutRegion.quantile")
+
+    def fit(self, tuples: Tuples) -> "RolloutRegion":
+        """Set the threshold from the farthest step of each held-out rollout, and fit the region of initial states."""
+        assert tuples.position is not None
+        initial, quantile = None, self.quantile
+        if tuples.points.inputs[0].size > 1:
+            quantile = (1 + self.quantile) / 2
+            initial = _initial_states(tuples, quantile)
+        rollouts, number = np.unique(tuples.position, return_inverse=True)
+        farthest = np.zeros(len(rollouts))
+        np.maximum.at(farthest, number, tuples.relation.support_distance)
+        threshold = float(inverse_cdf_quantile(farthest, quantile))
+        return replace(self, threshold=threshold, initial=initial)
+
+    def support_score(self, features: Features) -> Float[np.ndarray, " n"]:
+        """The support distance divided by its threshold."""
+        return np.asarray(features.support_distance / max(self.threshold, TINY))
+
+    def explain(self, features: Features, names: Names | None = None) -> str:
+        """Why the initial state of a rollout is safe or not."""
+        if self.initial is not None and self.initial.support_score(features)[0] > SAFE:
+            return self.initial.explain(features, names)
+        distance = float(features.support_distance[0])
+        return f"its distance to the data is {distance:.3g} (held-out rollouts: at most {self.threshold:.3g})"
+
+
+def _initial_states(tuples: Tuples, quantile: float) -> Region:
+    """The region of initial states, which are the first steps of the rollouts."""
+    assert tuples.position is not None
+    points, first = _with_next(tuples.points), tuples[np.diff(tuples.position, prepend=-1) > 0]
+    # Only inputs and predictions are compared; the points have other rows, so there are no anchors.
+    assert first.queries is not None
+    inputs = first.queries.inputs
+    relation = replace(first.relation, anchors=0 * first.relation.anchors)
+    queries = Space(inputs, inputs, inputs)
+    first = replace(first, points=points, relation=relation, queries=queries)
+    if points.layout.is_table:
+        return Region((Surface(),), quantile).fit_to(points, first, inverse_cdf_quantile)
+    return Region(FIELD, quantile).fit(first)
+
+
+def _with_next(points: Points) -> Points:
+    """The states that have a next state; a fold leaves in the steps between two of its states."""
+    goes_on = ~np.isnan(flat(points.outputs)).any(axis=1)
+    number = np.cumsum(goes_on) - 1
+    splits = []
+    for seen, unseen in points.splits:
+        left_in = np.zeros(len(goes_on), dtype=bool)
+        left_in[seen] = True
+        both = np.append(left_in[:-1] & left_in[1:], False)
+        splits.append((number[goes_on & both], number[unseen[goes_on[unseen]]]))
+    inputs = points.inputs[goes_on]
+    space, error = Space(inputs, inputs, inputs), points.error[goes_on]
+    return replace(
+        points, space=space, outputs=points.outputs[goes_on], error=error, splits=tuple(splits)
+    )

@@ -10,12 +10,15 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
+from scipy.spatial import cKDTree
 
+from geoq.arrays import chunks
 from geoq.checks import check_fraction, check_integer
 from geoq.data.coordinates import Part
 from geoq.data.metric import input_weights
-from geoq.regions.gaps import Axes, Planes, Values
-from geoq.regions.views import Score, TableView, View
+from geoq.neighbors import Neighbors
+from geoq.regions.views import Axes, Score, TableView, Values, View
 
 # The coordinates of the paired inputs are at most this many; a category has one coordinate per level.
 MAX_PAIRED = 30
@@ -25,18 +28,15 @@ MIN_DEVIATION = 1e-3
 INERT, INERT_WEIGHT = 0.1, 0.3
 # Distances off the span of the axes below this many ``MIN_DEVIATION`` are rounding.
 ROUNDING = 0.01
+# The number of nearest states of a surface, and a deviation from it that counts as rounding, in standard deviations.
+N_NEAREST, ROUNDING_OFF_SURFACE = 20, 1e-3
 
 
 @dataclass(frozen=True)
 class SupportDistance(Score):
     """The mean distance to the nearest points in the metric: far queries among many inputs; for fields as well."""
 
-    def fit(self, points: View) -> "SupportDistance":
-        del points
-        return self
-
     def __call__(self, queries: View) -> np.ndarray:
-        assert queries.support_distance is not None
         return queries.support_distance
 
     def explain(self, query: View, limit: float) -> str:
@@ -50,15 +50,9 @@ class Unexplained(Score):
     It is 0 for a bound that does without the process.
     """
 
-    def fit(self, points: TableView) -> "Unexplained":
-        del points
-        return self
-
     def __call__(self, queries: TableView) -> np.ndarray:
-        if queries.left is None or queries.levels is None:
-            return np.zeros(len(queries))
         # Between levels the bound contains the deviation of the process.
-        return np.where((queries.levels == queries.t).all(axis=1), queries.left, 0.0)
+        return np.where((queries.at_levels == queries.t).all(axis=1), queries.left, 0.0)
 
     def explain(self, query: TableView, limit: float) -> str:
         return (
@@ -204,14 +198,18 @@ class EachPair(Score):
         return replace(self, points=points.t, pairs=tuple(pairs))
 
     @cached_property
-    def _planes(self) -> Planes:
-        return Planes(self.points, self.pairs)
+    def _trees(self) -> list[cKDTree]:
+        return [cKDTree(self.points[:, pair]) for pair in self.pairs]
 
-    def __call__(self, queries: TableView) -> np.ndarray:
-        return self._planes.largest(queries.at_levels)
+    def gaps(self, queries: TableView) -> np.ndarray:
+        """One column per pair; queries are clipped to the ranges of the points. A single column of 0 without pairs."""
+        inside = queries.at_levels.clip(self.points.min(axis=0), self.points.max(axis=0))
+        pairs = zip(self.pairs, self._trees, strict=True)
+        found = [tree.query(inside[:, pair])[0] for pair, tree in pairs]
+        return np.stack(found or [np.zeros(len(inside))], axis=1)
 
     def explain(self, query: TableView, limit: float) -> str:
-        score = self._planes.distances(query.at_levels)[0]
+        score = self.gaps(query)[0]
         j, k = (query.described(i, self.points) for i in self.pairs[int(score.argmax())])
         return (
             f"{j} and {k} are each in range, but not together: the nearest point in their plane is {score.max():.2g} standard "
@@ -236,21 +234,60 @@ class EachCombination(Score):
     def _has(self, t: np.ndarray) -> np.ndarray:
         return (t[:, self.levels] > 0).astype(np.float32)
 
-    def _missing(self, queries: TableView) -> np.ndarray:
-        """For each query and level, the expected number of its combinations that never occur."""
+    def gaps(self, queries: TableView) -> np.ndarray:
+        """For each level, the expected number of its combinations that never occur."""
         known, own = self._has(self.points), self._has(queries.t)
         together = known.T @ known
         count, column = together.diagonal(), queries.column[self.levels]
         never = (together == 0) & (column[:, None] != column)
-        return own * (own @ np.where(never, np.outer(count, count) / len(known), 0))
-
-    def gaps(self, queries: TableView) -> np.ndarray:
-        return np.asarray(self._missing(queries), dtype=float)
+        expected = np.where(never, np.outer(count, count) / len(known), 0)
+        return np.asarray(own * (own @ expected), dtype=float)
 
     def explain(self, query: TableView, limit: float) -> str:
-        score = self._missing(query)[0]
+        score = self.gaps(query)[0]
         named = (query.described(int(self.levels[j]), self.points) for j in np.argsort(-score)[:2])
         return (
             f"{' and '.join(named)} never occur together in the data, where about {score.max():.2g} rows would have both "
             f"(held-out points: at most {limit:.2g})"
+        )
+
+
+@dataclass(frozen=True)
+class Surface(Score):
+    r"""How far a state of few coordinates is from the surface that the nearest states of the data form.
+
+    .. math:: s(u) = \Bigl(\frac1d \sum_{j=1}^d \frac{(v_j^T (u - c))^2}{\lambda_j + \epsilon^2}\Bigr)^{1/2}
+
+    Here c is the mean of the 20 nearest states of the data, and :math:`\lambda_j, v_j` are the eigenvalues and eigenvectors of
+    their covariance, all in standardised coordinates. The states of a dissipative system fill a surface with few dimensions. A
+    state off this surface can be near the data, compared with distances in sparse parts of the surface, and still be unlike all
+    of them: there :math:`\lambda_j` is small across the surface, and the score is large.
+    """
+
+    states: Any = field(default=None, repr=False, compare=False)
+
+    def fit(self, points: TableView) -> "Surface":
+        return Surface(points.t)
+
+    @cached_property
+    def _neighbors(self) -> Neighbors:
+        return Neighbors(self.states)
+
+    def __call__(self, queries: TableView) -> Float[np.ndarray, " n"]:
+        n_nearest = min(N_NEAREST, len(self.states))
+        nearest, score = self._neighbors.nearest(queries.t, n_nearest)[1], np.empty(len(queries))
+        for rows in chunks(len(queries), 2 * n_nearest * self.states.shape[1]):
+            near = self.states[nearest[rows]]
+            centre = near.mean(axis=1, keepdims=True)
+            spread = near - centre
+            size, axes = np.linalg.eigh(spread.mT @ spread / n_nearest)
+            along = ((queries.t[rows, None] - centre) @ axes)[:, 0]
+            squares = along**2 / (size.clip(min=0) + ROUNDING_OFF_SURFACE**2)
+            score[rows] = np.sqrt(squares.mean(axis=1))
+        return score
+
+    def explain(self, query: TableView, limit: float) -> str:
+        return (
+            f"the initial state is off the surface that its {N_NEAREST} nearest states in the data form: it is "
+            f"{float(self(query)[0]):.2g} of their standard deviations away (held-out states: at most {limit:.2g})"
         )

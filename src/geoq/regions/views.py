@@ -1,4 +1,4 @@
-"""What the scores of a safe region see of points and queries: rows of a table, or fields with their channels first."""
+"""What the scores of a safe region see and measure: rows of a table, or fields with their channels first, and distances."""
 
 import math
 from collections.abc import Callable
@@ -19,6 +19,8 @@ from geoq.data.table import Names, Schema
 
 # Fields with their channels first.
 Grids: TypeAlias = Float[np.ndarray, " n channels *grid"]
+# Below this size a deviation or a threshold is rounding.
+TINY = 1e-12
 # Between levels of the data, a process that leaves this part of its deviation unexplained cannot replace a nearer point.
 UNKNOWN = 0.5
 # Rows of a table are scored in chunks of this many.
@@ -41,20 +43,18 @@ class TableView:
 
     Attributes:
         t: coordinates T, one row per point or query.
-        support_distance: mean distance of queries to the nearest points; None for the points of the data.
-        coordinates: T itself.
-        metric: the metric; None for a representation of the user.
-        names: names of the inputs, for explanations.
-        left: the fraction of the deviation of queries that a Gaussian process leaves unexplained; None without one.
+        at_levels: the same; queries between levels are moved to the nearer level.
+        support_distance: mean distance of queries to the nearest points; 0 for the points of the data.
+        left: the fraction of the deviation of queries that a Gaussian process leaves unexplained; 0 without one.
     """
 
     t: Float[np.ndarray, " n m"]
-    support_distance: Float[np.ndarray, " n"] | None
+    at_levels: Float[np.ndarray, " n m"]
+    support_distance: Float[np.ndarray, " n"]
+    left: Float[np.ndarray, " n"]
     coordinates: Coordinates
     metric: FittedMetric | None
     names: Names | None = None
-    left: Float[np.ndarray, " n"] | None = None
-    levels: Float[np.ndarray, " n m"] | None = None
     inside: ClassVar[str] = "all inputs are within the region of the held-out points"
     # How many numbers the scores of one query need.
     row_numbers: ClassVar[int] = CHUNK_NUMBERS // CHUNK_ROWS
@@ -62,8 +62,9 @@ class TableView:
     @staticmethod
     def of(points: Points) -> "TableView":
         """The points of the data."""
-        varying = flat(points.inputs)[:, points.coordinates.varies].astype(float)
-        return TableView(varying, None, points.coordinates, points.metric)
+        t = flat(points.inputs)[:, points.coordinates.varies].astype(float)
+        none = np.zeros(len(t))
+        return TableView(t, t, none, none, points.coordinates, points.metric)
 
     def of_queries(self, features: Features, names: Names | None = None) -> "TableView":
         """Queries in the same coordinates; raises unless there is one name per input."""
@@ -72,27 +73,23 @@ class TableView:
             raise ValueError(
                 f"names has {len(names)} entries, but there are {n_inputs} inputs; pass one name per input."
             )
-        varying = flat(features.inputs)[:, self.coordinates.varies].astype(float)
-        left, levels = None, None
+        varies = self.coordinates.varies
+        t = at_levels = flat(features.inputs)[:, varies].astype(float)
+        left = np.zeros(len(t))
         if features.opinion is not None:
             left = features.opinion.left
-            moved = self.coordinates.at_levels(features.inputs)[:, self.coordinates.varies]
-            levels = np.where(left[:, None] < UNKNOWN, moved, varying)
-        parts: Any = {"t": varying, "support_distance": features.support_distance, "left": left}
-        return replace(self, **parts, levels=levels, names=names)
+            moved = self.coordinates.at_levels(features.inputs)[:, varies]
+            at_levels = np.where(left[:, None] < UNKNOWN, moved, t)
+        parts: Any = {"t": t, "at_levels": at_levels, "left": left, "names": names}
+        return replace(self, **parts, support_distance=features.support_distance)
 
     def __len__(self) -> int:
         return len(self.t)
 
-    @property
-    def at_levels(self) -> Float[np.ndarray, " n m"]:
-        """The coordinates, with those between levels moved to the nearer level."""
-        return self.t if self.levels is None else self.levels
-
     def __getitem__(self, rows: slice | np.ndarray) -> "TableView":
-        names = ("support_distance", "left", "levels")
-        own: Any = {n: None if (v := getattr(self, n)) is None else v[rows] for n in names}
-        return replace(self, t=self.t[rows], **own)
+        names = ("t", "at_levels", "support_distance", "left")
+        own: Any = {name: getattr(self, name)[rows] for name in names}
+        return replace(self, **own)
 
     def known_to(self, points: "TableView") -> Bool[np.ndarray, " n"]:
         """Which queries have no category that the points lack: such queries are never safe."""
@@ -113,8 +110,8 @@ class TableView:
         both = (self.t, queries.t), (points, new)
         before, after = ((a**2).sum(axis=1).mean() + (b**2).sum(axis=1) for a, b in both)
         distance = queries.support_distance * np.sqrt(after / before)
-        parts: Any = {"support_distance": distance, "levels": None}
-        return replace(self, t=points), replace(queries, t=new, **parts)
+        moved = replace(queries, t=new, at_levels=new, support_distance=distance)
+        return replace(self, t=points, at_levels=points), moved
 
     @cached_property
     def column(self) -> np.ndarray:
@@ -172,25 +169,22 @@ class FieldView:
     Attributes:
         inputs: coordinates T of the inputs.
         outputs: reference outputs of points, or predictions of queries.
-        coordinates: T itself.
-        layout: where the cells are.
+        support_distance: mean distance of queries to the nearest points; 0 for the points of the data.
         changes: whether the answer is the change from the input to the output, as in a step in time.
         mean: the mean of each channel over all cells and fields of the data.
         scale: the standard deviation of each channel, the measure of moments and patterns; 1 for a constant channel.
         n_patterns: the number of large-scale patterns, few enough for the fold with the fewest points.
-        support_distance: mean distance of queries to the nearest points; None for the points of the data.
-        names: names of the channels, for explanations.
     """
 
     inputs: Float[np.ndarray, " n *coordinates"]
     outputs: Float[np.ndarray, " n *output"]
+    support_distance: Float[np.ndarray, " n"]
     coordinates: Coordinates
     layout: Layout
     changes: bool = False
     mean: Float[np.ndarray, " channels"] = field(default_factory=partial(np.zeros, 1))
     scale: Float[np.ndarray, " channels"] = field(default_factory=partial(np.ones, 1))
     n_patterns: int = 1
-    support_distance: Float[np.ndarray, " n"] | None = None
     names: Names | None = None
     inside: ClassVar[str] = (
         "windows, moments and patterns of the field are within the region of the held-out fields"
@@ -201,9 +195,8 @@ class FieldView:
         """The fields of the data; a few of them show whether outputs are later states."""
         fewest = min(len(left_in) for left_in, _ in points.splits)
         n_patterns = max(1, min(N_PATTERNS, fewest // FIELDS_PER_PATTERN))
-        arrays = points.inputs, points.outputs, points.coordinates, points.layout
-        view = FieldView(*arrays, n_patterns=n_patterns)
-        few = view[: min(N_COMPARED, max(8, CHUNK_NUMBERS // points.inputs[:1].size))]
+        rows = points.inputs, points.outputs, np.zeros(len(points.inputs))
+        view = FieldView(*rows, points.coordinates, points.layout, n_patterns=n_patterns)
 
         def sizes(part: FieldView) -> np.ndarray:
             cells = part.by_channel
@@ -212,13 +205,12 @@ class FieldView:
         mean, square = view.each(sizes).mean(axis=0)
         deviation = np.sqrt((square - mean**2).clip(min=0))
         scale = np.where(deviation > CHANGED * np.sqrt(square), deviation, 1.0)
-        return replace(view, changes=few._is_step(), mean=mean, scale=scale)
-
-    def _is_step(self) -> bool:
-        if self.answer is None or self.inputs.size != self.outputs.size:
-            return False
-        step = ((self.answer - self.fields) ** 2).mean()
-        return bool(step < ((self.answer - self.answer.mean(axis=0)) ** 2).mean())
+        few = view[: min(N_COMPARED, max(8, CHUNK_NUMBERS // points.inputs[:1].size))]
+        changes = False
+        if few.answer is not None and few.inputs.size == few.outputs.size:
+            step = ((few.answer - few.fields) ** 2).mean()
+            changes = bool(step < ((few.answer - few.answer.mean(axis=0)) ** 2).mean())
+        return replace(view, changes=changes, mean=mean, scale=scale)
 
     def of_queries(self, features: Features, names: Names | None = None) -> "FieldView":
         """Queries as fields, with their predictions; raises unless there is one name per channel."""
@@ -226,16 +218,16 @@ class FieldView:
             raise ValueError(
                 f"names has {len(names)} entries, but the inputs have {len(self.mean)} channels; pass one name per channel."
             )
-        parts: Any = {"inputs": features.inputs, "outputs": features.prediction}
-        return replace(self, **parts, support_distance=features.support_distance, names=names)
+        parts: Any = {"inputs": features.inputs, "outputs": features.prediction, "names": names}
+        return replace(self, **parts, support_distance=features.support_distance)
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def __getitem__(self, rows: slice | np.ndarray) -> "FieldView":
-        distance = None if self.support_distance is None else self.support_distance[rows]
-        parts: Any = {"inputs": self.inputs[rows], "outputs": self.outputs[rows]}
-        return replace(self, **parts, support_distance=distance)
+        names = ("inputs", "outputs", "support_distance")
+        own: Any = {name: getattr(self, name)[rows] for name in names}
+        return replace(self, **own)
 
     def each(self, numbers: Callable[["FieldView"], np.ndarray]) -> np.ndarray:
         """Some numbers of all rows, computed in chunks."""
@@ -283,13 +275,21 @@ class FieldView:
 
     @property
     def blocks(self) -> Float[np.ndarray, " n n_blocks"]:
-        """Means over blocks of cells in deviations of the channel; the cells themselves if there are few."""
+        """Means over blocks of cells in deviations of the channel; the cells themselves if there are few.
+
+        Blocks of an axis that is no multiple of them overlap by a cell.
+        """
         cells = (self.by_channel - self.mean[:, None]) / self.scale[:, None]
         blocks = cells.reshape(self.fields.shape)
         coarser = (blocks[0].size / N_BLOCKS) ** (1 / len(self.layout.cells))
         if coarser > 1:
             for axis, n in enumerate(self.layout.cells, start=2):
-                blocks = _block_means(blocks, axis, max(1, int(n / coarser)))
+                n_blocks = max(1, int(n / coarser))
+                places = np.arange(n_blocks + 1) * n
+                starts, stops = places[:-1] // n_blocks, -(-places[1:] // n_blocks)
+                ends = np.column_stack([starts, stops]).reshape(-1)[:-1]
+                total = np.add.reduceat(np.moveaxis(blocks, axis, -1), ends, axis=-1)[..., ::2]
+                blocks = np.moveaxis(total / (stops - starts), -1, axis)
         return flat(blocks)
 
     def cell(self, place: tuple[int, ...]) -> str:
@@ -321,6 +321,11 @@ class Score:
     least: ClassVar[float] = 0.0
     is_specific: ClassVar[bool] = False
 
+    def fit(self, points: Any) -> Any:
+        """The score itself, if it needs nothing of the points."""
+        del points
+        return self
+
     def gaps(self, queries: Any) -> Float[np.ndarray, " n k"]:
         """How far each query is from the points, in several numbers."""
         raise NotImplementedError
@@ -334,12 +339,61 @@ class Score:
         return ""
 
 
-def _block_means(fields: Grids, axis: int, n_blocks: int) -> Grids:
-    """Means over blocks along an axis; blocks of an axis that is no multiple of them overlap by a cell."""
-    n = fields.shape[axis]
-    starts = np.arange(n_blocks) * n // n_blocks
-    stops = -(-(np.arange(1, n_blocks + 1) * n) // n_blocks)
-    before = np.zeros_like(fields.take([0], axis))
-    total = np.concatenate([before, fields.cumsum(axis=axis)], axis=axis)
-    length = (stops - starts).reshape(-1, *(1,) * (fields.ndim - axis - 1))
-    return np.asarray((total.take(stops, axis) - total.take(starts, axis)) / length)
+@dataclass(frozen=True)
+class Values:
+    """Sorted values of some numbers in the data; ``gaps`` returns the distance to the nearest one in standard deviations.
+
+    Attributes:
+        deviation: the unit in which the gaps of each number are measured.
+        taken: the sorted values of each number.
+    """
+
+    deviation: Float[np.ndarray, " k"]
+    taken: Float[np.ndarray, " k n_points"]
+
+    @staticmethod
+    def fit(values: Float[np.ndarray, " n k"], smallest: float) -> "Values":
+        """Sort the values of each number; ``smallest`` is the smallest deviation."""
+        return Values(values.std(axis=0).clip(min=smallest), np.sort(values.T, axis=1))
+
+    def gaps(self, values: Float[np.ndarray, " n k"]) -> Float[np.ndarray, " n k"]:
+        """Distance of each number to the nearest value in the data, in deviations."""
+        last, found = self.taken.shape[1] - 1, np.empty_like(values)
+        for j, (taken, own) in enumerate(zip(self.taken, values.T, strict=True)):
+            above = np.searchsorted(taken, own)
+            upper = abs(taken[above.clip(max=last)] - own)
+            lower = abs(taken[(above - 1).clip(min=0)] - own)
+            found[:, j] = np.minimum(upper, lower)
+        return np.asarray(found / self.deviation)
+
+    def around(self, number: int, value: float) -> tuple[float, float]:
+        """The neighbouring values of a number in the data; the ends of its range if it lies outside."""
+        taken = self.taken[number]
+        if not taken[0] < value < taken[-1]:
+            return float(taken[0]), float(taken[-1])
+        above = int(np.searchsorted(taken, value))
+        return float(taken[above - 1]), float(taken[above])
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Principal axes of some rows as columns, the longest first, with the deviations along them."""
+
+    mean: Float[np.ndarray, " m"]
+    directions: Float[np.ndarray, " m k"]
+    deviation: Float[np.ndarray, " k"]
+
+    @staticmethod
+    def fit(rows: np.ndarray, least: float, ratio: float, most: int | None = None) -> "Axes":
+        """The axes, ``most`` of them, with a deviation larger than ``least`` and than ``ratio`` times the largest one."""
+        mean = rows.mean(axis=0)
+        _, size, directions = np.linalg.svd(rows - mean, full_matrices=False)
+        size = (size / math.sqrt(len(rows))).clip(min=TINY)
+        kept = np.flatnonzero((size > least) & (size > ratio * size[0]))[:most]
+        return Axes(mean, np.ascontiguousarray(directions[kept].T), size[kept])
+
+    def __call__(self, rows: Float[np.ndarray, " n m"]) -> tuple[np.ndarray, np.ndarray]:
+        """The coordinates along the axes, and the rest of each row, which is off their span."""
+        centred = rows - self.mean
+        along = centred @ self.directions
+        return along, centred - along @ self.directions.T

@@ -10,8 +10,7 @@ from geoq.checks import check_fitted, check_quantile
 from geoq.core import parameters
 from geoq.core.calibrate import calibrate
 from geoq.core.folds import Folds, TemporalFolds
-from geoq.regions.region import SafeRegion
-from geoq.regions.rollout import RolloutRegion
+from geoq.regions.region import RolloutRegion, SafeRegion
 from geoq.rollout.assessment import RolloutAssessment
 from geoq.rollout.features import Scheme
 from geoq.rollout.fitted import FittedRollouts
