@@ -13,7 +13,6 @@ from geoq import (
     TemporalFolds,
     default_folds,
 )
-from geoq.core.folds import Dependence
 from geoq.core.plan import FoldPlan, draw_folds
 
 PARTITIONS = [RandomFolds(4), ClusterFolds(4), TemporalFolds(4), GroupFolds(4), GroupFolds()]
@@ -78,13 +77,13 @@ def test_schemes_by_hand():
 
 
 def test_gaps_and_groups_state_who_depends_on_whom():
-    gap = TemporalFolds(3, gap=2).dependence(4)
-    assert (gap.position.tolist(), gap.reach) == ([0, 1, 2, 3], 2)
-    group = GroupFolds().dependence(3, np.array(["b", "a", "b"]))
-    assert (group.position.tolist(), group.reach) == ([1, 0, 1], 0)
+    time, gap = TemporalFolds(3, gap=2).dependence(4)
+    assert (time.tolist(), gap) == ([0, 1, 2, 3], 2)
+    group, reach = GroupFolds().dependence(3, np.array(["b", "a", "b"]))
+    assert (group.tolist(), reach) == ([1, 0, 1], 0)
     assert TemporalFolds(3).dependence(4) is None
     combined = CombinedFolds(RandomFolds(3), TemporalFolds(3, gap=2))
-    assert combined.dependence(4).reach == 2
+    assert combined.dependence(4)[1] == 2
     with pytest.raises(ValueError, match="2 schemes that define different dependences"):
         CombinedFolds(TemporalFolds(3, gap=1), TemporalFolds(3, gap=2)).dependence(4)
 
@@ -118,7 +117,7 @@ def test_plans_count_independent_points_and_remember_families_of_tuples():
     for scheme, n_groups in ((RandomFolds(2), 12), (GroupFolds(), 3), (TemporalFolds(2, gap=1), 6)):
         assert FoldPlan.draw(scheme, points, groups).n_groups == n_groups
     splits = ((np.arange(3), np.array([3, 4])), (np.array([3, 4]), np.arange(3)))
-    plan = FoldPlan(splits, (0, 0), Dependence(np.arange(5), reach=1), n_points=5)
+    plan = FoldPlan(splits, (0, 0), n_points=5, position=np.arange(5), reach=1)
     assert plan.n_independent == 2
     points = np.arange(6.0)[:, None]
     plan = FoldPlan.draw(CombinedFolds(TemporalFolds(2), NestedFolds(2)), points, None)

@@ -18,7 +18,6 @@ from benchmarks.weather.forecast import GlobeUNet
 from geoq import Training
 from geoq.bounds.climatology import Climatology, FittedClimatology
 from geoq.bounds.network import pinball
-from geoq.core.folds import Dependence
 from geoq.core.geometry import Features
 from geoq.core.tuples import Tuples
 from geoq.quantiles import error_ratios, inverse_cdf_quantile, pinball_loss
@@ -41,7 +40,7 @@ class KnownFolds:
 
     def dependence(self, n_points, groups=None):
         del groups
-        return Dependence(np.arange(n_points), self.gap) if self.gap else None
+        return (np.arange(n_points), self.gap) if self.gap else None
 
 
 @dataclass(frozen=True)

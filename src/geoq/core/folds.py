@@ -24,6 +24,9 @@ Split: TypeAlias = tuple[np.ndarray, np.ndarray]
 Splits: TypeAlias = Iterable[Split]
 Points: TypeAlias = np.ndarray
 Groups: TypeAlias = np.ndarray | None
+# What ``dependence`` of a scheme returns: the position of each point, the number of its group or its time, and a reach. Points whose
+# positions differ by at most the reach depend on each other, so leave-one-out scores leave all of them out.
+Dependence: TypeAlias = tuple[np.ndarray, int] | None
 
 
 @runtime_checkable
@@ -31,18 +34,6 @@ class Folds(Protocol):
     """A scheme yields pairs of row numbers (train, held_out). They need not be a partition: nested folds overlap."""
 
     def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits: ...
-
-
-@dataclass(frozen=True)
-class Dependence:
-    """Points i and j depend on each other if ``|position_i - position_j| <= reach``.
-
-    A position is the number of a group (then the reach is 0) or a time (then the reach is the gap that makes two points
-    independent).
-    """
-
-    position: Int[np.ndarray, " n_points"]
-    reach: int
 
 
 def count_independent(position: Int[np.ndarray, " n"] | None, reach: int, n: int) -> int:
@@ -58,11 +49,9 @@ def count_independent(position: Int[np.ndarray, " n"] | None, reach: int, n: int
     return n - int(near.max())
 
 
-@runtime_checkable
-class DependentFolds(Protocol):
-    """A scheme that states which points depend on each other; leave-one-out scores then leave all of them out."""
-
-    def dependence(self, n_points: int, groups: Groups = None) -> Dependence | None: ...
+def dependence_of(scheme: Any, n_points: int, groups: Groups) -> Dependence:
+    """Which points depend on each other; None unless the scheme says so."""
+    return scheme.dependence(n_points, groups) if hasattr(scheme, "dependence") else None  # type: ignore[no-any-return]
 
 
 def _splits(fold: Int[np.ndarray, " n"], n_folds: int) -> Splits:
@@ -145,7 +134,7 @@ class ClusterFolds:
         del y, groups
         check_seed(self.random_state, "ClusterFolds.random_state")
         _check_fold_count("ClusterFolds", self.n_folds, len(points), "points")
-        # K-means warns of too few distinct points; they are refused below.
+        # K-means warns of too few distinct points; they raise below.
         with warnings.catch_warnings(action="ignore"), few_threads(points.size):
             kmeans = KMeans(self.n_folds, n_init=4, random_state=self.random_state)
             clusters = kmeans.fit_predict(points)
@@ -180,9 +169,9 @@ class TemporalFolds:
             before = rows < held_out[0] - self.gap
             yield rows[before | (rows > held_out[-1] + self.gap)], held_out
 
-    def dependence(self, n_points: int, groups: Groups = None) -> Dependence | None:
+    def dependence(self, n_points: int, groups: Groups = None) -> Dependence:
         del groups
-        return Dependence(np.arange(n_points), self.gap) if self.gap else None
+        return (np.arange(n_points), self.gap) if self.gap else None
 
 
 @dataclass(frozen=True)
@@ -208,8 +197,8 @@ class GroupFolds:
             load[fold_of_group[group]] += sizes[group]
         yield from _splits(fold_of_group[codes], n_folds)
 
-    def dependence(self, n_points: int, groups: Groups = None) -> Dependence | None:
-        return Dependence(self._codes(n_points, groups), reach=0)
+    def dependence(self, n_points: int, groups: Groups = None) -> Dependence:
+        return self._codes(n_points, groups), 0
 
     @staticmethod
     def _codes(n_points: int, groups: Groups) -> np.ndarray:
@@ -288,12 +277,10 @@ class CombinedFolds:
         for scheme in self.schemes:
             yield from scheme.split(points, y, groups)
 
-    def dependence(self, n_points: int, groups: Groups = None) -> Dependence | None:
-        known = [
-            s.dependence(n_points, groups) for s in self.schemes if isinstance(s, DependentFolds)
-        ]
-        stated = [d for d in known if d is not None]
-        if len({(d.position.tobytes(), d.reach) for d in stated}) > 1:
+    def dependence(self, n_points: int, groups: Groups = None) -> Dependence:
+        known = [dependence_of(scheme, n_points, groups) for scheme in self.schemes]
+        stated = [dependence for dependence in known if dependence is not None]
+        if len({(position.tobytes(), reach) for position, reach in stated}) > 1:
             raise ValueError(
                 f"{self!r} has {len(stated)} schemes that define different dependences between points; keep one grouping or one gap."
             )

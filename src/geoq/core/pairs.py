@@ -242,8 +242,7 @@ class Pairs:
 
     def tuples(self, points: "ObservedPoints", held_out: "HeldOutPoints") -> Tuples:
         """The calibration tuples (line 10), and the cells that are exact."""
-        plan, dependence = self.plan, self.plan.dependence
-        rows = plan.point
+        plan, rows = self.plan, self.plan.point
         found = held_out.found
         error = points.error if found is None else found.error
         exact = exact_cells([points.error] + ([] if found is None else [error]))
@@ -277,8 +276,8 @@ class Pairs:
             anchor_errors=None if found is None else found.anchor_error,
             predictions=points.prediction if found is None else found.prediction,
             points=data,
-            position=None if dependence is None else dependence.position[rows],
-            reach=0 if dependence is None else dependence.reach,
+            position=None if plan.position is None else plan.position[rows],
+            reach=plan.reach,
             opinion=opinion,
         )
         held_out.agreement.warn(points.error, tuples.interpolating_folds)

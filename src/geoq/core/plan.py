@@ -12,8 +12,6 @@ from geoq.checks import add_note_on_error, check_object
 from geoq.core.folds import (
     ClusterFolds,
     CombinedFolds,
-    Dependence,
-    DependentFolds,
     Folds,
     Groups,
     NestedFolds,
@@ -22,6 +20,7 @@ from geoq.core.folds import (
     Split,
     Splits,
     count_independent,
+    dependence_of,
 )
 
 
@@ -29,44 +28,42 @@ from geoq.core.folds import (
 class FoldPlan:
     """The folds that a scheme has drawn for one set of points.
 
-    Attributes:
-        splits: the training rows and the held-out rows of each fold.
-        family: the number of the scheme that each fold comes from; 0 if schemes were not combined.
-        dependence: which points depend on each other.
-        n_points: the number of points.
-        name: the repr of the scheme.
-        schemes: the reprs of the schemes that were combined.
+    ``splits`` has the training rows and the held-out rows of each fold, ``family`` the number of its scheme. Points whose
+    ``position`` differs by at most ``reach`` depend on each other; all are independent without positions.
     """
 
     splits: tuple[Split, ...]
     family: tuple[int, ...]
-    dependence: Dependence | None
     n_points: int
     name: str = "FoldPlan"
     schemes: tuple[str, ...] = ()
+    position: Int[np.ndarray, " n_points"] | None = None
+    reach: int = 0
 
     def __repr__(self) -> str:
         return self.name
 
     @staticmethod
-    def draw(folds: Any, points: Float[np.ndarray, " n d"], groups: Groups) -> "FoldPlan":
-        """Draw the folds of a scheme; refuse folds without training points or without held-out points."""
+    def draw(
+        folds: Any, points: Float[np.ndarray, " n d"], groups: Groups, *, whole: bool = False
+    ) -> "FoldPlan":
+        """Draw the folds of a scheme, of whole groups if wanted; raises for folds that train on nothing or hold out nothing."""
         check_object(folds, Folds, "folds", "RandomFolds(5)")
         schemes = folds.schemes if isinstance(folds, CombinedFolds) else (folds,)
-        drawn = [
-            (family, _rows_of(pair, f"fold {number} of {scheme!r}"))
-            for family, scheme in enumerate(schemes)
-            for number, pair in enumerate(scheme.split(points, None, groups), start=1)
-        ]
+        splits, family = [], []
+        for number, scheme in enumerate(schemes):
+            drawn = (
+                _of_whole_groups(scheme, points, groups)
+                if whole and groups is not None
+                else scheme.split(points, None, groups)
+            )
+            own = [_rows_of(pair, f"fold {n} of {scheme!r}") for n, pair in enumerate(drawn, 1)]
+            splits += own
+            family += [number] * len(own)
+        position, reach = dependence_of(folds, len(points), groups) or (None, 0)
+        names = tuple(map(repr, schemes))
         plan = FoldPlan(
-            splits=tuple(split for _, split in drawn),
-            family=tuple(family for family, _ in drawn),
-            dependence=folds.dependence(len(points), groups)
-            if isinstance(folds, DependentFolds)
-            else None,
-            n_points=len(points),
-            name=repr(folds),
-            schemes=tuple(map(repr, schemes)),
+            tuple(splits), tuple(family), len(points), repr(folds), names, position, reach
         )
         plan._check_rows()
         return plan
@@ -107,21 +104,18 @@ class FoldPlan:
     @property
     def n_independent(self) -> int:
         """Smallest number of independent partners that any calibration tuple has."""
-        if self.dependence is None:
-            return count_independent(None, 0, len(self.point))
-        position = self.dependence.position[self.point]
-        return count_independent(position, self.dependence.reach, len(position))
+        of_each = None if self.position is None else self.position[self.point]
+        return count_independent(of_each, self.reach, len(self.point))
 
     @property
     def n_groups(self) -> int:
         """The number of points, groups or stretches of time that are independent of each other."""
-        if self.dependence is None:
+        if self.position is None:
             return self.n_points
-        stretch = self.dependence.position // (self.dependence.reach + 1)
-        return len(np.unique(stretch))
+        return len(np.unique(self.position // (self.reach + 1)))
 
     def check(self, *, n_anchors: int, n_support: int) -> None:
-        """Refuse more neighbours than the folds leave, before anything is trained."""
+        """Raise for more neighbours than the folds leave, before anything is trained."""
         for fold, (train, _) in enumerate(self.splits, start=1):
             for name, needed in (("n_anchors", n_anchors), ("n_support", n_support)):
                 if len(train) < needed:
@@ -172,16 +166,11 @@ class FoldPlan:
 
 
 def draw_folds(folds: Any, points: Float[np.ndarray, " n d"], groups: Any = None) -> FoldPlan:
-    """Draw the folds of a scheme; if there are groups, every fold holds out whole groups.
-
-    ``RandomFolds``, ``ClusterFolds`` and ``NestedFolds`` then divide the groups, each at the mean of its points.
-
-    A fold of another scheme that separates the points of one group is refused.
-    """
+    """Draw the folds of a scheme; if there are groups, every fold holds out whole groups."""
     if groups is None:
         return FoldPlan.draw(folds, points, None)
     labels, codes = group_codes(groups, len(points))
-    plan = FoldPlan.draw(_on_groups(folds, codes), points, codes)
+    plan = FoldPlan.draw(folds, points, codes, whole=True)
     for fold, (train, held_out) in enumerate(plan.splits, start=1):
         both = np.intersect1d(codes[train], codes[held_out])
         if both.size:
@@ -190,17 +179,11 @@ def draw_folds(folds: Any, points: Float[np.ndarray, " n d"], groups: Any = None
                 f"{labels[both[0]]!s}; choose folds that hold out whole groups, for example GroupFolds(5) or default_folds(), or "
                 "leave groups out."
             )
-    named = folds.schemes if isinstance(folds, CombinedFolds) else (folds,)
-    return replace(
-        plan,
-        dependence=Dependence(codes, reach=0),
-        name=repr(folds),
-        schemes=tuple(map(repr, named)),
-    )
+    return replace(plan, position=codes, reach=0)
 
 
 def _rows_of(pair: Any, name: str) -> Split:
-    """The training rows and held-out rows of a fold; refused unless they are two lists of row numbers."""
+    """The training rows and held-out rows of a fold; raises unless they are two lists of row numbers."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         parts = f" of {len(pair)} parts" if isinstance(pair, tuple | list) else ""
         raise TypeError(
@@ -221,7 +204,7 @@ def _rows_of(pair: Any, name: str) -> Split:
 
 
 def group_codes(groups: Any, n_points: int) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct labels, and the number of the label of each point; refused unless each point has a label."""
+    """The distinct labels, and the number of the label of each point; raises unless each point has a label."""
     if not hasattr(groups, "__len__"):
         raise TypeError(
             f"groups is a {type(groups).__name__}; pass a list or an array with one label per point."
@@ -245,29 +228,20 @@ def group_codes(groups: Any, n_points: int) -> tuple[np.ndarray, np.ndarray]:
         ) from exc
 
 
-def _on_groups(folds: Folds, codes: Int[np.ndarray, " n"]) -> Folds:
-    """The same scheme for whole groups; schemes that receive labels stay as they are."""
-    if isinstance(folds, CombinedFolds):
-        return CombinedFolds(*(_on_groups(scheme, codes) for scheme in folds.schemes))
-    if isinstance(folds, RandomFolds | ClusterFolds | NestedFolds):
-        return _GroupedFolds(folds, codes)
-    return folds
-
-
-@dataclass(frozen=True)
-class _GroupedFolds:
-    """A scheme that divides groups, represented by the means of their points."""
-
-    scheme: Folds
-    codes: Int[np.ndarray, " n"]
-
-    def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
-        del y, groups
-        sizes = np.bincount(self.codes)
-        means = np.zeros((len(sizes), points.shape[1]))
-        np.add.at(means, self.codes, points)
-        note = f"groups was given, so the folds divide its {len(sizes)} groups and not the points"
-        with add_note_on_error(note):
-            for of_groups in self.scheme.split(means / sizes[:, None]):
-                train, held_out = (np.flatnonzero(np.isin(self.codes, part)) for part in of_groups)
-                yield train, held_out
+def _of_whole_groups(scheme: Folds, points: Points, codes: np.ndarray) -> Splits:
+    """The folds of a scheme; one that receives no labels divides the groups, each at the mean of its points."""
+    if isinstance(scheme, CombinedFolds):
+        for own in scheme.schemes:
+            yield from _of_whole_groups(own, points, codes)
+        return
+    if not isinstance(scheme, RandomFolds | ClusterFolds | NestedFolds):
+        yield from scheme.split(points, None, codes)
+        return
+    sizes = np.bincount(codes)
+    means = np.zeros((len(sizes), points.shape[1]))
+    np.add.at(means, codes, points)
+    note = f"groups was given, so the folds divide its {len(sizes)} groups and not the points"
+    with add_note_on_error(note):
+        for of_groups in scheme.split(means / sizes[:, None]):
+            train, held_out = (np.flatnonzero(np.isin(codes, part)) for part in of_groups)
+            yield train, held_out
