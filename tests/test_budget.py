@@ -15,7 +15,7 @@ ROOT = PACKAGE.parents[1]
 BUDGET = {
     "src/geoq": 2420,
     "src/geoq/bounds": 2420,
-    "src/geoq/core": 3710,
+    "src/geoq/core": 3520,
     "src/geoq/data": 2330,
     "src/geoq/nets": 370,
     "src/geoq/planning": 1100,

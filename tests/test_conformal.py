@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geoq import GeoQ, RandomFolds, WholeField
-from geoq.core.conformal import ConformalFactors, ExpectedCoverage, Guarantee, level_factors
+from geoq.core.conformal import ConformalFactors, Guarantee, level_factors
 from geoq.quantiles import conformal_factor, error_ratios, inverse_cdf_quantile, n_required
 
-POINTWISE, EVERY = ExpectedCoverage(), np.ones(40, dtype=bool)
+POINTWISE, EVERY = Guarantee(), np.ones(40, dtype=bool)
 both = pytest.mark.parametrize("guarantee", [POINTWISE, WholeField(0.8)])
 
 

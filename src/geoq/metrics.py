@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from geoq.checks import check_quantile
-from geoq.core.answer_table import numbers_of
+from geoq.core.assessment import numbers_of
 from geoq.quantiles import pinball_loss
 
 

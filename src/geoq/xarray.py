@@ -14,9 +14,8 @@ import numpy as np
 
 from geoq import state
 from geoq.checks import check_fitted, check_integer
-from geoq.core import parameters
 from geoq.core.conformal import Guarantee, levels_of
-from geoq.core.estimator import POINTWISE, GeoQ
+from geoq.core.estimator import POINTWISE, GeoQ, get_params, set_params
 from geoq.core.folds import TemporalFolds, warn_of_alike
 from geoq.data.masks import masked_where_nan
 from geoq.data.scratch import stored
@@ -351,8 +350,8 @@ class Labelled:
         new.like_ = {name: _unpacked(part) for name, part in labels["like"].items()}
         return new
 
-    get_params = parameters.get_params
-    set_params = parameters.set_params
+    get_params = get_params
+    set_params = set_params
 
 
 def _stacked(data: Any, name: str, like: Any = None) -> xr.DataArray:

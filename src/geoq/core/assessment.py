@@ -1,30 +1,37 @@
-"""The answer of GeoQ: the bound, the safe flag, their parts, and the reason."""
+"""The answer of GeoQ: the bound, the safe flag, their parts, the reason, and all queries as a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from html import escape
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from geoq.arrays import native
 from geoq.checks import check_index
-from geoq.core import answer_table
+from geoq.data.table import is_frame
 
 if TYPE_CHECKING:
     from geoq.core.fitted import Fitted
     from geoq.core.opinion import SecondOpinion
 
 N_ANCHORS_SHOWN = 5
+# More rows are left out of a table in a notebook, more lines out of a text.
+N_ROWS_SHOWN, N_LINES_SHOWN = 20, 5
+# Errors with more numbers than this are fields, which are described by their mean.
+N_OUTPUTS_SHOWN = 10
+STYLE = "text-align: left; white-space: normal; max-width: 48em"
 SAFE = "safe, within the region of the held-out points"
 NOT_SAFE = "NOT safe, outside the region of the held-out points; the bound is a guess"
 
 
-@runtime_checkable
-class Labels(Protocol):
-    """One label per row: a list, an array, or an index of pandas."""
-
-    def __getitem__(self, row: int, /) -> Any: ...
+def numbers_of(part: Any) -> np.ndarray:
+    """An array of an answer as numbers, with nan under a mask."""
+    if isinstance(part, np.ma.MaskedArray):
+        return np.ma.filled(part.astype(float), np.nan)
+    return np.asarray(part.detach().cpu() if hasattr(part, "detach") else part)
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,10 +73,78 @@ class Assessment:
         return len(self.safe)
 
     def __repr__(self) -> str:
-        return answer_table.text_of(self)
+        n = len(self)
+        lines = [f"  query {i}: {self._line(i)}" for i in range(min(n, N_LINES_SHOWN))]
+        more = [f"  ... {n - N_LINES_SHOWN} more"] if n > N_LINES_SHOWN else []
+        return "\n".join([self._title, *lines, *more])
 
     def _repr_html_(self) -> str:
-        return answer_table.html_of(self)
+        columns, n = self._columns(), len(self)
+        names = ["", *columns, "reason"]
+        head = "".join(f"<th>{escape(str(name))}</th>" for name in names)
+        index: Any = getattr(native(self.asked), "index", None)
+        rows = []
+        for query in range(min(n, N_ROWS_SHOWN)):
+            label = str(index[query]) if hasattr(index, "__getitem__") else str(query)
+            why = self.explanation(query) or self.safety(query)
+            why = why.removeprefix("NOT safe, ").removeprefix("safe, ")
+            cells = [values[query] for values in columns.values()]
+            shown = [str(c) if isinstance(c, np.bool_) else f"{c:.4g}" for c in cells]
+            texts = "".join(f"<td>{escape(cell)}</td>" for cell in shown)
+            rows.append(
+                f"<tr><th>{escape(label)}</th>{texts}<td style='{STYLE}'>{escape(why)}</td></tr>"
+            )
+        if n > N_ROWS_SHOWN:
+            rows.append(f"<tr><td colspan='{len(names)}'>... {n - N_ROWS_SHOWN} more</td></tr>")
+        title = f"{self._title}. The quantile level of the bounds is {self.quantile:g}"
+        return (
+            f"<table><caption>{escape(title)}</caption>"
+            f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        )
+
+    @property
+    def _title(self) -> str:
+        n, n_lost = len(self), int(self.lost.sum())
+        without = f" and {n_lost} without an answer" if n_lost else ""
+        noun = "query" if n == 1 else "queries"
+        return f"Assessment of {n} {noun}, {int(self.safe.sum())} of them safe{without}; reason(i) explains query i"
+
+    def _line(self, query: int) -> str:
+        """One query in one line: its prediction, its bound and its flag."""
+        flag = "safe" if self.safe[query] else "NOT safe"
+        if self.lost[query]:
+            return f"no error bound, {flag}"
+        parts = []
+        predictions = self.outputs_of(self.prediction)
+        if len(predictions) == 1 and predictions[0][0] != "mean":
+            parts.append(f"prediction {predictions[0][1][query]:.4g}")
+        for output, bound in self.outputs_of(self.error_hat):
+            of = f" of {output}" if output not in ("", "mean") else ""
+            mean = "mean " if output == "mean" else ""
+            parts.append(f"{mean}error bound{of} {bound[query]:.3g}")
+        return ", ".join([*parts, flag])
+
+    def outputs_of(self, part: Any) -> list[tuple[str, np.ndarray]]:
+        """The outputs of a part of the answer with their names; the name is empty for one output, and "mean" for a field."""
+        values = numbers_of(part).reshape(len(part), -1)
+        n = values.shape[1]
+        if n == 1:
+            return [("", values[:, 0])]
+        if n > N_OUTPUTS_SHOWN or len(part.shape) > 2:
+            present = ~np.isnan(values)
+            total, count = np.where(present, values, 0).sum(axis=1), present.sum(axis=1)
+            return [("mean", np.where(count > 0, total / np.maximum(count, 1), np.nan))]
+        outputs = zip(self._names_of(n, None), values.T, strict=True)
+        return [pair for pair in outputs if not len(pair[1]) or not np.isnan(pair[1]).all()]
+
+    def _columns(self) -> dict[str, np.ndarray]:
+        """The columns of the table: predictions, bounds, flags and support scores."""
+        found = {
+            f"{name} {output}".rstrip(): values
+            for name in ("prediction", "error_hat")
+            for output, values in self.outputs_of(getattr(self, name))
+        }
+        return found | {name: numbers_of(getattr(self, name)) for name in ("safe", "support_score")}
 
     @property
     def quantile(self) -> float:
@@ -126,7 +201,19 @@ class Assessment:
             >>> list(estimator.assess(x[:2]).to_frame().columns)
             ['prediction', 'error_hat', 'safe', 'support_score']
         """
-        return answer_table.frame_of(self)
+        columns, asked = self._columns(), native(self.asked)
+        if is_frame(asked) and not hasattr(asked, "iloc"):
+            return type(asked)(columns)
+        for library in ("pandas", "polars"):
+            try:
+                frames = import_module(library)
+            except ImportError:
+                continue
+            frame = frames.DataFrame(columns)
+            return frame.set_index(asked.index) if is_frame(asked) else frame
+        raise ImportError(
+            "to_frame needs pandas or polars; install one of them, or use the arrays of the assessment."
+        )
 
     def safety(self, query: int, names: Sequence[str] | None = None) -> str:
         """Whether a query is safe, and why, as a phrase."""
@@ -150,7 +237,7 @@ class Assessment:
         query: int,
         *,
         name: str | None = None,
-        labels: Labels | None = None,
+        labels: Any = None,
         names: Sequence[str] | None = None,
         outputs: Sequence[str] | None = None,
     ) -> str:
@@ -161,7 +248,7 @@ class Assessment:
         Args:
             query: the number of the query.
             name: a name for the query in the text; its number if None.
-            labels: labels of the rows of the data, to name the anchors; their row numbers if None.
+            labels: a label per row of the data, to name the anchors: a list, an array or an index; their row numbers if None.
             names: names of the inputs; the columns of the table or their numbers if None.
             outputs: names of the outputs, with units if you like; the columns of y or their numbers if None.
         """
@@ -170,28 +257,29 @@ class Assessment:
         if self.lost[query]:
             return f"{name}: no error bound, {safety}"
         first, *parts = self._bound_lines(query, outputs)
-        why = self.explanation(query, names)
+        why, distance = self.explanation(query, names), float(self.support_distance[query])
         lines = [
             f"{name}: {first}, {safety}",
             *([f"  {why}"] if why else []),
             *parts,
             *self._anchor_lines(query, labels),
             *self._repeat_lines(query, outputs),
-            *self._support_lines(query),
+            f"  support distance {distance:.3g}, {_times(distance, self.fitted.typical.support_distance)}",
+            f"  support score {float(self.support_score[query]):.3g}, safe up to 1",
         ]
         return "\n".join(lines)
 
     def _bound_lines(self, query: int, outputs: Sequence[str] | None) -> list[str]:
         """The bound and its parts, for each output or as the mean over a field."""
         bound, anchor_error, increment = (
-            answer_table.numbers_of(part[query]).reshape(-1)
+            numbers_of(part[query]).reshape(-1)
             for part in (self.error_hat, self.anchor_error, self.increment)
         )
         answer = np.asarray(self.prediction[query]).reshape(-1)
         level = f" (quantile level {self.quantile:g})"
         if not self._is_list:
             mean = "mean " if len(bound) > 1 else ""
-            one = self._output_names(1, outputs)[0] if not mean and outputs else ""
+            one = self._names_of(1, outputs)[0] if not mean and outputs else ""
             of = f" of {one}" if one else ""
             prediction = f"prediction {answer[0]:.4g}, " if len(answer) == 1 else ""
             first = f"{prediction}{mean}error bound{of} {np.nanmean(bound):.3g}{level}"
@@ -201,7 +289,7 @@ class Assessment:
                 first,
                 f"  the bound is the anchor error {np.nanmean(anchor_error):.3g} + the increment {np.nanmean(increment):.3g}",
             ]
-        names = self._output_names(len(bound), outputs)
+        names = self._names_of(len(bound), outputs)
         each = len(answer) == len(bound)
         lines = [
             f"  {output}: {f'prediction {answer[j]:.4g}, ' if each else ''}error bound {bound[j]:.3g} = anchor error "
@@ -211,30 +299,19 @@ class Assessment:
         ]
         return [f"error bounds of {len(lines)} outputs{level}", *lines]
 
-    def _support_lines(self, query: int) -> list[str]:
-        """The support distance and the support score."""
-        distance = float(self.support_distance[query])
-        compared = times(distance, self.fitted.typical.support_distance)
-        return [
-            f"  support distance {distance:.3g}, {compared}",
-            f"  support score {float(self.support_score[query]):.3g}, safe up to 1",
-        ]
-
     @property
     def _is_list(self) -> bool:
         """Whether an error is a short list of outputs, which can have different units, and not a number or a field."""
         shape = tuple(self.error_hat.shape[1:])
-        return len(shape) == 1 and 1 < shape[0] <= answer_table.N_OUTPUTS_SHOWN
+        return len(shape) == 1 and 1 < shape[0] <= N_OUTPUTS_SHOWN
 
-    def _output_names(self, n: int, outputs: Sequence[str] | None) -> Sequence[str]:
+    def _names_of(self, n: int, outputs: Sequence[str] | None) -> Sequence[str]:
         known = self.output_names if outputs is None else outputs
         if outputs is not None and len(outputs) != n:
             raise ValueError(
                 f"outputs has {len(outputs)} entries, but an error has {n}; pass one name per output."
             )
-        if known is None or len(known) != n:
-            return [f"output {i}" for i in range(n)]
-        return [known[i] for i in range(n)]
+        return known if known is not None and len(known) == n else [f"output {i}" for i in range(n)]
 
     def _repeat_lines(self, query: int, outputs: Sequence[str] | None) -> list[str]:
         """The spread of the measurements at the nearest anchor, if it is repeated."""
@@ -243,42 +320,34 @@ class Assessment:
         if repeats is None or repeats.count[row] < 2:
             return []
         spread = repeats.spread[row].reshape(-1)
-        if len(spread) > answer_table.N_OUTPUTS_SHOWN:
+        if len(spread) > N_OUTPUTS_SHOWN:
             return []
         text = f"{spread[0]:.3g}"
         if len(spread) > 1:
-            pairs = zip(spread, self._output_names(len(spread), outputs), strict=True)
+            pairs = zip(spread, self._names_of(len(spread), outputs), strict=True)
             text = ", ".join(f"{value:.3g} ({output})" for value, output in pairs)
         return [
             f"  {repeats.count[row]} rows of the data have the inputs of this anchor; the standard deviation of their outputs is {text}"
         ]
 
-    def _anchor_lines(self, query: int, labels: Labels | None) -> list[str]:
+    def _anchor_lines(self, query: int, labels: Any) -> list[str]:
         mean = "mean " if np.asarray(self.error_hat[query]).size > 1 else ""
+        rows, distances = (np.asarray(p[query]) for p in (self.anchors, self.anchor_distance))
         # The error of a single anchor is the anchor error, which is given before.
-        no_error = self._is_list or len(self.anchors[query]) == 1
+        no_error = self._is_list or len(rows) == 1
         lines = []
-        for row, distance in zip(
-            np.asarray(self.anchors[query]).tolist(),
-            np.asarray(self.anchor_distance[query]).tolist(),
-            strict=True,
-        ):
+        for row, distance in zip(rows.tolist(), distances.tolist(), strict=True):
             of = f"row {row}" if labels is None else labels[row]
             error = self.fitted.error_size[row]
             observed = "" if no_error else f"observed {mean}error {error:.3g}, "
-            compared = times(distance, self.fitted.typical.distance)
+            compared = _times(distance, self.fitted.typical.distance)
             lines.append(f"  anchor {of}: {observed}distance {distance:.3g}, {compared}")
         n_more = len(lines) - N_ANCHORS_SHOWN
         more = [f"  and {n_more} more anchors"] if n_more > 0 else []
         return lines[:N_ANCHORS_SHOWN] + more
 
-    @property
-    def frame(self) -> Any:
-        """The data frame of the queries; an array for arrays."""
-        return native(self.asked)
 
-
-def times(value: float, typical: float) -> str:
+def _times(value: float, typical: float) -> str:
     """A value in units of the median over the calibration."""
     if not typical > 0:
         return "the calibration median is 0"

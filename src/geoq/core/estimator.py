@@ -1,21 +1,21 @@
 """GeoQ: Algorithm 1 of the paper as an estimator with settings."""
 
 import time
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from geoq import state
 from geoq.bounds.two_laws import TwoLawBound
 from geoq.checks import check_fitted, check_quantile
-from geoq.core import parameters
 from geoq.core.assessment import Assessment
 from geoq.core.calibrate import calibrate
-from geoq.core.conformal import ExpectedCoverage, Guarantee
-from geoq.core.describe import describe
+from geoq.core.conformal import ConformalFactors, Guarantee, conformalized
 from geoq.core.fitted import Fitted
 from geoq.core.folds import ClusterFolds, Folds, default_folds
-from geoq.core.guarantee import conformalized
+from geoq.core.opinion import compared
 from geoq.core.pairs import Pairs
 from geoq.data.domain import Domain, Layout
 from geoq.data.metric import Metric, SensitivityMetric, identity
@@ -25,7 +25,46 @@ from geoq.training.checkpoint import Checkpoint
 from geoq.training.progress import ShowProgress, check_progress, progress_bar
 from geoq.training.sources import FoldSurrogates, TrainingTime, measure, source_of
 
-POINTWISE = ExpectedCoverage()
+POINTWISE = Guarantee()
+# Settings are shown in full up to this many characters. Longer settings are shown by the name of their type.
+LONGEST_SETTING = 100
+T = TypeVar("T")
+
+
+def get_params(estimator: Any, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 (scikit-learn's signature)
+    """The constructor arguments by name, as scikit-learn's ``clone`` needs them; a base class of it would import it slowly."""
+    del deep
+    return {part.name: getattr(estimator, part.name) for part in fields(estimator)}
+
+
+def set_params(estimator: T, /, **params: Any) -> T:
+    """Change constructor arguments; if one of the names is wrong, none is changed."""
+    names = [*get_params(estimator)]
+    for name in params:
+        if name not in names:
+            raise ValueError(
+                f"{type(estimator).__name__} has no parameter {name!r}; it has {', '.join(names)}."
+            )
+    for name, value in params.items():
+        setattr(estimator, name, value)
+    return estimator
+
+
+def represent(estimator: Any) -> str:
+    """The names of the two models, all settings that differ from the defaults, and whether the estimator is fitted."""
+    defaults = get_params(type(estimator)(None, None))
+    parts = []
+    for name, value in get_params(estimator).items():
+        text, kind = repr(value), str(getattr(value, "__qualname__", type(value).__name__))
+        if name in ("surrogate", "train_surrogate"):
+            parts.append(f"{name}={None if value is None else kind}")
+        elif text != repr(defaults[name]):
+            if hasattr(value, "__qualname__"):
+                text = kind
+            fits = len(text) <= LONGEST_SETTING and "\n" not in text
+            parts.append(f"{name}={text if fits else f'{kind}(...)'}")
+    state = "fitted" if hasattr(estimator, "fitted_") else "not fitted"
+    return f"{type(estimator).__name__}({', '.join(parts)}), {state}"
 
 
 def _no_recipe() -> Any:
@@ -294,10 +333,48 @@ class GeoQ:
 
     def describe(self) -> str:
         """The calibration, the fitted bound, the influence of the inputs and the safe region, in a few sentences."""
-        return describe(self._fitted)
+        fitted = self._fitted
+        return " ".join([_calibration(fitted), _bound(fitted), _guarantee(fitted)])
 
-    def __repr__(self) -> str:
-        return parameters.represent(self, fitted=hasattr(self, "fitted_"))
+    __repr__ = represent
+    get_params = get_params
+    set_params = set_params
 
-    get_params = parameters.get_params
-    set_params = parameters.set_params
+
+def _calibration(fitted: Fitted) -> str:
+    n, tuples, kind = len(fitted.error), fitted.tuples, fitted.layout.described()
+    if tuples is None:
+        return f"{n} {kind}; the file was saved without the calibration tuples."
+    comparison = compared(tuples, fitted.output_names)
+    also = "" if comparison is None else f" {comparison[0]}."
+    inner = tuples[tuples.interpolating].error
+    present = ~np.isnan(inner)
+    held_out = float(inner[present].mean()) if present.any() else 0.0
+    scheme = fitted.families[int(tuples[tuples.interpolating].family[0])]
+    by_folds = f", and of the fold surrogates at held-out points of {scheme} it is {held_out:.3g}"
+    return (
+        f"{n} {kind}, held out {len(tuples)} times in all by {int(tuples.fold.max()) + 1} folds. The mean error of the deployed "
+        f"surrogate at these points is {float(fitted.error_size.mean()):.3g}{by_folds if tuples.anchor_errors is not None else ''}.{also}"
+    )
+
+
+def _bound(fitted: Fitted) -> str:
+    bound, metric = fitted.bound, fitted.metric
+    text = f"The bound is a {type(bound).__name__}."
+    if hasattr(bound, "describe"):
+        text = bound.describe().rstrip(".") + "."
+    if metric is None:
+        return text
+    influence = metric.describe(fitted.schema)
+    return f"{text} {influence[:1].upper()}{influence[1:]}."
+
+
+def _guarantee(fitted: Fitted) -> str:
+    text = "Safe means within the region of the held-out points."
+    factors = fitted.conformal
+    if factors == ConformalFactors():
+        return f"{text} No coverage is guaranteed, since conformalize was not called."
+    return (
+        f"{text} The bounds are multiplied by the conformal factors {factors.safe:.3g} (safe) and {factors.unsafe:.3g} (not safe), "
+        f"from {factors.n_pairs} pairs that were set aside."
+    )

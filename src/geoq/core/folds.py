@@ -50,8 +50,8 @@ def count_independent(position: Int[np.ndarray, " n"] | None, reach: int, n: int
 
 
 def dependence_of(scheme: Any, n_points: int, groups: Groups) -> Dependence:
-    """Which points depend on each other; None unless the scheme says so."""
-    return scheme.dependence(n_points, groups) if hasattr(scheme, "dependence") else None  # type: ignore[no-any-return]
+    """Which points depend on each other; None unless the scheme states it."""
+    return scheme.dependence(n_points, groups) if hasattr(scheme, "dependence") else None
 
 
 def _splits(fold: Int[np.ndarray, " n"], n_folds: int) -> Splits:

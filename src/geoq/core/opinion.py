@@ -35,50 +35,31 @@ class SecondOpinion:
     deviation: Float[Any, " n *output"]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Mean absolute errors of each output at the held-out points of the interpolating folds."""
+def compared(tuples: Tuples, names: Sequence[str] | None) -> tuple[str, bool] | None:
+    """Mean held-out errors of process and surrogate in a sentence, and whether the process is clearly the better model.
 
-    surrogate: Float[np.ndarray, " p"]
-    process: Float[np.ndarray, " p"]
-
-    @staticmethod
-    def of(tuples: Tuples) -> "Comparison | None":
-        """None without a process, or if the surrogate predicts something else than the outputs."""
-        inner = tuples[tuples.interpolating]
-        outputs, predictions = inner.points.outputs, inner.predictions
-        if inner.opinion is None or outputs.shape[1:] != predictions.shape[1:]:
-            return None
-        truth = flat(outputs).astype(float)[inner.point]
-        counts = ~np.isnan(truth).all(axis=0)
-        each = (flat(predictions)[inner.row].astype(float), inner.opinion.mean)
-        errors = [np.nanmean(abs(part - truth)[:, counts], axis=0) for part in each]
-        return Comparison(*errors) if counts.any() else None
-
-    @property
-    def worst(self) -> int:
-        """The output whose surrogate is the worst beside the process."""
-        return int((self.process / np.maximum(self.surrogate, 1e-300)).argmin())
-
-    def sentence(self, names: Sequence[str] | None = None) -> str:
-        """Both errors, of the output for which the process is the best beside the surrogate."""
-        j, of = self.worst, ""
-        if len(self.surrogate) > 1:
-            known = names if names is not None and len(names) == len(self.surrogate) else None
-            of = f" of output {j if known is None else known[j]}"
-        return (
-            f"A Gaussian process through the same data has a mean held-out error{of} of {self.process[j]:.2g}, the surrogate "
-            f"{self.surrogate[j]:.2g}"
-        )
-
-    def warn(self, names: Sequence[str] | None) -> None:
-        """Say so if the process is clearly the better model."""
-        j = self.worst
-        if self.process[j] < CLEARLY * self.surrogate[j]:
-            warn(
-                f"{self.sentence(names)}. The bounds use this, but a better surrogate would make them smaller: see "
-                "assess(x).second_opinion for the predictions of the process."
-            )
+    The held-out points are those of the interpolating folds, and the output is the one for which the process is the best beside
+    the surrogate. None without a process, or if the surrogate predicts something else than the outputs.
+    """
+    inner = tuples[tuples.interpolating]
+    outputs, predictions = inner.points.outputs, inner.predictions
+    if inner.opinion is None or outputs.shape[1:] != predictions.shape[1:]:
+        return None
+    truth = flat(outputs).astype(float)[inner.point]
+    counts = ~np.isnan(truth).all(axis=0)
+    if not counts.any():
+        return None
+    answers = flat(predictions)[inner.row].astype(float), inner.opinion.mean
+    surrogate, process = (np.nanmean(abs(each - truth)[:, counts], axis=0) for each in answers)
+    j, of = int((process / np.maximum(surrogate, 1e-300)).argmin()), ""
+    if len(surrogate) > 1:
+        known = names if names is not None and len(names) == len(surrogate) else None
+        of = f" of output {j if known is None else known[j]}"
+    text = (
+        f"A Gaussian process through the same data has a mean held-out error{of} of {process[j]:.2g}, the surrogate "
+        f"{surrogate[j]:.2g}"
+    )
+    return text, bool(process[j] < CLEARLY * surrogate[j])
 
 
 def mixed_rows(

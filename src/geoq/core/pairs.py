@@ -11,12 +11,12 @@ from jaxtyping import Float
 
 from geoq.arrays import flat, native
 from geoq.bounds.protocol import check_shapes, fit_bound
-from geoq.checks import add_note_on_error, check_finite
+from geoq.checks import add_note_on_error, check_finite, warn
 from geoq.core.agreement import Agreement
 from geoq.core.conformal import ConformalFactors
 from geoq.core.fitted import Fitted, Repeats, predict
 from geoq.core.geometry import Geometry, Relation, Space, anchor_error
-from geoq.core.opinion import Comparison, mixed_rows, warn_of_training_rows
+from geoq.core.opinion import compared, mixed_rows, warn_of_training_rows
 from geoq.core.pair_checks import (
     check_models,
     check_pairs,
@@ -336,10 +336,15 @@ class Pairs:
         alone = self.how.train_surrogate is None
         if alone and warn_if_trained_on(points.prediction, self.outputs):
             return
-        comparison, process = Comparison.of(tuples), tuples.points.process
+        comparison, process = compared(tuples, output_names(self.y)), tuples.points.process
         if comparison is None or process is None:
             return
-        comparison.warn(output_names(self.y))
+        text, clearly = comparison
+        if clearly:
+            warn(
+                f"{text}. The bounds use this, but a better surrogate would make them smaller: see assess(x).second_opinion for "
+                "the predictions of the process."
+            )
         z = flat(points.space.normalized).astype(float)
         if not alone or len(z) < 3:
             return

@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from geoq.checks import check_index
-from geoq.core.answer_table import N_OUTPUTS_SHOWN, numbers_of, outputs_named
-from geoq.core.assessment import Assessment
+from geoq.core.assessment import N_OUTPUTS_SHOWN, Assessment, numbers_of
 from geoq.data.domain import Layout, Mesh
 from geoq.plots import style
 from geoq.rollout.assessment import RolloutAssessment
@@ -54,7 +53,7 @@ def summary(
     style.prepare(figure)
     bound, safe = numbers_of(assessment.error_hat), numbers_of(assessment.safe) > 0
     true = None if error is None else style.true_errors(error, "error", assessment.error_hat)
-    named = outputs_named(assessment, assessment.error_hat)
+    named = assessment.outputs_of(assessment.error_hat)
     output = check_index(output, "output", len(named))
     name, mean = named[output]
     if bound.ndim == 2 and 1 < bound.shape[1] <= N_OUTPUTS_SHOWN:

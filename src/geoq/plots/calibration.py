@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from geoq.arrays import flat
 from geoq.bounds.protocol import bounds_of
 from geoq.checks import check_index
-from geoq.core.answer_table import N_OUTPUTS_SHOWN
+from geoq.core.assessment import N_OUTPUTS_SHOWN
 from geoq.core.fitted import Fitted
 from geoq.plots import style
 

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 
 from geoq.arrays import is_tensor, native, restore, to_numbers
 from geoq.checks import check_index
-from geoq.core.answer_table import numbers_of
-from geoq.core.assessment import Assessment
+from geoq.core.assessment import Assessment, numbers_of
 from geoq.core.fitted import Fitted
 from geoq.data.coordinates import Part
 from geoq.data.table import UNSEEN, Column, Table, schema_of

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from geoq.checks import check_fitted
-from geoq.core.answer_table import numbers_of
+from geoq.core.assessment import numbers_of
 
 TRUE, ESTIMATE, REFERENCE = "#1b1b1b", "#c1440e", "#4c78a8"
 SHADE = "#cfdbe8"

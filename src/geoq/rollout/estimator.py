@@ -7,8 +7,8 @@ from typing import Any
 
 from geoq import state
 from geoq.checks import check_fitted, check_quantile
-from geoq.core import parameters
 from geoq.core.calibrate import calibrate
+from geoq.core.estimator import get_params, represent, set_params
 from geoq.core.folds import Folds, TemporalFolds
 from geoq.regions.region import RolloutRegion, SafeRegion
 from geoq.rollout.assessment import RolloutAssessment
@@ -176,8 +176,6 @@ class RolloutGeoQ:
         """The calibration, the fitted bound and the safe region, in a few sentences."""
         return self._fitted.describe()
 
-    def __repr__(self) -> str:
-        return parameters.represent(self, fitted=hasattr(self, "fitted_"))
-
-    get_params = parameters.get_params
-    set_params = parameters.set_params
+    __repr__ = represent
+    get_params = get_params
+    set_params = set_params
