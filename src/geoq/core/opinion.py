@@ -36,10 +36,10 @@ class SecondOpinion:
 
 
 def compared(tuples: Tuples, names: Sequence[str] | None) -> tuple[str, bool] | None:
-    """Mean held-out errors of process and surrogate in a sentence, and whether the process is clearly the better model.
+    """Mean errors of process and surrogate in a sentence, and whether the process is clearly the better model.
 
-    The held-out points are those of the interpolating folds, and the output is the one for which the process is the best beside
-    the surrogate. None without a process, or if the surrogate predicts something else than the outputs.
+    Both are errors at the held-out points of the interpolating folds, of the output for which the process is the best beside the
+    surrogate. None without a process, or if the surrogate predicts something else than the outputs.
     """
     inner = tuples[tuples.interpolating]
     outputs, predictions = inner.points.outputs, inner.predictions
