@@ -14,7 +14,7 @@ ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
     "src/geoq": 2420,
-    "src/geoq/bounds": 2420,
+    "src/geoq/bounds": 2300,
     "src/geoq/core": 3520,
     "src/geoq/data": 2330,
     "src/geoq/nets": 370,
@@ -38,7 +38,7 @@ LONG_MODULES = {
     "rollout/trajectories.py": 451,
     "xarray.py": 462,
 }
-LONG_FUNCTIONS = {"bounds/law.py fit": 51, "plots/answers.py fields": 65}
+LONG_FUNCTIONS = {"plots/answers.py fields": 65}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

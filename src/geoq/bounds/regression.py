@@ -7,7 +7,7 @@ problem is convex and piecewise quadratic, so Newton's method with a line search
 scikit-learn's ``QuantileRegressor`` has no common slopes for several levels, and solves a linear program for each level.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -19,21 +19,14 @@ MAX_COARSE_ROWS = 20_000
 TOLERANCE = 1e-10
 
 
-class Line(NamedTuple):
-    """Slopes that all levels share, and one intercept per level."""
-
-    slopes: Float[np.ndarray, " n_columns"]
-    intercepts: Float[np.ndarray, " n_levels"]
-
-
 def fit_line(
     phi: Float[np.ndarray, " n n_columns"],
     target: Float[np.ndarray, " n"],
     weight: Float[np.ndarray, " n"],
     levels: tuple[float, ...],
     ridge: float,
-) -> Line:
-    """Quantiles of the target as linear functions of phi, which has no column of ones."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Slopes that all levels share, and one intercept per level; phi has no column of ones."""
     w, tau, n_columns = weight / weight.sum(), np.array(levels), phi.shape[1]
     low, high = np.quantile(target, [0.25, 0.75])
     spread = float(high - low) + 1e-12
@@ -44,7 +37,7 @@ def fit_line(
         part = w[::step] / w[::step].sum()
         problem = _Problem(phi[::step], target[::step], part, tau, penalty, width * spread)
         theta = problem.solve(theta)
-    return Line(theta[:n_columns], theta[n_columns:])
+    return theta[:n_columns], theta[n_columns:]
 
 
 class _Problem(NamedTuple):
@@ -57,24 +50,20 @@ class _Problem(NamedTuple):
     penalty: np.ndarray
     width: float
 
-    def residuals(self, theta: np.ndarray) -> np.ndarray:
-        n_columns = self.phi.shape[1]
-        fitted = self.phi @ theta[:n_columns]
-        residuals: np.ndarray = (self.target - fitted)[:, None] - theta[n_columns:]
-        return residuals
-
-    def loss(self, theta: np.ndarray, r: np.ndarray) -> float:
-        size, h = abs(r), self.width
+    def loss(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss, and the residuals at each level."""
+        n_columns, h = self.phi.shape[1], self.width
+        r = (self.target - self.phi @ theta[:n_columns])[:, None] - theta[n_columns:]
+        size = abs(r)
         smooth = np.where(size < h, r * r / (2 * h) + h / 2, size)
         fit = (self.weight @ (0.5 * smooth + (self.tau - 0.5) * r)).sum()
-        return float(fit / len(self.tau) + 0.5 * (self.penalty * theta**2).sum())
+        return float(fit / len(self.tau) + 0.5 * (self.penalty * theta**2).sum()), r
 
     def gradient(self, theta: np.ndarray, r: np.ndarray) -> np.ndarray:
         slope = 0.5 * (r / self.width).clip(-1, 1) + (self.tau - 0.5)
         push = self.weight[:, None] * slope / len(self.tau)
         fit = np.concatenate([self.phi.T @ push.sum(axis=1), push.sum(axis=0)])
-        gradient: np.ndarray = self.penalty * theta - fit
-        return gradient
+        return np.asarray(self.penalty * theta - fit)
 
     def hessian(self, r: np.ndarray, outer: float) -> np.ndarray:
         """Rows beyond the parabola get the curvature 1 / |r| times ``outer``, which keeps the system regular."""
@@ -89,34 +78,25 @@ class _Problem(NamedTuple):
         hessian[n_columns:, :n_columns] = cross.T
         return hessian + np.diag(self.penalty + 1e-12 + 1e-9 * hessian.diagonal())
 
+    def step(self, theta: np.ndarray, value: float, r: np.ndarray) -> Any:
+        """The first step of length 1, 1/2, ..., 1/64 that decreases the loss sufficiently, and its loss and residuals."""
+        gradient = self.gradient(theta, r)
+        for outer in (0.02, 1.0):
+            step = -np.linalg.solve(self.hessian(r, outer), gradient)
+            for length in 0.5 ** np.arange(7):
+                candidate = theta + length * step
+                new = self.loss(candidate)
+                if new[0] <= value + 1e-4 * length * float(gradient @ step):
+                    return candidate, *new
+        return None
+
     def solve(self, theta: np.ndarray) -> np.ndarray:
-        r = self.residuals(theta)
-        value = self.loss(theta, r)
+        value, r = self.loss(theta)
         for _ in range(MAX_STEPS):
-            gradient, moved = self.gradient(theta, r), None
-            for outer in (0.02, 1.0):
-                step = -np.linalg.solve(self.hessian(r, outer), gradient)
-                moved = _line_search(self, theta, step, float(gradient @ step), value)
-                if moved is not None:
-                    break
+            moved, before = self.step(theta, value, r), value
             if moved is None:
                 break
-            before, (theta, r, value) = value, moved
+            theta, value, r = moved
             if before - value <= TOLERANCE * (1e-12 + abs(before)):
                 break
         return theta
-
-
-def _line_search(
-    problem: _Problem, theta: np.ndarray, step: np.ndarray, slope: float, value: float
-) -> tuple[np.ndarray, np.ndarray, float] | None:
-    """The first of the step lengths 1, 1/2, ..., 1/64 that decreases the loss sufficiently."""
-    length = 1.0
-    for _ in range(7):
-        candidate = theta + length * step
-        r = problem.residuals(candidate)
-        new = problem.loss(candidate, r)
-        if new <= value + 1e-4 * length * slope:
-            return candidate, r, new
-        length /= 2
-    return None

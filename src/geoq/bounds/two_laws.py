@@ -21,10 +21,11 @@ increment can be negative: an anchor with an unusually large error does not rais
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from geoq.arrays import chunks, flat, joined, permutation
 from geoq.bounds.climatology import Climatology, FittedClimatology, natural_scale
@@ -35,14 +36,12 @@ from geoq.bounds.law import (
     NAMES,
     TABLE,
     WITHOUT_OPINION,
-    Blend,
     Errors,
     Law,
     LawFeatures,
     exceeding,
 )
-from geoq.bounds.resemblance import Resemblance
-from geoq.core.geometry import Features, anchor_mean
+from geoq.core.geometry import Features, Relation, anchor_mean
 from geoq.core.tuples import Tuples
 from geoq.data.masks import filled_with_means
 from geoq.data.metric import FittedMetric
@@ -58,6 +57,8 @@ POWER = 3.0
 N_PARTS = 5
 # The fraction of the overhang that is added, and the largest addition as a multiple of the bound.
 OVERHANG_FRACTION, MAX_OVERHANG = 0.5, 2.0
+# Added to the support distance, the distance to the nearest point and the variability before the logarithm.
+MIN_DISTANCE, MIN_NEAREST, MIN_VARIABILITY = 1e-9, 1e-3, 0.02
 
 
 @dataclass(frozen=True)
@@ -78,27 +79,69 @@ class TwoLawBound:
 
     def fit(self, tuples: Tuples, quantile: float) -> "FittedTwoLaws":
         """Fit the laws to all levels."""
-        points, features = tuples.points, tuples.features
-        reference = None
+        points, features, inner = tuples.points, tuples.features, tuples.interpolating
+        reference, known = None, _Known.of(tuples)
         if self.reference is not None:
             reference = self.reference.fit(points.outputs, quantile)
-        known = _Known.of(tuples)
         # Errors in units of the natural scale; the bound is multiplied by it at the end.
         natural = natural_scale(features, reference)
         own = known.law_features(features, natural)
         error = flat(tuples.error).astype(float) / natural
         resemblance, pi = None, np.zeros(len(error))
-        if not tuples.interpolating.all():
-            resemblance = Resemblance.fit(tuples.relation, tuples.interpolating, tuples.weight)
+        if not inner.all():
+            resemblance = Resemblance.fit(tuples.relation, inner, tuples.weight)
             pi = resemblance(tuples.relation)
         laws, plain = (
             LawPair.fit(names, own, error, pi, tuples) for names in (NAMES, WITHOUT_OPINION)
         )
-        trust = _trust(laws.outside, plain.outside, own, error, tuples)
+        trust = _trust((laws, plain), own, error, tuples)
         fitted = FittedTwoLaws(
             quantile, known, points.metric, reference, laws, plain, resemblance, trust
         )
-        return fitted.recalibrated(tuples[tuples.interpolating])
+        return fitted.recalibrated(tuples[inner])
+
+
+def _geometry(relation: Relation) -> Float[np.ndarray, " n 3"]:
+    """Logarithms of the support distance and of the distance to the nearest point, and the one-sidedness."""
+    distance = np.log(relation.support_distance + MIN_DISTANCE)
+    nearest = np.log(relation.nearest + MIN_NEAREST)
+    return np.stack([distance, nearest, relation.side], 1)
+
+
+@dataclass(frozen=True)
+class Resemblance:
+    r"""The probability that a query looks like a point that an extrapolating fold held out.
+
+    .. math:: \operatorname{logit} \pi(x) = c_0 + c_1 \log \Delta d(x) + c_2 \log(d_1(x) + \varepsilon) + c_3 \, \mathrm{side}(x)
+
+    Held-out points of random folds lie amid the other points; held-out points of cluster and nested folds do not. A logistic
+    regression with a ridge penalty of 1 on the standardised slopes separates them, with half of the total weight on each kind.
+    """
+
+    mean: Float[np.ndarray, " 3"]
+    deviation: Float[np.ndarray, " 3"]
+    coefficients: Float[np.ndarray, " 4"]
+
+    @staticmethod
+    def fit(
+        relation: Relation, interpolating: Bool[np.ndarray, " n"], weight: Float[np.ndarray, " n"]
+    ) -> "Resemblance":
+        """Fit to calibration tuples, of which some come from the interpolating folds."""
+        from sklearn.linear_model import LogisticRegression  # here: a slow import
+
+        columns = _geometry(relation)
+        mean, deviation = columns.mean(axis=0), columns.std(axis=0) + 1e-9
+        inner, outer = weight[interpolating].sum(), weight[~interpolating].sum()
+        half = 0.5 * weight / np.where(interpolating, inner, outer) * len(weight)
+        model = LogisticRegression(C=1.0, solver="newton-cholesky", tol=1e-10)
+        model.fit((columns - mean) / deviation, ~interpolating, sample_weight=half)
+        return Resemblance(mean, deviation, np.append(model.coef_[0], model.intercept_))
+
+    def __call__(self, relation: Relation) -> Float[np.ndarray, " n"]:
+        """The probability pi of each query."""
+        x = (_geometry(relation) - self.mean) / self.deviation
+        logit = x @ self.coefficients[:3] + self.coefficients[3]
+        return 0.5 + 0.5 * np.tanh(logit / 2)
 
 
 @dataclass(frozen=True)
@@ -117,57 +160,54 @@ class LawPair:
         tuples: Tuples,
     ) -> "LawPair":
         """Fit both laws with these features."""
-        inner, counted = tuples.interpolating, tuples.counted
-        parts = _parts(tuples.group[inner])
-        outside, other, shifts = None, np.zeros((len(parts), error.shape[1])), [0.0] * len(TABLE)
-        if not inner.all():
-            ridge: Any = {"levels": (LEVEL,), "ridge": RIDGE_OUTSIDE, "counted": counted}
-            outside = Law.fit(names, features, error, tuples.weight, **ridge)
-            other = outside(features[inner])
-            shifts = [outside.shift(level) for level in TABLE]
-        inside = Law.fit(
-            names,
-            features[inner],
-            error[inner],
-            np.full(len(parts), 1 / len(parts)),
-            levels=LEVELS,
-            ridge=RIDGE_INSIDE / len(parts),
-            counted=counted,
-            blend=Blend(pi[inner], other, shifts, parts),
-        )
+        inner, outside = tuples.interpolating, None
+        fit: Any = partial(Law.fit, names, counted=tuples.counted)
+        own, n_own = {name: values[inner] for name, values in features.items()}, inner.sum()
+        other, shifts = np.zeros((n_own, error.shape[1])), np.zeros(len(TABLE))
+        if n_own < len(inner):
+            outside = fit(features, error, tuples.weight, levels=(LEVEL,), ridge=RIDGE_OUTSIDE)
+            other, shifts = outside(own), outside.table - outside.intercept(LEVEL)
+        # Tuples of one group are in the same part.
+        groups, number = np.unique(tuples.group[inner], return_inverse=True)
+        parts = (permutation(len(groups)) % N_PARTS)[number]
+        blend, weight = (pi[inner], other, shifts, parts), np.full(n_own, 1 / n_own)
+        ridge = RIDGE_INSIDE / n_own
+        inside = fit(own, error[inner], weight, levels=LEVELS, ridge=ridge, blend=blend)
         return LawPair(inside, outside or inside)
 
-    def __call__(self, features: LawFeatures, natural: Any, pi: Any) -> Errors:
+    def __call__(self, features: LawFeatures, pi: Any) -> Errors:
         """Log b of each output at the level 0.95."""
-        log = self.inside(features, natural)
+        log = self.inside(features)
         if self.outside is self.inside:
             return log
-        return log + pi * (self.outside(features, natural) - log)
+        return log + pi * (self.outside(features) - log)
 
     def shift(self, level: float, pi: Any) -> Any:
         """The difference between log b at a level and at 0.95."""
-        return (1 - pi) * self.inside.shift(level) + pi * self.outside.shift(level)
+        inside, outside = (
+            law.intercept(level) - law.intercept(LEVEL) for law in (self.inside, self.outside)
+        )
+        return (1 - pi) * inside + pi * outside
 
 
 def _trust(
-    law: Law, plain: Law, features: LawFeatures, error: Errors, tuples: Tuples
+    both: tuple[LawPair, LawPair], features: LawFeatures, error: Errors, tuples: Tuples
 ) -> tuple[float, float]:
-    """The weight w of a law against the plain one, amid the data and outside.
+    """The weight w of the first law against the plain one, amid the data and outside.
 
     Each fold compares the pinball losses of both laws. The logarithms of the ratios are averaged over the interpolating folds, and
     over the other folds.
     """
-    losses = [
-        pinball_loss(error, np.exp(each(features)), LEVEL)[:, tuples.counted]
-        / law.scale[tuples.counted]
-        for each in (law, plain)
-    ]
-    inner = tuples.interpolating
+    counted, scale = tuples.counted, both[0].outside.scale
+    losses = []
+    for pair in both:
+        loss = pinball_loss(error, np.exp(pair.outside(features)), LEVEL)
+        losses.append(loss[:, counted] / scale[counted])
     ratios: dict[bool, list[float]] = {True: [], False: []}
     for fold in np.unique(tuples.fold):
         rows = tuples.fold == fold
         one, other = (max(float(np.nanmean(loss[rows])), 1e-300) for loss in losses)
-        ratios[bool(inner[rows][0])].append(math.log(one / other))
+        ratios[bool(tuples.interpolating[rows][0])].append(math.log(one / other))
     amid, outside = (ratios[place] or ratios[not place] for place in (True, False))
     weights = [1 / (1 + math.exp(POWER * sum(own) / len(own))) for own in (amid, outside)]
     return weights[0], weights[1]
@@ -214,30 +254,26 @@ class FittedTwoLaws:
         return joined([self._bound(features[part], level) for part in rows]).reshape(shape)
 
     def _pi(self, features: Features) -> Any:
-        if self.resemblance is None:
-            return 0.0
-        assert features.relation is not None
-        return self.resemblance(features.relation)[:, None]
+        relation: Any = features.relation
+        return 0.0 if self.resemblance is None else self.resemblance(relation)[:, None]
 
     def _bound(self, features: Features, level: float, *, overhang: bool = True) -> Errors:
-        natural = natural_scale(features, self.reference)
-        own, pi = self.known.law_features(features), self._pi(features)
-        assert features.opinion is not None
-        log = self.plain(own, natural, pi)
-        step = self.laws(own, natural, pi) - log
+        natural, pi = natural_scale(features, self.reference), self._pi(features)
+        own, opinion = self.known.law_features(features, natural), features.opinion
+        assert opinion is not None
+        log = self.plain(own, pi)
+        step = self.laws(own, pi) - log
         weight = (1 - pi) * self.trust[0] + pi * self.trust[1]
         # A bound below the bound of the other laws needs a process with data near the query.
-        left = features.opinion.left[:, None]
+        left = opinion.left[:, None]
         weight = np.where(step < 0, weight * (1 - left**2), weight)
-        bound = np.exp(log + weight * step + (1 - pi) * self.shift)
+        bound = natural * np.exp(log + weight * step + (1 - pi) * self.shift)
         if overhang:
             # Where the process has data near the query, q contains the overhang.
             unknown = 1 - weight * (1 - np.sqrt(left))
             bound += unknown * np.minimum(self._overhang(features), MAX_OVERHANG * bound)
-        if level != LEVEL:
-            both = self.laws.shift(level, pi), self.plain.shift(level, pi)
-            bound *= np.exp(weight * both[0] + (1 - weight) * both[1])
-        return bound
+        both = self.laws.shift(level, pi), self.plain.shift(level, pi)
+        return bound * np.exp(weight * both[0] + (1 - weight) * both[1])
 
     def _overhang(self, features: Features) -> Errors | float:
         """A part of the overhang, which is added to the bounds of queries outside the ranges of the inputs."""
@@ -288,40 +324,34 @@ class _Known:
         spread = np.where(deviation > 0, deviation, 1.0)
         return _Known(outputs, spread, held_out, np.ptp(outputs, axis=0))
 
-    def expected_error(self, features: Features) -> Errors:
-        r"""The root mean square of the error under the process, :math:`q = \sqrt{(F - m)^2 + v}`."""
-        opinion, n_outputs = features.opinion, math.prod(features.anchor_error.shape[1:])
-        assert opinion is not None
-        gap = flat(features.prediction).astype(float) - opinion.mean
-        size = np.hypot(gap, np.minimum(opinion.deviation, self.range))
-        return _per_output(size, n_outputs)
+    def law_features(self, features: Features, natural: Any) -> LawFeatures:
+        r"""The features of the laws; those in units of the error are divided by ``natural``.
 
-    def law_features(self, features: Features, natural: Any = None) -> LawFeatures:
-        """The features of the laws; those in units of the error are divided by ``natural``."""
-        relation = features.relation
+        The expected error is the root mean square of the error under the process, :math:`q = \sqrt{(F - m)^2 + v}`.
+        """
+        relation, opinion = features.relation, features.opinion
         assert relation is not None
-        anchor = flat(features.anchor_error).astype(float)
-        prediction = flat(features.prediction).astype(float)
+        assert opinion is not None
+        anchor, prediction = (
+            flat(part).astype(float) for part in (features.anchor_error, features.prediction)
+        )
         n_outputs = anchor.shape[1]
         mean, variance = _moments(self.outputs, relation.near)
         variability = np.sqrt(variance) / self.deviation
         if variability.shape[1] != n_outputs:
             variability = np.sqrt((variability**2).mean(axis=1, keepdims=True))
-        in_units = {
-            "anchor": anchor,
-            "held_out": anchor_mean(relation.near, self.held_out_error),
-            "departure": _per_output(abs(prediction - mean), n_outputs),
-            "expected": self.expected_error(features),
+        expected = np.hypot(prediction - opinion.mean, np.minimum(opinion.deviation, self.range))
+        distance, nearest, side = _geometry(relation).T[:, :, None]
+        return {
+            "distance": distance,
+            "nearest": nearest,
+            "side": side,
+            "anchor": anchor / natural,
+            "held_out": anchor_mean(relation.near, self.held_out_error) / natural,
+            "departure": _per_output(abs(prediction - mean), n_outputs) / natural,
+            "variability": np.log(variability + MIN_VARIABILITY),
+            "expected": _per_output(expected, n_outputs) / natural,
         }
-        if natural is not None:
-            in_units = {name: values / natural for name, values in in_units.items()}
-        return LawFeatures(
-            distance=relation.support_distance,
-            nearest=relation.nearest,
-            side=relation.side,
-            variability=np.broadcast_to(variability, anchor.shape),
-            **in_units,
-        )
 
 
 def _per_output(size: Values, n_outputs: int) -> Errors:
@@ -345,9 +375,3 @@ def _moments(
         squares += gap * gap
     total /= k
     return first + total, (squares / k - total * total).clip(min=0)
-
-
-def _parts(group: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Divide the groups at random into ``N_PARTS`` parts; tuples of one group are in the same part."""
-    groups, number = np.unique(group, return_inverse=True)
-    return (permutation(len(groups)) % N_PARTS)[number]
