@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from geoq import Grid, Mesh, RolloutGeoQ, plots
 from geoq.data.domain import Layout, Table
-from geoq.rollout.assessment import RolloutAssessment
+from geoq.rollout.fitted import RolloutAssessment
 
 
 def test_the_error_over_the_input(scene, tmp_path):

@@ -9,7 +9,7 @@ from geoq import RolloutGeoQ
 from geoq.data.coordinates import Coordinates
 from geoq.regions.table_scores import ROUNDING_OFF_SURFACE, Surface
 from geoq.regions.views import TableView
-from geoq.rollout.layout import RowLayout
+from geoq.rollout.series import RowLayout
 
 
 def test_the_region_contains_the_quantile_of_the_whole_held_out_rollouts():

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from geoq import RolloutGeoQ
 from geoq.parts import AdditiveRecursion, MemberGrowth
 from geoq.rollout.additive import _turns
-from geoq.rollout.factors import step_factors
+from geoq.rollout.growth import step_factors
 
 
 def calibration():

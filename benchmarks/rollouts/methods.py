@@ -18,7 +18,7 @@ from geoq import TemporalFolds, TrainRollout
 from geoq.core.plan import FoldPlan
 from geoq.metrics import pinball
 from geoq.rollout.additive import AdditiveRecursion
-from geoq.rollout.factors import step_factors
+from geoq.rollout.growth import step_factors
 from geoq.rollout.series import Series
 
 # The states of a run that pairs start from and end at.

@@ -35,9 +35,9 @@ from geoq.regions.table_scores import (
 )
 from geoq.regions.views import Values
 from geoq.rollout.additive import AdditiveRecursion
-from geoq.rollout.companion import RandomFeatures
 from geoq.rollout.growth import MemberGrowth
 from geoq.rollout.horizon import Relative
+from geoq.rollout.members import RandomFeatures
 from geoq.rollout.memory import WithMemory
 from geoq.training.checkpoint import Checkpoint
 from geoq.training.progress import Progress

@@ -9,7 +9,7 @@ from geoq.bounds import climatology, fields, law, prior, two_laws
 from geoq.core import conformal, fitted, folds, geometry, tuples
 from geoq.data import coordinates, domain, masks, metric, process, table
 from geoq.regions import field_scores, region, table_scores, views
-from geoq.rollout import additive, companion, features, growth, horizon, layout, members, series
+from geoq.rollout import additive, features, growth, horizon, members, series
 from geoq.rollout import fitted as fitted_rollouts
 
 _MODULES = (
@@ -34,11 +34,9 @@ _MODULES = (
     table_scores,
     views,
     additive,
-    companion,
     features,
     growth,
     horizon,
-    layout,
     members,
     series,
     fitted_rollouts,

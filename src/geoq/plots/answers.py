@@ -12,7 +12,7 @@ from geoq.checks import check_index
 from geoq.core.assessment import N_OUTPUTS_SHOWN, Assessment, numbers_of
 from geoq.data.domain import Layout, Mesh
 from geoq.plots import style
-from geoq.rollout.assessment import RolloutAssessment
+from geoq.rollout.fitted import RolloutAssessment
 
 Numbers: TypeAlias = Float[np.ndarray, " n"]
 # Arrays by the names of the curves or maps.

@@ -11,9 +11,7 @@ from geoq.core.calibrate import calibrate
 from geoq.core.estimator import get_params, represent, set_params
 from geoq.core.folds import Folds, TemporalFolds
 from geoq.regions.region import RolloutRegion, SafeRegion
-from geoq.rollout.assessment import RolloutAssessment
-from geoq.rollout.features import Scheme
-from geoq.rollout.fitted import FittedRollouts
+from geoq.rollout.fitted import FittedRollouts, RolloutAssessment
 from geoq.rollout.growth import MemberGrowth
 from geoq.rollout.trajectories import Trajectories
 from geoq.surrogate import Surrogate
@@ -81,7 +79,7 @@ class RolloutGeoQ:
     quantile: float = 0.95
     representation: Any = None
     folds: Folds = field(default_factory=lambda: TemporalFolds(5))
-    scheme: Scheme = field(default_factory=MemberGrowth)
+    scheme: Any = field(default_factory=MemberGrowth)
     n_calibration: int = 300
     n_starts: int = 40
     n_anchors: int = 1

@@ -1,10 +1,10 @@
 """Features along rollouts, which need no reference states of the future, and the held-out rollouts with their errors."""
 
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from geoq.arrays import flat, restore
 from geoq.bounds.climatology import FittedClimatology
@@ -12,8 +12,7 @@ from geoq.checks import shortened
 from geoq.core.geometry import Features, Geometry, Relation, Space, displacement
 from geoq.core.tuples import Points, Tuples
 from geoq.data.coordinates import Coordinates
-from geoq.rollout.layout import RowLayout
-from geoq.rollout.series import DataRange, PerStep, Rollouts, Values
+from geoq.rollout.series import DataRange, PerStep, Places, Rollouts, RowLayout, Values
 from geoq.surrogate import answers_of
 
 
@@ -76,13 +75,18 @@ class RolloutFeatures:
     def cat(parts: "list[RolloutFeatures]") -> "RolloutFeatures":
         """The rollouts of all parts, in order."""
         names = ("z", "inputs", "prediction", "climatology", "alive")
-        arrays = {n: np.concatenate([getattr(part, n) for part in parts]) for n in names}
+        arrays: dict[str, Any] = {
+            n: np.concatenate([getattr(part, n) for part in parts]) for n in names
+        }
         if all(part.inputs is part.z for part in parts):
             arrays["inputs"] = arrays["z"]
-        relation = Relation.cat([part.relation for part in parts])
         members = zip(*(part.members for part in parts), strict=True)
-        joined = tuple(np.concatenate(own, axis=1) for own in members)
-        return RolloutFeatures(**arrays, relation=relation, points=parts[0].points, members=joined)
+        return replace(
+            parts[0],
+            **arrays,
+            relation=Relation.cat([part.relation for part in parts]),
+            members=tuple(np.concatenate(own, axis=1) for own in members),
+        )
 
 
 @dataclass(frozen=True)
@@ -105,15 +109,14 @@ class Reference:
         before, after = (part.reshape(-1, *row) for part in (inside[:, :-1], inside[:, 1:]))
         known = np.isfinite(flat(before)).all(axis=1)
         space = embed(before[known], self.coordinates, self.layout, phi, like)
-        relation = self.geometry.relate(space)
-        values = np.nan_to_num(self.layout.outputs(inside[:, 1:])).astype(float)
+        relation = vars(self.geometry.relate(space)).values()
         z = _filled(space.z, known, np.nan)
         return RolloutFeatures(
             z,
             z if space.inputs is space.z else _filled(space.inputs, known, np.nan),
-            Relation(*(_filled(part, known, np.inf) for part in vars(relation).values())),
+            Relation(*(_filled(part, known, np.inf) for part in relation)),
             self.layout.states(after).reshape(n, n_steps, *self.layout.state),
-            self.climatology(values),
+            self.climatology(np.nan_to_num(self.layout.outputs(inside[:, 1:])).astype(float)),
             np.isfinite(flat(after)).all(axis=1).reshape(n, n_steps),
             self.geometry.points,
         )
@@ -153,9 +156,9 @@ class RolloutCalibration:
 
     features: RolloutFeatures
     error: Values
-    start: Int[np.ndarray, " n"]
-    fold: Int[np.ndarray, " n"]
-    family: Int[np.ndarray, " n"]
+    start: Places
+    fold: Places
+    family: Places
     points: Points
     sources: tuple[Any, ...] = ()
 
@@ -196,19 +199,6 @@ class RolloutCalibration:
             position=rollout,
             queries=Space(features.z, features.z, features.inputs)[kept],
         )
-
-
-@runtime_checkable
-class Scheme(Protocol):
-    """A bound of the error at every step: how it is fitted to held-out rollouts, at a quantile level.
-
-    ``fit`` returns a function of ``RolloutFeatures`` that returns the bounds, one for each value of ``features.climatology``.
-    ``MemberGrowth`` and ``AdditiveRecursion`` are two schemes. If a scheme has ``n_members``, this number of members is
-    simulated for each rollout, and also with its ``companion``; ``with_members`` of the bound adds the members of queries to their
-    features.
-    """
-
-    def fit(self, calibration: RolloutCalibration, quantile: float, /) -> Any: ...
 
 
 def bounds_along(bound: Any, features: RolloutFeatures) -> Values:

@@ -2,7 +2,7 @@ r"""The default scheme for rollouts: the bound follows simulated members of the 
 
 This is a departure from the paper. The paper's sum of increments grows without limit, but the error of a chaotic system
 saturates, and it depends on the state that a rollout starts from. The bound B of coordinate j at step n begins with a conformal
-factor per step (see ``factors``), as a number or times the climatology, the tau quantile of the distance of a value to the
+factor per step (see ``step_factors``), as a number or times the climatology, the tau quantile of the distance of a value to the
 values in the data, whichever has the smaller loss at steps around n:
 
 .. math:: B_{n,j} = k_{n,j} \quad \text{or} \quad B_{n,j} = k_{n,j} \, C_j(\widehat u_{n,j})
@@ -24,7 +24,7 @@ must lower the loss of B to 0.99 for the surrogate and to 0.8 for the companion.
 measured, and the bound is the climatology times its last factor.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -32,15 +32,19 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from geoq.checks import check_integer, check_object
-from geoq.quantiles import inverse_cdf_quantile, pinball_loss
-from geoq.rollout.companion import RandomFeatures
-from geoq.rollout.factors import averaged, extended, step_factors
+from geoq.quantiles import inverse_cdf_quantile, n_required, pinball_loss
 from geoq.rollout.features import Reference, RolloutCalibration, RolloutFeatures
-from geoq.rollout.members import Source
+from geoq.rollout.members import RandomFeatures, Source
 from geoq.rollout.series import Rollouts, Values
 
 Setting: TypeAlias = Mapping[str, float]
 Parts: TypeAlias = tuple[np.ndarray, ...]
+# One number for each step and coordinate.
+Steps: TypeAlias = Float[np.ndarray, " n_steps n_coordinates"]
+# Up to this many coordinates have a conformal factor each. More coordinates form groups of neighbouring ones.
+MOST_SINGLE, GROUP_SIZE = 32, 8
+# The factors of step n are averaged over the steps between (1 - WINDOW) n and (1 + WINDOW) n.
+WINDOW = 0.15
 # Settings are compared at this many steps, equally spaced in log(n) because they differ in the early steps, and coordinates.
 N_COMPARED, N_COORDINATES = 30, 16
 START = {"lam": 2.0, "gamma": 0.5, "p": 2.0}
@@ -85,26 +89,30 @@ class MemberGrowth:
                 "to; train the surrogate longer, or standardise its states."
             )
         scale, climatology = Scale.of(features), _climatology(features)
-        search, shapes = Search(error, scale, quantile), (np.ones_like(error), climatology)
-        losses = {n: search.loss(search.part(own)) for n, own in zip(STATIC, shapes, strict=True)}
-        factors = [step_factors(error, shape, quantile) for shape in shapes]
+        part = _compared(error.shape[1], scale)
+        compared = part(error / scale.typical)
+
+        def loss(shape: Values) -> float:
+            return _loss(compared, shape, quantile)
+
+        shapes = np.ones_like(error), climatology
+        losses = {n: loss(part(own)) for n, own in zip(STATIC, shapes, strict=True)}
+        number, natural = (step_factors(error, shape, quantile) for shape in shapes)
         lost = [
-            averaged(
-                np.nan_to_num(pinball_loss(error, k * shape, quantile)).sum(axis=(0, 2))[:, None]
-            )
-            for k, shape in zip(factors, shapes, strict=True)
+            np.nan_to_num(pinball_loss(error, bound, quantile)).sum(axis=(0, 2))[:, None]
+            for bound in (number * shapes[0], natural * climatology)
         ]
-        use = lost[1] <= lost[0]
-        own = search.loss(search.part(np.where(use, climatology, 1.0)))
-        first = np.concatenate([np.where(use, factors[1], factors[0]), factors[1][-1:]])
+        use = averaged(lost[1]) <= averaged(lost[0])
+        least = loss(part(np.where(use, climatology, 1.0)))
+        first = np.concatenate([np.where(use, natural, number), natural[-1:]])
         used = calibration.sources[: (1 + (self.companion is not None)) * (self.n_members > 0)]
         about = losses, tuple(source.step_error for source in used)
         fitted = FittedGrowth(scale, np.append(use, True), first, (), *about)
         for place, (source, (name, gain)) in enumerate(zip(used, SOURCES.items(), strict=False)):
             parts = scale.parts(features, place, fitted(features))
-            setting, losses[name] = search.best(parts)
-            if losses[name] < gain * own:
-                own = losses[name]
+            setting, losses[name] = _best(loss, tuple(map(part, parts)))
+            if losses[name] < gain * least:
+                least = losses[name]
                 factor = _layer_factors(parts, setting, error / scale.typical, quantile)
                 layers = *fitted.layers, Layer(place, source, setting, factor)
                 fitted = replace(fitted, layers=layers)
@@ -166,41 +174,41 @@ def _layer_factors(parts: Parts, setting: Setting, error: Values, quantile: floa
     return factor
 
 
-class Search:
-    """The choice of a setting by the loss at some of the steps and coordinates."""
+def _compared(n_steps: int, scale: Scale) -> Callable[[np.ndarray], np.ndarray]:
+    """A function that returns the steps and coordinates of an array at which settings are compared."""
+    steps = np.unique(np.logspace(0, np.log10(n_steps), N_COMPARED).round().astype(int)) - 1
+    varies = np.flatnonzero(scale.weight)
+    places = np.linspace(0, len(varies) - 1, min(len(varies), N_COORDINATES)).astype(int)
 
-    def __init__(self, error: Values, scale: Scale, quantile: float) -> None:
-        steps = np.logspace(0, np.log10(error.shape[1]), N_COMPARED).round().astype(int)
-        varies = np.flatnonzero(scale.weight)
-        places = np.linspace(0, len(varies) - 1, min(len(varies), N_COORDINATES)).astype(int)
-        self.steps, self.columns, self.quantile = np.unique(steps) - 1, varies[places], quantile
-        self.error = self.part(error / scale.typical)
+    def part(values: np.ndarray) -> np.ndarray:
+        values = values[:, steps]
+        return values[..., varies[places]] if values.shape[2] > 1 else values
 
-    def part(self, values: np.ndarray) -> np.ndarray:
-        """The compared part of an array."""
-        values = values[:, self.steps]
-        return values[..., self.columns] if values.shape[2] > 1 else values
+    return part
 
-    def loss(self, shape: Values) -> float:
-        """The sum over the steps of the pinball loss divided by the mean error of the step."""
-        shape = np.where(
-            np.isfinite(shape), shape, 1.0
-        )  # infinite after most rollouts have diverged
-        factor = np.nan_to_num(inverse_cdf_quantile(self.error / shape, self.quantile))
-        lost = np.nansum(pinball_loss(self.error, factor * shape, self.quantile), axis=(0, 2))
-        size = np.nansum(self.error, axis=(0, 2))
-        return float((lost[size > 0] / size[size > 0]).sum())
 
-    def best(self, parts: Parts) -> tuple[Setting, float]:
-        """The setting with the smallest loss, found one exponent after the other, and its loss."""
-        own, setting = tuple(map(self.part, parts)), START
-        found, least = START, np.inf
-        while self.loss(_shape(own, setting)[0]) < least - LEAST:
-            found, least = setting, self.loss(_shape(own, setting)[0])
-            for name, values in GRID.items():
-                tried = [setting | {name: value} for value in values]
-                setting = min((setting, *tried), key=lambda s: self.loss(_shape(own, s)[0]))
-        return found, least
+def _loss(error: Values, shape: Values, quantile: float) -> float:
+    """The sum over the steps of the pinball loss divided by the mean error of the step."""
+    shape = np.where(np.isfinite(shape), shape, 1.0)  # infinite after most rollouts have diverged
+    factor = np.nan_to_num(inverse_cdf_quantile(error / shape, quantile))
+    lost = np.nansum(pinball_loss(error, factor * shape, quantile), axis=(0, 2))
+    size = np.nansum(error, axis=(0, 2))
+    return float((lost[size > 0] / size[size > 0]).sum())
+
+
+def _best(loss: Callable[[Values], float], parts: Parts) -> tuple[Setting, float]:
+    """The setting with the smallest loss, found one exponent after the other, and its loss."""
+
+    def loss_of(setting: Setting) -> float:
+        return loss(_shape(parts, setting)[0])
+
+    setting: Setting = START
+    found, least = setting, np.inf
+    while loss_of(setting) < least - LEAST:
+        found, least = setting, loss_of(setting)
+        for name, values in GRID.items():
+            setting = min((setting, *({**setting, name: v} for v in values)), key=loss_of)
+    return found, least
 
 
 @dataclass(frozen=True)
@@ -264,3 +272,61 @@ class FittedGrowth:
             f"the bound follows {' and '.join(used)}, which has the smallest loss on held-out rollouts (relative to the best bound "
             f"without members: {losses}){errors * (len(self.step_errors) > 1)}{of}"
         )
+
+
+def step_factors(error: Values, shape: Values, quantile: float) -> Steps:
+    r"""The conformal factor of each step and coordinate on the bounds ``shape``.
+
+    .. math:: k_n = \max(\text{geometric mean of } q_m(\tau) \text{ over } |m - n| \le 0.15 n, \;
+        q_n(\tau - 2 \sqrt{\tau (1 - \tau) / m_n}))
+
+    Here :math:`m_n` is the number of rollouts that have not diverged at step n. The factor :math:`q_n(\tau)` is the smallest one
+    for which a new rollout that has not diverged is expected to have the fraction tau of its values in the group covered. The
+    mean reduces the noise between the steps, and the second term limits what it can take from a step. The factors are infinite
+    from the first step with too few rollouts, and zero without errors.
+    """
+    # A coordinate counts at a step if any rollout has an error there: the copied values of a window of lags, fixed boundary values
+    # and constant parameters would otherwise count as covered.
+    exact = np.asarray(~(error > 0).any(axis=0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(exact, np.nan, error / shape)
+    n_alive = (~np.isnan(error).all(axis=2)).sum(axis=0)
+    n_finite = int(np.logical_and.accumulate(n_alive >= n_required(quantile)).sum())
+    n_alive = n_alive.clip(min=1)
+    found = group_quantiles(ratio, quantile * (n_alive + 1) / n_alive)[:n_finite]
+    slack = 2 * np.sqrt(quantile * (1 - quantile) / n_alive)
+    least = group_quantiles(ratio, (quantile - slack).clip(min=0))[:n_finite]
+    factor = np.full(error.shape[1:], np.inf)
+    factor[:n_finite] = np.maximum(averaged(found), least)
+    factor[:n_finite][exact[:n_finite]] = 0.0
+    return factor
+
+
+def group_quantiles(ratio: Values, level: Float[np.ndarray, " n_steps"]) -> Steps:
+    """The quantile of the ratios of each group at each step, repeated for its coordinates; zero if all of them are nan."""
+    (_, n_steps, n_coordinates), parts = ratio.shape, []
+    size = 1 if n_coordinates <= MOST_SINGLE else GROUP_SIZE
+    for first in range(0, n_coordinates, size):
+        values = ratio[:, :, first : first + size]
+        ordered = np.sort(values.swapaxes(0, 1).reshape(n_steps, -1), axis=1)  # nan comes last
+        n = (~np.isnan(ordered)).sum(axis=1)
+        place = (np.minimum(np.ceil(n * level - 1e-9), n) - 1).clip(min=0).astype(int)
+        found = np.nan_to_num(ordered[np.arange(n_steps), place], posinf=np.inf)
+        parts.append(np.repeat(found[:, None], values.shape[2], axis=1))
+    return np.concatenate(parts, axis=1)
+
+
+def averaged(values: Steps) -> Steps:
+    """The geometric mean of each column over neighbouring steps; a zero does not count."""
+    counts, step = values > 0, np.arange(len(values))
+    logarithm = np.log(values, where=counts, out=np.zeros_like(values))
+    total, number = (np.pad(part.cumsum(axis=0), ((1, 0), (0, 0))) for part in (logarithm, counts))
+    half = np.round(WINDOW * (step + 1)).astype(int)
+    first, end = (step - half).clip(min=0), (step + half + 1).clip(max=len(values))
+    mean = (total[end] - total[first]) / (number[end] - number[first]).clip(min=1)
+    return np.asarray(np.exp(mean))
+
+
+def extended(values: np.ndarray, n_steps: int) -> np.ndarray:
+    """The values of ``n_steps`` steps; the last one is repeated past the calibration horizon."""
+    return np.asarray(values[np.arange(n_steps).clip(max=len(values) - 1)])

@@ -1,7 +1,9 @@
-"""The trajectories of the user as rows, the segments that a fold leaves in, and rollouts of a surrogate."""
+"""Trajectories of the user as rows, the segments that a fold leaves in, and rollouts of a surrogate."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,13 +12,20 @@ from jaxtyping import Float, Int
 from geoq.arrays import flat, restore, to_numbers
 from geoq.checks import check_finite, check_unit
 from geoq.data.coordinates import Coordinates
-from geoq.rollout.layout import CONVENTION, RowLayout
+from geoq.data.domain import Grid, Layout
 from geoq.surrogate import answers_of
 
-# Rows along rollouts, the initial one first; one value for each rollout, step and coordinate; one for each rollout and step.
+# Numbers of rows of the data; rows along rollouts, the initial one first; one value for each rollout, step and coordinate; one for
+# each rollout and step; one number for each value of a row.
+Places: TypeAlias = Int[np.ndarray, " n"]
 Rollouts: TypeAlias = Float[np.ndarray, " n n_times *row"]
 Values: TypeAlias = Float[np.ndarray, " n n_steps n_coordinates"]
 PerStep: TypeAlias = Float[np.ndarray, " n n_steps"]
+Row: TypeAlias = Float[np.ndarray, " *row"]
+CONVENTION = "forcing[t] drives the step from state t to state t + 1"
+# Initial states with a grid of at least this many cells are compared as fields. The first of two axes counts channels if it is
+# short and has at most this many entries.
+MIN_CELLS, MAX_CHANNELS = 16, 16
 # A rollout is stopped if a coordinate exceeds the absolute mean of the data by this many standard deviations: squares overflow.
 DIVERGED = 1e6
 # The values of a coordinate differ only by rounding if their range is at most this many times the precision of the largest.
@@ -24,17 +33,133 @@ N_ROUNDINGS = 1000
 
 
 @dataclass(frozen=True)
-class Series:
-    """The rows of all trajectories.
+class RowLayout:
+    """A row of numbers: the state, then the forcing of the step that starts from it.
 
-    Attributes:
-        rows: the states, each with its forcing; within a trajectory they are in the order of time.
-        number: for each row, the number of its trajectory.
-        like: a state in the user's kind of array.
+    The forcing is given, so it has no error: it counts in distances and in the safe region, and not in bounds, tolerances and
+    divergence. Without forcing a row has the shape of a state, and with forcing it is flat. ``places`` are the positions of the
+    bounded coordinates in the flat state, and ``output`` is the shape of this part.
     """
 
-    rows: Float[np.ndarray, " n_rows *row"]
-    number: Int[np.ndarray, " n_rows"]
+    state: tuple[int, ...]
+    forcing: tuple[int, ...] | None
+    places: Places
+    output: tuple[int, ...]
+
+    @staticmethod
+    def of(state: tuple[int, ...], forcing: tuple[int, ...] | None, index: Any) -> "RowLayout":
+        """The layout of states whose coordinates ``index`` are bounded; None means all."""
+        places = np.arange(math.prod(state)).reshape(state)
+        try:
+            chosen = places if index is None else np.atleast_1d(places[index])
+        except (IndexError, TypeError, ValueError):
+            chosen = places[:0]
+        if not chosen.size:
+            raise ValueError(
+                f"output={index!r} selects no coordinate, but states have shape {state}; pass an index of one state, for example "
+                "output=-1, output=slice(0, 3) or output=[0, 2]."
+            )
+        return RowLayout(state, forcing, chosen.reshape(-1).copy(), chosen.shape)
+
+    @property
+    def n_values(self) -> int:
+        """The number of values of a state."""
+        return math.prod(self.state)
+
+    @property
+    def n_forcing(self) -> int:
+        """The number of values of the forcing of one step; 0 without forcing."""
+        return 0 if self.forcing is None else math.prod(self.forcing)
+
+    def join(self, states: np.ndarray, forcing: np.ndarray | None) -> np.ndarray:
+        """States and their forcing as rows."""
+        if forcing is None:
+            return states
+        return np.concatenate([flat(states), flat(forcing).astype(states.dtype)], axis=1)
+
+    def split(self, rows: Any) -> Any:
+        """The states, or a pair of states and forcing, in the user's kind of array."""
+        if self.forcing is None:
+            return rows
+        states, forcing = rows[:, : self.n_values], rows[:, self.n_values :]
+        return states.reshape(-1, *self.state), forcing.reshape(-1, *self.forcing)
+
+    def states(self, rows: np.ndarray) -> np.ndarray:
+        """The states of rows, without their forcing."""
+        return rows if self.forcing is None else self.split(rows)[0]
+
+    def outputs(self, rows: Rollouts) -> Values:
+        """The bounded coordinates along rollouts."""
+        values = rows.reshape(*rows.shape[:2], -1)
+        same = np.array_equal(self.places, np.arange(values.shape[2]))
+        return values if same else values[:, :, self.places]
+
+    @cached_property
+    def region_layout(self) -> Layout:
+        """Whether the safe region compares initial states as rows of a table or as fields.
+
+        A state with one axis is a line of cells, unless a few of its coordinates are bounded and the others are a long memory.
+        """
+        n_axes = min(3, max(1, len(self.state) - 1))
+        if len(self.state) == 2:
+            first, second = self.state
+            n_axes = 2 if first > MAX_CHANNELS or 2 * first >= second else 1
+        cells = self.state[len(self.state) - n_axes :]
+        few = len(self.state) == 1 and 2 <= len(self.places) < MIN_CELLS
+        if math.prod(cells) < MIN_CELLS or few:
+            return Layout()
+        return Layout(Grid(n_axes), cells, on_cells=True)
+
+    def compared(self, rows: np.ndarray) -> np.ndarray:
+        """The coordinates in which the safe region compares initial states: all, or the bounded ones beside a long memory."""
+        states = self.states(rows)
+        if self.region_layout.is_table and len(self.state) == 1 and self.n_values >= MIN_CELLS:
+            return states[:, np.sort(self.places)]
+        return states
+
+    def step(self, surrogate: Any) -> Any:
+        """The user's step as a step of rows; the forcing stays as it is until the rollout replaces it."""
+        if self.forcing is None:
+            return surrogate
+
+        def forced(rows: Any) -> Any:
+            states, forcing = self.split(rows)
+            after = to_numbers(surrogate(states, forcing), "the output of surrogate")
+            return restore(self.join(after, to_numbers(forcing, "forcing")), rows)
+
+        return forced
+
+    def representation(self, phi: Any) -> Any:
+        """The user's representation as a function of rows."""
+        return phi if self.forcing is None else lambda rows: phi(*self.split(rows))
+
+    def along(self, forcing: Any, n: int, n_steps: int) -> Values | None:
+        """The forcing of each step of n rollouts; raises unless it fits the forcing of ``fit``."""
+        if self.forcing is None:
+            if forcing is None:
+                return None
+            raise ValueError(
+                "forcing is given, but fit received no forcing; leave it out, or fit with forcing."
+            )
+        common, each = (n_steps, *self.forcing), (n, n_steps, *self.forcing)
+        values = None if forcing is None else to_numbers(forcing, "forcing")
+        if values is None or values.shape not in (common, each):
+            got = "forcing=None" if values is None else f"forcing has shape {values.shape}"
+            raise ValueError(
+                f"{got}, but {n} rollouts of n_steps={n_steps} need {each}, or {common} if they share it, because fit received a "
+                f"forcing of shape {self.forcing} per state; {CONVENTION}."
+            )
+        check_finite(values, "forcing", "replace it by a number")
+        values = values.reshape(-1, n_steps, self.n_forcing)
+        return np.broadcast_to(values, (n, *values.shape[1:]))
+
+
+@dataclass(frozen=True)
+class Series:
+    """The rows of all trajectories in the order of time, the number of the trajectory of each row, and a state of the user's kind."""
+
+    rows: Float[np.ndarray, " n *row"]
+    number: Places
     like: Any
 
     def __len__(self) -> int:
@@ -87,21 +212,19 @@ class Series:
         """Some of the rows in the user's kind of array."""
         return restore(self.rows[rows], self.like)
 
-    def runs(self, rows: Int[np.ndarray, " n"]) -> list[np.ndarray]:
+    def runs(self, rows: Places) -> list[np.ndarray]:
         """These rows as runs of at least two consecutive rows of one trajectory."""
         rows = np.sort(rows)
         apart = (np.diff(rows) > 1) | (np.diff(self.number[rows]) != 0)
         runs = np.split(rows, np.flatnonzero(apart) + 1)
         return [run for run in runs if len(run) > 1]
 
-    def pairs(self, rows: Int[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
+    def pairs(self, rows: Places) -> tuple[np.ndarray, np.ndarray]:
         """The rows that are followed by another one of them, and the rows that follow."""
-        among = np.zeros(len(self), dtype=bool)
-        among[rows] = True
-        first = np.flatnonzero(among[:-1] & among[1:] & (np.diff(self.number) == 0))
+        first = np.concatenate([run[:-1] for run in self.runs(rows)] or [rows[:0]])
         return self.rows[first], self.rows[first + 1]
 
-    def starts(self, held_out: np.ndarray, n_steps: int, n_starts: int) -> np.ndarray:
+    def starts(self, held_out: Places, n_steps: int, n_starts: int) -> np.ndarray:
         """Rows that calibration rollouts start from, evenly spread over the usable held-out rows.
 
         A held-out row is usable if its trajectory continues for ``n_steps`` states. If there are ``n_starts`` rows for which
@@ -110,10 +233,9 @@ class Series:
         last = np.minimum(held_out + n_steps, len(self) - 1)
         same = self.number[last] == self.number[held_out]
         candidates = held_out[(last - held_out == n_steps) & same]
-        is_held_out = np.zeros(len(self) + 1, dtype=int)
-        is_held_out[held_out + 1] = 1
-        count = is_held_out.cumsum()
-        unseen = count[candidates + n_steps + 1] - count[candidates] == n_steps + 1
+        is_held_out = np.isin(np.arange(len(self)), held_out)
+        windows = np.lib.stride_tricks.sliding_window_view(is_held_out, n_steps + 1)
+        unseen = windows[candidates].all(axis=1)
         if unseen.sum() >= n_starts:
             candidates = candidates[unseen]
         chosen = np.linspace(0, len(candidates) - 1, min(n_starts, len(candidates)))
@@ -121,11 +243,7 @@ class Series:
 
 
 def roll_out(
-    step: Any,
-    start: Any,
-    n_steps: int,
-    limit: Float[np.ndarray, " *row"] | float,
-    forcing: Float[np.ndarray, " n n_times n_forcing"] | None = None,
+    step: Any, start: Any, n_steps: int, limit: Row | float, forcing: Values | None = None
 ) -> Rollouts:
     r"""Apply a step to its own output, ``n_steps`` times, from rows in the user's kind of array.
 
@@ -161,12 +279,6 @@ def next_states(layout: RowLayout, surrogate: Any, rows: Any) -> np.ndarray:
     return layout.states(roll_out(layout.step(surrogate), rows, 1, np.inf)[:, 1])
 
 
-def step_errors(series: Series, layout: RowLayout, surrogate: Any, start: np.ndarray) -> np.ndarray:
-    """The errors of one step from these rows."""
-    after = roll_out(layout.step(surrogate), series.native(start), 1, np.inf)[:, 1:]
-    return abs(layout.outputs(series.rows[start[:, None] + 1]) - layout.outputs(after))[:, 0]
-
-
 @dataclass(frozen=True)
 class DataRange:
     r"""The range of each coordinate in the data, extended on both sides by its own width.
@@ -178,10 +290,10 @@ class DataRange:
     rollout is stopped when a coordinate is larger than ``largest``.
     """
 
-    least: Float[np.ndarray, " *row"]
-    most: Float[np.ndarray, " *row"]
-    width: Float[np.ndarray, " *row"]
-    largest: Float[np.ndarray, " *row"]
+    least: Row
+    most: Row
+    width: Row
+    largest: Row
 
     @staticmethod
     def of(rows: np.ndarray, coordinates: Coordinates, n_forcing: int) -> "DataRange":

@@ -4,12 +4,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from geoq.arrays import flat
 from geoq.bounds.climatology import Climatology
+from geoq.bounds.protocol import BoundModel
 from geoq.checks import add_note_on_error, check_integer, check_object, warn
 from geoq.core.agreement import warn_if_worse
 from geoq.core.folds import ClusterFolds
@@ -22,13 +23,12 @@ from geoq.neighbors import copied_runs
 from geoq.quantiles import n_required
 from geoq.regions.region import SAFE, SafeRegion
 from geoq.rollout import features as along
-from geoq.rollout.features import Reference, RolloutCalibration, RolloutFeatures, Scheme
+from geoq.rollout.features import Reference, RolloutCalibration, RolloutFeatures
 from geoq.rollout.fitted import FittedRollouts
 from geoq.rollout.horizon import HeldOutRollouts, n_leading
-from geoq.rollout.layout import RowLayout
-from geoq.rollout.members import Held, Noise, Source, distance_to, finite
+from geoq.rollout.members import BLOCK, N_MEASURED, Distance, Noise, Source, distance_to, simulate
 from geoq.rollout.memory import REMEDY
-from geoq.rollout.series import DataRange, Rollouts, Series, next_states, roll_out, step_errors
+from geoq.rollout.series import DataRange, Rollouts, RowLayout, Series, next_states, roll_out
 from geoq.surrogate import TRAINED, TrainTogether, check_callable
 from geoq.training import sources
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, array_id
@@ -39,296 +39,13 @@ if TYPE_CHECKING:
     from geoq.rollout.estimator import RolloutGeoQ
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Trajectories:
-    """The trajectories of the user with the settings of the estimator, checked before any training.
-
-    ``layout`` states what a row of ``series`` consists of, ``coordinates`` is nu of rows, ``plan`` has the folds (line 5), and
-    ``starts`` has for each fold the rows from which its rollouts start.
-    """
-
-    how: "RolloutGeoQ"
-    series: Series
-    layout: RowLayout
-    coordinates: Coordinates
-    range: DataRange
-    plan: FoldPlan
-    starts: list[np.ndarray]
-
-    @staticmethod
-    def of(how: "RolloutGeoQ", trajectories: Any, forcing: Any) -> "Trajectories":
-        """Check settings and data, and draw the folds."""
-        _check_settings(how)
-        series, layout = Series.forced(trajectories, forcing, how.output)
-        longest, n_steps = int(series.lengths.max()), how.n_calibration
-        if longest <= n_steps:
-            raise ValueError(
-                f"n_calibration={n_steps}, but the longest trajectory has {longest} states, and this number of steps needs "
-                f"{n_steps + 1}; lower n_calibration or give longer trajectories (an array is one trajectory with time as the "
-                "first axis; pass several trajectories as a list)."
-            )
-        rows = series.rows
-        # Small rows in double precision; fields stay in the precision of the user.
-        precise = rows.astype(float) if rows[0].size <= 2**10 else rows
-        coordinates = Coordinates.fit(precise, logarithms=False)
-        points = flat(coordinates(rows)).astype(float, copy=False)
-        copies = copied_runs(points, series.number)
-        plan = FoldPlan.draw(how.folds, points, series.number).without_copies(copies)
-        around = DataRange.of(rows, coordinates, layout.n_forcing)
-        known = layout, coordinates, around, plan, _starts(how, series, plan)
-        return Trajectories(how, series, *known)
-
-    @property
-    def n_members(self) -> int:
-        """The number of members that are simulated for each held-out rollout."""
-        return int(getattr(self.how.scheme, "n_members", 0))
-
-    @property
-    def n_trainings(self) -> int:
-        """One training per fold with a rollout, and one for a deployed surrogate that is not given."""
-        n_folds = sum(len(first) > 0 for first in self.starts)
-        return sources.count_trainings(self.how.surrogate, self.how.train_surrogate, n_folds)
-
-    def open_checkpoint(self, place: Any) -> FinishedFolds | None:
-        """The checkpoint in the folder; raises unless it belongs to these trajectories, folds and settings."""
-        recipe = self.how.train_surrogate
-        if place is None or sources.is_pretrained(recipe):
-            return None
-        facts = {
-            "trajectories": array_id(self.series.rows),
-            "lengths": str(self.series.lengths.tolist()),
-            "folds": self.plan.identity,
-            "starts": array_id(np.concatenate(self.starts)),
-            "n_calibration": str(self.how.n_calibration),
-            "n_members": str(self.n_members),
-        }
-        return Checkpoint.of(place).open(facts, {"train_surrogate": recipe})
-
-    # Algorithm 1
-
-    def deployed(self, progress: Trainings) -> Any:
-        """The given surrogate, or one that is trained on all trajectories (line 1)."""
-        if self.how.surrogate is not None:
-            return self.how.surrogate
-        with add_note_on_error("while training the deployed surrogate on all trajectories"):
-            trained = self._source(self.how.train_surrogate).train([np.arange(len(self.series))])[0]
-        progress.done("deployed surrogate")
-        return trained
-
-    def relate(self, surrogate: Any, finished: FinishedFolds | None) -> "ObservedStates":
-        """The coordinates of all states, which the features of queries are relative to (lines 2 to 4).
-
-        The nearest k of a random part of the states, such as those that a fold leaves in, are on average as far as the nearest k
-        / p of all states, where p is the fraction of this part. ``ClusterFolds`` do not leave such a part, so k stays as it is.
-        """
-        del finished
-        how, series, layout = self.how, self.series, self.layout
-        ask = partial(next_states, layout, surrogate)
-        few = series.native(slice(N_PROBES))
-        probes = Probes.of(ask, few, ask(few), remedy=REMEDY)
-        nu, kind = self.coordinates, (how.representation, series.like)
-        space = along.embed(series.rows, nu, layout, *kind)
-        n_support = how.n_support
-        if not isinstance(how.folds, ClusterFolds):
-            n_kept = np.mean([len(kept) for kept, _ in self.plan.splits])
-            n_support = round(n_support * (len(series) / n_kept))
-        return ObservedStates(probes, self.reference(space, slice(None), n_support))
-
-    def reference(self, space: Space, rows: Any, n_support: int) -> Reference:
-        """The geometry and the climatology of these rows."""
-        geometry = Geometry(space[rows], self.how.n_anchors, n_support, sided=False)
-        values = self.layout.outputs(self.series.rows[rows][:, None])[:, 0]
-        climatology = Climatology().fit(values, self.how.quantile)
-        return Reference(self.layout, self.coordinates, self.range, geometry, climatology)
-
-    def folds(self, points: "ObservedStates") -> "RolloutsOfFolds":
-        """The rollouts of all folds, which start from held-out states."""
-        companion, models = getattr(self.how.scheme, "companion", None), []
-        if companion is not None and self.n_members:
-            models = companion.fit(
-                self.series, self.coordinates, self.layout.n_values, self.plan.splits
-            )
-        return RolloutsOfFolds(self, points.reference.geometry.points, models)
-
-    def predictions(
-        self, folds: Any, surrogate: Any, progress: Trainings, finished: FinishedFolds | None
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        """The rollouts of the fold surrogates (line 7), or of the deployed surrogate, which has seen none of these data."""
-        del folds
-        splits, recipe = self.plan.splits, self.how.train_surrogate
-        if recipe is None:
-            recipe = TrainedFolds([surrogate] * len(splits))
-        source, pairs = self._source(recipe), zip(splits, self.starts, strict=True)
-        own = [Fold(n, len(splits), rows[0], first) for n, (rows, first) in enumerate(pairs)]
-        return sources.fold_predictions(source, None, None, own, progress, finished)
-
-    def _source(self, recipe: Any) -> "FoldRollouts":
-        how = self.how.n_calibration, self.how.n_support, self.n_members
-        return FoldRollouts(self.series, self.layout, self.coordinates, recipe, self.range, *how)
-
-    def tuples(self, points: "ObservedStates", held_out: "RolloutsOfFolds") -> RolloutCalibration:
-        """The held-out rollouts of all folds with their errors (line 10)."""
-        # Sorted, because folds can finish in any order.
-        found = (held_out.found[n] for n in sorted(held_out.found))
-        parts, errors, steps, at = zip(*found, strict=True)
-        features = RolloutFeatures.cat(list(parts))
-        known = features.support_distance[np.isfinite(features.support_distance)]
-        models = zip((None, *held_out.companions[-1:]), zip(*steps, strict=True), strict=False)
-        about = np.concatenate(at), float(known.max(initial=0.0))
-        sources = tuple(
-            self.member_source(model, np.concatenate(own), *about) for model, own in models
-        )
-        counts = [len(first) for first in self.starts]
-        return RolloutCalibration(
-            features=features,
-            error=np.concatenate(errors),
-            start=np.concatenate(self.starts),
-            fold=np.repeat(np.arange(len(counts)), counts),
-            family=np.repeat(np.array(self.plan.family), counts),
-            points=self._points(points.reference.geometry.points),
-            sources=sources,
-        )
-
-    def member_source(
-        self, model: Any, errors: np.ndarray, distance: np.ndarray, furthest: float
-    ) -> Source:
-        """A source of the members of queries, from the held-out errors of single steps."""
-        layout, n_steps = self.layout, self.how.n_calibration
-        known = finite(errors, layout.n_values)
-        size = np.sqrt(
-            ((known / self.coordinates.scale.reshape(-1)[: layout.n_values]) ** 2).mean()
-        )
-        return Source(
-            model, Noise.of(known, distance, self.n_members, n_steps), float(size), furthest
-        )
-
-    def held(self, start: np.ndarray) -> Held:
-        """Held-out rollouts from these rows."""
-        return Held(self.series, start, self.range, self.layout.n_values, self.n_members)
-
-    def _points(self, space: Space) -> Points:
-        """All rows with the states after them, and the coordinates in which the safe region compares states."""
-        layout, nu, number = self.layout, self.coordinates, self.series.number
-        states = layout.states(self.series.rows)
-        following, goes_on = np.full_like(states, np.nan), np.flatnonzero(np.diff(number) == 0)
-        following[goes_on] = states[goes_on + 1]
-        parts = (layout.compared(p[None])[0] for p in (nu.mean, nu.scale, nu.log, nu.constant))
-        error, known = np.zeros(len(number)), (Coordinates(*parts), None, layout.region_layout)
-        return Points(space, following, error, self.plan.splits, *known)
-
-    def fit_bound(self, tuples: RolloutCalibration) -> Any:
-        """Line 12."""
-        return self.how.scheme.fit(tuples, self.how.quantile)
-
-    def fit_region(self, tuples: RolloutCalibration) -> Any:
-        """The threshold of line 16."""
-        return self.how.safe_region.fit(tuples.steps)
-
-    def fitted(
-        self, surrogate: Any, points: "ObservedStates", tuples: Any, bound: Any, region: Any
-    ) -> FittedRollouts:
-        """What answers queries (lines 13 to 17)."""
-        points.probes.check_unchanged()
-        self._warn_of_runaways(surrogate, tuples)
-        if self.how.train_surrogate is not None:
-            own = step_errors(self.series, self.layout, surrogate, tuples.start)
-            warn_if_worse(own, tuples.error[:, 0], "after one step from the same states")
-        bounds = along.bounds_along(bound, tuples.features)
-        supported = n_leading(along.scores_along(region, tuples.features) <= SAFE)
-        held_out = bounds, tuples.error, supported, tuples.start, self.how.quantile
-        return FittedRollouts(
-            quantile=self.how.quantile,
-            reference=points.reference,
-            bound=bound,
-            region=region,
-            held_out=HeldOutRollouts.of(*held_out),
-            calibration=tuples,
-            probes=points.probes.inputs,
-            surrogate=surrogate,
-            representation=self.how.representation,
-        )
-
-    def _warn_of_runaways(self, surrogate: Any, tuples: RolloutCalibration) -> None:
-        """Warn if rollouts diverge, with their fraction for the fold surrogates and for the deployed surrogate.
-
-        The deployed surrogate is rolled out only in this case, and not if it is the surrogate of every fold.
-        """
-        diverged = ~tuples.features.alive[:, -1]
-        if not diverged.any():
-            return
-        worst = max(diverged[tuples.fold == fold].mean() for fold in np.unique(tuples.fold))
-        text = (
-            f"{_fraction(diverged)} calibration rollouts leave the range of the data by more than its width within "
-            f"n_calibration={tuples.n_steps} steps (up to {100 * worst:.3g} % in a fold)"
-        )
-        if self.how.train_surrogate is not None:
-            rolled = self._source(None).roll_out(surrogate, tuples.start)
-            last = _fraction(np.isnan(flat(self.range.cut(rolled)[:, -1])).any(axis=1))
-            text += f", and {last} rollouts of the deployed surrogate from the same states"
-        warn(
-            f"{text}. They count up to the step before, and they have no effect on the safe region except through their initial "
-            "states. A query that leaves this range has an infinite bound from there on. To avoid it, train on rollouts "
-            "(TrainRollout), clip the output of the surrogate to the range of the data, or lower n_calibration."
-        )
-
-
-def _fraction(holds: np.ndarray) -> str:
-    return f"{holds.sum()} of {len(holds)} ({100 * holds.mean():.3g} %)"
-
-
-class ObservedStates(NamedTuple):
-    """The answers of the deployed surrogate to a few states, and all states in the coordinates of the geometry."""
-
-    probes: Probes
-    reference: Reference
-
-
-@dataclass
-class RolloutsOfFolds:
-    """The features and errors of the rollouts of each fold."""
-
-    task: Trajectories
-    space: Space
-    companions: list[Any]
-    found: dict[int, tuple[RolloutFeatures, np.ndarray, list[np.ndarray], np.ndarray]] = field(
-        default_factory=dict
-    )
-
-    def put(self, number: int, answers: Rollouts) -> None:
-        """Store the errors of one fold, and its features relative to the states that it leaves in (lines 8 and 9)."""
-        task, series, layout = self.task, self.task.series, self.task.layout
-        n_times = task.how.n_calibration + 1
-        rolled, *simulated = np.split(answers, (n_times, answers.shape[1] - n_times + 1), axis=1)
-        seen = task.plan.splits[number][0]
-        reference = task.reference(self.space, seen, task.how.n_support)
-        features = reference.features(rolled, task.how.representation, series.like)
-        own = features.relation
-        own = replace(own, anchors=seen[own.anchors], near=seen[own.near])  # rows of the data
-        rows = task.starts[number][:, None] + np.arange(1, features.n_steps + 1)
-        error = abs(layout.outputs(series.rows[rows]) - layout.outputs(features.prediction))
-        held = task.held(task.starts[number])
-        steps, members = [], []
-        distance = distance_to(
-            reference.geometry.points.normalized, task.coordinates, task.how.n_support
-        )
-        if task.n_members:
-            steps, members = [simulated[0]], [np.stack([np.zeros_like(simulated[1]), simulated[1]])]
-        for companion in self.companions[number : number + 1]:
-            found = held.members(companion, rolled, distance, own=False)
-            steps, members = [*steps, found[0]], [*members, found[1]]
-        at = distance(series.rows[held.measured(n_times - 1)])
-        outputs = tuple(np.stack([layout.outputs(p) for p in both]) for both in members)
-        features = replace(features, relation=own, points=self.space, members=outputs)
-        self.found[number] = features, error, steps, at
-        mean = np.mean(error[features.alive[:, -1], -1]) if features.alive[:, -1].any() else np.nan
-        logger.info("fold %d: mean error %.4g at the last step", number + 1, mean)
+# The answers of the deployed surrogate to a few states, and all states with their geometry and climatology.
+Observed: TypeAlias = tuple[Probes, Reference]
 
 
 @dataclass(frozen=True)
 class FoldRollouts:
-    """A source of the rollouts of fold surrogates, which a recipe trains on the segments that each fold leaves in, or are given.
+    """The data, and the rollouts of fold surrogates, which a recipe trains on the segments that each fold leaves in, or are given.
 
     A recipe that trains together receives all rows and, for each surrogate, the runs of consecutive rows that it is trained on.
     """
@@ -336,11 +53,11 @@ class FoldRollouts:
     series: Series
     layout: RowLayout
     coordinates: Coordinates
-    recipe: Any
     range: DataRange
     n_steps: int
     n_support: int
     n_members: int
+    recipe: Any
     first: FirstFold = field(default_factory=FirstFold, repr=False, compare=False)
 
     @property
@@ -399,22 +116,298 @@ class FoldRollouts:
 
     def answers(self, surrogate: Any, fold: Fold) -> Rollouts:
         """The rollouts of a fold and, as further times, errors of single steps and the distances of members."""
-        rolled, step = self.roll_out(surrogate, fold.evaluated_rows), self.layout.step(surrogate)
+        start, step = fold.evaluated_rows, self.layout.step(surrogate)
+        rolled = self.roll_out(surrogate, start)
         if not self.n_members:
             return rolled
         nu, kept = self.coordinates, self.series.rows[fold.training_rows]
-        how = self.range, self.layout.n_values, self.n_members
-        held = Held(self.series, fold.evaluated_rows, *how)
-        errors, members = held.members(
-            step, rolled, distance_to(nu(kept), nu, self.n_support), own=True
-        )
+        distance = distance_to(nu(kept), nu, self.n_support)
+        errors, members = self.members(step, start, rolled, distance, own=True)
         return np.concatenate([rolled, errors, members[1]], axis=1, dtype=rolled.dtype)
+
+    def members(
+        self, step: Any, start: np.ndarray, rolled: Rollouts, distance: Distance, *, own: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Signed errors of single steps of a model that has not seen these states, and what its members say of the rollouts.
+
+        The noise of these members are the same errors: a fold can be computed where the errors of other folds are not known.
+        """
+        places, rows = self.measured(start), self.series.rows
+        single = roll_out(step, self.series.native(places.reshape(-1)), 1, np.inf)[:, 1]
+        errors = rows[places + 1] - single.reshape(*places.shape, *rows.shape[1:])
+        noise = self.noise(errors, distance(rows[places]))
+        inside = self.range.cut(rolled)
+        at = distance(inside[:, : self.n_steps : BLOCK])
+        return errors, simulate(step, inside, noise, at, self.range, self.series.like, own=own)
+
+    def measured(self, start: np.ndarray) -> np.ndarray:
+        """The rows after each start at which errors of single steps are measured."""
+        return start[:, None] + np.arange(min(self.n_steps, N_MEASURED))
+
+    def finite(self, errors: Rollouts) -> np.ndarray:
+        """The errors of the values of the states; an error that is not finite counts as none."""
+        errors = errors.reshape(*errors.shape[:2], -1)[..., : self.layout.n_values]
+        return np.where(np.isfinite(errors), errors, 0.0)
+
+    def noise(self, errors: Rollouts, distance: np.ndarray) -> Noise:
+        """The noise of members, from errors of single steps at these support distances."""
+        return Noise.of(self.finite(errors), distance, self.n_members, self.n_steps)
+
+
+@dataclass
+class Trajectories:
+    """The trajectories of the user with the settings of the estimator, checked before any training, and the rollouts of the folds.
+
+    ``plan`` has the folds (line 5), and ``starts`` has for each fold the rows from which its rollouts start. ``found`` has for each
+    fold the features and errors of its rollouts, the errors of single steps of each source of members, and where they were measured.
+    """
+
+    how: "RolloutGeoQ"
+    data: FoldRollouts
+    plan: FoldPlan
+    starts: list[np.ndarray]
+    companions: list[Any] = field(default_factory=list)
+    found: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(how: "RolloutGeoQ", trajectories: Any, forcing: Any) -> "Trajectories":
+        """Check settings and data, and draw the folds."""
+        _check_settings(how)
+        series, layout = Series.forced(trajectories, forcing, how.output)
+        longest, n_steps, rows = int(series.lengths.max()), how.n_calibration, series.rows
+        if longest <= n_steps:
+            raise ValueError(
+                f"n_calibration={n_steps}, but the longest trajectory has {longest} states, and this number of steps needs "
+                f"{n_steps + 1}; lower n_calibration or give longer trajectories (an array is one trajectory with time as the "
+                "first axis; pass several trajectories as a list)."
+            )
+        # Small rows in double precision; fields stay in the precision of the user.
+        precise = rows.astype(float) if rows[0].size <= 2**10 else rows
+        nu = Coordinates.fit(precise, logarithms=False)
+        points = flat(nu(rows)).astype(float, copy=False)
+        copies = copied_runs(points, series.number)
+        plan = FoldPlan.draw(how.folds, points, series.number).without_copies(copies)
+        around = DataRange.of(rows, nu, layout.n_forcing)
+        settings = n_steps, how.n_support, int(getattr(how.scheme, "n_members", 0))
+        data = FoldRollouts(series, layout, nu, around, *settings, how.train_surrogate)
+        return Trajectories(how, data, plan, _starts(how, series, plan))
+
+    @property
+    def n_trainings(self) -> int:
+        """One training per fold with a rollout, and one for a deployed surrogate that is not given."""
+        n_folds = sum(len(first) > 0 for first in self.starts)
+        return sources.count_trainings(self.how.surrogate, self.how.train_surrogate, n_folds)
+
+    def open_checkpoint(self, place: Any) -> FinishedFolds | None:
+        """The checkpoint in the folder; raises unless it belongs to these trajectories, folds and settings."""
+        recipe = self.how.train_surrogate
+        if place is None or sources.is_pretrained(recipe):
+            return None
+        facts = {
+            "trajectories": array_id(self.data.series.rows),
+            "lengths": str(self.data.series.lengths.tolist()),
+            "folds": self.plan.identity,
+            "starts": array_id(np.concatenate(self.starts)),
+            "n_calibration": str(self.data.n_steps),
+            "n_members": str(self.data.n_members),
+        }
+        return Checkpoint.of(place).open(facts, {"train_surrogate": recipe})
+
+    # Algorithm 1
+
+    def deployed(self, progress: Trainings) -> Any:
+        """The given surrogate, or one that is trained on all trajectories (line 1)."""
+        if self.how.surrogate is not None:
+            return self.how.surrogate
+        with add_note_on_error("while training the deployed surrogate on all trajectories"):
+            trained = self.data.train([np.arange(len(self.data.series))])[0]
+        progress.done("deployed surrogate")
+        return trained
+
+    def relate(self, surrogate: Any, finished: FinishedFolds | None) -> Observed:
+        """What the features of queries are relative to, with answers to a few states (lines 2 to 4).
+
+        The nearest k of a random part of the states, such as those that a fold leaves in, are on average as far as the nearest k
+        / p of all states, where p is the fraction of this part. ``ClusterFolds`` do not leave such a part, so k stays as it is.
+        """
+        del finished
+        how, series, layout = self.how, self.data.series, self.data.layout
+        ask, few = partial(next_states, layout, surrogate), series.native(slice(N_PROBES))
+        probes = Probes.of(ask, few, ask(few), remedy=REMEDY)
+        kind = layout, how.representation, series.like
+        space = along.embed(series.rows, self.data.coordinates, *kind)
+        n_support = how.n_support
+        if not isinstance(how.folds, ClusterFolds):
+            n_kept = np.mean([len(kept) for kept, _ in self.plan.splits])
+            n_support = round(n_support * (len(series) / n_kept))
+        return probes, self.reference(space, slice(None), n_support)
+
+    def reference(self, space: Space, rows: Any, n_support: int) -> Reference:
+        """The geometry and the climatology of these rows."""
+        data = self.data
+        geometry = Geometry(space[rows], self.how.n_anchors, n_support, sided=False)
+        values = data.layout.outputs(data.series.rows[rows][:, None])[:, 0]
+        climatology = Climatology().fit(values, self.how.quantile)
+        return Reference(data.layout, data.coordinates, data.range, geometry, climatology)
+
+    def folds(self, points: Observed) -> "Trajectories":
+        """The companions of the folds, and where the rollouts of the folds are put."""
+        data, companion = self.data, getattr(self.how.scheme, "companion", None)
+        self.space = points[1].geometry.points
+        if companion is not None and data.n_members:
+            about = data.series, data.coordinates, data.layout.n_values
+            self.companions = companion.fit(*about, self.plan.splits)
+        return self
+
+    def predictions(
+        self, folds: Any, surrogate: Any, progress: Trainings, finished: FinishedFolds | None
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """The rollouts of the fold surrogates (line 7), or of the deployed surrogate, which has seen none of these data."""
+        del folds
+        splits, data = self.plan.splits, self.data
+        if data.recipe is None:
+            data = replace(data, recipe=TrainedFolds([surrogate] * len(splits)))
+        pairs = zip(splits, self.starts, strict=True)
+        own = [Fold(n, len(splits), rows[0], first) for n, (rows, first) in enumerate(pairs)]
+        return sources.fold_predictions(data, None, None, own, progress, finished)
+
+    def put(self, number: int, answers: Rollouts) -> None:
+        """Store the errors of one fold, and its features relative to the states that it leaves in (lines 8 and 9)."""
+        how, data, start = self.how, self.data, self.starts[number]
+        layout, n_times, seen = data.layout, data.n_steps + 1, self.plan.splits[number][0]
+        rolled, *simulated = np.split(answers, (n_times, answers.shape[1] - n_times + 1), axis=1)
+        reference = self.reference(self.space, seen, how.n_support)
+        features = reference.features(rolled, how.representation, data.series.like)
+        truth = data.series.rows[start[:, None] + np.arange(1, n_times)]
+        error = abs(layout.outputs(truth) - layout.outputs(features.prediction))
+        near = reference.geometry.points.normalized
+        distance = distance_to(near, data.coordinates, how.n_support)
+        members = [
+            data.members(companion, start, rolled, distance, own=False)
+            for companion in self.companions[number : number + 1]
+        ]
+        if data.n_members:
+            errors, spread = simulated
+            members.insert(0, (errors, np.stack([np.zeros_like(spread), spread])))
+        own = features.relation
+        features = replace(
+            features,
+            relation=replace(own, anchors=seen[own.anchors], near=seen[own.near]),
+            points=self.space,
+            members=tuple(np.stack([layout.outputs(p) for p in both]) for _, both in members),
+        )
+        at = distance(data.series.rows[data.measured(start)])
+        self.found[number] = features, error, [errors for errors, _ in members], at
+        last = error[features.alive[:, -1], -1]
+        mean = last.mean() if last.size else np.nan
+        logger.info("fold %d: mean error %.4g at the last step", number + 1, mean)
+
+    def tuples(self, *_: Any) -> RolloutCalibration:
+        """The held-out rollouts of all folds with their errors (line 10)."""
+        data = self.data
+        # Sorted, because folds can finish in any order.
+        found = (self.found[n] for n in sorted(self.found))
+        parts, errors, steps, at = zip(*found, strict=True)
+        features = RolloutFeatures.cat(list(parts))
+        known = features.support_distance[np.isfinite(features.support_distance)]
+        scale, members = data.coordinates.scale.reshape(-1)[: data.layout.n_values], []
+        models = zip((None, *self.companions[-1:]), zip(*steps, strict=True), strict=False)
+        for model, own in models:
+            each = np.concatenate(own)
+            size = np.sqrt(((data.finite(each) / scale) ** 2).mean())
+            noise = data.noise(each, np.concatenate(at))
+            members.append(Source(model, noise, float(size), float(known.max(initial=0.0))))
+        counts = [len(first) for first in self.starts]
+        return RolloutCalibration(
+            features=features,
+            error=np.concatenate(errors),
+            start=np.concatenate(self.starts),
+            fold=np.repeat(np.arange(len(counts)), counts),
+            family=np.repeat(np.array(self.plan.family), counts),
+            points=self._points(),
+            sources=tuple(members),
+        )
+
+    def _points(self) -> Points:
+        """All rows with the states after them, and the coordinates in which the safe region compares states."""
+        layout, nu, number = self.data.layout, self.data.coordinates, self.data.series.number
+        states = layout.states(self.data.series.rows)
+        following, goes_on = np.full_like(states, np.nan), np.flatnonzero(np.diff(number) == 0)
+        following[goes_on] = states[goes_on + 1]
+        parts = (layout.compared(p[None])[0] for p in (nu.mean, nu.scale, nu.log, nu.constant))
+        error, known = np.zeros(len(number)), (Coordinates(*parts), None, layout.region_layout)
+        return Points(self.space, following, error, self.plan.splits, *known)
+
+    def fit_bound(self, tuples: RolloutCalibration) -> Any:
+        """Line 12."""
+        return self.how.scheme.fit(tuples, self.how.quantile)
+
+    def fit_region(self, tuples: RolloutCalibration) -> Any:
+        """The threshold of line 16."""
+        return self.how.safe_region.fit(tuples.steps)
+
+    def fitted(
+        self, surrogate: Any, points: Observed, tuples: RolloutCalibration, bound: Any, region: Any
+    ) -> FittedRollouts:
+        """What answers queries (lines 13 to 17)."""
+        (probes, reference), layout, how = points, self.data.layout, self.how
+        probes.check_unchanged()
+        self._warn_of_runaways(surrogate, tuples)
+        if how.train_surrogate is not None:
+            now, soon = (
+                self.data.series.native(tuples.start),
+                self.data.series.rows[tuples.start + 1],
+            )
+            own = layout.outputs(next_states(layout, surrogate, now)[:, None])
+            error = abs(layout.outputs(soon[:, None]) - own)[:, 0]
+            warn_if_worse(error, tuples.error[:, 0], "after one step from the same states")
+        bounds = along.bounds_along(bound, tuples.features)
+        supported = n_leading(along.scores_along(region, tuples.features) <= SAFE)
+        held_out = bounds, tuples.error, supported, tuples.start, how.quantile
+        return FittedRollouts(
+            quantile=how.quantile,
+            reference=reference,
+            bound=bound,
+            region=region,
+            held_out=HeldOutRollouts.of(*held_out),
+            calibration=tuples,
+            probes=probes.inputs,
+            surrogate=surrogate,
+            representation=how.representation,
+        )
+
+    def _warn_of_runaways(self, surrogate: Any, tuples: RolloutCalibration) -> None:
+        """Warn if rollouts diverge, with their fraction for the fold surrogates and for the deployed surrogate.
+
+        The deployed surrogate is rolled out only in this case, and not if it is the surrogate of every fold.
+        """
+        diverged = ~tuples.features.alive[:, -1]
+        if not diverged.any():
+            return
+        worst = max(diverged[tuples.fold == fold].mean() for fold in np.unique(tuples.fold))
+        text = (
+            f"{_fraction(diverged)} calibration rollouts leave the range of the data by more than its width within "
+            f"n_calibration={tuples.n_steps} steps (up to {100 * worst:.3g} % in a fold)"
+        )
+        if self.how.train_surrogate is not None:
+            rolled = self.data.range.cut(self.data.roll_out(surrogate, tuples.start))
+            last = _fraction(np.isnan(flat(rolled[:, -1])).any(axis=1))
+            text += f", and {last} rollouts of the deployed surrogate from the same states"
+        warn(
+            f"{text}. They count up to the step before, and they have no effect on the safe region except through their initial "
+            "states. A query that leaves this range has an infinite bound from there on. To avoid it, train on rollouts "
+            "(TrainRollout), clip the output of the surrogate to the range of the data, or lower n_calibration."
+        )
+
+
+def _fraction(holds: np.ndarray) -> str:
+    return f"{holds.sum()} of {len(holds)} ({100 * holds.mean():.3g} %)"
 
 
 def _check_settings(how: "RolloutGeoQ") -> None:
     for name in ("n_calibration", "n_starts", "n_anchors", "n_support"):
         check_integer(getattr(how, name), name, 1)
-    check_object(how.scheme, Scheme, "scheme", "MemberGrowth()")
+    check_object(how.scheme, BoundModel, "scheme", "MemberGrowth()")
     check_object(how.safe_region, SafeRegion, "safe_region", "RolloutRegion(quantile=0.95)")
     sources.check_sources(how.surrogate, how.train_surrogate, "segments")
     if isinstance(how.train_surrogate, sources.PredictedFolds):
