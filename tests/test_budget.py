@@ -16,7 +16,7 @@ BUDGET = {
     "src/geoq": 2420,
     "src/geoq/bounds": 2300,
     "src/geoq/core": 3520,
-    "src/geoq/data": 2330,
+    "src/geoq/data": 2184,
     "src/geoq/nets": 370,
     "src/geoq/planning": 1100,
     "src/geoq/plots": 900,
@@ -31,12 +31,7 @@ BUDGET = {
 MAX_CLASSES, MAX_PROTOCOLS = 192, 16
 MAX_MODULE, MAX_FUNCTION = 450, 50
 # Longer than allowed, with their present lengths; nothing may be added here.
-LONG_MODULES = {
-    "core/fitted.py": 474,
-    "data/coordinates.py": 563,
-    "data/table.py": 481,
-    "xarray.py": 462,
-}
+LONG_MODULES = {"core/fitted.py": 474, "xarray.py": 462}
 LONG_FUNCTIONS = {"plots/answers.py fields": 65}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -59,7 +59,6 @@ def test_a_changed_constant_is_found():
     coordinates = Coordinates.fit(x, logarithms=True)
     queries = coordinates(np.array([[0.0, 1.5], [0.0, 1.5 + 1e-3], [9.0, 1.5]]))
     assert coordinates.changed(queries).tolist() == [[False] * 2, [False, True], [False] * 2]
-    assert coordinates.changed_rows(queries).tolist() == [False, True, False]
 
 
 def test_sensitivities_and_weights_by_hand():

@@ -19,7 +19,7 @@ import numpy as np
 
 from geoq.arrays import is_tensor, to_numbers
 from geoq.checks import check_fitted, warn
-from geoq.data.table import Table
+from geoq.data.table import Table, build
 from geoq.surrogate import check_callable
 
 FORMAT = "geoq 4"
@@ -72,8 +72,8 @@ class _Packer:
             items = [[self.pack(k, path), self.pack(v, f"{path}.{k}")] for k, v in thing.items()]
             return {"dict": items}
         if isinstance(thing, Table):
-            types = None if thing.schema is None else thing.types
-            return {"table": self.pack((types, thing.schema, thing.array), path)}
+            recipe = None if thing.schema is None else thing.recipe
+            return {"table": self.pack((recipe, thing.array), path)}
         if is_tensor(thing):
             return {"tensor": self.pack(to_numbers(thing, path), path)}
         return self._object(thing, path)
@@ -142,8 +142,8 @@ class _Unpacker:
         if kind == "dict":
             return {self.unpack(key): self.unpack(part) for key, part in content}
         if kind == "table":
-            types, schema, array = self.unpack(content)
-            return array if types is None else types.build(schema, array)
+            recipe, array = self.unpack(content)
+            return array if recipe is None else build(array, *recipe)
         if kind == "tensor":
             import torch
 

@@ -22,7 +22,7 @@ from geoq.data.domain import Layout
 from geoq.data.masks import Mask
 from geoq.data.metric import FittedMetric, Metric, predictor
 from geoq.data.process import Opinion, Process
-from geoq.data.table import Names, Schema, Table, input_rows, is_frame, schema_of
+from geoq.data.table import Names, Schema, Table, input_rows, is_frame
 from geoq.quantiles import error_ratios
 from geoq.regions.region import SAFE
 from geoq.surrogate import answers_of, check_callable, errors_of
@@ -175,10 +175,8 @@ class Fitted:
 
     def _view(self, x: Any) -> View:
         inputs = to_numbers(x, "x")
-        unusable = self.coordinates.unusable(inputs)
-        rows = np.arange(len(x))
-        if unusable is not None:
-            rows = np.flatnonzero(~unusable)
+        rows = np.flatnonzero(~self.coordinates.unusable(inputs).any(axis=1))
+        if len(rows) < len(x):
             x, inputs = take(x, rows), inputs[rows]
         if not len(rows):
             return View(rows, *self._nothing())
@@ -275,7 +273,7 @@ class Fitted:
                 "number per query."
             )
         # A constant input that changes has an unknown effect, whatever the region measures.
-        changed = self.coordinates.changed_rows(view.features.inputs)
+        changed = self.coordinates.changed(view.features.inputs).any(axis=1)
         score = np.where(changed, np.inf, score)
         return score, score <= SAFE
 
@@ -444,8 +442,8 @@ class Fitted:
         prediction = to_numbers(filled, "prediction")
         inputs = self._coordinates(asked, to_numbers(asked, "x"), prediction)
         known: Any = names
-        if isinstance(asked, Table):
-            known = schema_of(asked).named(names)
+        if isinstance(asked, Table) and asked.schema is not None:
+            known = asked.schema.named(names)
         changed = self.coordinates.why_changed(inputs, asked, known)
         if changed:
             return changed

@@ -13,7 +13,7 @@ from geoq.checks import check_finite, check_integer, check_object, check_unit, w
 from geoq.data.coordinates import Coordinates
 from geoq.data.domain import Shapes, check_domain
 from geoq.data.masks import Mask, outputs_with_nan
-from geoq.data.metric import Metric
+from geoq.data.metric import Metric, StandardizedMetric
 from geoq.data.probes import N_PROBES, Probes
 from geoq.data.table import Table, first_few
 from geoq.quantiles import n_required
@@ -108,13 +108,8 @@ def coordinates_of(representation: Any, inputs: np.ndarray, x: Any) -> Coordinat
     if math.prod(inputs.shape[1:]) <= 2**10:
         inputs = inputs.astype(float)
     schema = x.schema if isinstance(x, Table) else None
-    if not isinstance(representation, Metric):
-        if schema is not None:
-            from geoq.data.coordinates import fit_columns
-
-            return fit_columns(inputs, {}, schema, logarithms=False)
-        return Coordinates.fit(inputs, logarithms=False)
-    coordinates: object = representation.coordinates(inputs, schema)
+    metric = representation if isinstance(representation, Metric) else StandardizedMetric()
+    coordinates: object = metric.coordinates(inputs, schema)
     if not isinstance(coordinates, Coordinates):
         raise TypeError(
             f"{type(representation).__name__}.coordinates returned {type(coordinates).__name__}; return the Coordinates of the "

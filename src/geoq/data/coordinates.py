@@ -22,14 +22,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from geoq.arrays import flat
 from geoq.checks import warn
-from geoq.data.table import Names, Schema, cell, first_few, listed
+from geoq.data.table import Names, Schema, cell, first_few, in_words, listed
 from geoq.quantiles import inverse_cdf_quantile
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,11 @@ REGULAR, MIN_GAPS = 1.5, 3
 FARTHEST = 1e15
 
 
+# Inputs of the user, and coordinates T.
+Inputs: TypeAlias = Float[np.ndarray, " n *inputs"]
+Rows: TypeAlias = Float[np.ndarray, " n *coordinates"]
+
+
 class Part(IntEnum):
     """What a coordinate of a column is."""
 
@@ -62,38 +67,14 @@ class Part(IntEnum):
     ABOVE = 7
 
 
-class Coordinate(NamedTuple):
-    """One coordinate of a column: what it is, the level or the period, and its standardisation."""
-
-    part: Part
-    level: float = 0.0
-    mean: float = 0.0
-    scale: float = 1.0
-    log: bool = False
-    constant: bool = False
-
-
-@runtime_checkable
-class Kind(Protocol):
-    """What a column is: it turns the values of the data, without missing ones, into coordinates."""
-
-    def coordinates(self, values: np.ndarray, missing: float, /) -> list[Coordinate]: ...
-
-
 @dataclass(frozen=True)
 class Number:
     """A number, standardised by its mean and standard deviation."""
-
-    def coordinates(self, values: np.ndarray, missing: float) -> list[Coordinate]:
-        return [_value(values, log=False), *_missing(missing)]
 
 
 @dataclass(frozen=True)
 class Log:
     """A positive number, of which the logarithm is standardised."""
-
-    def coordinates(self, values: np.ndarray, missing: float) -> list[Coordinate]:
-        return [_value(values, log=True), *_missing(missing)]
 
 
 @dataclass(frozen=True)
@@ -110,62 +91,53 @@ class Periodic:
         if not 0 < self.period < math.inf:
             raise ValueError(f"Periodic(period={self.period}): period must be a positive number.")
 
-    def coordinates(self, values: np.ndarray, missing: float) -> list[Coordinate]:
-        constant = len(np.unique(np.mod(values, self.period))) <= 1
-        phase = 2 * math.pi * values[:1] / self.period
-        circle = [
-            Coordinate(part, self.period, mean if constant else 0.0, constant=constant)
-            for part, mean in (
-                (Part.SINE, float(np.sin(phase).sum())),
-                (Part.COSINE, float(np.cos(phase).sum())),
-            )
-        ]
-        ends = (Part.BELOW, values.min(initial=np.inf)), (Part.ABOVE, values.max(initial=-np.inf))
-        limits = [Coordinate(part, float(end), constant=True) for part, end in ends]
-        return [*circle, *limits, *_missing(missing)]
-
 
 @dataclass(frozen=True)
 class Category:
     """Levels that are equal or not; all different levels are equally far apart."""
-
-    def coordinates(self, values: np.ndarray, missing: float) -> list[Coordinate]:
-        levels, counts = np.unique(values, return_counts=True)
-        scale = math.sqrt(2) / UNEQUAL
-        frequency = (1 - missing) * counts / max(1, len(values))
-        present = [
-            Coordinate(Part.LEVEL, float(level), float(mean), scale)
-            if mean < 1
-            else Coordinate(Part.LEVEL, float(level), 1.0, constant=True)
-            for level, mean in zip(levels, frequency, strict=True)
-        ]
-        unseen = Coordinate(Part.UNSEEN, scale=scale, constant=True)
-        return [*present, *_missing(missing, scale), unseen]
 
 
 @dataclass(frozen=True)
 class Ignored:
     """A column that the geometry does not use; the model receives it."""
 
-    def coordinates(self, values: np.ndarray, missing: float) -> list[Coordinate]:
-        del values, missing
+
+Kind: TypeAlias = Number | Log | Periodic | Category | Ignored
+
+
+def _rows_of(kind: Kind, values: np.ndarray, missing: float) -> list[tuple[Any, ...]]:
+    """The coordinates of a column with these values, of which the fraction ``missing`` of all rows is missing.
+
+    A coordinate is its part, level or period, mean and scale, and whether it is a logarithm or constant.
+    """
+    scale, unseen = 1 / UNEQUAL, []
+    if isinstance(kind, Ignored):
         return []
-
-
-def _value(values: np.ndarray, *, log: bool) -> Coordinate:
-    own = np.log(values) if log else values
-    constant = len(own) == 0 or bool(own.min() == own.max())
-    mean = float(own.mean()) if len(own) else 0.0
-    scale = abs(mean) if constant else float(own.std())
-    return Coordinate(Part.VALUE, 0.0, mean, scale or 1.0, log, constant)
-
-
-def _missing(fraction: float, scale: float = 1 / UNEQUAL) -> list[Coordinate]:
-    """The indicator of missing values; none if the data have none, because such a query has no answer."""
-    if not fraction:
-        return []
-    constant = fraction == 1
-    return [Coordinate(Part.MISSING, mean=fraction, scale=scale, constant=constant)]
+    if isinstance(kind, Category):
+        levels, counts = np.unique(values, return_counts=True)
+        scale = math.sqrt(2) / UNEQUAL
+        unseen = [(Part.UNSEEN, 0, 0, scale, False, True)]
+        frequency = (1 - missing) * counts / max(1, len(values))
+        found: Any = [
+            (Part.LEVEL, level, mean, scale if mean < 1 else 1, False, mean == 1)
+            for level, mean in zip(levels, frequency, strict=True)
+        ]
+    elif isinstance(kind, Periodic):
+        constant = len(np.unique(np.mod(values, kind.period))) <= 1
+        phase = 2 * math.pi * values[:1] / kind.period
+        found = [
+            (Part.SINE, kind.period, constant * np.sin(phase).sum(), 1, False, constant),
+            (Part.COSINE, kind.period, constant * np.cos(phase).sum(), 1, False, constant),
+            (Part.BELOW, values.min(initial=np.inf), 0, 1, False, True),
+            (Part.ABOVE, values.max(initial=-np.inf), 0, 1, False, True),
+        ]
+    else:
+        log = isinstance(kind, Log)
+        own = (np.log(values) if log else values) if len(values) else np.zeros(1)
+        found = [(Part.VALUE, 0, *spread(own), log, own.min() == own.max())]
+    # Without missing values in the data, a query with one has no answer.
+    absent = [(Part.MISSING, 0, missing, scale, False, missing == 1)] if missing else []
+    return [*found, *absent, *unseen]
 
 
 def spread(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -208,38 +180,14 @@ class Coordinates:
     gaps: Float[np.ndarray, " n_gaps 3"] | None = None
 
     @staticmethod
-    def fit(points: Float[np.ndarray, " n *coordinates"], *, logarithms: bool) -> "Coordinates":
+    def fit(points: Inputs, *, logarithms: bool) -> "Coordinates":
         """Mean and scale of each input of an array."""
-        low, high = points.min(axis=0), points.max(axis=0)
-        constant = np.asarray(low == high)
+        constant = np.asarray(points.min(axis=0) == points.max(axis=0))
         log = np.zeros_like(constant)
         if logarithms:
-            log = np.asarray((low > 0) & (high >= MIN_SPAN * low) & ~constant)
-            for place in np.argwhere(log):
-                column = points[(slice(None), *place)]
-                ends = [inverse_cdf_quantile(column, q) for q in (0.05, 0.95)]
-                distinct = len(np.unique(column)) >= MIN_DISTINCT
-                log[tuple(place)] = distinct and ends[1] >= MIN_MIDDLE_SPAN * ends[0]
+            found = [_spans_decades(values) for values in flat(points).T]
+            log = np.array(found).reshape(constant.shape)
         return Coordinates(*spread(_log_where(points, log)), log, constant)
-
-    @staticmethod
-    def of_columns(columns: list[list[Coordinate]]) -> "Coordinates":
-        """The coordinates of all columns, one after the other."""
-        each = [part for column in columns for part in column]
-
-        def numbers(name: str) -> np.ndarray:
-            return np.array([float(getattr(part, name)) for part in each])
-
-        return Coordinates(
-            mean=numbers("mean"),
-            scale=numbers("scale"),
-            log=numbers("log") > 0,
-            constant=numbers("constant") > 0,
-            column=np.array([j for j, own in enumerate(columns) for _ in own]),
-            part=numbers("part").astype(int),
-            level=numbers("level"),
-            n_columns=len(columns),
-        )
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -255,7 +203,7 @@ class Coordinates:
         """Which coordinates are of these kinds."""
         if self.part is None:
             return np.full(self.mean.size, Part.VALUE in parts)
-        return np.isin(self.part, [int(part) for part in parts])
+        return np.isin(self.part, parts)
 
     @property
     def varies(self) -> Bool[np.ndarray, " m"]:
@@ -265,41 +213,35 @@ class Coordinates:
     @property
     def inputs_that_vary(self) -> Bool[np.ndarray, " n_inputs"]:
         """Which inputs have a coordinate that varies in the data."""
-        found = np.zeros(math.prod(self.input_shape), dtype=bool)
-        found[self.input_of[self.varies]] = True
-        return found
+        return np.isin(np.arange(math.prod(self.input_shape)), self.input_of[self.varies])
 
-    def __call__(
-        self, points: Float[np.ndarray, " n *inputs"]
-    ) -> Float[np.ndarray, " n *coordinates"]:
+    def __call__(self, points: Inputs) -> Rows:
+        """T of these inputs."""
         if self.column is None:
             values: np.ndarray = (_log_where(points, self.log) - self.mean) / self.scale
             return values
-        return self._of_table(points)
-
-    def _of_table(self, points: Float[np.ndarray, " n c"]) -> Float[np.ndarray, " n m"]:
         assert self.level is not None
         own = points[:, self.column]
-        absent = np.isnan(own)
-        found = _log_where(own, self.log)
-        circle = self.is_part(Part.SINE, Part.COSINE)
+        absent, circle = np.isnan(own), self.is_part(Part.SINE, Part.COSINE)
         phase = 2 * math.pi * own / np.where(circle, self.level, 1)
+        found = _log_where(own, self.log)
         for part, values in (
             (Part.LEVEL, own == self.level),
             (Part.SINE, np.sin(phase)),
             (Part.COSINE, np.cos(phase)),
             (Part.MISSING, absent),
-            (Part.UNSEEN, self._unseen(own)),
             (Part.BELOW, own < self.level),
             (Part.ABOVE, own > self.level),
         ):
             found = np.where(self.is_part(part), values, found)
+        for j in np.flatnonzero(self.is_part(Part.UNSEEN)):
+            found[:, j] = ~(np.isin(own[:, j], self._levels(int(self.column[j]))) | absent[:, j])
         # A missing number has the coordinate of the mean, beside its indicator.
         missing = absent & (self.is_part(Part.VALUE) | circle)
         standardised = np.where(missing, 0.0, (found - self.mean) / self.scale)
         return standardised.clip(-FARTHEST, FARTHEST)
 
-    def within_periods(self, points: Float[np.ndarray, " n c"]) -> Float[np.ndarray, " n c"]:
+    def within_periods(self, points: Inputs) -> Inputs:
         """The inputs, of which periodic ones beyond their range in the data are moved into it by whole periods."""
         moved = points.copy()
         for j in np.flatnonzero(self.is_part(Part.SINE)):
@@ -309,132 +251,82 @@ class Coordinates:
             moved[:, self.input_of[j]] = np.where((own < low) | (own > high), inside, own)
         return moved
 
-    def _unseen(self, own: Float[np.ndarray, " n m"]) -> Bool[np.ndarray, " n m"]:
-        """Whether the category of each coordinate's column has a level that the data do not contain."""
-        unseen = np.zeros_like(own, dtype=bool)
-        for place in np.flatnonzero(self.is_part(Part.UNSEEN)):
-            levels = self.levels(int(self.input_of[place]))
-            value = own[:, place]
-            unseen[:, place] = ~(np.isin(value, levels) | np.isnan(value))
-        return unseen
-
-    def at_levels(self, coordinates: Float[np.ndarray, " n *m"]) -> Float[np.ndarray, " n k"]:
+    def at_levels(self, coordinates: Rows) -> Float[np.ndarray, " n m"]:
         """One row of coordinates per query, of which those between levels of a lattice are moved to the nearer level."""
         rows = flat(coordinates).astype(float)
-        return rows if self.gaps is None else _at_levels(rows, self.gaps)
+        gaps = np.zeros((0, 3)) if self.gaps is None else self.gaps
+        for j in np.unique(gaps[:, 0]).astype(int):
+            own = rows[:, j]
+            below, above = gaps[gaps[:, 0] == j, 1:].T
+            place = (np.searchsorted(below, own) - 1).clip(min=0)
+            below, above = below[place], above[place]
+            nearer = np.where(own - below < above - own, below, above)
+            rows[:, j] = np.where((below < own) & (own < above), nearer, own)
+        return rows
 
-    def inverse(
-        self, coordinates: Float[np.ndarray, " n *coordinates"]
-    ) -> Float[np.ndarray, " n *coordinates"]:
+    def inverse(self, coordinates: Rows) -> Rows:
         """The inputs that have these coordinates, one per coordinate."""
         values = self.mean + self.scale * coordinates
-        if self.log.any():
-            values = np.where(self.log, np.exp(np.where(self.log, values, 0.0)), values)
-        return values
+        if not self.log.any():
+            return values
+        return np.where(self.log, np.exp(np.where(self.log, values, 0.0)), values)
 
-    def unusable(self, points: Float[np.ndarray, " n *inputs"]) -> np.ndarray | None:
-        """Which rows have no distance to the data: infinite or missing values, or values too far away. None if there are none."""
-        if self.column is not None:
-            bad = self._newly_missing(points) | np.isinf(points)
-        else:
+    def unusable(self, points: Inputs) -> Bool[np.ndarray, " n k"]:
+        """Which values have no distance to the data: infinite ones, newly missing ones, and those too far away."""
+        if self.column is None:
             # The inputs themselves count too: the logarithm of a negative infinite number is finite here.
-            bad = ~((abs(self(points)) <= FARTHEST) & (points > -math.inf))
-        rows = np.asarray(flat(bad).any(axis=1))
-        return rows if rows.any() else None
+            return ~flat((abs(self(points)) <= FARTHEST) & (points > -math.inf))
+        columns = np.arange(self.n_columns)
+        sometimes_missing = np.isin(columns, self.column[self.is_part(Part.MISSING)])
+        never_missing = np.isin(columns, self.column) & ~sometimes_missing
+        return np.isinf(points) | (np.isnan(points) & never_missing)
 
-    def _newly_missing(self, points: np.ndarray) -> np.ndarray:
-        """Which values are missing in columns that are never missing in the data, and are used."""
-        number = np.arange(points.shape[1])
-        allowed = np.isin(number, self.input_of[self.is_part(Part.MISSING)])
-        bad: np.ndarray = np.isnan(points) & np.isin(number, self.input_of) & ~allowed
-        return bad
-
-    def why_unusable(
-        self, point: Float[np.ndarray, " *inputs"], names: Names | None, noun: str
-    ) -> str:
+    def why_unusable(self, point: np.ndarray, names: Names | None, noun: str) -> str:
         """Which input of a query has no distance to the data, and what to do; empty if all have one."""
-        if self.column is not None:
-            missing = self._newly_missing(point[None])[0] | np.isinf(point)
-            if not missing.any():
-                return ""
-            j = int(missing.argmax())
-            name = j if names is None else names[j]
-            if np.isinf(point[j]):
-                return (
-                    f"{noun} {name} is {point[j]:g}; replace it by a number, or leave this row out"
-                )
-            return f"{noun} {name} is missing, but it is never missing in the data; fill it in, or leave this row out"
-        far = ~(abs(self(point[None])[0]) <= FARTHEST)
-        for unusable, advice in (
-            (~np.isfinite(point), "; replace it by a number, or leave this row out"),
-            (far, ", which is too far from the data for a distance; check its unit"),
-        ):
-            if unusable.any():
-                place = tuple(np.argwhere(unusable)[0].tolist())
-                number = int(np.ravel_multi_index(place, point.shape)) if place else 0
-                known = ", ".join(map(str, place)) if names is None else names[number]
-                return f"{f'{noun} {known}'.rstrip()} is {point[place]:g}{advice}"
-        return ""
+        found = np.flatnonzero(self.unusable(point[None])).tolist()
+        if not found:
+            return ""
+        place = ", ".join(map(str, np.unravel_index(found[0], point.shape)))
+        name = names[found[0]] if place and names is not None else place
+        label, value = f"{noun} {name}".rstrip(), point.flat[found[0]]
+        if np.isfinite(value):
+            return f"{label} is {value:g}, which is too far from the data for a distance; check its unit"
+        if np.isnan(value) and self.column is not None:
+            return f"{label} is missing, but it is never missing in the data; fill it in, or leave this row out"
+        return f"{label} is {value:g}; replace it by a number, or leave this row out"
 
-    def changed(
-        self, coordinates: Float[np.ndarray, " n *coordinates"]
-    ) -> Bool[np.ndarray, " n *coordinates"]:
+    def changed(self, coordinates: Rows) -> Bool[np.ndarray, " n m"]:
         """Which coordinates that are constant in the data differ from their value there, beyond rounding."""
         allowed = np.where(self.mean == 0, 0.0, CHANGED)
-        different: np.ndarray = self.constant & (abs(coordinates) > allowed)
-        return different
-
-    def changed_rows(
-        self, coordinates: Float[np.ndarray, " n *coordinates"]
-    ) -> Bool[np.ndarray, " n"]:
-        """Which queries change a coordinate that is constant in the data."""
-        if not self.constant.any():
-            return np.zeros(len(coordinates), dtype=bool)
-        return np.asarray(flat(self.changed(coordinates)).any(axis=1))
+        return flat(self.constant & (abs(coordinates) > allowed))
 
     def why_changed(
-        self,
-        coordinates: Float[np.ndarray, " 1 *coordinates"],
-        query: Any,
-        names: Any,
-        noun: str = "input",
+        self, coordinates: Rows, query: Any, names: Names | None, noun: str = "input"
     ) -> str:
         """What in a query does not occur in the data; empty if it changes no constant coordinate.
 
         ``query`` has the one row, and ``names`` the names of the inputs or the schema of a table.
         """
-        found = np.flatnonzero(self.changed(coordinates)).tolist()
-        # An indicator of a level changes together with ``UNSEEN``, which is the more specific one.
-        found.sort(key=lambda j: not self.is_part(Part.UNSEEN)[j])
-        if not found:
+        found = np.flatnonzero(self.changed(coordinates))
+        if not len(found):
             return ""
-        j = found[0]
+        j = int(found[0])
         number = int(self.input_of[j])
-        constant = float(self.inverse(0 * coordinates).reshape(-1)[j])
-        label = f"{noun} {number if names is None else names[number]}"
-        if self.column is None:
-            value = f"{float(self.inverse(coordinates).reshape(-1)[j]):.4g}"
-        else:
-            value = cell(query, 0, number)
+        label = f"{noun} {number if names is None else names[number]} is {cell(query, number)}"
         if self.is_part(Part.MISSING)[j]:
-            return f"{label} is {value}, but it is always missing in the data"
-
-        def text(at: float) -> str:
-            return names.columns[number].text(at) if isinstance(names, Schema) else f"{at:.4g}"
-
+            return f"{label}, but it is always missing in the data"
         if self.is_part(Part.BELOW, Part.ABOVE)[j]:
-            return f"{label} is {value}, outside its range in the data, and the model answers otherwise at the same phase inside it"
+            return f"{label}, outside its range in the data, and the model answers otherwise at the same phase inside it"
         if self.is_part(Part.LEVEL, Part.UNSEEN)[j]:
-            levels = [text(level) for level in self.levels(number)]
-            return f"{label} is {value}, which does not occur in the data; they contain {first_few(levels)}"
-        return f"{label} is {value}, but it is {text(constant)} in all the data, so its effect is unknown"
+            levels = [in_words(names, number, level) for level in self._levels(number)]
+            return f"{label}, which does not occur in the data; they contain {first_few(levels)}"
+        constant = in_words(names, number, float(self.inverse(0 * coordinates).flat[j]))
+        return f"{label}, but it is {constant} in all the data, so its effect is unknown"
 
-    def levels(self, column: int) -> list[float]:
-        """The levels of a category in the data; empty for other columns."""
-        if self.level is None:
-            return []
-        own = self.is_part(Part.LEVEL) & (self.input_of == column)
-        return [float(level) for level in self.level[own]]
+    def _levels(self, column: int) -> np.ndarray:
+        """The levels of a category in the data."""
+        assert self.level is not None
+        return self.level[self.is_part(Part.LEVEL) & (self.column == column)]
 
 
 def regular_gaps(values: Float[np.ndarray, " n k"]) -> Float[np.ndarray, " n_gaps 3"]:
@@ -457,21 +349,6 @@ def regular_gaps(values: Float[np.ndarray, " n k"]) -> Float[np.ndarray, " n_gap
     return np.concatenate(found)
 
 
-def _at_levels(
-    values: Float[np.ndarray, " n k"], gaps: Float[np.ndarray, " n_gaps 3"]
-) -> Float[np.ndarray, " n k"]:
-    """The values, of which those in these gaps are moved to the nearer level."""
-    moved = values.copy()
-    for j in np.unique(gaps[:, 0]).astype(int):
-        own = values[:, j]
-        below, above = gaps[gaps[:, 0] == j, 1:].T
-        place = (np.searchsorted(below, own) - 1).clip(min=0)
-        below, above = below[place], above[place]
-        nearer = np.where(own - below < above - own, below, above)
-        moved[:, j] = np.where((below < own) & (own < above), nearer, own)
-    return moved
-
-
 def _log_where(points: np.ndarray, log: np.ndarray) -> np.ndarray:
     """The points, with logarithms where ``log`` is true."""
     if not log.any():
@@ -479,6 +356,15 @@ def _log_where(points: np.ndarray, log: np.ndarray) -> np.ndarray:
     tiny = np.finfo(points.dtype).tiny
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(log, np.log(np.maximum(points, tiny)), points)
+
+
+def _spans_decades(values: np.ndarray) -> bool:
+    """Whether an input is used as a logarithm."""
+    low, high = values.min(initial=np.inf), values.max(initial=0)
+    if low <= 0 or high < MIN_SPAN * low or len(np.unique(values)) < MIN_DISTINCT:
+        return False
+    ends = [inverse_cdf_quantile(values, q) for q in (0.05, 0.95)]
+    return bool(ends[1] >= MIN_MIDDLE_SPAN * ends[0])
 
 
 def fit_columns(
@@ -498,17 +384,17 @@ def fit_columns(
             f"Columns describes tables, but x has shape {tuple(points.shape)}; flatten x, or pass SensitivityMetric()."
         )
     chosen = _by_number(kinds, points.shape[1], schema)
-    found = []
-    for j, column in enumerate(points.T):
-        name = f"input {j}" if schema is None else f"column {schema.names[j]!r}"
-        present = column[~np.isnan(column)]
+    rows: list[tuple[Any, ...]] = []
+    for j, values in enumerate(points.T):
+        name = f"input {j}" if schema is None else f"column {schema[j]!r}"
+        present = values[~np.isnan(values)]
         level = schema is not None and schema.columns[j].kind == "level"
         kind = chosen.get(j)
         if kind is None and level:
-            kind = _automatic_category(present, name, len(points))
+            kind = _category(present, name, len(points))
         elif kind is None:
-            kind = _automatic_number(present, name, logarithms=logarithms)
-        elif level and not isinstance(kind, Category | Ignored):
+            kind = _number(present, name, logarithms=logarithms)
+        if level and not isinstance(kind, Category | Ignored):
             raise TypeError(
                 f"{name} holds categories, but its kind is {kind!r}; convert the column to numbers, or pass Category()."
             )
@@ -516,48 +402,49 @@ def fit_columns(
             raise ValueError(
                 f"{name} has the value {present.min():.4g}, but Log() needs positive values; pass Number() for it."
             )
-        missing = 1 - len(present) / len(column)
-        found.append(kind.coordinates(present, missing))
-    if not any(found):
+        missing = 1 - len(present) / len(values)
+        rows += [(j, *row) for row in _rows_of(kind, present, missing)]
+    if not rows:
         raise ValueError("all columns are ignored; leave at least one to measure distances.")
-    return Coordinates.of_columns(found)
+    column, part, level, mean, scale, log, constant = np.array(rows, dtype=float).T.copy()
+    parts = column.astype(int), part.astype(int), level
+    return Coordinates(mean, scale, log > 0, constant > 0, *parts, n_columns=points.shape[1])
 
 
 def _by_number(kinds: Mapping[Any, Kind], n_columns: int, schema: Schema | None) -> dict[int, Kind]:
-    numbers = {} if schema is None else {n: j for j, n in enumerate(schema.names)}
-    found = {}
-    for key, kind in kinds.items():
-        if key in numbers:
-            found[numbers[key]] = kind
-        elif isinstance(key, int) and -n_columns <= key < n_columns:
-            found[key % n_columns] = kind
-        else:
+    """The kinds by the numbers of their columns."""
+    numbers: dict[Any, int] = {j: j % n_columns for j in range(-n_columns, n_columns)}
+    if schema is not None:
+        numbers |= {name: j for j, name in enumerate(schema.names)}
+    for key in kinds:
+        if key not in numbers:
             has = f"0 to {n_columns - 1}" if schema is None else listed(schema.names)
             raise ValueError(
                 f"Columns describes {key!r}, but x has the columns {has}; correct the key."
             )
-    return found
+    return {numbers[key]: kind for key, kind in kinds.items()}
 
 
-def _automatic_number(values: np.ndarray, name: str, *, logarithms: bool) -> Kind:
-    if not (len(values) and Coordinates.fit(values, logarithms=logarithms).log):
+def _number(values: np.ndarray, name: str, *, logarithms: bool) -> Kind:
+    """The kind of a column of numbers."""
+    if not logarithms or not _spans_decades(values):
         return Number()
-    decades = math.log10(float(values.max() / values.min()))
     logger.info(
         "%s spans %.1f decades and is used as a logarithm; pass representation=Columns({...: Number()}) to use it as it is",
         name,
-        decades,
+        math.log10(float(values.max() / values.min())),
     )
     return Log()
 
 
-def _automatic_category(values: np.ndarray, name: str, n_rows: int) -> Kind:
+def _category(values: np.ndarray, name: str, n_rows: int) -> Kind:
+    """The kind of a column of levels."""
     _, counts = np.unique(values, return_counts=True)
     once = int((counts == 1).sum())
-    if len(counts) > MAX_LEVELS and once > MAX_ONCE * len(counts):
-        warn(
-            f"{name} has {len(counts)} different values in {n_rows} rows, most of them once, so it looks like an identifier and "
-            "distances ignore it; drop it, or pass representation=Columns({...: Category()}) to use it."
-        )
-        return Ignored()
-    return Category()
+    if len(counts) <= MAX_LEVELS or once <= MAX_ONCE * len(counts):
+        return Category()
+    warn(
+        f"{name} has {len(counts)} different values in {n_rows} rows, most of them once, so it looks like an identifier and "
+        "distances ignore it; drop it, or pass representation=Columns({...: Category()}) to use it."
+    )
+    return Ignored()

@@ -7,7 +7,7 @@ number of its level, and a missing value becomes nan. Libraries of data frames a
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -59,15 +59,12 @@ class Column:
                     f"column {self.name!r} holds levels of the type {given}, but {self.dtype} in the data of fit, so the model "
                     f"would not know them; convert the column, for example with .astype({self.dtype})."
                 )
-            native = series.to_native()
-            if self.categories and hasattr(native, "cat") and hasattr(native, "iloc"):
-                own = [*native.cat.categories]
+            own = _declared(series)
+            if self.categories and own is not None:
                 known = [*self.categories, *(c for c in own if c not in self.categories)]
-                return (
-                    series
-                    if known == own
-                    else nw.from_native(native.cat.set_categories(known), series_only=True)
-                )
+                if known != own:
+                    native = series.to_native().cat.set_categories(known)
+                    return nw.from_native(native, series_only=True)
         return series
 
     def encode(self, series: Any) -> np.ndarray:
@@ -75,22 +72,19 @@ class Column:
         import narwhals as nw
 
         dtype = series.dtype
-        usable = {
-            "number": dtype.is_numeric() or dtype == nw.Boolean,
-            "time": dtype in (nw.Date, nw.Datetime),
-            "level": not (dtype.is_float() or dtype.is_temporal()),
-        }
-        if not usable[self.kind]:
-            held = {"number": "numbers", "time": "dates", "level": "categories"}
+        held, usable = {
+            "number": ("numbers", dtype.is_numeric() or dtype == nw.Boolean),
+            "time": ("dates", dtype in (nw.Date, nw.Datetime)),
+            "level": ("categories", not (dtype.is_float() or dtype.is_temporal())),
+        }[self.kind]
+        if not usable:
             raise TypeError(
-                f"column {self.name!r} has dtype {dtype}, but it held {held[self.kind]} in the data of fit; convert it to the same "
-                "type."
+                f"column {self.name!r} has dtype {dtype}, but it held {held} in the data of fit; convert it to the same type."
             )
         if self.kind == "level":
-            number = {level: float(i) for i, level in enumerate(self.levels)}
-            return np.array(
-                [np.nan if text is None else number.get(text, UNSEEN) for text in _texts(series)]
-            )
+            number: dict[Any, float] = {level: float(i) for i, level in enumerate(self.levels)}
+            number[None] = np.nan
+            return np.array([number.get(text, UNSEEN) for text in _texts(series)])
         if self.kind == "time":
             series = series.cast(nw.Datetime("us")) if dtype == nw.Date else series
             stamps = series.dt.timestamp("us").cast(nw.Float64).to_numpy()
@@ -135,7 +129,6 @@ class Schema:
         return len(self.columns)
 
     def __getitem__(self, j: int) -> str:
-        """The name of column j, so that a schema can serve as a sequence of names."""
         return self.columns[j].name
 
     def named(self, names: "Names | None") -> "Schema":
@@ -173,25 +166,17 @@ class Schema:
                     f"{way_out} {them[1]}."
                 )
         ordered = [given[n] for n in self.names]
-        if ordered != list(found.columns):
-            frame = frame[ordered]
-            found = _narwhals(frame, name)
-        before = [found.get_column(n) for n in ordered]
-        arrays = [c.encode(part) for c, part in zip(self.columns, before, strict=True)]
-        after = [c.cast(part) for c, part in zip(self.columns, before, strict=True)]
-        changed = {
-            n: a.to_native() for n, a, b in zip(ordered, after, before, strict=True) if a is not b
-        }
-        if changed and hasattr(frame, "iloc"):
-            frame = frame.copy()
-            for n, values in changed.items():
-                frame[n] = values
-        elif changed:
-            frame = frame.with_columns(**changed)
-        return Table(frame, np.stack(arrays, axis=1), self)
+        if ordered != found.columns:
+            found = _narwhals(frame[ordered], name)
+        pairs = [(c, found.get_column(n)) for c, n in zip(self.columns, ordered, strict=True)]
+        arrays = [column.encode(part) for column, part in pairs]
+        changed = [new for column, part in pairs if (new := column.cast(part)) is not part]
+        if changed:
+            found = found.with_columns(*changed)
+        return Table(found.to_native(), np.stack(arrays, axis=1), self)
 
 
-# Names of inputs. A schema also gives their values in words.
+# Names of inputs, one for each number. A schema also gives their values in words.
 Names: TypeAlias = Sequence[str] | Schema
 
 
@@ -216,7 +201,7 @@ class Table:
         return replace(self, native=_take(self.native, rows), array=self.array[rows])
 
     def copy(self) -> "Table":
-        """The same rows with a data frame of their own; frames of polars cannot be changed in place by rows."""
+        """The same rows with a data frame of their own."""
         copy = getattr(self.native, "copy", None) or self.native.clone
         return replace(self, native=copy())
 
@@ -225,68 +210,49 @@ class Table:
         """The shape of the numbers."""
         return self.array.shape
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type of the numbers."""
-        return self.array.dtype
-
     def like(self, array: np.ndarray) -> "Table":
         """A table of the same kind with these numbers: each value is a value of this table, or a number."""
-        names = enumerate(self.native.columns)
-        parts = {name: self._series(j, name, array[:, j]) for j, name in names}
-        return Table(type(self.native)(parts), array, self.schema)
-
-    def _series(self, j: int, name: Any, values: np.ndarray) -> Any:
-        order, ordered = self._sorted[j]
-        places = np.searchsorted(ordered, values).clip(max=len(ordered) - 1)
-        if np.array_equal(ordered[places], values, equal_nan=True):
-            own = _take(self.native[name], order[places])
-            return own.reset_index(drop=True) if hasattr(own, "iloc") else own
         import narwhals as nw
 
-        own = nw.from_native(self.native[name], series_only=True)
-        new = nw.new_series(str(name), values, backend=own.implementation)
-        return new.cast(own.dtype).to_native()
+        parts: dict[Any, Any] = {}
+        for name, values, order in zip(self.native.columns, array.T, self._orders.T, strict=True):
+            own, ordered = self.native[name], self.array[:, len(parts)][order]
+            places = np.searchsorted(ordered, values).clip(max=len(ordered) - 1)
+            if np.array_equal(ordered[places], values, equal_nan=True):
+                found = _take(own, order[places])
+                parts[name] = found.reset_index(drop=True) if hasattr(found, "iloc") else found
+            else:
+                known = nw.from_native(own, series_only=True)
+                new = nw.new_series(str(name), values, backend=known.implementation)
+                parts[name] = new.cast(known.dtype).to_native()
+        return Table(type(self.native)(parts), array, self.schema)
 
     @cached_property
-    def _sorted(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        orders = [np.argsort(column, kind="stable") for column in self.array.T]
-        return [(o, c[o]) for o, c in zip(orders, self.array.T, strict=True)]
+    def _orders(self) -> np.ndarray:
+        return self.array.argsort(axis=0, kind="stable")
 
     @property
-    def types(self) -> "FrameTypes":
-        """The library of the data frame and the types of its columns."""
+    def recipe(self) -> tuple[Any, ...]:
+        """What ``build`` needs beside the numbers: the library of the data frame, the types of its columns, and the schema."""
         import narwhals as nw
 
         found = nw.from_native(self.native, eager_only=True)
-        dtypes = [str(type(dtype).__name__) for dtype in found.schema.values()]
-        return FrameTypes(str(found.implementation.value), tuple(dtypes))
+        dtypes = tuple(type(dtype).__name__ for dtype in found.schema.values())
+        return found.implementation.value, dtypes, self.schema
 
 
-@dataclass(frozen=True)
-class FrameTypes:
-    """The library of a data frame, and the types of its columns by the names of narwhals: enough to build rows from numbers."""
+def build(array: np.ndarray, library: Any, dtypes: Sequence[str], schema: Schema) -> Table | None:
+    """The table with these numbers; None if the library of its data frame is not installed."""
+    try:
+        import narwhals as nw
 
-    library: str
-    dtypes: tuple[str, ...]
-
-    def build(self, schema: Schema, array: np.ndarray) -> Table | None:
-        """The table with these numbers; None if the library of its data frame is not installed."""
-        try:
-            import narwhals as nw
-
-            columns = {
-                column.name: nw.new_series(
-                    column.name,
-                    column.values(numbers, dtype),
-                    getattr(nw, dtype),
-                    backend=cast(Any, self.library),
-                )
-                for column, numbers, dtype in zip(schema.columns, array.T, self.dtypes, strict=True)
-            }
-            return Table(nw.from_dict(columns).to_native(), array, schema)
-        except ImportError:
-            return None
+        columns = [
+            nw.new_series(c.name, c.values(numbers, dtype), getattr(nw, dtype), backend=library)
+            for c, numbers, dtype in zip(schema.columns, array.T, dtypes, strict=True)
+        ]
+        return Table(nw.from_dict({s.name: s for s in columns}).to_native(), array, schema)
+    except ImportError:
+        return None
 
 
 def is_frame(x: object) -> bool:
@@ -302,18 +268,22 @@ def _collector(x: object) -> str | None:
     return next((m for m in ("collect", "compute") if lazy and hasattr(x, m)), None)
 
 
-def cell(x: Any, row: int, column: int) -> str:
-    """A value of a table or an array as text; a string is quoted."""
+def cell(x: Any, column: int) -> str:
+    """A value of the first row of a table or an array as text; a string is quoted."""
     if not isinstance(x, Table):
-        return f"{float(x[row, column]):.4g}"
-    found = _take(x.native[x.native.columns[column]], [row]).to_list()[0]
+        return f"{float(x[0].reshape(-1)[column]):.4g}"
+    found = x.native[x.native.columns[column]].to_list()[0]
     return repr(found) if isinstance(found, str) else str(found)
+
+
+def in_words(names: Names | None, column: int, value: float) -> str:
+    """A value of a column in words; dates and levels need the schema of a table."""
+    return names.columns[column].text(value) if isinstance(names, Schema) else f"{value:.4g}"
 
 
 def schema_of(x: Any) -> Schema:
     """The columns of a table; the columns of an array are named by their numbers."""
-    if isinstance(x, Table):
-        assert x.schema is not None
+    if isinstance(x, Table) and x.schema is not None:
         return x.schema
     return Schema(tuple(Column(str(j)) for j in range(x.shape[1])))
 
@@ -321,12 +291,12 @@ def schema_of(x: Any) -> Schema:
 def input_rows(x: Any) -> Any:
     """Inputs as rows: a data frame becomes a table, a list becomes an array."""
     if is_frame(x):
-        table = Schema.of(x).table(x)
+        table: Any = Schema.of(x).table(x)
         infinite = np.argwhere(np.isinf(table.array))
         if len(infinite):
             row, j = infinite[0]
             raise ValueError(
-                f"column {schema_of(table)[int(j)]!r} is {table.array[row, j]} in row {row}; remove or impute these rows first."
+                f"column {table.schema[int(j)]!r} is {table.array[row, j]} in row {row}; remove or impute these rows first."
             )
         return table
     if collector := _collector(x):
@@ -376,8 +346,8 @@ def output_names(y: Any) -> tuple[str, ...] | None:
 
 def check_same_order(x: Any, y: Any) -> None:
     """Raise if the indices of x and y have labels in common, but at other places."""
-    natives = (part.native if isinstance(part, Table) else part for part in (x, y))
-    own, other = (cast(Any, getattr(part, "index", None)) for part in natives)
+    indices: Any = [getattr(getattr(part, "native", part), "index", None) for part in (x, y)]
+    own, other = indices
     if not (hasattr(own, "equals") and hasattr(other, "isin")) or own.equals(other):
         return
     common = int(own.isin(other).sum())
@@ -404,14 +374,13 @@ def first_few(texts: Sequence[str]) -> str:
 def lacking_levels(table: Table, rows: np.ndarray) -> str:
     """The levels of a table that some of its rows lack, in words; empty if they have all."""
     assert table.schema is not None
-    return first_few(
-        [
-            f"{column.name}={level!r}"
-            for column, numbers in zip(table.schema.columns, table.array.T, strict=True)
-            for number, level in enumerate(column.levels)
-            if number not in numbers[rows]
-        ]
-    )
+    lacking = [
+        f"{column.name}={level!r}"
+        for column, numbers in zip(table.schema.columns, table.array[rows].T, strict=True)
+        for number, level in enumerate(column.levels)
+        if number not in numbers
+    ]
+    return first_few(lacking)
 
 
 def _take(rows: Any, where: Any) -> Any:
@@ -423,8 +392,7 @@ def _narwhals(frame: Any, name: str) -> Any:
     import narwhals as nw
 
     names = [str(column) for column in frame.columns]
-    twice = sorted({n for n in names if names.count(n) > 1})
-    if twice:
+    if twice := sorted({n for n in names if names.count(n) > 1}):
         raise ValueError(f"{name} has several columns named {listed(twice)}; rename or drop them.")
     if not names:
         raise ValueError(f"{name} has no columns; pass a table with one column per input.")
@@ -440,18 +408,19 @@ def _column(series: Any, name: str) -> Column:
     if dtype.is_numeric():
         return Column(name, dtype="Float64" if dtype.is_decimal() else type(dtype).__name__)
     if dtype in (nw.Boolean, nw.String, nw.Categorical, nw.Enum, nw.Object):
-        found = {text for text in _texts(series) if text is not None}
-        native = series.to_native()
-        declared = (
-            tuple(native.cat.categories)
-            if hasattr(native, "iloc") and hasattr(native, "cat")
-            else ()
-        )
-        return Column(name, "level", tuple(sorted(found)), _level_type(series), declared)
+        levels = tuple(sorted({text for text in _texts(series) if text is not None}))
+        return Column(name, "level", levels, _level_type(series), tuple(_declared(series) or ()))
     raise TypeError(
         f"column {name!r} has dtype {dtype}, but a column must hold numbers, dates, booleans, strings or categories; convert or "
         "drop it."
     )
+
+
+def _declared(series: Any) -> list[Any] | None:
+    """The categories that the type of a column of pandas declares; None for other types."""
+    native = series.to_native()
+    pandas = hasattr(native, "iloc") and hasattr(native, "cat")
+    return [*native.cat.categories] if pandas else None
 
 
 def _texts(series: Any) -> list[str | None]:

@@ -16,7 +16,7 @@ from geoq.checks import check_index
 from geoq.core.assessment import Assessment, numbers_of
 from geoq.core.fitted import Fitted
 from geoq.data.coordinates import Part
-from geoq.data.table import UNSEEN, Column, Table, schema_of
+from geoq.data.table import UNSEEN, Column, Table, build, schema_of
 from geoq.plots import style
 
 N_STEPS = 81
@@ -177,7 +177,7 @@ def _queries(query: Any, sweeps: list[_Sweep]) -> Any:
         part[:, sweep.number] = sweep.steps
     moved = np.concatenate(parts)
     if isinstance(query, Table):
-        return query.types.build(schema_of(query), moved).native  # type: ignore[union-attr]
+        return native(build(moved, *query.recipe))
     return restore(moved, native(query))
 
 

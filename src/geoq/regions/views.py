@@ -15,7 +15,7 @@ from geoq.core.tuples import Points
 from geoq.data.coordinates import CHANGED, Coordinates, Part
 from geoq.data.domain import Layout
 from geoq.data.metric import FittedMetric
-from geoq.data.table import Names, Schema
+from geoq.data.table import Names, in_words
 
 # Fields with their channels first.
 Grids: TypeAlias = Float[np.ndarray, " n channels *grid"]
@@ -148,10 +148,7 @@ class TableView:
 
     def text(self, j: int, at: float) -> str:
         """A value of coordinate j in words."""
-        value = self.units(j, at)
-        if isinstance(self.names, Schema):
-            return self.names.columns[int(self.column[j])].text(value)
-        return f"{value:.4g}"
+        return in_words(self.names, int(self.column[j]), self.units(j, at))
 
     def described(self, j: int, points: Float[np.ndarray, " n m"]) -> str:
         """The input of coordinate j with its value in the first row and its range in the points."""

@@ -210,8 +210,7 @@ class FittedRollouts:
         largest = tolerance_of(tolerance, self.reference, self.held_out)
         trust = None if largest is None else self.held_out.trust(largest)
         rows = layout.join(start, None if along is None else along[:, 0])
-        unusable = self.reference.coordinates.unusable(rows)
-        lost = np.zeros(len(rows), dtype=bool) if unusable is None else unusable
+        lost = self.reference.coordinates.unusable(rows).any(axis=1)
         arrays, known = self._without_answer(len(rows), n_steps, rows.dtype), np.flatnonzero(~lost)
         for part in chunks(len(known), n_steps * rows[:1].size):
             own = known[part]
@@ -269,7 +268,7 @@ class FittedRollouts:
     def _changed(self, rows: np.ndarray) -> np.ndarray:
         """Which initial states change a coordinate that is constant in the data: its effect is unknown."""
         coordinates, n_values = self.reference.coordinates, self.reference.layout.n_values
-        changed = flat(coordinates.changed(coordinates(rows)))[:, :n_values]
+        changed = coordinates.changed(coordinates(rows))[:, :n_values]
         return np.asarray(changed.any(axis=1))
 
     def _outside(self, along: np.ndarray) -> np.ndarray:
