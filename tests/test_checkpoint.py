@@ -17,7 +17,7 @@ from sklearn.linear_model import Ridge
 from geoq import GeoQ, RandomFolds, Region
 from geoq.regions.table_scores import SupportDistance
 from geoq.training.checkpoint import Checkpoint, identity
-from geoq.training.progress import progress_bar
+from geoq.training.sources import progress_bar
 
 # The recipes here make nearly the same model of all rows.
 pytestmark = pytest.mark.filterwarnings("ignore:the surrogates of folds", "ignore:the mean error")

@@ -40,7 +40,7 @@ from geoq.rollout.horizon import Relative
 from geoq.rollout.members import RandomFeatures
 from geoq.rollout.memory import WithMemory
 from geoq.training.checkpoint import Checkpoint
-from geoq.training.progress import Progress
+from geoq.training.sources import Progress
 
 # Without the names that need PyTorch, so that a star import works without it.
 __all__ = [

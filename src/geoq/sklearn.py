@@ -19,7 +19,7 @@ from geoq.data.table import is_frame
 from geoq.regions.region import SafeRegion
 from geoq.surrogate import ErrorFunctional, absolute_error
 from geoq.training.checkpoint import Checkpoint
-from geoq.training.progress import ShowProgress, progress_bar
+from geoq.training.sources import ShowProgress, progress_bar
 
 
 class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types

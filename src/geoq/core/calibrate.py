@@ -7,7 +7,7 @@ import numpy as np
 
 from geoq.arrays import few_threads
 from geoq.training.checkpoint import FinishedFolds
-from geoq.training.progress import ShowProgress, Trainings, trainings
+from geoq.training.sources import Report, ShowProgress, trainings
 
 
 @runtime_checkable
@@ -17,14 +17,14 @@ class Task(Protocol):
     @property
     def n_trainings(self) -> int: ...
 
-    def deployed(self, progress: Trainings, /) -> Any: ...
+    def deployed(self, progress: Report, /) -> Any: ...
 
     def relate(self, surrogate: Any, finished: FinishedFolds | None, /) -> Any: ...
 
     def folds(self, points: Any, /) -> Any: ...
 
     def predictions(
-        self, folds: Any, surrogate: Any, progress: Trainings, finished: FinishedFolds | None, /
+        self, folds: Any, surrogate: Any, progress: Report, finished: FinishedFolds | None, /
     ) -> Iterator[tuple[int, np.ndarray]]: ...
 
     def tuples(self, points: Any, held_out: Any, /) -> Any: ...

@@ -1,6 +1,5 @@
 """GeoQ: Algorithm 1 of the paper as an estimator with settings."""
 
-import time
 from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,8 +21,16 @@ from geoq.data.metric import Metric, SensitivityMetric, identity
 from geoq.regions.region import PaperRegion, Region, SafeRegion
 from geoq.surrogate import ErrorFunctional, Surrogate, TrainSurrogate, absolute_error
 from geoq.training.checkpoint import Checkpoint
-from geoq.training.progress import ShowProgress, check_progress, progress_bar
-from geoq.training.sources import FoldSurrogates, TrainingTime, measure, source_of
+from geoq.training.sources import (
+    PredictedFolds,
+    ShowProgress,
+    TrainedFolds,
+    TrainingTime,
+    check_progress,
+    measure,
+    progress_bar,
+    source_of,
+)
 
 POINTWISE = Guarantee()
 # Settings are shown in full up to this many characters. Longer settings are shown by the name of their type.
@@ -116,7 +123,7 @@ class GeoQ:
     """
 
     surrogate: Surrogate | None
-    train_surrogate: TrainSurrogate | FoldSurrogates | None = field(
+    train_surrogate: TrainSurrogate | TrainedFolds | PredictedFolds | None = field(
         default_factory=_no_recipe  # required: None is a statement about the data
     )
     _: KW_ONLY
@@ -134,7 +141,7 @@ class GeoQ:
     def paper(
         cls,
         surrogate: Surrogate | None,
-        train_surrogate: TrainSurrogate | FoldSurrogates | None,
+        train_surrogate: TrainSurrogate | TrainedFolds | PredictedFolds | None,
         **settings: Any,
     ) -> "GeoQ":
         r"""The form of the paper: its distances, cluster folds, bound and safe region; the bound needs torch.
@@ -220,7 +227,7 @@ class GeoQ:
         pairs = Pairs.of(self, x, y, groups)
         source, splits = source_of(self.train_surrogate), pairs.plan.splits
         data = pairs.x, pairs.for_training
-        return measure(source, *data, splits, pairs.n_trainings, time.perf_counter)
+        return measure(source, *data, splits, pairs.n_trainings)
 
     @property
     def surrogate_(self) -> Any:

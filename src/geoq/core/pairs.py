@@ -39,9 +39,9 @@ from geoq.data.table import Table, check_same_order, input_rows, output_names, o
 from geoq.neighbors import near_copies, sketch
 from geoq.surrogate import TrainSurrogate, absolute_error, answers_of, errors_of, evaluate
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, array_id
-from geoq.training.progress import Trainings
 from geoq.training.sources import (
     Fold,
+    Report,
     count_trainings,
     fold_predictions,
     is_pretrained,
@@ -149,14 +149,14 @@ class Pairs:
 
     # Algorithm 1
 
-    def deployed(self, progress: Trainings) -> Any:
+    def deployed(self, progress: Report) -> Any:
         """The given surrogate, or one that is trained on all data (line 1)."""
         if self.how.surrogate is not None:
             return self.how.surrogate
         trained = train_deployed(
             cast(TrainSurrogate, self.how.train_surrogate), self.x, self.for_training
         )
-        progress.done("deployed surrogate")
+        progress("deployed surrogate")
         return trained
 
     def _errors(self, prediction: np.ndarray, rows: Any) -> np.ndarray:
@@ -230,7 +230,7 @@ class Pairs:
         self,
         folds: "HeldOutPoints",
         surrogate: Any,
-        progress: Trainings,
+        progress: Report,
         finished: FinishedFolds | None,
     ) -> Iterator[tuple[int, np.ndarray]]:
         """The predictions of the fold surrogates (line 7); none if the deployed surrogate has not seen the data."""

@@ -16,8 +16,7 @@ from geoq.rollout.growth import MemberGrowth
 from geoq.rollout.trajectories import Trajectories
 from geoq.surrogate import Surrogate
 from geoq.training.checkpoint import Checkpoint
-from geoq.training.progress import ShowProgress, check_progress, progress_bar
-from geoq.training.sources import TrainedFolds
+from geoq.training.sources import ShowProgress, TrainedFolds, check_progress, progress_bar
 
 
 @dataclass(eq=False, repr=False)

@@ -32,8 +32,7 @@ from geoq.rollout.series import DataRange, Rollouts, RowLayout, Series, next_sta
 from geoq.surrogate import TRAINED, TrainTogether, check_callable
 from geoq.training import sources
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, array_id
-from geoq.training.progress import Trainings
-from geoq.training.sources import Fold, TrainedFolds
+from geoq.training.sources import Fold, Report, TrainedFolds
 
 if TYPE_CHECKING:
     from geoq.rollout.estimator import RolloutGeoQ
@@ -69,13 +68,10 @@ class FoldRollouts:
     def _together(self) -> bool:
         return isinstance(self.recipe, TrainTogether) and self.layout.forcing is None
 
-    def jobs(self, x: Any, y: Any, folds: Sequence[Fold], n_workers: int) -> list[list[int]]:
+    def n_together(self, x: Any, y: Any, n_folds: int) -> int:
         if self.pretrained:
-            return [*self.recipe.jobs(x, y, folds, n_workers)]
-        if not self._together:
-            return sources.one_by_one(folds)
-        n_together = self.recipe.n_together(self.series.native(slice(None)))
-        return sources.in_jobs(folds, n_together, n_workers)
+            return int(self.recipe.n_together(x, y, n_folds))
+        return self.recipe.n_together(self.series.native(slice(None))) if self._together else 1
 
     def predictions(self, x: Any, y: Any, folds: Sequence[Fold]) -> list[Rollouts]:
         del x, y
@@ -215,13 +211,13 @@ class Trajectories:
 
     # Algorithm 1
 
-    def deployed(self, progress: Trainings) -> Any:
+    def deployed(self, progress: Report) -> Any:
         """The given surrogate, or one that is trained on all trajectories (line 1)."""
         if self.how.surrogate is not None:
             return self.how.surrogate
         with add_note_on_error("while training the deployed surrogate on all trajectories"):
             trained = self.data.train([np.arange(len(self.data.series))])[0]
-        progress.done("deployed surrogate")
+        progress("deployed surrogate")
         return trained
 
     def relate(self, surrogate: Any, finished: FinishedFolds | None) -> Observed:
@@ -260,7 +256,7 @@ class Trajectories:
         return self
 
     def predictions(
-        self, folds: Any, surrogate: Any, progress: Trainings, finished: FinishedFolds | None
+        self, folds: Any, surrogate: Any, progress: Report, finished: FinishedFolds | None
     ) -> Iterator[tuple[int, np.ndarray]]:
         """The rollouts of the fold surrogates (line 7), or of the deployed surrogate, which has seen none of these data."""
         del folds

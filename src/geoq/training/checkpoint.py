@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
@@ -129,17 +130,16 @@ class FinishedFolds:
     folder: Path
     calibration: str
 
-    def jobs(self, proposed: list[list[int]]) -> list[list[int]]:
+    def jobs(self, proposed: list[list[Any]]) -> list[list[Any]]:
         """The folds that are trained together: the folds of the first run, or the proposed ones."""
-        numbers = [len(job) for job in proposed]
-        known = self.first("jobs", {"jobs": np.array(numbers)})["jobs"]
-        every = [number for job in proposed for number in job]
-        ends = np.cumsum(known).tolist()
-        if sum(known.tolist()) != len(every):
+        sizes = np.array([len(job) for job in proposed])
+        every = iter([fold for job in proposed for fold in job])
+        known = self.first("jobs", {"jobs": sizes})["jobs"]
+        if known.sum() != sizes.sum():
             raise ValueError(
                 f"{self.folder} has other jobs of folds; delete the folder to start again."
             )
-        return [every[end - int(n) : end] for n, end in zip(known, ends, strict=True)]
+        return [[*islice(every, size)] for size in known.tolist()]
 
     def first(self, name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The arrays that the first run stored under this name; they are stored now if this is the first run."""

@@ -1,21 +1,26 @@
-"""Sources of fold surrogates (line 7): trained here one by one or together, trained on a cluster, or trained elsewhere.
+"""The trainings of a calibration (line 7): where fold surrogates come from, and how the progress is shown.
 
-The calibration needs only the predictions of a fold surrogate at some points. A surrogate stays in the process that trained it;
-only predictions are transferred and kept.
+Fold surrogates are trained here one by one or together, trained on a cluster, or trained elsewhere. The calibration needs only their
+predictions at some points. A surrogate stays in the process that trained it; only predictions are transferred and kept.
+
+A source of fold surrogates has ``pretrained``, whether it trains nothing; ``n_together(x, y, n_folds)``, how many folds are computed
+together; and ``predictions(x, y, folds)``, one array for each of these folds.
 """
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Int
 
 from geoq.arrays import native, own_copy, take, to_numbers
-from geoq.checks import add_note_on_error
+from geoq.checks import add_note_on_error, shortened
 from geoq.data.probes import FirstFold
 from geoq.data.scratch import is_lazy, is_mapped, stored
 from geoq.data.table import Table, lacking_levels
@@ -28,24 +33,106 @@ from geoq.surrogate import (
     check_callable,
 )
 from geoq.training.checkpoint import FinishedFolds
-from geoq.training.progress import Trainings, duration, plural
 
 logger = logging.getLogger(__name__)
 
-# Lists of the numbers of folds that are computed together.
-Jobs: TypeAlias = list[list[int]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of a calibration. ``str(progress)`` is a line for a log.
+
+    Attributes:
+        stage: the stage that has just ended, for example ``"fold 3 of 15"``.
+        n_done: the number of finished trainings.
+        n_trainings: the number of all trainings, without folds that come from a checkpoint.
+        elapsed: seconds since the start.
+        remaining: the estimated seconds of the remaining trainings; None before the first training has ended.
+    """
+
+    stage: str
+    n_done: int
+    n_trainings: int
+    elapsed: float = 0.0
+    remaining: float | None = None
+
+    def __str__(self) -> str:
+        counted = f"{self.n_done} of {plural(self.n_trainings, 'training')} done"
+        if not self.n_done:
+            return f"{self.stage}: {counted}"
+        left = f", about {duration(self.remaining)} left" if self.remaining else ""
+        return f"{self.stage}: {counted} after {duration(self.elapsed)}{left}"
+
+
+ShowProgress: TypeAlias = Callable[[Progress], object] | None
+
+
+def progress_bar(progress: Progress) -> None:
+    """Show the progress as a bar on terminals and in notebooks: the default of ``fit(x, y, progress=...)``."""
+    del progress  # drawn by ``Trainings``, which closes the bar
+
+
+# A function report(stage, n_trained=1, n_skipped=0); folds that come from a checkpoint are skipped.
+Report: TypeAlias = Callable[..., None]
+
+
+@contextmanager
+def trainings(show: ShowProgress, n: int) -> Iterator[Report]:
+    """Count n trainings, and show and log their progress, in this context."""
+    from tqdm.auto import tqdm  # here, because it looks for a notebook
+
+    n_done, began = 0, time.monotonic()
+    # With disable=None tqdm shows the bar on a terminal or in a notebook only.
+    hidden = None if show is progress_bar else True
+    with tqdm(total=n, disable=hidden, leave=False, unit="training") as bar:
+
+        def report(stage: str, n_trained: int = 1, n_skipped: int = 0) -> None:
+            nonlocal n_done
+            n_done += n_trained
+            bar.total -= n_skipped
+            bar.update(n_trained)
+            bar.set_description_str(stage)
+            elapsed, left = time.monotonic() - began, max(0, bar.total - n_done)
+            remaining = elapsed / n_done * left if n_done else None
+            state = Progress(stage, n_done, bar.total, elapsed, remaining)
+            logger.info("%s", state)
+            if show is not None:
+                show(state)
+
+        if n:
+            report("start", 0)
+        yield report
+
+
+def check_progress(show: object) -> None:
+    """Raise for anything that cannot show the progress."""
+    if isinstance(show, type) or not (show is None or callable(show)):
+        raise TypeError(
+            f"progress={shortened(show)}, but progress must be a function that receives a Progress, or None; pass progress=print for "
+            "a line after each training, or progress=None for no output."
+        )
+
+
+def plural(n: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in words."""
+    if seconds is None or seconds < 99.5:
+        return f"{seconds or 0.0:.2g} s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.2g} min"
+    return f"{seconds / 3600:.3g} h"
 
 
 @dataclass(frozen=True)
 class Fold:
-    """The rows of the data that the surrogate of one fold needs.
+    """The rows on which the surrogate of a fold is trained, and those at which it is evaluated.
 
-    Attributes:
-        number: number of the fold, from 0.
-        n_folds: number of folds.
-        training_rows: rows on which the surrogate is trained.
-        evaluated_rows: rows at which its predictions are needed: held-out points, anchors and some other training points. For
-            rollouts, the states from which they start.
+    These are held-out points, anchors and some other training points. For rollouts, they are the states from which they start.
     """
 
     number: int
@@ -55,22 +142,6 @@ class Fold:
 
     def __str__(self) -> str:
         return f"fold {self.number + 1} of {self.n_folds}"
-
-
-@runtime_checkable
-class FoldSurrogates(Protocol):
-    """A source of fold surrogates, which can be passed as ``train_surrogate``.
-
-    ``jobs`` returns lists of fold numbers; the folds of one list are computed together, by one of the workers.
-    ``predictions`` returns the predictions of the folds of one job. ``pretrained`` is true if the source trains nothing.
-    """
-
-    @property
-    def pretrained(self) -> bool: ...
-
-    def jobs(self, x: Any, y: Any, folds: Sequence[Fold], n_workers: int, /) -> Jobs: ...
-
-    def predictions(self, x: Any, y: Any, folds: Sequence[Fold], /) -> list[np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -95,10 +166,10 @@ class TrainedFolds:
     surrogates: Sequence[Surrogate]
     pretrained: ClassVar[bool] = True
 
-    def jobs(self, x: Any, y: Any, folds: Sequence[Fold], n_workers: int) -> Jobs:
-        del x, y, n_workers
-        _check_count("TrainedFolds", len(self.surrogates), folds[0].n_folds)
-        return one_by_one(folds)
+    def n_together(self, x: Any, y: Any, n_folds: int) -> int:
+        del x, y
+        _check_count("TrainedFolds", self.surrogates, n_folds)
+        return 1
 
     def predictions(self, x: Any, y: Any, folds: Sequence[Fold]) -> list[np.ndarray]:
         del y
@@ -129,50 +200,53 @@ class PredictedFolds:
     def __repr__(self) -> str:
         return f"PredictedFolds of {len(self.arrays)} folds"
 
-    def jobs(self, x: Any, y: Any, folds: Sequence[Fold], n_workers: int) -> Jobs:
-        del y, n_workers
-        _check_count("PredictedFolds", len(self.arrays), folds[0].n_folds)
-        for fold in folds:
-            given, name = self.arrays[fold.number], f"arrays[{fold.number}]"
+    def n_together(self, x: Any, y: Any, n_folds: int) -> int:
+        del y
+        _check_count("PredictedFolds", self.arrays, n_folds)
+        for number, given in enumerate(self.arrays):
+            name = f"arrays[{number}]"
             n = given.shape[0] if is_lazy(given) else len(to_numbers(given, name))
             if n != len(x):
                 raise ValueError(
                     f"PredictedFolds.{name} has {n} rows, but x has {len(x)} rows; pass a prediction for every row of x."
                 )
-        return one_by_one(folds)
+        return 1
 
     def predictions(self, x: Any, y: Any, folds: Sequence[Fold]) -> list[np.ndarray]:
         del x, y
-        rows = (take(stored(self.arrays[f.number]), f.evaluated_rows) for f in folds)
         return [
-            answers_of(lambda part: part, own, f"the prediction of {fold}")
-            for fold, own in zip(folds, rows, strict=True)
+            answers_of(
+                lambda part: part,
+                take(stored(self.arrays[fold.number]), fold.evaluated_rows),
+                f"the prediction of {fold}",
+            )
+            for fold in folds
         ]
+
+
+def _check_count(source: str, given: Sequence[Any], n_folds: int) -> None:
+    if len(given) != n_folds:
+        raise ValueError(
+            f"{source} has {len(given)} entries, but there are {n_folds} folds; pass one entry per fold, in the order of the folds."
+        )
 
 
 @dataclass(frozen=True)
 class FreshFolds:
-    """Fold surrogates trained with the recipe of the user, together if the recipe supports it.
-
-    Args:
-        train_surrogate: the recipe.
-        first: keeps the surrogate of the first fold while the next one is trained.
-    """
+    """Fold surrogates trained with the recipe of the user; ``first`` keeps the first one while the next one is trained."""
 
     train_surrogate: TrainSurrogate
     first: FirstFold = field(default_factory=FirstFold, repr=False, compare=False)
     pretrained: ClassVar[bool] = False
 
-    def jobs(self, x: Any, y: Any, folds: Sequence[Fold], n_workers: int) -> Jobs:
-        if not isinstance(self.train_surrogate, TrainTogether):
-            return one_by_one(folds)
-        n_together = self.train_surrogate.n_together(native(x), native(y))
-        return in_jobs(folds, n_together, n_workers)
+    def n_together(self, x: Any, y: Any, n_folds: int) -> int:
+        del n_folds
+        recipe = self.train_surrogate
+        return recipe.n_together(native(x), native(y)) if isinstance(recipe, TrainTogether) else 1
 
     def predictions(self, x: Any, y: Any, folds: Sequence[Fold]) -> list[np.ndarray]:
-        subsets = [fold.training_rows for fold in folds]
         with add_note_on_error(f"while training {describe_folds(folds)}"):
-            surrogates = train_each(self.train_surrogate, x, y, subsets)
+            surrogates = train_each(self.train_surrogate, x, y, [f.training_rows for f in folds])
         self.first.check()
         predictions = [
             evaluate_fold(surrogate, x, fold)
@@ -220,16 +294,14 @@ def evaluate_fold(surrogate: Surrogate, x: Any, fold: Fold) -> np.ndarray:
         return answers_of(surrogate, take(x, fold.evaluated_rows), "surrogate")
 
 
-def source_of(train_surrogate: Any) -> FoldSurrogates | None:
+def is_pretrained(train_surrogate: object) -> bool:
+    """Whether nothing is trained: the fold surrogates were trained elsewhere, or there is no recipe."""
+    return train_surrogate is None or isinstance(train_surrogate, TrainedFolds | PredictedFolds)
+
+
+def source_of(train_surrogate: Any) -> Any:
     """The source of the fold surrogates; None if every fold uses the deployed surrogate, which has not seen the data."""
-    if train_surrogate is None or isinstance(train_surrogate, FoldSurrogates):
-        return train_surrogate
-    return FreshFolds(train_surrogate)
-
-
-def is_pretrained(source: object) -> bool:
-    """Whether the source trains nothing: the fold surrogates were trained elsewhere, or there is no recipe."""
-    return source is None or (isinstance(source, FoldSurrogates) and source.pretrained)
+    return train_surrogate if is_pretrained(train_surrogate) else FreshFolds(train_surrogate)
 
 
 def count_trainings(surrogate: object, train_surrogate: object, n_folds: int) -> int:
@@ -244,24 +316,18 @@ def describe_folds(folds: Sequence[Fold]) -> str:
     return f"the surrogates of {folds[0]} to {folds[-1]} together"
 
 
-def in_jobs(folds: Sequence[Fold], n_together: int, n_workers: int) -> Jobs:
+def in_jobs(folds: list[T], n_together: int, n_workers: int) -> list[list[T]]:
     """At most ``n_together`` folds per job, and fewer if there would not be a job for every worker."""
-    step = min(n_together, math.ceil(len(folds) / n_workers))
-    numbers = [fold.number for fold in folds]
-    return [numbers[i : i + step] for i in range(0, len(numbers), step)]
-
-
-def one_by_one(folds: Sequence[Fold]) -> Jobs:
-    """One job per fold."""
-    return [[fold.number] for fold in folds]
+    step = max(1, min(n_together, math.ceil(len(folds) / n_workers)))
+    return [folds[start : start + step] for start in range(0, len(folds), step)]
 
 
 def fold_predictions(
-    source: FoldSurrogates,
+    source: Any,
     x: Any,
     y: Any,
     folds: Sequence[Fold],
-    progress: Trainings,
+    progress: Report,
     checkpoint: FinishedFolds | None,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Iterate over fold numbers and the predictions of the fold surrogates, in the order in which they are finished.
@@ -269,61 +335,41 @@ def fold_predictions(
     The jobs run through joblib: one after the other in this process, unless ``joblib.parallel_config`` selects other
     workers.
     """
-    from joblib import effective_n_jobs  # here, because it takes long to import
+    from joblib import Parallel, delayed, effective_n_jobs  # here, because it takes long to import
 
     # A fold without rows to evaluate needs no surrogate.
     needed = [fold for fold in folds if len(fold.evaluated_rows)]
-    jobs = source.jobs(x, y, needed, effective_n_jobs(None))
-    missing = []
-    if checkpoint is None:
-        missing = jobs
-    else:
+    jobs = in_jobs(needed, source.n_together(x, y, len(folds)), effective_n_jobs(None))
+    if checkpoint is not None:
         # The same jobs as in the interrupted run: rounding depends on which networks are trained together.
-        for job in checkpoint.jobs(jobs):
-            if not all(map(checkpoint.has, job)):
-                missing.append(job)
-                continue
-            progress.skip(len(job))
-            for number in job:
-                yield number, checkpoint.load(number, len(folds[number].evaluated_rows))
-    tasks = [(source, x, y, [folds[number] for number in job]) for job in missing]
-    for numbers, predictions in _run(source, tasks):
+        jobs = checkpoint.jobs(jobs)
+    missing = []
+    for job in jobs:
+        if checkpoint is None or not all(checkpoint.has(fold.number) for fold in job):
+            missing.append(job)
+            continue
+        progress(f"{plural(len(job), 'fold')} from the checkpoint", 0, len(job))
+        for fold in job:
+            yield fold.number, checkpoint.load(fold.number, len(fold.evaluated_rows))
+    # One tuple, not four arguments: Dask stores larger arguments on a single worker, and they are lost if it fails.
+    tasks = [(source, x, y, job) for job in missing]
+    done: Iterable[tuple[list[int], list[np.ndarray]]] = map(_predictions_of, tasks)
+    if not source.pretrained:  # workers are used for trainings only
+        parallel = Parallel(return_as="generator_unordered")
+        done = parallel(delayed(_predictions_of)(task) for task in tasks)
+    for numbers, predictions in done:
         if not source.pretrained:
-            of_job = [folds[number] for number in numbers]
-            name = str(of_job[0]) if len(of_job) == 1 else f"{len(of_job)} folds"
-            progress.done(name, len(numbers))
+            n = len(numbers)
+            progress(str(folds[numbers[0]]) if n == 1 else f"{n} folds", n)
         for number, prediction in zip(numbers, predictions, strict=True):
             if checkpoint is not None:
                 checkpoint.save(number, prediction)
             yield number, prediction
 
 
-# One tuple, not four arguments: Dask stores larger arguments on a single worker, and they are lost if it fails.
-_Task: TypeAlias = tuple[FoldSurrogates, Any, Any, list[Fold]]
-_Predictions: TypeAlias = tuple[list[int], Sequence[np.ndarray]]
-
-
-def _run(source: FoldSurrogates, tasks: list[_Task]) -> Iterable[_Predictions]:
-    if source.pretrained:
-        return map(_predictions_of, tasks)  # workers are used for trainings only
-    from joblib import Parallel, delayed
-
-    parallel = Parallel(return_as="generator_unordered")
-    results: Iterable[_Predictions] = parallel(delayed(_predictions_of)(task) for task in tasks)
-    return results
-
-
-def _predictions_of(task: _Task) -> _Predictions:
+def _predictions_of(task: tuple[Any, Any, Any, list[Fold]]) -> tuple[list[int], list[np.ndarray]]:
     source, x, y, folds = task
     return [fold.number for fold in folds], source.predictions(x, y, folds)
-
-
-def _check_count(source: str, n_given: int, n_folds: int) -> None:
-    if n_given != n_folds:
-        raise ValueError(
-            f"{source} has {n_given} entries, but there are {n_folds} folds; pass one entry per fold, in the order of the "
-            "folds."
-        )
 
 
 def check_sources(surrogate: object, train_surrogate: object, arguments: str) -> None:
@@ -333,8 +379,8 @@ def check_sources(surrogate: object, train_surrogate: object, arguments: str) ->
             "surrogate=None and train_surrogate=None, so there is no model whose error could be estimated; "
             f"pass a trained surrogate, or a function train_surrogate({arguments}) that returns one."
         )
-    is_source = isinstance(train_surrogate, FoldSurrogates)
-    if surrogate is None and is_source and not callable(train_surrogate):
+    is_source = train_surrogate is not None and is_pretrained(train_surrogate)
+    if surrogate is None and is_source:
         raise ValueError(
             f"surrogate=None and train_surrogate is a {type(train_surrogate).__name__}, which does not train, so "
             "there is no model whose error could be estimated; pass the trained surrogate."
@@ -382,12 +428,7 @@ class TrainingTime:
 
 
 def measure(
-    source: FoldSurrogates | None,
-    x: Any,
-    y: Any,
-    splits: Sequence[tuple[np.ndarray, np.ndarray]],
-    n_trainings: int,
-    clock: Callable[[], float],
+    source: Any, x: Any, y: Any, splits: Sequence[tuple[np.ndarray, np.ndarray]], n_trainings: int
 ) -> TrainingTime:
     """Train and evaluate the surrogates of one job, and estimate the time of all; without a source nothing is trained."""
     if source is None or source.pretrained:
@@ -396,10 +437,10 @@ def measure(
 
     folds = [Fold(n, len(splits), *split) for n, split in enumerate(splits)]
     n_workers = effective_n_jobs(None)
-    jobs = source.jobs(x, y, folds, n_workers)
+    jobs = in_jobs(folds, source.n_together(x, y, len(folds)), n_workers)
     # The job whose size is nearest to the mean.
-    sizes = np.array([sum(len(splits[n][0]) for n in job) for job in jobs])
+    sizes = np.array([sum(len(fold.training_rows) for fold in job) for job in jobs])
     job = jobs[int(abs(sizes - sizes.mean()).argmin())]
-    began = clock()
-    source.predictions(x, y, [folds[number] for number in job])
-    return TrainingTime(n_trainings, len(job), clock() - began, n_workers)
+    began = time.perf_counter()
+    source.predictions(x, y, job)
+    return TrainingTime(n_trainings, len(job), time.perf_counter() - began, n_workers)
