@@ -14,7 +14,7 @@ from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
 from geoq.surrogate import TrainTogether
 from geoq.training import recipe as recipes
-from geoq.training.loop import train_on
+from geoq.training.loop import train
 from geoq.training.stacked import PairTask, train_together
 
 QUICK = Training(n_steps=60, batch_size=16, learning_rate=5e-3, check_every=20)
@@ -117,7 +117,7 @@ def test_each_member_of_a_stack_stops_at_its_own_step():
     together = train_together(networks, splits, [0] * 3, task, training)
     for network, result, own in zip(networks, together, splits, strict=True):
         alone = fresh(NETWORKS["mlp"])
-        expected = train_on(alone, loss, training, *own)
+        expected = train(alone, loss, training, *own)
         assert result.best_step == expected.best_step
         assert result.last_step == expected.last_step
         assert result.first_loss == pytest.approx(expected.first_loss, rel=1e-4)

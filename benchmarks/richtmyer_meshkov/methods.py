@@ -49,7 +49,12 @@ class BackgroundPenalty(parts.NormScaledFieldBound):
             each = pinball(increment[rows].to(estimate), estimate, quantile)
             return (weight * (each + self.penalty * calm * estimate)).mean()
 
-        result = train(fitted.rate, loss, self.training, torch.from_numpy(tuples.group))
+        result = train(
+            fitted.rate,
+            loss,
+            self.training,
+            *self.training.hold_out(torch.from_numpy(tuples.group)),
+        )
         return replace(fitted, training=result)
 
 

@@ -188,7 +188,9 @@ class QuantileNetwork(Rival):
                 return (weight[rows] * each).mean() / scale
 
             groups = torch.as_tensor(tuples.group)
-            self.trainings_ = (train(self.module_, loss, self.training, groups=groups),)
+            self.trainings_ = (
+                train(self.module_, loss, self.training, *self.training.hold_out(groups)),
+            )
 
     @torch.no_grad()
     def bound(self, features):

@@ -268,7 +268,7 @@ class FieldQuantile:
 
             # Windows with common targets must not be split between training and early stopping.
             groups = torch.from_numpy(tuples.tuples.group).to(device)
-            train(self.network_, loss, self.training, groups=groups)
+            train(self.network_, loss, self.training, *self.training.hold_out(groups))
         return self
 
     def _tensor(self, x):

@@ -36,7 +36,7 @@ from geoq.core.geometry import Features
 from geoq.core.tuples import Tuples
 from geoq.data.domain import Layout, Shapes
 from geoq.quantiles import n_required, pinball_loss
-from geoq.training.loop import RowLoss, Training, TrainingResult, seeded, train_on
+from geoq.training.loop import RowLoss, Training, TrainingResult, seeded, train
 
 # The exponent a_c of a channel is one of these.
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -119,7 +119,7 @@ class FieldFactor:
                 sight.network(normalization, n_out, self.widths, self.dropout) for _ in splits
             )
             trainings = tuple(
-                train_on(network, loss, self.training, *map(torch.from_numpy, rows))
+                train(network, loss, self.training, *map(torch.from_numpy, rows))
                 for network, rows in zip(networks, splits, strict=True)
             )
         # A limited number of held-out rows, spread evenly over each part.

@@ -160,7 +160,11 @@ class IndicatorBound:
             training = replace(self.training, random_state=self.training.random_state + number)
             with seeded(training.random_state):
                 networks.append(sight.network(normalization, n_out, self.widths, dropout=0.0))
-            trainings.append(train(networks[-1], loss, training, torch.from_numpy(tuples.group)))
+            trainings.append(
+                train(
+                    networks[-1], loss, training, *training.hold_out(torch.from_numpy(tuples.group))
+                )
+            )
         parts = sight, prior, tuple(networks), tuple(trainings)
         return FittedIndicator(quantile, self.values, *parts)
 

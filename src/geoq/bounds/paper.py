@@ -188,7 +188,7 @@ class FittedNormScaled:
 
         rate.start(tuples, quantile)
         # Dependent tuples, such as tuples of one point, stay on the same side of the split for early stopping.
-        result = train(rate, loss, training, torch.from_numpy(tuples.group))
+        result = train(rate, loss, training, *training.hold_out(torch.from_numpy(tuples.group)))
         _check_not_zero(rate, tuples, quantile)
         if rate.typical_rate.any():
             warn_if_untrained([result], "the bound")

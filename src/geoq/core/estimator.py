@@ -26,7 +26,6 @@ from geoq.training.sources import (
     ShowProgress,
     TrainedFolds,
     TrainingTime,
-    check_progress,
     measure,
     progress_bar,
     source_of,
@@ -202,7 +201,6 @@ class GeoQ:
             ValueError: x, y or a setting is unusable, or the checkpoint belongs to another calibration. These checks come
                 before any training.
         """
-        check_progress(progress)
         check_quantile(self.quantile, "quantile")
         pairs = Pairs.of(self, x, y, groups)
         finished = pairs.open_checkpoint(checkpoint)

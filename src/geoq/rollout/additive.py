@@ -101,7 +101,7 @@ class AdditiveRecursion:
         import torch
 
         from geoq.nets.mlp import MLP
-        from geoq.training.loop import seeded, train_on
+        from geoq.training.loop import seeded, train
 
         with seeded(training.random_state):
             network = MLP(psi.shape[2], error.shape[2], hidden=self.hidden)
@@ -120,7 +120,7 @@ class AdditiveRecursion:
         result, n_steps = None, 0
         if len(held_out):
             places = torch.from_numpy(rows), torch.from_numpy(held_out)
-            result, n_steps = train_on(network, loss, training, *places), training.n_steps
+            result, n_steps = train(network, loss, training, *places), training.n_steps
         linear = [layer for layer in network.modules() if isinstance(layer, torch.nn.Linear)]
         layers = tuple((own.weight.detach().numpy(), own.bias.detach().numpy()) for own in linear)
         return replace(bare, layers=layers, n_steps=n_steps), result

@@ -16,7 +16,7 @@ from geoq.rollout.growth import MemberGrowth
 from geoq.rollout.trajectories import Trajectories
 from geoq.surrogate import Surrogate
 from geoq.training.checkpoint import Checkpoint
-from geoq.training.sources import ShowProgress, TrainedFolds, check_progress, progress_bar
+from geoq.training.sources import ShowProgress, TrainedFolds, progress_bar
 
 
 @dataclass(eq=False, repr=False)
@@ -110,7 +110,6 @@ class RolloutGeoQ:
         Raises:
             ValueError: the trajectories or a setting is unusable, or the checkpoint belongs to another calibration.
         """
-        check_progress(progress)
         check_quantile(self.quantile, "quantile")
         task = Trajectories.of(self, trajectories, forcing)
         self.fitted_: FittedRollouts = calibrate(task, progress, task.open_checkpoint(checkpoint))

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from geoq.arrays import is_tensor
 from geoq.checks import check_integer, check_object
-from geoq.training.loop import Training, seeded, train_on
+from geoq.training.loop import Training, seeded, train
 from geoq.training.recipe import (
     STACK_NUMBERS,
     TrainedNetwork,
     TrainNetwork,
     check_network,
     check_recipe,
-    made_by,
     mean_squared_error,
     single,
 )
@@ -72,7 +71,7 @@ class TrainRollout:
             # Initial weights and dropout use the same random numbers one after the other, as in every training.
             with seeded(training.random_state):
                 network = network or self._new_network(task)
-                train_on(network, task.loss_of, training, *rows[0])
+                train(network, task.loss_of, training, *rows[0])
         trained = TrainedNetwork(network)
         return ForcedNetwork(trained) if n_forcing else trained
 
@@ -122,7 +121,7 @@ class TrainRollout:
 
     def _new_network(self, task: "RolloutTask") -> nn.Module:
         rows = task.inputs[:1]
-        network = made_by(self.make_network).to(rows.device)
+        network = self.make_network().to(rows.device)
         check_network(network, self.make_network, rows, task.split(rows)[0])
         return network
 

@@ -57,14 +57,7 @@ class Checkpoint:
     @staticmethod
     def of(place: "str | Path | Checkpoint") -> "Checkpoint":
         """The checkpoint in a folder, or a given one."""
-        if isinstance(place, Checkpoint):
-            return place
-        if not isinstance(place, str | Path):
-            raise TypeError(
-                f"checkpoint={place!r}: checkpoint must be the path of a folder or a Checkpoint; pass for example "
-                "checkpoint='calibration'."
-            )
-        return Checkpoint(place)
+        return place if isinstance(place, Checkpoint) else Checkpoint(place)
 
     def open(self, facts: Mapping[str, str], callables: Mapping[str, object]) -> "FinishedFolds":
         """Start a checkpoint, or continue the checkpoint of the same calibration.
@@ -89,38 +82,25 @@ class Checkpoint:
             _write(manifest, json.dumps(own), {})
         with add_note_on_error("Delete the folder to start again."):
             stored = json.loads(_read(manifest)[0])
-        self._check(stored, own, callables)
+        different = [n for n in {**stored, **own} if stored.get(n) != own.get(n)]
+        if different:
+            listed = "; ".join(f"{n} was {stored.get(n)}, now {own.get(n)}" for n in different)
+            way_out = "use another folder, or delete this folder to start again."
+            if self.key is None and set(different) <= set(callables):
+                way_out += " If the code and values are the same, name them with Checkpoint(folder, key='name')."
+            raise ValueError(
+                f"checkpoint={str(place)!r} belongs to another calibration ({listed}); {way_out}"
+            )
         return FinishedFolds(place, _hash(json.dumps(own, sort_keys=True)))
 
     def _id(self, name: str, of: object) -> str:
-        if self.key is not None:
-            return f"key {self.key!r}"
         try:
-            return identity(of)
+            return identity(of) if self.key is None else f"key {self.key!r}"
         except Exception as exc:
             raise ValueError(
                 f"checkpoint={str(self.folder)!r}, but {name} cannot be pickled ({exc}), so a later run cannot recognise it; give it "
                 f"a name of your own, checkpoint=Checkpoint({str(self.folder)!r}, key='name'), from geoq.parts."
             ) from exc
-
-    def _check(
-        self, stored: Mapping[str, Any], own: Mapping[str, str], callables: Mapping[str, object]
-    ) -> None:
-        different = [n for n in {**stored, **own} if stored.get(n) != own.get(n)]
-        if not different:
-            return
-        listed = "; ".join(
-            f"{name} was {stored.get(name)}, now {own.get(name)}" for name in different
-        )
-        named = (
-            " If the code and values are the same, name them with Checkpoint(folder, key='name')."
-            if self.key is None and set(different) <= set(callables)
-            else ""
-        )
-        raise ValueError(
-            f"checkpoint={str(self.folder)!r} belongs to another calibration ({listed}); use another folder, or delete this "
-            f"folder to start again.{named}"
-        )
 
 
 @dataclass(frozen=True)
@@ -144,10 +124,10 @@ class FinishedFolds:
     def first(self, name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The arrays that the first run stored under this name; they are stored now if this is the first run."""
         file = self.folder / f"{name}.npz"
-        if not file.exists():
-            self._write(file, arrays)
-            return dict(arrays)
-        return self._read(file)
+        if file.exists():
+            return self._read(file)
+        self._write(file, arrays)
+        return dict(arrays)
 
     def has(self, fold: int) -> bool:
         """Whether the fold is finished."""
@@ -190,8 +170,7 @@ class FinishedFolds:
 def _write(file: Path, text: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Write a file beside its target under another name, which then replaces the target."""
     buffer = io.BytesIO()
-    everything: dict[str, Any] = {"text": np.array(text), **arrays}
-    np.savez(buffer, **everything)
+    np.savez(buffer, allow_pickle=False, text=np.array(text), **arrays)
     content = buffer.getvalue()
     scratch = file.with_name(f".{file.name}.{uuid4().hex}")
     try:
@@ -211,20 +190,17 @@ def _read(file: Path) -> tuple[str, dict[str, np.ndarray]]:
     return str(arrays.pop("text")), arrays
 
 
-def _hash(*parts: str | bytes) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.encode() if isinstance(part, str) else part)
-    return digest.hexdigest()[:32]
+def _hash(*parts: str) -> str:
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:32]
 
 
 def array_id(array: Any) -> str:
     """An identifier of the values of an array or a table."""
     names = repr(array.schema) if isinstance(array, Table) else ""
-    mask = np.ma.getmaskarray(array) if isinstance(array, np.ma.MaskedArray) else None
-    values = np.ma.getdata(array) if mask is not None else to_numbers(array, "array")
+    is_masked = isinstance(array, np.ma.MaskedArray)
+    values = np.ma.getdata(array) if is_masked else to_numbers(array, "array")
     digest = hashlib.sha256(f"{names} {values.dtype} {values.shape}".encode())
-    for part in (values,) if mask is None else (values, mask):
+    for part in (values, np.ma.getmaskarray(array)) if is_masked else (values,):
         for rows in chunks(len(part), int(np.prod(part.shape[1:]))):
             digest.update(np.ascontiguousarray(part[rows]).tobytes())
     kind = "tensor" if is_tensor(array) else type(array).__name__

@@ -157,22 +157,13 @@ class TrainingResult:
         return n_stalled >= training.patience * training.check_every
 
 
-def train(network: nn.Module, loss: RowLoss, training: Training, groups: Rows) -> TrainingResult:
-    """Train the network in place. It ends in eval mode, with the weights of the lowest validation loss.
-
-    Args:
-        network: the network; its weights are changed.
-        loss: a function of the network and of row numbers that returns the mean loss over these rows.
-        training: the settings.
-        groups: the group number of each row of the data. Rows of one group are either all trained on or all held out.
-    """
-    return train_on(network, loss, training, *training.hold_out(groups))
-
-
-def train_on(
+def train(
     network: nn.Module, loss: RowLoss, training: Training, rows: Rows, held_out: Rows
 ) -> TrainingResult:
-    """Train the network as ``train`` does, with training rows and validation rows that the caller chooses."""
+    """Train the network in place. It ends in eval mode, with the weights of the lowest validation loss.
+
+    ``loss`` is a function of the network and of row numbers that returns the mean loss over these rows.
+    """
     with few_threads(n_training_numbers(network)):
         result = _optimise(network, loss, training, rows, held_out)
     network.eval()

@@ -131,13 +131,13 @@ class TrainNetwork:
     def __call__(self, x: Any, y: Any) -> TrainedNetwork:
         inputs, targets = single(x, "x"), single(y, "y")
         with seeded(self.training.random_state):
-            network = made_by(self.make_network).to(inputs.device)
+            network = self.make_network().to(inputs.device)
             check_network(network, self.make_network, inputs[:1], targets[:1])
             train(
                 network,
                 lambda net, rows: self.loss(targets[rows], net(inputs[rows])),
                 self.training,
-                torch.arange(len(inputs), device=inputs.device),
+                *self.training.hold_out(torch.arange(len(inputs), device=inputs.device)),
             )
         return TrainedNetwork(network)
 
@@ -186,21 +186,11 @@ class TrainNetwork:
 
     def _new_network(self) -> nn.Module:
         with seeded(self.training.random_state):
-            return made_by(self.make_network)
+            return self.make_network()
 
     def with_seed(self, random_state: int) -> "TrainNetwork":
         """The same recipe with another ``training.random_state``."""
         return replace(self, training=replace(self.training, random_state=random_state))
-
-
-def made_by(make_network: Callable[[], Any]) -> nn.Module:
-    """A new network; raises if it is not a module."""
-    network = make_network()
-    if not isinstance(network, nn.Module):
-        raise TypeError(
-            f"make_network() returned a {type(network).__name__}; it must return a network, a torch.nn.Module."
-        )
-    return network
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Int
 
 from geoq.arrays import native, own_copy, take, to_numbers
-from geoq.checks import add_note_on_error, shortened
+from geoq.checks import add_note_on_error
 from geoq.data.probes import FirstFold
 from geoq.data.scratch import is_lazy, is_mapped, stored
 from geoq.data.table import Table, lacking_levels
@@ -70,7 +70,7 @@ ShowProgress: TypeAlias = Callable[[Progress], object] | None
 
 def progress_bar(progress: Progress) -> None:
     """Show the progress as a bar on terminals and in notebooks: the default of ``fit(x, y, progress=...)``."""
-    del progress  # drawn by ``Trainings``, which closes the bar
+    del progress  # drawn by ``trainings``, which closes the bar
 
 
 # A function report(stage, n_trained=1, n_skipped=0); folds that come from a checkpoint are skipped.
@@ -103,15 +103,6 @@ def trainings(show: ShowProgress, n: int) -> Iterator[Report]:
         if n:
             report("start", 0)
         yield report
-
-
-def check_progress(show: object) -> None:
-    """Raise for anything that cannot show the progress."""
-    if isinstance(show, type) or not (show is None or callable(show)):
-        raise TypeError(
-            f"progress={shortened(show)}, but progress must be a function that receives a Progress, or None; pass progress=print for "
-            "a line after each training, or progress=None for no output."
-        )
 
 
 def plural(n: int, noun: str) -> str:

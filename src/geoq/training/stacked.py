@@ -1,12 +1,11 @@
 """Several networks of one architecture, trained together as a stack (with torch).
 
 Each member of the stack has its own rows, batches and early stopping; one step of Adam serves all members. A member ends with the
-weights of a separate training, up to rounding. A stack is faster because small networks spend most of their time between matrix
-products: ten members cost little more than one.
+weights of a separate training, up to rounding. Ten small members cost little more than one.
 
-The data and the loss of all members are a task: an object with ``inputs``, ``loss`` and ``mean_loss(call, loss, rows)``, which
-evaluates the network ``call`` and the loss at these rows of the data. ``PairTask`` is one. The call is one network or all members
-at once; then the rows, the inputs and the outputs have a first dimension of members.
+The data and the loss of all members are a task, such as ``PairTask``. ``mean_loss(call, loss, rows)`` evaluates the network ``call``
+and the loss at these rows of the data. The call is one network or all members at once; then the rows, the inputs and the outputs
+have a first dimension of members.
 """
 
 import copy
@@ -38,11 +37,6 @@ logger = logging.getLogger(__name__)
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Call: TypeAlias = Callable[[Tensor], Tensor]
 State: TypeAlias = dict[str, Tensor]
-
-# Layers that act on each number separately. They can be applied to the values of all members without a change.
-ELEMENTWISE = (
-    nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.ELU, nn.LeakyReLU, nn.Identity,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -157,13 +151,7 @@ class _Stack:
         self.weights = {n: w.requires_grad_() for n, w in stacked.items() if n in learned}
         self.buffers = {n: b for n, b in stacked.items() if n not in learned}
         self.optimizer = self._adam()
-        layers = layer_sequence(self.template) if task.inputs.ndim == 2 else None
-        names = {module: name for name, module in self.template.named_modules()}
-        self._outputs = (
-            vmap(partial(functional_call, self.template))
-            if layers is None
-            else partial(products, [(names[layer], layer) for layer in layers])
-        )
+        self._outputs = vmap(partial(functional_call, self.template))
         self._vmapped_loss = vmap(task.loss)
 
     def descend(self, rows: Int[Tensor, " n_members batch_size"]) -> None:
@@ -209,32 +197,3 @@ class _Stack:
 
     def _adam(self) -> torch.optim.Adam:
         return torch.optim.Adam(self.weights.values(), lr=self.learning_rate, fused=True)
-
-
-def products(layers: list[tuple[str, nn.Module]], state: State, x: Tensor) -> Tensor:
-    """The outputs of all members for named linear and elementwise layers: one batched product per linear layer.
-
-    This takes half the time of ``vmap`` on Forrester's network (ten members, one core).
-    """
-    for name, layer in layers:
-        if not isinstance(layer, nn.Linear):
-            x = layer(x)
-        elif layer.bias is None:
-            x = torch.bmm(x, state[f"{name}.weight"].mT)
-        else:
-            x = torch.baddbmm(state[f"{name}.bias"][:, None], x, state[f"{name}.weight"].mT)
-    return x
-
-
-def layer_sequence(module: nn.Module) -> list[nn.Module] | None:
-    """The layers of a network in the order of their calls, or None if it is not a sequence of linear and elementwise layers."""
-    # Hooks, subclasses and parametrised layers can do more than the plain layer, so that vmap is used for them.
-    if module._forward_hooks or module._forward_pre_hooks:
-        return None
-    if type(module) in (nn.Linear, *ELEMENTWISE):
-        return [module]
-    if type(module).forward is not nn.Sequential.forward:
-        return None
-    # children() would omit a layer that is called a second time.
-    parts = [layer_sequence(child) for child in module._modules.values() if child is not None]
-    return None if None in parts else [layer for part in parts if part for layer in part]
