@@ -24,7 +24,7 @@ BUDGET = {
     "src/geoq/report": 500,
     "src/geoq/rollout": 2835,
     "src/geoq/serving": 600,
-    "src/geoq/training": 1570,
+    "src/geoq/training": 1391,
     "tests": 12190,
     "benchmarks": 13100,
 }
