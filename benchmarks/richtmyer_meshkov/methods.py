@@ -49,12 +49,8 @@ class BackgroundPenalty(parts.NormScaledFieldBound):
             each = pinball(increment[rows].to(estimate), estimate, quantile)
             return (weight * (each + self.penalty * calm * estimate)).mean()
 
-        result = train(
-            fitted.rate,
-            loss,
-            self.training,
-            *self.training.hold_out(torch.from_numpy(tuples.group)),
-        )
+        rows = self.training.hold_out(torch.from_numpy(tuples.group))
+        result = train(fitted.rate, loss, self.training, *rows)
         return replace(fitted, training=result)
 
 

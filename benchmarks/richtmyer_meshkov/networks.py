@@ -56,9 +56,8 @@ def fit_unet(study, setting, loss, sees=of_x_and_p, number=0):
         scales = normalization(some.cpu(), 1, torch.ones(len(some)))
         network.load_state_dict(scales, strict=False)
         network = network.to(x.device)
-        train(
-            network, mean_loss, training, *training.hold_out(torch.arange(len(x), device=x.device))
-        )
+        rows = training.hold_out(torch.arange(len(x), device=x.device))
+        train(network, mean_loss, training, *rows)
     with torch.no_grad():
         parts = zip(study.x_test.split(bounds.CHUNK), study.p.split(bounds.CHUNK), strict=True)
         return torch.cat([output_of(network, *part) for part in parts])

@@ -188,9 +188,8 @@ class QuantileNetwork(Rival):
                 return (weight[rows] * each).mean() / scale
 
             groups = torch.as_tensor(tuples.group)
-            self.trainings_ = (
-                train(self.module_, loss, self.training, *self.training.hold_out(groups)),
-            )
+            rows = self.training.hold_out(groups)
+            self.trainings_ = (train(self.module_, loss, self.training, *rows),)
 
     @torch.no_grad()
     def bound(self, features):
