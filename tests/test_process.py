@@ -10,7 +10,7 @@ from sklearn.tree import DecisionTreeRegressor
 from geoq import GeoQ, RandomFolds, Region
 from geoq.core.opinion import mixed_rows
 from geoq.data import process
-from geoq.data.process import KERNELS, Process, Smoothness, second_opinion
+from geoq.data.process import KERNELS, Process, second_opinion, smoothness_of
 from geoq.parts import EachInput, PaperRegion, Unexplained
 
 
@@ -33,7 +33,7 @@ def truth(x):
 def test_mean_and_deviation_are_those_of_a_textbook_process(kernel, theirs):
     x, queries, noise, scales = box(60), box(25, seed=1), 1e-3, np.array([0.5, 1.0, 2.0])
     y = np.hstack([truth(x), x[:, :1] ** 2])
-    own = Process.fit(x, y, Smoothness(kernel, scales, noise))(queries)
+    own = Process.fit(x, y, (kernel, scales, noise))(queries)
     centred = y - y.mean(axis=0)
     gram = theirs(scales)(x) + noise * np.eye(60)
     signal = (centred * np.linalg.solve(gram, centred)).mean(axis=0)
@@ -52,29 +52,27 @@ def test_the_likelihood_has_the_right_slope():
             value, slope = KERNELS[kernel](np.array(squared))
             step = (KERNELS[kernel](np.array(squared + 1e-6))[0] - value) / 1e-6
             assert_allclose(-2 * step, slope, rtol=1e-4)
-    found = Smoothness.fit(box(150), truth(box(150)))
-    assert found.noise < 1e-4
-    assert found.scales[0] < found.scales[1]  # the sine varies faster
-    noisy = Smoothness.fit(
-        box(150), truth(box(150)) + 0.5 * np.random.default_rng(0).normal(size=(150, 1))
-    )
-    assert noisy.noise > 0.05
+    _, scales, noise = smoothness_of(box(150), truth(box(150)))
+    assert noise < 1e-4
+    assert scales[0] < scales[1]  # the sine varies faster
+    wrong = 0.5 * np.random.default_rng(0).normal(size=(150, 1))
+    assert smoothness_of(box(150), truth(box(150)) + wrong)[2] > 0.05
     assert y.shape == (30, 1)
     assert x.shape == (30, 3)
 
 
 def test_rows_with_equal_inputs_are_averaged_and_weigh_more():
     x, y = box(20), truth(box(20))
-    shared = Smoothness("rbf", np.ones(3), 0.1)
+    shared = "rbf", np.ones(3), 0.1
     three = Process.fit(np.tile(x, (3, 1)), np.concatenate([y - 1, y, y + 1]), shared)(x)
-    lower = Process.fit(x, y, Smoothness("rbf", np.ones(3), 0.1 / 3))(x)
+    lower = Process.fit(x, y, ("rbf", np.ones(3), 0.1 / 3))(x)
     assert_allclose(three.mean, lower.mean)
     assert_allclose(three.left, lower.left)
 
 
 def test_centres_and_the_nearest_points_are_close_to_the_process_through_all(monkeypatch):
     x, queries = box(400), box(100, seed=1)
-    shared = Smoothness("matern32", np.ones(3), 1e-4)
+    shared = "matern32", np.ones(3), 1e-4
     exact = Process.fit(x, truth(x), shared)(queries)
     monkeypatch.setattr(process, "MAX_EXACT", 300)
     near = Process.fit(x, truth(x), shared)
@@ -98,7 +96,7 @@ def test_centres_and_the_nearest_points_are_close_to_the_process_through_all(mon
 
 def test_the_unexplained_part_goes_from_0_at_the_data_to_1_far_away():
     x = box(50)
-    left = Process.fit(x, truth(x), Smoothness("rbf", np.ones(3), 1e-8))(
+    left = Process.fit(x, truth(x), ("rbf", np.ones(3), 1e-8))(
         np.concatenate([x[:1], x[:1] + 50])
     ).left
     assert left[0] < 1e-3

@@ -14,7 +14,7 @@ than 500 points, 250 are centres C, and a query is conditioned on the centres an
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -67,31 +67,8 @@ KERNELS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Smoothness:
-    """What all folds share: the kernel, the length scale of each input, and the noise relative to the signal."""
-
-    kernel: str
-    scales: Float[np.ndarray, " n_inputs"]
-    noise: float
-
-    @staticmethod
-    def fit(
-        points: Float[np.ndarray, " n n_inputs"], values: Float[np.ndarray, " n p"]
-    ) -> "Smoothness":
-        """The kernel with the largest likelihood; each output has its own signal variance."""
-        points, values, count = _distinct(points, values)
-        chosen = (
-            permutation(len(points))[:MAX_SEARCHED] if len(points) > MAX_SEARCHED else slice(None)
-        )
-        targets = _principal(values[chosen])
-        found = [_search(kernel, points[chosen], targets, count[chosen]) for kernel in KERNELS]
-        return min(found, key=lambda pair: pair[0])[1]
-
-    def __call__(self, squared: np.ndarray) -> np.ndarray:
-        """The kernel at squared distances in units of the length scales."""
-        values: np.ndarray = KERNELS[self.kernel](squared)[0]
-        return values
+# What all folds share: the kernel, the length scale of each input, and the noise relative to the signal.
+Smoothness: TypeAlias = tuple[str, np.ndarray, float]
 
 
 @dataclass(frozen=True)
@@ -116,13 +93,14 @@ class Opinion:
 class Process:
     """A process through points; the arrays of the module's formulas, in units of the length scales."""
 
-    smoothness: Smoothness
+    kernel: str
+    scales: Float[np.ndarray, " n_inputs"]
+    noise: float
     centres: Float[np.ndarray, " n_centres n_inputs"]
     mean: Float[np.ndarray, " p"]
     inverse_factor: Float[np.ndarray, " n_centres n_centres"]
     weights: Float[np.ndarray, " n_centres p"]
     signal: Float[np.ndarray, " p"]
-    noise: float
     others: Float[np.ndarray, " n_others n_inputs"]
     residual: Float[np.ndarray, " n_others p"]
     noise_of_others: Float[np.ndarray, " n_others"]
@@ -130,6 +108,7 @@ class Process:
     @staticmethod
     def fit(points: np.ndarray, values: np.ndarray, smoothness: Smoothness) -> "Process":
         """Condition on points; rows with equal points are averaged, which lowers their noise."""
+        kernel, scales, noise = smoothness
         points, values, count = _distinct(points, values)
         n_centres = len(points)
         order = np.arange(n_centres)
@@ -137,42 +116,36 @@ class Process:
             n_centres = min(N_CENTRES, max(100, MAX_STORED // len(points)))
             order = permutation(len(points))
         first, rest = order[:n_centres], order[n_centres:]
-        scaled = points / smoothness.scales
-        centres, mean = scaled[first], values[first].mean(axis=0)
-        factor, noise = _factorised(
-            smoothness(_squared(centres, centres)), smoothness.noise, count[first]
-        )
+        scaled = points / scales
+        centres, others, mean = scaled[first], scaled[rest], values[first].mean(axis=0)
+        gram, factor = KERNELS[kernel](_squared(centres, centres))[0], None
+        while factor is None:
+            try:
+                factor = np.linalg.cholesky(gram + np.diag(noise / count[first]))
+            except np.linalg.LinAlgError:
+                noise *= 10
         weights = cho_solve((factor, True), values[first] - mean)
         signal = ((values[first] - mean) * weights).mean(axis=0)
         inverse = solve_triangular(factor, np.eye(len(factor)), lower=True)
-        to_centres = smoothness(_squared(scaled[rest], centres))
-        return Process(
-            smoothness,
-            centres,
-            mean,
-            inverse,
-            weights,
-            signal,
-            noise,
-            scaled[rest],
-            values[rest] - mean - to_centres @ weights,
-            noise / count[rest],
-        )
+        to_centres = KERNELS[kernel](_squared(others, centres))[0]
+        residual = values[rest] - mean - to_centres @ weights
+        known = kernel, scales, noise, centres, mean, inverse, weights, signal
+        return Process(*known, others, residual, noise / count[rest])
+
+    def _k(self, squared: np.ndarray) -> np.ndarray:
+        """The kernel at squared distances in units of the length scales."""
+        return np.asarray(KERNELS[self.kernel](squared)[0])
 
     @cached_property
-    def _explained(self) -> np.ndarray:
-        """The vectors a of the other points, which a file does not hold."""
-        to_centres = self.smoothness(_squared(self.others, self.centres))
-        return np.asarray(to_centres @ self.inverse_factor.T)
-
-    @cached_property
-    def _tree(self) -> Any:
-        return cKDTree(self.others)
+    def _explained(self) -> tuple[Any, np.ndarray]:
+        """The tree of the other points and their vectors a, which a file does not hold."""
+        to_centres = self._k(_squared(self.others, self.centres))
+        return cKDTree(self.others), to_centres @ self.inverse_factor.T
 
     def __call__(self, queries: Float[np.ndarray, " n n_inputs"]) -> Opinion:
         """Mean, deviation and unexplained part at each query."""
-        scaled = queries / self.smoothness.scales
-        k = self.smoothness(_squared(scaled, self.centres))
+        scaled = queries / self.scales
+        k = self._k(_squared(scaled, self.centres))
         mean, own = k @ self.weights + self.mean, k @ self.inverse_factor.T
         left = 1 - (own * own).sum(axis=1)
         if len(self.others):
@@ -187,16 +160,26 @@ class Process:
 
     def _near(self, scaled: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What the nearest other points add to the mean, and take from the unexplained variance."""
-        near = self._tree.query(scaled, N_NEAREST)[1]
-        at, a = self.others[near] - scaled[:, None], self._explained[near]
+        tree, explained = self._explained
+        near = tree.query(scaled, N_NEAREST)[1]
+        at, a = self.others[near] - scaled[:, None], explained[near]
         size = (at * at).sum(axis=2)
         squared = size[:, :, None] + size[:, None, :] - 2 * at @ at.transpose(0, 2, 1)
-        matrix = self.smoothness(squared.clip(min=0)) - a @ a.transpose(0, 2, 1)
+        matrix = self._k(squared.clip(min=0)) - a @ a.transpose(0, 2, 1)
         matrix += self.noise_of_others[near][:, :, None] * np.eye(N_NEAREST)
-        to_query = self.smoothness(size) - (a @ own[:, :, None])[:, :, 0]
+        to_query = self._k(size) - (a @ own[:, :, None])[:, :, 0]
         weight = np.linalg.solve(matrix, to_query[:, :, None])[:, :, 0]
         added = np.einsum("nk,nkp->np", weight, self.residual[near])
         return added, (weight * to_query).sum(axis=1)
+
+
+def smoothness_of(points: np.ndarray, values: np.ndarray) -> Smoothness:
+    """The kernel with the largest likelihood, and its parameters; each output has its own signal variance."""
+    points, values, count = _distinct(points, values)
+    chosen = permutation(len(points))[:MAX_SEARCHED] if len(points) > MAX_SEARCHED else slice(None)
+    targets = _principal(values[chosen])
+    found = [_search(kernel, points[chosen], targets, count[chosen]) for kernel in KERNELS]
+    return min(found, key=lambda pair: pair[0])[1]
 
 
 def _search(
@@ -236,9 +219,8 @@ def _search(
         loss, start, jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": MAX_STEPS}
     )
     theta = np.exp(found.x)
-    return float(found.fun), Smoothness(
-        kernel, np.broadcast_to(theta[:-1], n_inputs).copy(), float(theta[-1] + ROUNDING)
-    )
+    scales = np.broadcast_to(theta[:-1], n_inputs).copy()
+    return float(found.fun), (kernel, scales, float(theta[-1] + ROUNDING))
 
 
 def _principal(values: np.ndarray) -> np.ndarray:
@@ -265,24 +247,14 @@ def _distinct(points: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def _squared(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Squared distances."""
-    squared: np.ndarray = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * a @ b.T
-    return squared.clip(min=0)
-
-
-def _factorised(k: np.ndarray, noise: float, count: np.ndarray) -> tuple[np.ndarray, float]:
-    """The factor of the matrix with the noise of each point, and the noise of one row: ten times as large if need be."""
-    while True:
-        try:
-            return np.linalg.cholesky(k + np.diag(noise / count)), noise
-        except np.linalg.LinAlgError:
-            noise *= 10
+    return ((a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * a @ b.T).clip(min=0)
 
 
 def second_opinion(
     points: np.ndarray, values: np.ndarray, splits: Iterable[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[Process, Opinion]:
     """The process through all points, and what the process through the points of each fold predicts at the points held out."""
-    shared = Smoothness.fit(points, values)
+    shared = smoothness_of(points, values)
     parts = [
         Process.fit(points[left_in], values[left_in], shared)(points[held_out])
         for left_in, held_out in splits
