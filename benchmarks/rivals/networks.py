@@ -16,7 +16,6 @@ from benchmarks.rivals.gaussian_process import GAUSSIAN_95
 from geoq import MLP, Training
 from geoq.bounds.network import pinball
 from geoq.quantiles import inverse_cdf_quantile
-from geoq.surrogate import TrainTogether
 from geoq.training.loop import seeded, train
 
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
@@ -54,7 +53,7 @@ class DeepEnsemble:
         sequence = np.random.SeedSequence(self.random_state)
         seeds = sequence.generate_state(self.n_members) >> 1
         recipe, rows = self.train_surrogate, np.arange(len(x))
-        if isinstance(recipe, TrainTogether):
+        if hasattr(recipe, "train_many"):
             size, self.members_ = recipe.n_together(x, y), []
             for some in np.split(seeds, range(size, len(seeds), size)):
                 self.members_ += recipe.train_many(x, y, [rows] * len(some), some.tolist())

@@ -8,7 +8,6 @@ import numpy as np
 
 from benchmarks import record
 from geoq.arrays import take, to_numbers
-from geoq.surrogate import TrainTogether
 from geoq.training.sources import train_each
 
 
@@ -31,7 +30,7 @@ class RememberedTraining:
     def n_together(self, x, y):
         """The number of surrogates that the recipe trains together."""
         recipe = self.train_surrogate
-        return recipe.n_together(x, y) if isinstance(recipe, TrainTogether) else 1
+        return recipe.n_together(x, y) if hasattr(recipe, "train_many") else 1
 
     def train_many(self, x, y, subsets):
         """A surrogate per subset of the rows; new ones are trained together if the recipe can."""

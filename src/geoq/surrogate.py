@@ -1,7 +1,7 @@
 """The user's callables: surrogates, recipes and error functionals, and their evaluation on batches (lines 1 and 4)."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -9,40 +9,13 @@ from geoq.arrays import chunks, native, no_grad, own_copy, restore, to_numbers
 from geoq.checks import check_finite
 from geoq.data.table import Table
 
-
-@runtime_checkable
-class Surrogate(Protocol):
-    """The trained model F-hat, kept fixed: an ``nn.Module`` in eval mode, ``model.predict``, or any function of a batch."""
-
-    def __call__(self, x: Any, /) -> Any: ...
-
-
-@runtime_checkable
-class TrainSurrogate(Protocol):
-    """A recipe: it trains a new surrogate on the pairs that it receives. It is called once per fold."""
-
-    def __call__(self, x: Any, y: Any, /) -> Surrogate: ...
-
-
-@runtime_checkable
-class TrainTogether(Protocol):
-    """A recipe that can train several surrogates at once for less than their separate cost, such as ``TrainNetwork``.
-
-    ``train_many`` receives for each surrogate its own subset of the rows. ``n_together`` returns how many surrogates should be
-    trained at once on data of this shape.
-    """
-
-    def __call__(self, x: Any, y: Any, /) -> Surrogate: ...
-
-    def n_together(self, x: Any, y: Any, /) -> int: ...
-
-    def train_many(
-        self, x: Any, y: Any, subsets: Sequence[np.ndarray], /
-    ) -> Sequence[Surrogate]: ...
-
-
+# The trained model F-hat, kept fixed: an ``nn.Module`` in eval mode, ``model.predict``, or any function of a batch.
+Surrogate: TypeAlias = Callable[[Any], Any]
+# A recipe: it trains a new surrogate on the pairs that it receives. It is called once per fold. A recipe with ``n_together`` and
+# ``train_many``, such as ``TrainNetwork``, trains several surrogates at once for less than their separate cost.
+TrainSurrogate: TypeAlias = Callable[[Any, Any], Surrogate]
 # The error rho(y, y_hat): nonnegative, one row per sample, of any shape.
-ErrorFunctional = Callable[[Any, Any], Any]
+ErrorFunctional: TypeAlias = Callable[[Any, Any], Any]
 
 
 def absolute_error(y: Any, y_hat: Any) -> Any:

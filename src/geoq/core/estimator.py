@@ -92,7 +92,7 @@ class GeoQ:
     Attributes:
         surrogate: the trained model, kept fixed and called on batches. None trains it on all data first.
         train_surrogate: a function ``train_surrogate(x, y)`` that returns a new surrogate. It is called once per fold, or
-            once for many folds if it is a ``TrainTogether``. ``TrainedFolds`` and ``PredictedFolds`` use folds that were
+            once for many folds if it has ``train_many``. ``TrainedFolds`` and ``PredictedFolds`` use folds that were
             trained elsewhere. None means that no retraining is possible: the data given to ``fit`` were never seen by the
             surrogate, and all errors are its own.
         quantile: the quantile level of the bound.

@@ -113,28 +113,21 @@ def _difference(new: np.ndarray, old: np.ndarray, allowed: Any) -> float:
     return float(difference.max()) if (difference > allowed).any() else 0.0
 
 
-class FirstFold:
-    """Checks that the surrogate of the first fold does not change when the next one is trained.
+# The probes of the surrogate of the first fold: no entry before its training, and None after the comparison.
+First: TypeAlias = list[Probes | None]
 
-    A recipe that trains the same model object again would continue from weights that have seen the held-out points. A worker
-    process has its own copies of the recipe, so an object of this class is empty there.
+
+def keep_first(first: First, ask: Ask, inputs: Any, answers: np.ndarray, remedy: str = "") -> None:
+    """Keep the surrogate of the first fold until the next training is finished."""
+    if not first:
+        first.append(Probes.of(ask, inputs, answers, remedy=remedy))
+
+
+def check_first(first: First) -> None:
+    """Raise if the surrogate of the first fold changed when the next one was trained; then release it.
+
+    A recipe that trains the same model object again would continue from weights that have seen the held-out points.
     """
-
-    def __init__(self) -> None:
-        self._probes: Probes | None = None
-        self._checked = False
-
-    def __reduce__(self) -> tuple[type["FirstFold"], tuple[()]]:
-        return FirstFold, ()
-
-    def keep(self, ask: Ask, inputs: Any, answers: np.ndarray, remedy: str = "") -> None:
-        """Keep the first surrogate until the next training is finished."""
-        if self._probes is None and not self._checked:
-            self._probes = Probes.of(ask, inputs, answers, remedy=remedy)
-
-    def check(self) -> None:
-        """Compare the answers of the first surrogate with its earlier answers; then release it."""
-        probes, self._probes = self._probes, None
-        if probes is not None:
-            self._checked = True
-            probes.check_unchanged("a fold surrogate changed when the next one was trained")
+    if first and first[0] is not None:
+        first[0].check_unchanged("a fold surrogate changed when the next one was trained")
+        first[0] = None

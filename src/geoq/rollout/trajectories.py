@@ -18,7 +18,7 @@ from geoq.core.geometry import Geometry, Space
 from geoq.core.plan import FoldPlan
 from geoq.core.tuples import Points
 from geoq.data.coordinates import Coordinates
-from geoq.data.probes import N_PROBES, FirstFold, Probes
+from geoq.data.probes import N_PROBES, First, Probes, check_first, keep_first
 from geoq.neighbors import copied_runs
 from geoq.quantiles import n_required
 from geoq.regions.region import SAFE, SafeRegion
@@ -29,7 +29,7 @@ from geoq.rollout.horizon import HeldOutRollouts, n_leading
 from geoq.rollout.members import BLOCK, N_MEASURED, Distance, Noise, Source, distance_to, simulate
 from geoq.rollout.memory import REMEDY
 from geoq.rollout.series import DataRange, Rollouts, RowLayout, Series, next_states, roll_out
-from geoq.surrogate import TRAINED, TrainTogether, check_callable
+from geoq.surrogate import TRAINED, check_callable
 from geoq.training import sources
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, array_id
 from geoq.training.sources import Fold, Report, TrainedFolds
@@ -57,7 +57,7 @@ class FoldRollouts:
     n_support: int
     n_members: int
     recipe: Any
-    first: FirstFold = field(default_factory=FirstFold, repr=False, compare=False)
+    first: First = field(default_factory=list, repr=False, compare=False)
 
     @property
     def pretrained(self) -> bool:
@@ -66,7 +66,7 @@ class FoldRollouts:
 
     @property
     def _together(self) -> bool:
-        return isinstance(self.recipe, TrainTogether) and self.layout.forcing is None
+        return hasattr(self.recipe, "train_many") and self.layout.forcing is None
 
     def n_together(self, x: Any, y: Any, n_folds: int) -> int:
         if self.pretrained:
@@ -80,7 +80,7 @@ class FoldRollouts:
         else:
             with add_note_on_error(f"while training {sources.describe_folds(folds)}"):
                 surrogates = self.train([fold.training_rows for fold in folds])
-            self.first.check()
+            check_first(self.first)
         rollouts = []
         for surrogate, fold in zip(surrogates, folds, strict=True):
             with add_note_on_error(f"while rolling out the surrogate of {fold}"):
@@ -88,7 +88,7 @@ class FoldRollouts:
         if not self.pretrained:
             ask = partial(next_states, self.layout, surrogates[0])
             starts = self.series.native(folds[0].evaluated_rows)
-            self.first.keep(ask, starts, self.layout.states(rollouts[0][:, 1]), REMEDY)
+            keep_first(self.first, ask, starts, self.layout.states(rollouts[0][:, 1]), REMEDY)
         return rollouts
 
     def train(self, subsets: Sequence[np.ndarray]) -> list[Any]:

@@ -21,17 +21,10 @@ from jaxtyping import Int
 
 from geoq.arrays import native, own_copy, take, to_numbers
 from geoq.checks import add_note_on_error
-from geoq.data.probes import FirstFold
+from geoq.data.probes import First, check_first, keep_first
 from geoq.data.scratch import is_lazy, is_mapped, stored
 from geoq.data.table import Table, lacking_levels
-from geoq.surrogate import (
-    TRAINED,
-    Surrogate,
-    TrainSurrogate,
-    TrainTogether,
-    answers_of,
-    check_callable,
-)
+from geoq.surrogate import TRAINED, Surrogate, TrainSurrogate, answers_of, check_callable
 from geoq.training.checkpoint import FinishedFolds
 
 logger = logging.getLogger(__name__)
@@ -227,23 +220,24 @@ class FreshFolds:
     """Fold surrogates trained with the recipe of the user; ``first`` keeps the first one while the next one is trained."""
 
     train_surrogate: TrainSurrogate
-    first: FirstFold = field(default_factory=FirstFold, repr=False, compare=False)
+    first: First = field(default_factory=list, repr=False, compare=False)
     pretrained: ClassVar[bool] = False
 
     def n_together(self, x: Any, y: Any, n_folds: int) -> int:
         del n_folds
-        recipe = self.train_surrogate
-        return recipe.n_together(native(x), native(y)) if isinstance(recipe, TrainTogether) else 1
+        recipe: Any = self.train_surrogate
+        return recipe.n_together(native(x), native(y)) if hasattr(recipe, "train_many") else 1
 
     def predictions(self, x: Any, y: Any, folds: Sequence[Fold]) -> list[np.ndarray]:
         with add_note_on_error(f"while training {describe_folds(folds)}"):
             surrogates = train_each(self.train_surrogate, x, y, [f.training_rows for f in folds])
-        self.first.check()
+        check_first(self.first)
         predictions = [
             evaluate_fold(surrogate, x, fold)
             for surrogate, fold in zip(surrogates, folds, strict=True)
         ]
-        self.first.keep(
+        keep_first(
+            self.first,
             partial(answers_of, surrogates[0], name="surrogate"),
             take(x, folds[0].evaluated_rows),
             predictions[0],
@@ -255,7 +249,7 @@ def train_each(
     recipe: TrainSurrogate, x: Any, y: Any, subsets: Sequence[np.ndarray]
 ) -> list[Surrogate]:
     """Train a surrogate on each subset of the rows, together if the recipe supports it."""
-    if len(subsets) > 1 and isinstance(recipe, TrainTogether):
+    if len(subsets) > 1 and hasattr(recipe, "train_many"):
         own = [native(part if is_mapped(part) else own_copy(part)) for part in (x, y)]
         surrogates = list(recipe.train_many(own[0], own[1], subsets))
     else:
