@@ -8,7 +8,7 @@ import pytest
 from made import Largest
 
 from geoq import GeoQ, RandomFolds, norm_error
-from geoq.bounds.protocol import BoundModel, FittedBound, bounds_of
+from geoq.bounds.protocol import BoundModel, bounds_of
 from geoq.bounds.two_laws import FittedTwoLaws, TwoLawBound
 from geoq.core.geometry import Features
 
@@ -34,7 +34,7 @@ def test_a_model_with_fit_is_enough_and_its_level_is_that_of_the_estimator():
             seen.append(quantile)
             return TwoLawBound().fit(tuples, quantile)
 
-    assert isinstance(fitted(Recording(), quantile=0.8).fitted_.bound, FittedBound)
+    assert isinstance(fitted(Recording(), quantile=0.8).fitted_.bound, FittedTwoLaws)
     assert seen == [0.8]
     assert FittedTwoLaws.has_levels
 

@@ -11,12 +11,12 @@ from scipy.special import expit, logit
 from geoq import GeoQ, Grid, Mesh, RandomFolds, Training
 from geoq.bounds.indicator import (
     IndicatorBound,
+    Prior,
     logit_error_values,
     misclassification_values,
     probability_error_values,
 )
 from geoq.bounds.network import displacement, inputs, log_bound
-from geoq.bounds.prior import Prior
 from geoq.data.domain import Layout, Shapes
 
 GRID = (6, 8)

@@ -9,8 +9,8 @@ from torch import nn
 from benchmarks.record import QUANTILE
 from benchmarks.richtmyer_meshkov import bounds
 from geoq import Grid
+from geoq.bounds.indicator import Prior
 from geoq.bounds.network import FieldNetwork, normalization, pinball
-from geoq.bounds.prior import Prior
 from geoq.data.domain import Layout
 from geoq.training.loop import seeded, train
 

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from geoq import surrogate
-from geoq.bounds import climatology, fields, law, prior, two_laws
+from geoq.bounds import climatology, fields, law, two_laws
 from geoq.core import conformal, fitted, folds, geometry, tuples
 from geoq.data import coordinates, domain, masks, metric, process, table
 from geoq.regions import field_scores, region, table_scores, views
@@ -16,7 +16,6 @@ _MODULES = (
     climatology,
     fields,
     law,
-    prior,
     two_laws,
     conformal,
     fitted,

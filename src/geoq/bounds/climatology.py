@@ -26,14 +26,22 @@ class Climatology:
 
     def fit(self, outputs: Float[np.ndarray, " n *output"], quantile: float) -> "FittedClimatology":
         """Tabulate the quantiles of the distances to the outputs of all points."""
-        values, places = flat(outputs), np.linspace(0, 1, N_PLACES)
-        ordered = [_ordered(column) for column in values.T]
-        low, high = (np.array([column[end] for column in ordered]) for end in (0, -1))
-        table = [
-            _distances(column, a + (b - a) * places, quantile)
-            for column, a, b in zip(ordered, low, high, strict=True)
-        ]
-        return FittedClimatology(low, high, np.stack(table))
+        low, high, table = [], [], []
+        for column in flat(outputs).T:
+            ordered = np.sort(column[~np.isnan(column)])
+            if not len(ordered):
+                ordered = np.zeros(1)  # a masked output
+            if len(ordered) > N_ORDERED:
+                kept = np.linspace(0, len(ordered) - 1, N_ORDERED)
+                ordered = ordered[np.round(kept).astype(int)]
+            n_inside = rank(len(ordered), quantile)
+            left, right = ordered[: len(ordered) - n_inside + 1], ordered[n_inside - 1 :]
+            centre, half_width = (left + right) / 2, (right - left) / 2
+            places = ordered[0] + (ordered[-1] - ordered[0]) * np.linspace(0, 1, N_PLACES)
+            table.append((abs(places[:, None] - centre) + half_width).min(axis=1))
+            low.append(ordered[0])
+            high.append(ordered[-1])
+        return FittedClimatology(np.array(low), np.array(high), np.stack(table))
 
 
 @dataclass(frozen=True)
@@ -45,11 +53,6 @@ class FittedClimatology:
     Among n sorted values, any m = ceil(tau n) consecutive ones lie in an interval with centre c_i and half width h_i, so
     C(v) = min_i(|v - c_i| + h_i). C is tabulated between the smallest and the largest value of each coordinate. Outside
     this range it grows with slope 1.
-
-    Attributes:
-        low: the smallest value of each coordinate.
-        high: the largest value of each coordinate.
-        table: C at equidistant values between ``low`` and ``high``.
     """
 
     low: Float[np.ndarray, " n_coordinates"]
@@ -59,7 +62,7 @@ class FittedClimatology:
     def __call__(
         self, states: Float[np.ndarray, " *rows n_coordinates"]
     ) -> Float[np.ndarray, " *rows n_coordinates"]:
-        inside = np.minimum(np.maximum(states, self.low), self.high)
+        inside = states.clip(self.low, self.high)
         span = np.where(self.high > self.low, self.high - self.low, 1.0)
         at = (inside - self.low) / span * (N_PLACES - 1)
         below = np.floor(at).clip(0, N_PLACES - 2)
@@ -69,27 +72,6 @@ class FittedClimatology:
         table = self.table.reshape(-1)
         between = table[index] * (1 - fraction) + table[index + 1] * fraction
         return between + abs(states - inside)
-
-
-def _ordered(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " m"]:
-    """The sorted values, or ``N_ORDERED`` evenly spaced order statistics if there are more."""
-    ordered = np.sort(values[~np.isnan(values)])
-    if not len(ordered):
-        return np.zeros(1)  # a masked output
-    if len(ordered) <= N_ORDERED:
-        return ordered
-    kept = np.linspace(0, len(ordered) - 1, N_ORDERED)
-    return ordered[np.round(kept).astype(int)]
-
-
-def _distances(
-    ordered: Float[np.ndarray, " m"], places: Float[np.ndarray, " p"], quantile: float
-) -> Float[np.ndarray, " p"]:
-    """C at the given places: min over i of |v - c_i| + h_i."""
-    n_inside = rank(len(ordered), quantile)
-    left, right = ordered[: len(ordered) - n_inside + 1], ordered[n_inside - 1 :]
-    centre, half_width = (left + right) / 2, (right - left) / 2
-    return (abs(places[:, None] - centre) + half_width).min(axis=1)
 
 
 def natural_scale(

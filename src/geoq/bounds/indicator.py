@@ -6,21 +6,27 @@ The error of a thresholded field is 0 or 1 in each cell. If the surrogate predic
 min(p, 1 - p) or max(p, 1 - p). The upper quantile of such an error is the larger value where this value has a probability P above
 1 - tau. A smooth bound that is trained with the pinball loss converges slowly, because nearly all cells have the smaller error.
 Training P with the cross-entropy converges quickly.
+
+.. math:: \operatorname{logit} P_{cj}(x) = a_c \, s_c(\widehat F_{cj}(x)) + b_c \, m_{cj} + d_c + h_{cj}(x)
+
+The network h corrects the prior, the other terms: s_c is the logit of the frequency of the larger value among held-out points with
+the same prediction, and m in each cell. With few fields, networks that start from both end with a lower loss than those that start
+from m.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
+from scipy.special import logit
 from torch import Tensor, nn
 
-from geoq.arrays import chunks, joined
-from geoq.bounds.fields import check_cells
+from geoq.arrays import chunks, joined, permutation
+from geoq.bounds.fields import Maps, check_cells, low_rank_maps
 from geoq.bounds.network import FieldNetwork, Seen, Sight, check_sees, inputs, log_bound, prediction
-from geoq.bounds.prior import Flags, Prior
 from geoq.checks import check_function, check_integer, check_object, check_widths
 from geoq.core.geometry import Features
 from geoq.core.tuples import Tuples
@@ -29,10 +35,16 @@ from geoq.training.loop import Training, TrainingResult, seeded, train
 
 # A function from predictions to the two values that the error can take there, the smaller one first.
 TwoValues = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+Flags: TypeAlias = Bool[np.ndarray, " n n_channels n_cells"]
 # Predictions can be rounded, so an error can differ from one of the two values by this fraction of the larger value.
 TOLERANCE = 1e-3
-# The weight of a channel in the loss is the inverse of the frequency of the larger value, which is at least this.
+# Frequencies are at least this and at most 1 minus this. The weight of a channel in the loss is the inverse of the frequency of
+# the larger value.
 MIN_FREQUENCY = 1e-6
+# Of a channel the prior uses at most this many values.
+MAX_CHANNEL_VALUES = 2**19
+# Bins of predictions, and the fewest errors of the rarer value in each, so that few errors make no peaks.
+N_BINS, MIN_PER_BIN = 64, 8
 
 
 def misclassification_values(predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -68,11 +80,7 @@ def logit_error_values(predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 # The functions that a file can name.
-FUNCTIONS: tuple[TwoValues, ...] = (
-    misclassification_values,
-    probability_error_values,
-    logit_error_values,
-)
+FUNCTIONS = (misclassification_values, probability_error_values, logit_error_values)
 
 
 @dataclass(frozen=True)
@@ -126,15 +134,14 @@ class IndicatorBound:
         difference = _largest_difference(self.values, predicted, error)
         if not difference:
             return
-        fitting = [
-            f"they fit values={own.__name__} (from geoq.parts import {own.__name__})"
-            for own in FUNCTIONS
-            if predicted.shape == error.shape and not _largest_difference(own, predicted, error)
-        ]
-        otherwise = "pass the two values as values=, threshold the errors in error_functional, or use FieldBound()"
+        way_out = "pass the two values as values=, threshold the errors in error_functional, or use FieldBound()"
+        for own in FUNCTIONS:
+            if predicted.shape == error.shape and not _largest_difference(own, predicted, error):
+                way_out = f"they fit values={own.__name__} (from geoq.parts import {own.__name__})"
+                break
         raise ValueError(
             f"IndicatorBound(values={_name(self.values)}) is for errors that take one of two values, but some errors differ "
-            f"from both by up to {difference:.3g}; {[*fitting, otherwise][0]}."
+            f"from both by up to {difference:.3g}; {way_out}."
         )
 
     def fit(self, tuples: Tuples, quantile: float) -> "FittedIndicator":
@@ -172,8 +179,7 @@ class IndicatorBound:
         """Which errors took the larger of their two values, and which errors count; the error 0 of an exact cell counts."""
         exact = False if tuples.points.exact is None else tuples.points.exact
         n_channels = tuples.points.layout.n_outputs(tuples.field_shape)
-        larger = np.empty((len(tuples), *tuples.field_shape), dtype=bool)
-        present = np.empty_like(larger)
+        larger, present = np.empty((2, len(tuples), *tuples.field_shape), dtype=bool)
         for rows in chunks(len(tuples), 8 * tuples.errors[:1].size):
             stored = tuples.row[rows]
             error = np.where(exact, 0, tuples.errors[stored])
@@ -191,7 +197,7 @@ class FittedIndicator:
     quantile: float
     values: TwoValues
     sight: Sight
-    prior: Prior
+    prior: "Prior"
     networks: tuple[FieldNetwork, ...]
     trainings: tuple[TrainingResult, ...]
     has_levels: ClassVar[bool] = True
@@ -208,19 +214,16 @@ class FittedIndicator:
             parts.append(torch.stack([own.sigmoid() for own in logits]).mean(0).cpu().numpy())
         return joined(parts).reshape(shape)
 
-    def _two_values(self, features: Features) -> tuple[np.ndarray, np.ndarray]:
-        return _two_values(self.values, features.prediction, features.anchor_error)
-
     def expected_error(self, features: Features) -> Float[np.ndarray, " n *field"]:
         """The mean of the error; it is not a bound, but it distinguishes cells that have the same bound."""
-        smaller, larger = self._two_values(features)
+        smaller, larger = _two_values(self.values, features.prediction, features.anchor_error)
         return smaller + self.probability(features) * (larger - smaller)
 
     def __call__(
         self, features: Features, quantile: float | None = None
     ) -> Float[np.ndarray, " n *field"]:
         level = self.quantile if quantile is None else quantile
-        smaller, larger = self._two_values(features)
+        smaller, larger = _two_values(self.values, features.prediction, features.anchor_error)
         return np.where(self.probability(features) > 1 - level, larger, smaller)
 
     def describe(self) -> str:
@@ -236,7 +239,7 @@ def _name(values: TwoValues) -> str:
 
 
 def _logit(
-    network: nn.Module, sight: Sight, prior: Prior, features: Features
+    network: nn.Module, sight: Sight, prior: "Prior", features: Features
 ) -> Float[Tensor, " n n_channels n_cells"]:
     """The logit of the probability P of one network."""
     correction: Tensor = network(sight(features))
@@ -248,11 +251,8 @@ def _two_values(
     values: TwoValues, predicted: np.ndarray, like: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The two values, with the shape and dtype of the errors."""
-    smaller, larger = values(predicted)
-    return (
-        smaller.reshape(like.shape).astype(like.dtype),
-        larger.reshape(like.shape).astype(like.dtype),
-    )
+    smaller, larger = (own.reshape(like.shape).astype(like.dtype) for own in values(predicted))
+    return smaller, larger
 
 
 def _largest_difference(values: TwoValues, predicted: np.ndarray, error: np.ndarray) -> float:
@@ -260,8 +260,73 @@ def _largest_difference(values: TwoValues, predicted: np.ndarray, error: np.ndar
     largest, fits = 0.0, True
     for rows in chunks(len(error), 8 * error[:1].size):
         smaller, larger = _two_values(values, predicted[rows], error[rows])
-        gaps = np.minimum(abs(error[rows] - smaller), abs(error[rows] - larger))
-        gap = np.nan_to_num(gaps)
+        gap = np.minimum(abs(error[rows] - smaller), abs(error[rows] - larger))
+        gap = np.nan_to_num(gap)
         largest = max(largest, float(gap.max()))
         fits = fits and bool((gap <= TOLERANCE * abs(larger)).all())
     return 0.0 if fits else largest
+
+
+@dataclass(frozen=True)
+class Prior:
+    """The logits b m + d of each cell, and the logits a s of each channel at the mean predictions of its bins, if any."""
+
+    offset: Maps
+    tables: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+
+    def __call__(self, predicted: Float[np.ndarray, " n *output"]) -> np.ndarray:
+        at = predicted.reshape(len(predicted), len(self.offset), -1)
+        each = [np.interp(at[:, c], *table) for c, table in enumerate(self.tables)]
+        return self.offset + (np.stack(each, axis=1) if each else 0)
+
+    @staticmethod
+    def fit(larger: Flags, present: Flags, predicted: Any, group: np.ndarray) -> "Prior":
+        """Estimate s, m and their coefficients from held-out errors that count; the prior is m if ``predicted`` is None.
+
+        A coefficient is fitted on groups of rows that m was not computed from: on the same rows m would seem too informative.
+        """
+        from sklearn.linear_model import LogisticRegression  # here: a slow import
+
+        cells = _cell_logits(larger, present)
+        if predicted is None:
+            return Prior(cells)
+        distinct, number = np.unique(group, return_inverse=True)
+        half = (permutation(len(distinct)) < len(distinct) / 2)[number]
+        other = half if half.all() else ~half
+        of_others = [_cell_logits(larger[rows], present[rows]) for rows in (half, other)]
+        offsets, tables = [], []
+        for c, own in enumerate(cells):
+            places = np.flatnonzero(present[:, c])
+            if len(places) > MAX_CHANNEL_VALUES:
+                places = np.random.default_rng(0).choice(places, MAX_CHANNEL_VALUES)
+            row, cell = np.divmod(places, len(own))
+            target, at = larger[row, c, cell], predicted.reshape(larger.shape)[row, c, cell]
+            value, table = _frequency_table(target, at)
+            held_out = np.stack(of_others)[half[row].astype(int), c, cell]
+            a, b, d = np.eye(3)[0]
+            if target.any() and not target.all():
+                columns = np.stack([np.interp(at, value, table), held_out], axis=1)
+                model = LogisticRegression(solver="newton-cholesky").fit(columns, target)
+                a, b, d = np.append(model.coef_[0], model.intercept_)
+            offsets.append(b * own + d)
+            tables.append((value, a * table))
+        return Prior(np.stack(offsets), tuple(tables))
+
+
+def _cell_logits(larger: Flags, present: Flags) -> Maps:
+    """The map m: logits of the frequencies, approximated with few maps and at most 0."""
+    frequency = larger.sum(axis=0) / np.maximum(present.sum(axis=0), 1)
+    return np.asarray(logit(low_rank_maps(frequency).clip(MIN_FREQUENCY, 0.5)))
+
+
+def _frequency_table(larger: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean predictions and the logits of bins with equally many errors of the rarer value; a repeated edge is a bin."""
+    rarer = np.sort(at[larger == (larger.mean() < 0.5)])
+    n_bins = max(1, min(N_BINS, len(rarer) // MIN_PER_BIN))
+    edges = rarer[np.arange(1, n_bins) * len(rarer) // n_bins]
+    ends, count = np.unique(edges, return_counts=True)
+    ends = np.unique(np.concatenate([ends, np.nextafter(ends[count > 1], -np.inf)]))
+    bins = np.searchsorted(ends, at)
+    n, n_larger, total = (np.bincount(bins, w, len(ends) + 1) for w in (None, larger, at))
+    used = n > 0
+    return total[used] / n[used], logit((n_larger[used] + 0.5) / (n[used] + 1))

@@ -43,11 +43,8 @@ class ScaledRate(nn.Module):
     of all rates. With the mean of all rates as u, the network would have to return 1000 in a cell that is wrong once in a
     thousand tuples.
 
-    Args:
-        z_shape: the shape of a displacement.
-        field_shape: the shape of an error.
-        n_axes: how many of the last axes of both are the grid; 0 without a grid.
-        widths: the widths of the hidden layers, or the channels at each resolution of the U-Net.
+    The last ``n_axes`` axes of a displacement and of an error are the grid; 0 without a grid. The widths are those of the hidden
+    layers, or the channels at each resolution of the U-Net.
     """
 
     def __init__(
@@ -97,13 +94,11 @@ class ScaledRate(nn.Module):
 
     def start(self, tuples: Tuples, quantile: float) -> None:
         """Set T, u and b from the calibration tuples."""
-        self._set(dict(zip(("mean", "scale"), tuples.standardization, strict=True)))
         increment, norm = tuples.increment, tuples.features.norm
         positive = norm > 0
-        if not positive.any():
-            self._set({"typical_rate": np.zeros(increment.shape[1:])})
-            return
+        # Without displacements all rates are zero.
         rate = increment[positive] / per_row(norm[positive], increment)
+        rate = rate if len(rate) else 0 * increment
         upper, mean = np.nan_to_num(inverse_cdf_quantile(rate, quantile)), present_mean(rate)
         channel_mean = self.channel_mean(mean)
         initial = np.where(mean > 0, mean, INITIAL_FRACTION * channel_mean)
@@ -116,17 +111,14 @@ class ScaledRate(nn.Module):
         softplus = (math.log(2) * ratio).clip(1e-6, 30.0)
         offset = np.where(rare, np.log(np.expm1(softplus)), 0.0)
         typical_rate = np.where(rare, nonzero_mean, np.maximum(upper, initial))
-        self._set({"typical_rate": typical_rate, "offset": offset})
-
-    def _set(self, arrays: dict[str, np.ndarray]) -> None:
-        state = {name: torch.from_numpy(np.array(part)) for name, part in arrays.items()}
+        parts = dict(zip(("mean", "scale"), tuples.standardization, strict=True))
+        parts |= {"typical_rate": typical_rate, "offset": offset}
+        state = {name: torch.from_numpy(np.array(part)) for name, part in parts.items()}
         self.load_state_dict(state, strict=False)
 
     def channel_mean(self, values: Float[np.ndarray, " *field"]) -> Float[np.ndarray, " *field"]:
         """The mean over the grid of each channel; the values themselves if there is no grid."""
         grid = tuple(range(values.ndim - self.n_axes, values.ndim))
-        if not grid:
-            return values
         return np.broadcast_to(values.mean(axis=grid, keepdims=True), values.shape)
 
 
@@ -143,12 +135,7 @@ def present_mean(values: Float[np.ndarray, " n *field"]) -> Float[np.ndarray, " 
 
 @dataclass(frozen=True)
 class FittedNormScaled:
-    """A fitted bound of the paper.
-
-    Attributes:
-        rate: the function ||psi|| h(T(psi)).
-        training: the first, best and last held-out loss of the training of h.
-    """
+    """A fitted bound of the paper: the function ||psi|| h(T(psi)), and the course of the training of h."""
 
     rate: ScaledRate
     training: TrainingResult
@@ -163,29 +150,29 @@ class FittedNormScaled:
         """The fitted bound in one sentence."""
         return "The bound is the anchor error plus the length of psi times a learned rate"
 
-    @staticmethod
-    def fit(
-        rate: ScaledRate,
-        tuples: Tuples,
-        quantile: float,
-        training: Training,
-        weights: tuple[float, ...] = (),
-    ) -> "FittedNormScaled":
-        """Train the rate with the pinball loss, each channel divided by its mean increment."""
-        increment = torch.from_numpy(tuples.increment).float()
-        # A network that is trained for a finite time fits the coordinates with large weights first, so channels in different
-        # units get equal weights.
-        typical = rate.channel_mean(present_mean(increment.numpy()))
-        weight = np.where(typical > 0, 1 / np.where(typical > 0, typical, 1), 0)
-        if weights:
-            weight = weight * per_row(np.array(weights), weight)
-        loss_weight = torch.from_numpy(weight).float()
 
-        def loss(net: Any, rows: Tensor) -> Tensor:
-            bound = net(*_seen(tuples[rows.numpy()].features))
-            missed = pinball(increment[rows].to(bound), bound, quantile)
-            return (loss_weight.to(bound) * missed).mean()
+def _fit(
+    widths: tuple[int, ...],
+    n_axes: int,
+    tuples: Tuples,
+    quantile: float,
+    training: Training,
+    weights: tuple[float, ...] = (),
+) -> FittedNormScaled:
+    """Train the rate with the pinball loss, each channel divided by its mean increment."""
+    with seeded(training.random_state):
+        z_shape = tuples.points.space.z.shape[1:]
+        rate = ScaledRate(z_shape, tuples.field_shape, n_axes, widths)
+    increment = torch.from_numpy(tuples.increment).float()
+    # A network that is trained for a finite time fits the coordinates with large weights first, so channels in different units
+    # get equal weights.
+    typical = rate.channel_mean(present_mean(increment.numpy()))
+    weight = np.where(typical > 0, 1 / np.where(typical > 0, typical, 1), 0)
+    if weights:
+        weight = weight * per_row(np.array(weights), weight)
+    loss_weight = torch.from_numpy(weight).float()
 
+<<<<<<< HEAD
         rate.start(tuples, quantile)
         # Dependent tuples, such as tuples of one point, stay on the same side of the split for early stopping.
         result = train(rate, loss, training, *training.hold_out(torch.from_numpy(tuples.group)))
@@ -193,6 +180,20 @@ class FittedNormScaled:
         if rate.typical_rate.any():
             warn_if_untrained([result], "the bound")
         return FittedNormScaled(rate, result)
+=======
+    def loss(net: Any, rows: Tensor) -> Tensor:
+        bound = net(*_seen(tuples[rows.numpy()].features))
+        missed = pinball(increment[rows].to(bound), bound, quantile)
+        return (loss_weight.to(bound) * missed).mean()
+
+    rate.start(tuples, quantile)
+    # Dependent tuples, such as tuples of one point, stay on the same side of the split for early stopping.
+    result = train(rate, loss, training, torch.from_numpy(tuples.group))
+    _check_not_zero(rate, tuples, quantile)
+    if rate.typical_rate.any():
+        warn_if_untrained([result], "the bound")
+    return FittedNormScaled(rate, result)
+>>>>>>> c0d15de (Fewer lines in the other bounds: the prior stands beside its bound, one function fits both bounds of the paper)
 
 
 def _check_not_zero(rate: ScaledRate, tuples: Tuples, quantile: float) -> None:
@@ -237,10 +238,7 @@ class NormScaledBound:
 
     def fit(self, tuples: Tuples, quantile: float) -> FittedNormScaled:
         """Train h on the calibration tuples."""
-        z_shape = tuples.points.space.z.shape[1:]
-        with seeded(self.training.random_state):
-            rate = ScaledRate(z_shape, tuples.field_shape, 0, self.hidden)
-        return FittedNormScaled.fit(rate, tuples, quantile, self.training)
+        return _fit(self.hidden, 0, tuples, quantile, self.training)
 
 
 @dataclass(frozen=True)
@@ -291,7 +289,4 @@ class NormScaledFieldBound:
     def fit(self, tuples: Tuples, quantile: float) -> FittedNormScaled:
         """Train h on the calibration tuples."""
         n_axes = tuples.points.layout.n_axes
-        z_shape = tuples.points.space.z.shape[1:]
-        with seeded(self.training.random_state):
-            rate = ScaledRate(z_shape, tuples.field_shape, n_axes, self.widths)
-        return FittedNormScaled.fit(rate, tuples, quantile, self.training, self.weights)
+        return _fit(self.widths, n_axes, tuples, quantile, self.training, self.weights)

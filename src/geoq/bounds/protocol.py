@@ -1,36 +1,22 @@
-"""The protocols of a bound: how it is fitted to calibration tuples, and how it answers queries."""
+"""How a bound is fitted to calibration tuples, and how it answers queries."""
 
-from typing import Any, Protocol, cast, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from geoq.core.geometry import Features
 from geoq.core.tuples import Tuples
-from geoq.data.domain import Layout, Shapes
-
-
-@runtime_checkable
-class FittedBound(Protocol):
-    """The bound of the error of queries, with the shape of their anchor errors: one row per query.
-
-    The second argument is a quantile level. It is passed only if the bound has the attribute ``has_levels``, which is then true;
-    other bounds are multiplied by a factor. A bound with a method ``expected_error(features)`` also estimates the mean of the
-    error. ``scalable`` is False for a bound whose coverage does not rise when it is multiplied by a factor.
-    """
-
-    def __call__(self, features: Features, quantile: float | None = None, /) -> Any: ...
 
 
 @runtime_checkable
 class BoundModel(Protocol):
     """How a bound is fitted to calibration tuples, at a quantile level.
 
-    A model can raise for shapes and errors that it cannot be fitted to, before any training: with a method ``check_shapes(shapes,
-    layout)``, and with a method ``check_errors(prediction, error)`` for the values of the deployed surrogate. Its attribute
-    ``uses_neighborhood`` is False if it does not need the side of the nearest points.
+    ``docs/own-bound.md`` lists what a model and a fitted bound can have in addition.
     """
 
-    def fit(self, tuples: Tuples, quantile: float, /) -> FittedBound: ...
+    def fit(self, tuples: Tuples, quantile: float, /) -> Callable[..., Any]: ...
 
 
 def check_bound_model(model: object) -> None:
@@ -45,14 +31,7 @@ def check_bound_model(model: object) -> None:
         )
 
 
-def check_shapes(model: Any, shapes: Shapes, layout: Layout) -> None:
-    """Raise for anything but a model, and for shapes that it cannot be fitted to."""
-    check_bound_model(model)
-    if hasattr(model, "check_shapes"):
-        model.check_shapes(shapes, layout)
-
-
-def fit_bound(model: BoundModel, tuples: Tuples, quantile: float) -> FittedBound:
+def fit_bound(model: BoundModel, tuples: Tuples, quantile: float) -> Callable[..., Any]:
     """Fit a model and check its bounds at some calibration tuples."""
     fitted: Any = model.fit(tuples, quantile)
     if isinstance(fitted, type) or not callable(fitted):
@@ -60,16 +39,13 @@ def fit_bound(model: BoundModel, tuples: Tuples, quantile: float) -> FittedBound
             f"{type(model).__name__}.fit returned {fitted!r}, but it must return the fitted bound, a function of features."
         )
     bounds_of(fitted, tuples[:8].features)
-    return cast(FittedBound, fitted)
+    return fitted
 
 
-def bounds_of(bound: FittedBound, features: Features, quantile: float | None = None) -> np.ndarray:
-    """The bounds of queries; raises unless there is one nonnegative number for each error.
-
-    The quantile level is None for the level of the fit.
-    """
+def bounds_of(bound: Any, features: Features, quantile: float | None = None) -> np.ndarray:
+    """The bounds of queries, at the level of the fit by default; raises unless there is one nonnegative number for each error."""
     name, anchor = type(bound).__name__, features.anchor_error
-    found: Any = bound(features) if quantile is None else bound(features, quantile)
+    found = bound(features) if quantile is None else bound(features, quantile)
     if not isinstance(found, np.ndarray) or found.dtype.kind != "f":
         raise TypeError(
             f"{name} returned bounds of type {type(found).__name__}; return an array of floating-point numbers."

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from geoq.arrays import flat, native
-from geoq.bounds.protocol import check_shapes, fit_bound
+from geoq.bounds.protocol import fit_bound
 from geoq.checks import add_note_on_error, check_finite, warn
 from geoq.core.agreement import Agreement
 from geoq.core.conformal import ConformalFactors
@@ -120,7 +120,9 @@ class Pairs:
         shapes = shapes_of(how, rows, outputs, numbers)
         layout = layout_of(how.domain, shapes)
         logger.info("%d %s", len(rows), layout.described())
-        check_shapes(how.bound_for(layout), shapes, layout)
+        model = how.bound_for(layout)
+        if hasattr(model, "check_shapes"):
+            model.check_shapes(shapes, layout)
         return Pairs(
             how, rows, outputs, inputs, numbers, for_training, mask, known, plan, layout, n_support
         )
