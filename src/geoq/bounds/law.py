@@ -57,17 +57,10 @@ WITHOUT_OPINION = NAMES[:-1]
 
 @dataclass(frozen=True)
 class Law:
-    """A fitted law; the features are standardised and limited to the range of the calibration tuples.
+    """A fitted law; the features are standardised and limited to the range of the calibration tuples, ``low`` to ``high``.
 
-    Attributes:
-        names: the features.
-        scale: s_j, the quantile of the errors of each output.
-        mean: mean of each feature.
-        deviation: standard deviation of each feature.
-        low: smallest standardised value of each feature.
-        high: largest standardised value of each feature.
-        slopes: theta.
-        table: the intercept a at each level of ``TABLE``.
+    The scale s_j is the quantile of the errors of each output, the slopes are theta, and ``table`` has the intercept a at each
+    level of ``TABLE``.
     """
 
     names: tuple[str, ...]

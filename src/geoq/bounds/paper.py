@@ -43,8 +43,8 @@ class ScaledRate(nn.Module):
     of all rates. With the mean of all rates as u, the network would have to return 1000 in a cell that is wrong once in a
     thousand tuples.
 
-    The last ``n_axes`` axes of a displacement and of an error are the grid; 0 without a grid. The widths are those of the hidden
-    layers, or the channels at each resolution of the U-Net.
+    The last ``n_axes`` axes of a displacement and of an error are the grid; 0 without a grid. ``widths`` are the widths of the
+    hidden layers, or the channels at each resolution of the U-Net.
     """
 
     def __init__(
@@ -172,15 +172,6 @@ def _fit(
         weight = weight * per_row(np.array(weights), weight)
     loss_weight = torch.from_numpy(weight).float()
 
-<<<<<<< HEAD
-        rate.start(tuples, quantile)
-        # Dependent tuples, such as tuples of one point, stay on the same side of the split for early stopping.
-        result = train(rate, loss, training, *training.hold_out(torch.from_numpy(tuples.group)))
-        _check_not_zero(rate, tuples, quantile)
-        if rate.typical_rate.any():
-            warn_if_untrained([result], "the bound")
-        return FittedNormScaled(rate, result)
-=======
     def loss(net: Any, rows: Tensor) -> Tensor:
         bound = net(*_seen(tuples[rows.numpy()].features))
         missed = pinball(increment[rows].to(bound), bound, quantile)
@@ -188,12 +179,11 @@ def _fit(
 
     rate.start(tuples, quantile)
     # Dependent tuples, such as tuples of one point, stay on the same side of the split for early stopping.
-    result = train(rate, loss, training, torch.from_numpy(tuples.group))
+    result = train(rate, loss, training, *training.hold_out(torch.from_numpy(tuples.group)))
     _check_not_zero(rate, tuples, quantile)
     if rate.typical_rate.any():
         warn_if_untrained([result], "the bound")
     return FittedNormScaled(rate, result)
->>>>>>> c0d15de (Fewer lines in the other bounds: the prior stands beside its bound, one function fits both bounds of the paper)
 
 
 def _check_not_zero(rate: ScaledRate, tuples: Tuples, quantile: float) -> None:

@@ -295,13 +295,9 @@ class FittedTwoLaws:
 
 @dataclass(frozen=True)
 class _Known:
-    """What the features of the laws need of the data.
+    """What the features of the laws need of the data: for all points, and for each output.
 
-    Attributes:
-        outputs: the outputs of all points, averaged over neighbours.
-        deviation: the standard deviation of each output.
-        held_out_error: the held-out errors of all points, averaged over neighbours.
-        range: the range of each output, the largest deviation that a process may expect.
+    The range is the largest deviation that a process may expect.
     """
 
     outputs: Float[np.ndarray, " n_points n_values"]

@@ -12,7 +12,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
 from geoq.data.domain import Mesh
-from geoq.nets.unet import FiLMBlock
+from geoq.nets.unet import FiLMBlock, embedding
 
 # Directions in which the neighbours of a node extend by less than this fraction have no gradient, as across a surface.
 MIN_EXTENT = 1e-2
@@ -26,8 +26,7 @@ def stencils(mesh: Mesh, n_neighbors: int) -> Float[Tensor, " n_rows n_nodes"]:
 
     They are the value at the node, the mean over its neighbourhood, and the gradient along each coordinate times the mean
     distance to the neighbours. The weights of the neighbours decrease to 0 at the first node that is not a neighbour. Therefore
-    they do not depend on the numbers of the nodes, also if several nodes have the same distance. The result is kept for other
-    networks.
+    they do not depend on the numbers of the nodes, also if several nodes have the same distance.
     """
     coordinates = mesh.coordinates
     n_nearest = min(n_neighbors + 2, len(coordinates))
@@ -65,10 +64,7 @@ def stencils(mesh: Mesh, n_neighbors: int) -> Float[Tensor, " n_rows n_nodes"]:
 class MeshConvolution(nn.Module):
     """A linear combination of the sums of all channels, the same at each node.
 
-    Args:
-        n_in: number of input channels.
-        n_out: number of output channels.
-        matrix: the matrix of the sums. It depends on the nodes alone, and is no part of the state.
+    The matrix of the sums depends on the nodes alone, and is no part of the state.
     """
 
     def __init__(self, n_in: int, n_out: int, matrix: Float[Tensor, " n_rows n_nodes"]) -> None:
@@ -84,7 +80,6 @@ class MeshConvolution(nn.Module):
         return result
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return the combinations at all nodes."""
         result: Tensor = self.combination(self.sums(values))
         return result
 
@@ -92,13 +87,7 @@ class MeshConvolution(nn.Module):
 class MeshNet(nn.Module):
     """A sequence of blocks on the nodes of a mesh, each conditioned on one number per field.
 
-    Args:
-        n_in: number of input channels.
-        n_out: number of output channels.
-        mesh: the nodes; each block combines twice as many neighbours as the block before it.
-        widths: number of channels of each block.
-        n_condition: length of the vector that the network computes from the number of each field.
-        dropout: probability of dropout at the end of each block.
+    Each block combines twice as many neighbours as the block before it. ``widths`` are the numbers of channels of the blocks.
 
     Example:
         >>> mesh = Mesh(np.random.default_rng(0).uniform(size=(50, 2)))
@@ -108,38 +97,20 @@ class MeshNet(nn.Module):
     """
 
     def __init__(
-        self,
-        n_in: int,
-        n_out: int,
-        *,
-        mesh: Mesh,
-        widths: Sequence[int],
-        n_condition: int = 32,
-        dropout: float = 0.0,
+        self, n_in: int, n_out: int, *, mesh: Mesh, widths: Sequence[int], dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.embedding = nn.Sequential(
-            nn.Linear(1, n_condition), nn.GELU(), nn.Linear(n_condition, n_condition)
-        )
-        self.blocks = nn.ModuleList(
-            FiLMBlock(
-                before,
-                width,
-                n_condition=n_condition,
-                convolution=partial(
-                    MeshConvolution, matrix=stencils(mesh, mesh.neighbors_of_a_node * 2**block)
-                ),
-                dropout=dropout,
-                variance_preserving_init=False,
-            )
-            for block, (before, width) in enumerate(pairwise([n_in, *widths]))
-        )
+        self.embedding = embedding()
+        self.blocks = nn.ModuleList()
+        for block, (before, width) in enumerate(pairwise([n_in, *widths])):
+            matrix = stencils(mesh, mesh.neighbors_of_a_node * 2**block)
+            convolution = partial(MeshConvolution, matrix=matrix)
+            self.blocks.append(FiLMBlock(before, width, convolution=convolution, dropout=dropout))
         self.output = nn.Conv1d(widths[-1], n_out, kernel_size=1)
 
     def forward(
         self, field: Float[Tensor, " n n_in n_nodes"], number: Float[Tensor, " n"]
     ) -> Float[Tensor, " n n_out n_nodes"]:
-        """Apply the blocks to the values at the nodes; one number conditions each field."""
         condition = self.embedding(number[:, None])
         for block in self.blocks:
             field = block(field, condition)

@@ -15,13 +15,13 @@ GELU_GAIN = 1.534
 # harm, and with few data it is a useful prior; in a deeper network the coarse resolutions would have no effect during the first
 # thousands of training steps.
 MAX_DEPTH_WITH_DEFAULT_INIT = 3
+# The default length of the vector that a network computes from the number of each field.
+N_CONDITION = 32
 
 # Convolutions, averages over cells, and periodic continuations, on grids of one, two and three axes.
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 PADDINGS: tuple[Any, ...] = (nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d)
-# A function from the numbers of input and output channels to a new layer that keeps the cells.
-NewLayer = Callable[[int, int], nn.Module]
 
 
 def convolution(n_in: int, n_out: int, *, n_spatial: int, periodic: Sequence[bool]) -> nn.Module:
@@ -37,17 +37,16 @@ def convolution(n_in: int, n_out: int, *, n_spatial: int, periodic: Sequence[boo
     )
 
 
+def embedding(n: int = N_CONDITION) -> nn.Module:
+    """A new network from the number of each field to a vector of length n, which conditions the blocks."""
+    return nn.Sequential(nn.Linear(1, n), nn.GELU(), nn.Linear(n, n))
+
+
 class FiLMBlock(nn.Module):
     """Two convolutions with GELU; FiLM modulates the first one by ``(1 + scale) * features + shift``.
 
-    Args:
-        n_in: number of input channels.
-        n_out: number of output channels.
-        n_condition: length of the vector that ``scale`` and ``shift`` are computed from.
-        convolution: makes a convolution with a number of input channels and a number of output channels.
-        dropout: probability of dropout after the second convolution.
-        variance_preserving_init: whether the initial weights keep the variance of the activations; otherwise they have PyTorch's
-            default initialization.
+    ``convolution`` makes a convolution with numbers of input and output channels. With ``variance_preserving_init`` the initial
+    weights keep the variance of the activations; otherwise they have PyTorch's default initialization.
     """
 
     def __init__(
@@ -55,10 +54,10 @@ class FiLMBlock(nn.Module):
         n_in: int,
         n_out: int,
         *,
-        n_condition: int,
-        convolution: NewLayer,
+        n_condition: int = N_CONDITION,
+        convolution: Callable[[int, int], nn.Module],
         dropout: float,
-        variance_preserving_init: bool,
+        variance_preserving_init: bool = False,
     ) -> None:
         super().__init__()
         self.first = convolution(n_in, n_out)
@@ -74,7 +73,6 @@ class FiLMBlock(nn.Module):
                 nn.init.zeros_(bias)
 
     def forward(self, field: Tensor, condition: Tensor) -> Tensor:
-        """Return the field after both convolutions; ``condition`` has one row per field."""
         scale, shift = self.modulation(condition).chunk(2, dim=1)
         singleton = (*scale.shape, *(1,) * (field.ndim - 2))
         features = self.first(field)
@@ -89,16 +87,9 @@ class UNet(nn.Module):
     Each resolution of the encoder has half as many grid points per dimension as the one before it, rounded up. The decoder
     returns to the same grids. Every block is conditioned on one number per field, for example a lead time.
 
-    Args:
-        n_in: number of input channels.
-        n_out: number of output channels.
-        n_spatial: number of axes of the grid, 1, 2 or 3.
-        periodic: whether each axis of the grid is periodic; empty if none is.
-        widths: number of channels at each resolution, from the finest to the coarsest. Their number is the depth.
-        n_condition: length of the vector that the network computes from the number of each field.
-        dropout: probability of dropout at the end of each block.
-        gpu_dtype: precision of the convolutions on a GPU, where bfloat16 takes about half the time of float32. On a CPU the
-            convolutions have the precision of the field.
+    ``widths`` are the numbers of channels from the finest to the coarsest resolution, and ``periodic`` states for each of the
+    ``n_spatial`` axes whether it is periodic; it is empty if none is. On a GPU the convolutions have the precision ``gpu_dtype``:
+    bfloat16 takes about half the time of float32. On a CPU they have the precision of the field.
 
     Example:
         >>> import torch
@@ -116,7 +107,7 @@ class UNet(nn.Module):
         n_spatial: int,
         periodic: Sequence[bool] = (),
         widths: Sequence[int] = (32, 64, 128, 256),
-        n_condition: int = 32,
+        n_condition: int = N_CONDITION,
         dropout: float = 0.0,
         gpu_dtype: torch.dtype = torch.bfloat16,
     ) -> None:
@@ -129,9 +120,7 @@ class UNet(nn.Module):
             dropout=dropout,
             variance_preserving_init=len(widths) > MAX_DEPTH_WITH_DEFAULT_INIT,
         )
-        self.embedding = nn.Sequential(
-            nn.Linear(1, n_condition), nn.GELU(), nn.Linear(n_condition, n_condition)
-        )
+        self.embedding = embedding(n_condition)
         channels = [n_in, *widths]
         self.down = nn.ModuleList(block(a, b) for a, b in zip(channels, widths, strict=False))
         self.up = nn.ModuleList(
@@ -144,28 +133,18 @@ class UNet(nn.Module):
     def forward(
         self, field: Float[Tensor, " n n_in *space"], number: Float[Tensor, " n"]
     ) -> Float[Tensor, " n n_out *space"]:
-        """The output fields in the precision of the input fields; a GPU computes in ``gpu_dtype`` with channels last."""
-        if not field.is_cuda:
-            return self.apply_layers(field, number)
-        if field.ndim == 4:
+        """The output fields in the precision of the input fields, conditioned on one number per field."""
+        dtype, lower = field.dtype, field.is_cuda and self.gpu_dtype != torch.float32
+        if field.is_cuda and field.ndim == 4:
             field = field.contiguous(memory_format=torch.channels_last)
-        with torch.autocast("cuda", self.gpu_dtype, enabled=self.gpu_dtype != torch.float32):
-            return self.apply_layers(field, number).to(field.dtype).contiguous()
-
-    def apply_layers(
-        self, field: Float[Tensor, " n n_in *space"], number: Float[Tensor, " n"]
-    ) -> Float[Tensor, " n n_out *space"]:
-        """Apply the layers in the current precision.
-
-        ``forward`` calls this method for all arithmetic, so ``UNet.apply_layers`` may be replaced by a compiled version.
-        """
-        condition = self.embedding(number[:, None])
-        skips: list[Tensor] = []
-        for block in self.down:
-            field = block(self.pool(skips[-1]) if skips else field, condition)
-            skips.append(field)
-        for block, skip in zip(self.up, skips[-2::-1], strict=True):
-            upsampled = nn.functional.interpolate(field, size=skip.shape[2:], mode="nearest")
-            field = block(torch.cat([upsampled, skip], dim=1), condition)
-        result: Tensor = self.output(field)
-        return result
+        with torch.autocast(field.device.type, self.gpu_dtype, enabled=lower):
+            condition = self.embedding(number[:, None])
+            skips: list[Tensor] = []
+            for block in self.down:
+                field = block(self.pool(skips[-1]) if skips else field, condition)
+                skips.append(field)
+            for block, skip in zip(self.up, skips[-2::-1], strict=True):
+                upsampled = nn.functional.interpolate(field, size=skip.shape[2:], mode="nearest")
+                field = block(torch.cat([upsampled, skip], dim=1), condition)
+            result: Tensor = self.output(field)
+        return result.to(dtype).contiguous()
