@@ -108,8 +108,8 @@ def test_line_14_query_features_use_all_data(estimator):
     assert answer.anchor_error.tolist() == [[1.0]]
     assert answer.displacement.tolist() == [[1.0]]
     assert_allclose(answer.support_distance, (1 + 3) / 2 / SIGMA)
-    *_, (_, view) = estimator.fitted_.views(np.array([[4.0]]))
-    assert view.relation.near.tolist() == [[2, 1]]
+    *_, (_, features, *_) = estimator.fitted_.views(np.array([[4.0]]))
+    assert features.relation.near.tolist() == [[2, 1]]
 
 
 def test_the_threshold_is_the_quantile_of_leave_one_out_scores(estimator, tuples):

@@ -72,7 +72,7 @@ def test_the_bound_is_the_positive_sum_of_its_parts_and_grows_beyond_the_data():
 
 def test_the_resemblance_tells_inside_from_outside_if_there_are_several_families():
     views = [next(ESTIMATOR.fitted_.views(queries(200, size)))[1] for size in (0.8, 8.0)]
-    inside, outside = (BOUND.resemblance(view.relation) for view in views)
+    inside, outside = (BOUND.resemblance(features.relation) for features in views)
     assert np.median(inside) < 0.5 < np.median(outside)
     alone = fitted(folds=RandomFolds(5)).fitted_.bound
     assert alone.resemblance is None

@@ -129,7 +129,7 @@ def assessed(fitted, x):
         queries, n_times = 1.01 * x[rng.integers(len(x), size=n)], 3 if n > 1 else 30
         fitted.assess(queries)
         space = fitted._space(queries, fitted.coordinates(queries))
-        features = fitted._view(queries).features
+        features = fitted._view(queries)[0]
         alone = least_seconds(partial(fitted.surrogate, queries), n_times)
         searched = least_seconds(partial(fitted.geometry.relate, space), n_times)
         if hasattr(fitted.region, "cloud"):  # the paper's region is a search, too

@@ -53,7 +53,7 @@ def of_size(surrogate, pairs, queries, wanted, training):
         error = abs(surrogate(x) - y)
         inside = error.mean() if inside is None else inside
         covered = (error <= geoq.bound(x)).reshape(len(x), -1).mean(axis=1)
-        parts = [view.features for _, view in fitted.views(x)]
+        parts = [part[1] for part in fitted.views(x)]
         for method, region in regions.items():
             safe = np.concatenate([region.support_score(part) <= 1 + 1e-9 for part in parts])
             scores = {

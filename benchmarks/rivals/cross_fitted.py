@@ -134,7 +134,7 @@ class Rival:
 
     def predict(self, x):
         """The surrogate's predictions with their bounds."""
-        parts = [view.features for _, view in self.known_.views(self.known_.rows_of(x))]
+        parts = [part[1] for part in self.known_.views(self.known_.rows_of(x))]
         bounds = [self.bound(features).astype(features.prediction.dtype) for features in parts]
         both = np.concatenate([f.prediction for f in parts]), np.concatenate(bounds)
         return Bound(*(restore(part, x) for part in both))

@@ -144,9 +144,9 @@ class Case:
 
         def make():
             fitted = self.plain(kind)
-            ((_, view),) = fitted.views(fitted.rows_of(self.data.x_test))
-            around = self.natural.around(view.features.prediction)
+            ((_, features, *_),) = fitted.views(fitted.rows_of(self.data.x_test))
+            around = self.natural.around(features.prediction)
             deviation = np.repeat(self.natural.spread[None], len(around), axis=0)
-            return Seen(view.features, around, deviation, self.latitude)
+            return Seen(features, around, deviation, self.latitude)
 
         return self.shared(("queries", kind), make)

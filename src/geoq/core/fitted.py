@@ -1,20 +1,20 @@
 """A calibrated estimator: answers to queries (lines 13 to 17)."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import ndtri
 
-from geoq.arrays import chunks, flat, in_dtype, native, restore, take, to_numbers
+from geoq.arrays import chunks, flat, in_dtype, native, per_row, restore, take, to_numbers
 from geoq.bounds.protocol import bounds_of
 from geoq.core.assessment import Assessment
 from geoq.core.conformal import ConformalFactors, level_factors, levels_of
 from geoq.core.folds import distinct_rows
-from geoq.core.geometry import Features, Geometry, Relation, Space, anchor_error, displacement
+from geoq.core.geometry import Features, Geometry, Space, anchor_error, displacement
 from geoq.core.opinion import SecondOpinion
 from geoq.core.tuples import Tuples, Typical
 from geoq.data.coordinates import Coordinates, Part
@@ -27,6 +27,8 @@ from geoq.quantiles import error_ratios
 from geoq.regions.region import SAFE
 from geoq.surrogate import answers_of, check_callable, errors_of
 
+# A function of the features of a chunk of queries, and of the cells that the surrogate has masked there.
+Parts: TypeAlias = Callable[[Features, Any], dict[Any, np.ndarray]]
 # A model is periodic if its answers one period later differ by less than this fraction.
 PERIODIC = 1e-5
 
@@ -71,22 +73,6 @@ def predict(surrogate: Any, mask: Mask | None, x: Any) -> np.ndarray:
     return answers if mask is None else mask.filled(answers)
 
 
-class View(NamedTuple):
-    """Queries with an answer, related to the data.
-
-    Attributes:
-        rows: their rows among all queries.
-        relation: their anchors.
-        features: their features.
-        gaps: which cells the surrogate has masked; None if there are none.
-    """
-
-    rows: Int[np.ndarray, " m"]
-    relation: Relation
-    features: Features
-    gaps: Bool[np.ndarray, " m *output"] | None = None
-
-
 @dataclass(frozen=True)
 class Fitted:
     """Everything that the calibration has found. ``state.save`` stores it, except for the callables.
@@ -102,20 +88,13 @@ class Fitted:
         bound: the fitted bound.
         region: the fitted safe region.
         typical: medians over the calibration, for explanations.
-        layout: whether the rows are rows of a table, or where their cells are.
-        output_shape: the shape of a prediction.
-        mask: the masked cells of y.
         exact: the cells in which all errors are zero.
         repeats: repeated measurements in the data; None if all inputs differ.
         schema: the columns of the table of ``fit``; None for arrays.
-        output_names: the names of the outputs.
         families: the names of the fold schemes.
         conformal: the factors of ``conformalize``.
         tuples: the calibration tuples; None in a file that was saved without them.
         probes: a few inputs, at which a file has the answers of the callables.
-        surrogate: the deployed surrogate.
-        representation: the metric or the function phi.
-        error_functional: rho.
     """
 
     quantile: float
@@ -163,25 +142,32 @@ class Fitted:
             )
         return rows if self.schema is not None else in_dtype(rows, native(self.probes))
 
-    def views(self, x: Any) -> Iterator[tuple[slice, View]]:
-        """Chunks of queries: those with an answer, with their anchors and features (line 14)."""
+    def views(
+        self, x: Any
+    ) -> Iterator[tuple[slice, Features, Bool[np.ndarray, " m"], np.ndarray | None]]:
+        """Chunks of queries with their features (line 14), which of them have no answer, and which cells the surrogate masks.
+
+        A query without an answer has the features of another row, so that its numbers are finite.
+        """
         check_callable(self.surrogate, "surrogate")
         if not isinstance(self.representation, Metric):
             check_callable(self.representation, "representation")
-        shape = self.coordinates.input_shape
-        numbers = max(math.prod(shape), self.error[:1].size)
+        numbers = max(math.prod(self.coordinates.input_shape), self.error[:1].size)
         for part in chunks(len(x), numbers):
-            yield part, self._view(x[part])
+            yield part, *self._view(x[part])
 
-    def _view(self, x: Any) -> View:
+    def _view(self, x: Any) -> tuple[Features, np.ndarray, np.ndarray | None]:
         inputs = to_numbers(x, "x")
-        rows = np.flatnonzero(~self.coordinates.unusable(inputs).any(axis=1))
-        if len(rows) < len(x):
-            x, inputs = take(x, rows), inputs[rows]
-        if not len(rows):
-            return View(rows, *self._nothing())
+        usable, gaps = np.flatnonzero(~self.coordinates.unusable(inputs).any(axis=1)), None
+        absent = np.ones(len(x), dtype=bool)
+        absent[usable] = False
+        if absent.any():
+            known = take(x, usable) if len(usable) else self.probes
+            place = np.zeros(len(x), dtype=int)
+            place[usable] = np.arange(len(usable))
+            x = take(known, place)
+            inputs = to_numbers(x, "x")
         prediction = answers_of(self.surrogate, x, "surrogate")
-        gaps = None
         if self.mask is not None:
             if self.mask.fill is not None and prediction.shape[1:] == self.output_shape:
                 gaps = np.isnan(prediction) & ~self.mask.cells
@@ -190,11 +176,9 @@ class Fitted:
         finite = np.isfinite(flat(prediction)).all(axis=1)
         finite &= np.isfinite(flat(space.z)).all(axis=1)
         if not finite.all():
-            kept = np.flatnonzero(finite)
-            rows, prediction, space = rows[kept], prediction[kept], space[kept]
-            gaps = None if gaps is None else gaps[kept]
-            if not len(rows):
-                return View(rows, *self._nothing())
+            prediction = np.where(per_row(finite, prediction), prediction, 0)
+            z = np.where(per_row(finite, space.z), space.z, self.geometry.points.z[0])
+            space = replace(space, z=z)
         relation = self.geometry.relate(space)
         features = Features(
             displacement(space.z, relation.anchors, self.geometry.points.z),
@@ -205,7 +189,7 @@ class Fitted:
             relation,
             self._opinion(space.normalized),
         )
-        return View(rows, relation, features, gaps)
+        return features, absent | ~finite, gaps
 
     def _coordinates(self, x: Any, inputs: np.ndarray, prediction: np.ndarray) -> np.ndarray:
         """T of queries. Beyond the range of a periodic input they are those inside it if the model answers the same there."""
@@ -231,28 +215,15 @@ class Fitted:
             raise TypeError(
                 f"{type(self.bound).__name__} has no Gaussian process through the data; the default bound of a table has one."
             )
-        queries = self.rows_of(x)
-        found = np.full((2, len(queries), *self.output_shape), np.nan)
-        for part, view in self.views(queries):
-            opinion = view.features.opinion
-            if opinion is not None and len(view.rows):
-                shape = (len(view.rows), *self.output_shape)
-                found[0][view.rows + part.start] = opinion.mean.reshape(shape)
-                found[1][view.rows + part.start] = opinion.deviation.reshape(shape)
-        return SecondOpinion(*(self._restored(values, queries) for values in found))
 
-    def _nothing(self) -> tuple[Relation, Features]:
-        """The relation and the features of no queries."""
-        none = np.zeros(0, dtype=int)
-        points, k = self.geometry.points, self.geometry.n_anchors
-        anchors = np.zeros((0, k), dtype=int)
-        empty = np.zeros(0)
-        near = np.zeros((0, self.geometry.n_support), dtype=int)
-        relation = Relation(anchors, np.zeros((0, k)), empty, near, empty, empty)
-        prediction = np.zeros((0, *self.output_shape))
-        return relation, Features(
-            points.z[none], empty, self.error[none], prediction, points.inputs[none], relation
-        )
+        def parts(features: Features, gaps: Any) -> dict[Any, np.ndarray]:
+            del gaps
+            opinion: Any = features.opinion
+            values = {"prediction": opinion.mean, "deviation": opinion.deviation}
+            shape = (len(features), *self.output_shape)
+            return {name: value.reshape(shape) for name, value in values.items()}
+
+        return SecondOpinion(**self._fields(x, parts))
 
     def _space(self, x: Any, coordinates: np.ndarray) -> Space:
         """Phi and nu of the queries (lines 3 and 4)."""
@@ -262,32 +233,28 @@ class Fitted:
         z = answers_of(self.representation, x, "representation")
         return Space(z, coordinates, coordinates)
 
-    def _flags(self, view: View) -> tuple[np.ndarray, np.ndarray]:
+    def _flags(self, features: Features) -> tuple[np.ndarray, np.ndarray]:
         """The support scores (line 15) and the safe flags (line 16)."""
-        if not len(view.rows):
-            return np.zeros(0), np.zeros(0, dtype=bool)
-        score = np.asarray(self.region.support_score(view.features), dtype=float)
-        if score.shape != view.rows.shape:
+        score = np.asarray(self.region.support_score(features), dtype=float)
+        if score.shape != (len(features),):
             raise ValueError(
-                f"{type(self.region).__name__}.support_score returned shape {score.shape} for {len(view.rows)} queries; return one "
+                f"{type(self.region).__name__}.support_score returned shape {score.shape} for {len(features)} queries; return one "
                 "number per query."
             )
         # A constant input that changes has an unknown effect, whatever the region measures.
-        changed = self.coordinates.changed(view.features.inputs).any(axis=1)
+        changed = self.coordinates.changed(features.inputs).any(axis=1)
         score = np.where(changed, np.inf, score)
         return score, score <= SAFE
 
-    def _bound(self, view: View, safe: np.ndarray, level: float | None = None) -> np.ndarray:
+    def _bound(
+        self, features: Features, gaps: Any, safe: np.ndarray, level: float | None = None
+    ) -> np.ndarray:
         """The bounds with the conformal factors; 0 in exact cells and nan in cells that the surrogate has masked."""
-        if not len(view.rows):
-            return view.features.anchor_error
-        bound = self.conformal(bounds_of(self.bound, view.features, level), safe)
-        bound = self._between_levels(
-            view.features, bound, self.quantile if level is None else level
-        )
+        bound = self.conformal(bounds_of(self.bound, features, level), safe)
+        bound = self._between_levels(features, bound, self.quantile if level is None else level)
         if self.exact is not None:
             bound = np.where(self.exact, bound.dtype.type(0), bound)
-        return _with_gaps(bound, view.gaps)
+        return _with_gaps(bound, gaps)
 
     def _between_levels(self, features: Features, bound: np.ndarray, level: float) -> np.ndarray:
         """Between the levels of a lattice, where no point was held out, the bound contains what the process expects."""
@@ -313,62 +280,75 @@ class Fitted:
 
     def parts_of(self, queries: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The parts of the answers as numbers, and which queries have no answer."""
-        n, arrays = len(queries), {}
-        lost = np.ones(n, dtype=bool)
-        for part, view in self.views(queries):
-            score, safe = self._flags(view)
-            bound, features = self._bound(view, safe), view.features
-            anchor = _with_gaps(features.anchor_error, view.gaps)
-            parts = {
-                "prediction": _with_gaps(features.prediction, view.gaps),
+
+        def parts(features: Features, gaps: Any) -> dict[Any, np.ndarray]:
+            score, safe = self._flags(features)
+            bound = self._bound(features, gaps, safe)
+            anchor, relation = _with_gaps(features.anchor_error, gaps), features.relation
+            assert relation is not None
+            return {
+                "prediction": _with_gaps(features.prediction, gaps),
                 "error_hat": bound,
                 "safe": safe,
                 "support_score": score,
                 "anchor_error": anchor,
                 "increment": bound - anchor,
-                "anchors": view.relation.anchors,
-                "anchor_distance": view.relation.anchor_distance,
+                "anchors": relation.anchors,
+                "anchor_distance": relation.anchor_distance,
                 "displacement": features.displacement,
                 "support_distance": features.support_distance,
             }
-            rows = view.rows + part.start
-            lost[rows] = False
-            for name, values in parts.items():
-                if len(rows) == n:
+
+        return self._of_all(queries, parts)
+
+    def _of_all(self, queries: Any, of: Parts) -> tuple[dict[Any, np.ndarray], np.ndarray]:
+        """Arrays of all queries, given a function of the features and gaps of a chunk; and which queries have no answer."""
+        n, arrays = len(queries), {}
+        lost = np.zeros(n, dtype=bool)
+        for part, features, absent, gaps in self.views(queries):
+            lost[part] = absent
+            for name, found in of(features, gaps).items():
+                values = found
+                if absent.any():
+                    blank = {"b": False, "f": np.nan}.get(values.dtype.kind, -1)
+                    values = np.where(per_row(absent, values), blank, values)
+                if len(values) == n:
                     arrays[name] = values  # no copy
                     continue
                 if name not in arrays:
-                    arrays[name] = _blank((n, *values.shape[1:]), values.dtype)
-                arrays[name][rows] = values
+                    arrays[name] = np.empty((n, *values.shape[1:]), values.dtype)
+                arrays[name][part] = values
         return arrays, lost
+
+    def _fields(self, x: Any, of: Parts) -> dict[Any, Any]:
+        """Fields of all queries as arrays of the user's kind, with the mask of y."""
+        queries = self.rows_of(x)
+        kind = native(queries) if self.schema is None else None
+        found = {name: restore(v, kind) for name, v in self._of_all(queries, of)[0].items()}
+        if self.mask is None:
+            return found
+        return {name: self.mask.hidden(values) for name, values in found.items()}
 
     def bound_of(self, x: Any) -> Any:
         """The error bounds, without the other parts in memory."""
-        return self._of_each(x, lambda view: self._bound(view, self._flags(view)[1]))
-
-    def _of_each(self, x: Any, of: Callable[[View], np.ndarray]) -> Any:
-        """Fields of all queries, given a function of a chunk of them."""
-        queries = self.rows_of(x)
-        found = _blank((len(queries), *self.error.shape[1:]), self.error.dtype)
-        for part, view in self.views(queries):
-            if len(view.rows):
-                found[view.rows + part.start] = of(view)
-        return self._restored(found, queries)
+        return self._fields(
+            x, lambda features, gaps: {0: self._bound(features, gaps, self._flags(features)[1])}
+        )[0]
 
     def bounds(self, x: Any, levels: Any) -> dict[float, Any]:
         """Error bounds by quantile level; bounds of different levels do not cross."""
-        queries, levels = self.rows_of(x), levels_of(levels)
+        wanted = levels_of(levels)
         has_levels = getattr(self.bound, "has_levels", False)
-        factors = [] if has_levels else self._level_factors(levels)
-        shape = (len(queries), *self.error.shape[1:])
-        found = {level: _blank(shape, self.error.dtype) for level in levels}
-        for part, view in self.views(queries):
-            _, safe = self._flags(view)
-            own = None if has_levels else self._bound(view, safe)
-            for place, level in enumerate(levels):
-                bound = self._bound(view, safe, level) if own is None else factors[place](own, safe)
-                found[level][view.rows + part.start] = bound
-        return {level: self._restored(values, queries) for level, values in found.items()}
+        factors = [] if has_levels else self._level_factors(wanted)
+
+        def parts(features: Features, gaps: Any) -> dict[Any, np.ndarray]:
+            safe = self._flags(features)[1]
+            if has_levels:
+                return {level: self._bound(features, gaps, safe, level) for level in wanted}
+            own = self._bound(features, gaps, safe)
+            return {level: f(own, safe) for level, f in zip(wanted, factors, strict=True)}
+
+        return self._fields(x, parts)
 
     def _level_factors(self, levels: list[float]) -> list[ConformalFactors]:
         """Factors on the bound for other levels, from the calibration tuples."""
@@ -388,13 +368,10 @@ class Fitted:
             raise TypeError(
                 f"{type(self.bound).__name__} estimates an upper quantile of the error and not its mean; look at bounds(x, (0.5,))."
             )
-        return self._of_each(x, lambda view: self.bound.expected_error(view.features))
-
-    def _restored(self, values: np.ndarray, queries: Any) -> Any:
-        """Fields as an array of the user's kind, with the mask of y."""
-        kind = native(queries) if self.schema is None else None
-        restored = restore(values, kind)
-        return restored if self.mask is None else self.mask.hidden(restored)
+        dtype = self.error.dtype
+        return self._fields(
+            x, lambda features, _: {0: self.bound.expected_error(features).astype(dtype)}
+        )[0]
 
     # Files
 
@@ -412,13 +389,11 @@ class Fitted:
 
     def relative_difference(self, answer: np.ndarray, expected: np.ndarray) -> float:
         """The largest error between two answers of surrogates, relative to the typical error of the output or channel."""
-        like = native(self.probes)
-        error = errors_of(answer, self.error_functional, expected, like)
-        by_channel = error.reshape(*error.shape[:2], -1) if error.ndim > 2 else error
+        error = errors_of(answer, self.error_functional, expected, native(self.probes))
         if error.ndim > 2:
-            by_channel = by_channel.mean(axis=2)
+            error = error.reshape(*error.shape[:2], -1).mean(axis=2)
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = by_channel.reshape(len(error), -1) / self.typical.error
+            ratio = flat(error) / self.typical.error
         return float(np.nan_to_num(ratio, posinf=np.inf).max())
 
     # Explanations
@@ -456,13 +431,6 @@ class Fitted:
             opinion=self._opinion(inputs if self.metric is None else self.metric(inputs)),
         )
         return str(self.region.explain(features, known))
-
-
-def _blank(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
-    """Rows without an answer."""
-    if dtype.kind == "b":
-        return np.zeros(shape, dtype)
-    return np.full(shape, np.nan if dtype.kind == "f" else -1, dtype)
 
 
 def _with_gaps(values: np.ndarray, gaps: np.ndarray | None) -> np.ndarray:
