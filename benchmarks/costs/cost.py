@@ -32,6 +32,7 @@ from geoq import (
     Training,
     TrainNetwork,
 )
+from geoq.core.fitted import embed
 from geoq.parts import NormScaledBound
 
 BATCHES = (1, 100, 10_000)
@@ -128,7 +129,7 @@ def assessed(fitted, x):
     for n in BATCHES:
         queries, n_times = 1.01 * x[rng.integers(len(x), size=n)], 3 if n > 1 else 30
         fitted.assess(queries)
-        space = fitted._space(queries, fitted.coordinates(queries))
+        space = embed(fitted.representation, fitted.metric, queries, fitted.coordinates(queries))
         features = fitted._view(queries)[0]
         alone = least_seconds(partial(fitted.surrogate, queries), n_times)
         searched = least_seconds(partial(fitted.geometry.relate, space), n_times)

@@ -1,12 +1,11 @@
 """Three models that must agree: the deployed surrogate, and the fold surrogates in sample and held out."""
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from geoq.arrays import chunks, flat
 from geoq.checks import warn
@@ -24,129 +23,121 @@ SEEN, ENOUGH = 0.5, 10
 EXACT = 1e-12
 # The deployed surrogate is another model if its errors are this many times the held-out errors, and larger by this number of deviations.
 WORSE, SURELY = 1.15, 2.0
+# The columns row, error and prediction, see ``fold_answers``.
+Answers: TypeAlias = Any
 
 
-class Answers(NamedTuple):
-    """Rows of the data, and for each the mean error of a surrogate and a number that stands for its prediction."""
+def fold_answers(
+    rows: np.ndarray, error: np.ndarray, prediction: np.ndarray, outputs: np.ndarray
+) -> Answers:
+    """Rows, the mean error of a surrogate at each of them, and a number that stands for its prediction."""
+    parts = rows, _sizes(error, outputs), sketch(prediction, 1)[:, 0]
+    return np.rec.fromarrays(parts, dtype=[("row", int), ("error", float), ("prediction", float)])
 
-    rows: Int[np.ndarray, " m"]
-    error: Float[np.ndarray, " m"]
-    prediction: Float[np.ndarray, " m"]
 
+def warn_of_folds(
+    held_out: dict[int, Answers],
+    in_sample: dict[int, Answers],
+    outputs: Float[np.ndarray, " n"],
+    deployed: Float[np.ndarray, " n *field"],
+    interpolating: Sequence[int],
+) -> None:
+    """Warn of the first of four facts.
 
-@dataclass
-class Agreement:
-    """What the fold surrogates answer at the rows that they have not seen, and at some rows that they are trained on.
-
-    Attributes:
-        outputs: a number that stands for the reference output of each row.
-        held_out: the answers of each fold at its held-out rows.
+    Args:
+        held_out: the answers of each fold at the rows that it has not seen.
         in_sample: the answers of each fold at some of its training rows.
+        outputs: a number that stands for the reference output of each row.
+        deployed: the errors of the deployed surrogate at all rows.
+        interpolating: the folds whose held-out rows are nearest to their training rows.
     """
+    text = _failed(held_out, in_sample) or _seen(held_out, in_sample, len(outputs))
+    text = text or _alike(held_out, in_sample, outputs)
+    if not text:
+        parts = [held_out[fold] for fold in interpolating]
+        out, rows = (np.concatenate([part[name] for part in parts]) for name in ("error", "row"))
+        text = worse_than_folds(_sizes(deployed, outputs)[rows], out, "at the data")
+    if text:
+        warn(text)
 
-    outputs: Float[np.ndarray, " n"]
-    held_out: dict[int, Answers] = field(default_factory=dict)
-    in_sample: dict[int, Answers] = field(default_factory=dict)
 
-    def put(
-        self, fold: int, rows: np.ndarray, n_held_out: int, error: np.ndarray, answer: np.ndarray
-    ) -> tuple[float, float]:
-        """Keep the answers of a fold, first those at its held-out rows; returns the mean errors held out and in sample."""
-        found = Answers(rows, self._sizes(error), sketch(answer, 1)[:, 0])
-        self.held_out[fold] = Answers(*(part[:n_held_out] for part in found))
-        self.in_sample[fold] = Answers(*(part[n_held_out:] for part in found))
-        means = [float(_mean(part[fold].error)) for part in (self.held_out, self.in_sample)]
-        return means[0], means[1]
+def _sizes(error: np.ndarray, outputs: np.ndarray) -> Float[np.ndarray, " m"]:
+    """The mean error of each row; 0 if it is rounding."""
+    found = mean_of_each(error)
+    return np.where(found <= EXACT * abs(outputs).max(), 0, found)
 
-    def warn(self, deployed: np.ndarray, interpolating: Sequence[int]) -> None:
-        """Warn of the first of four facts; ``deployed`` are the errors of the deployed surrogate at all rows."""
-        if not self.held_out:
-            return
-        text = self._failed() or self._seen() or self._alike()
-        text = text or self._worse(self._sizes(deployed), interpolating)
-        if text:
-            warn(text)
 
-    def _sizes(self, error: np.ndarray) -> Float[np.ndarray, " m"]:
-        """The mean error of each row; 0 if it is rounding."""
-        found = mean_of_each(error)
-        return np.where(found <= EXACT * abs(self.outputs).max(), 0, found)
+def _listed(folds: Iterable[tuple[int, float, float]], n_folds: int) -> str:
+    """Folds with their errors held out and in sample."""
+    names = [f"fold {f + 1} ({a:.3g} held out, {b:.3g} in sample)" for f, a, b in folds]
+    return f"{', '.join(names)} of {n_folds}"
 
-    def _listed(self, folds: Sequence[int], held_out: np.ndarray, in_sample: np.ndarray) -> str:
-        names = [
-            f"fold {f + 1} ({a:.3g} held out, {b:.3g} in sample)"
-            for f, a, b in zip(folds, held_out, in_sample, strict=True)
-        ]
-        return f"{', '.join(names)} of {len(self.held_out)}"
 
-    def _failed(self) -> str:
-        folds = sorted(self.held_out)
-        parts = (self.held_out, self.in_sample)
-        out, own = (np.array([_mean(part[f].error) for f in folds]) for part in parts)
-        typical = np.median(out), np.median(own)
-        failed = np.flatnonzero((out > FAILED * typical[0]) & (own > FAILED * typical[1]))
-        # Interpolating surrogates have zero errors in sample, so every other error would exceed the ratio.
-        if not all(typical) or not len(failed):
-            return ""
-        return (
-            f"the mean errors of {self._listed([folds[f] for f in failed], out[failed], own[failed])} are more than {FAILED:g} "
-            f"times the median over the folds ({typical[0]:.3g} held out, {typical[1]:.3g} in sample). The training of such a fold "
-            "probably failed, which makes all bounds too large; train longer or with another seed, and fit again."
-        )
-
-    def _alike(self) -> str:
-        """Two folds one of which is trained on the rows that the other holds out; a rounded output is no evidence."""
-        folds = sorted(self.held_out)
-        for one, two in zip(folds, [*folds[1:], folds[0]], strict=True):
-            a, b = self.held_out[one], self.in_sample[two]
-            rows, i, j = np.intersect1d(a.rows, b.rows, return_indices=True)
-            gap = abs(a.prediction[i] - b.prediction[j]).sum()
-            error = abs(a.prediction[i] - self.outputs[rows]).sum()
-            n_distinct = len(np.unique(a.prediction[i]))
-            if gap <= ALIKE * error and n_distinct >= max(FEWEST, 0.8 * len(rows)):
-                return (
-                    f"the surrogates of folds {one + 1} and {two + 1} of {len(folds)} give the same answers, although fold {one + 1} "
-                    "is trained without rows that the other is trained on, so at least one has seen its held-out rows, and the "
-                    "bounds are far too small if it has learned from them. Probably train_surrogate returns a model that was "
-                    "trained before; train a new one on the x and y that it receives. If the model has never seen x and y, pass "
-                    "train_surrogate=None."
-                )
+def _failed(held_out: dict[int, Answers], in_sample: dict[int, Answers]) -> str:
+    folds = sorted(held_out)
+    out, own = (
+        np.array([mean_error(part[f].error) for f in folds]) for part in (held_out, in_sample)
+    )
+    typical = np.median(out), np.median(own)
+    failed = np.flatnonzero((out > FAILED * typical[0]) & (own > FAILED * typical[1]))
+    # Interpolating surrogates have zero errors in sample, so every other error would exceed the ratio.
+    if not all(typical) or not len(failed):
         return ""
+    listed = _listed([(folds[f], out[f], own[f]) for f in failed], len(folds))
+    return (
+        f"the mean errors of {listed} are more than {FAILED:g} "
+        f"times the median over the folds ({typical[0]:.3g} held out, {typical[1]:.3g} in sample). The training of such a fold "
+        "probably failed, which makes all bounds too large; train longer or with another seed, and fit again."
+    )
 
-    def _seen(self) -> str:
-        total, count = np.zeros((2, len(self.outputs)))
-        for part in self.in_sample.values():
-            known = ~np.isnan(part.error)
-            np.add.at(total, part.rows[known], part.error[known])
-            np.add.at(count, part.rows[known], 1)
-        with np.errstate(invalid="ignore"):
-            usual = total / count
-        seen = []
-        for fold, part in sorted(self.held_out.items()):
-            both = ~np.isnan(part.error + usual[part.rows])
-            means = part.error[both], usual[part.rows][both]
-            if both.sum() >= ENOUGH and means[0].mean() < SEEN * means[1].mean():
-                seen.append((fold, *(m.mean() for m in means)))
-        if not seen:
-            return ""
-        folds, out, own = zip(*seen, strict=True)
-        return (
-            f"the mean errors of {self._listed(folds, np.array(out), np.array(own))}, at the same rows, show that the surrogate of "
-            "such a fold was trained on its held-out rows and not on its training rows, so the bounds are far too small; pass "
-            "the surrogates in the order of the folds, each trained on the training rows of its fold."
-        )
 
-    def _worse(self, deployed: np.ndarray, interpolating: Sequence[int]) -> str:
-        parts = [self.held_out[fold] for fold in interpolating if fold in self.held_out]
-        out = np.concatenate([part.error for part in parts])
-        own = deployed[np.concatenate([part.rows for part in parts])]
-        return worse_than_folds(own, out, "at the data")
+def _alike(held_out: dict[int, Answers], in_sample: dict[int, Answers], outputs: np.ndarray) -> str:
+    """Two folds one of which is trained on the rows that the other holds out; a rounded output is no evidence."""
+    folds = sorted(held_out)
+    for one, two in zip(folds, [*folds[1:], folds[0]], strict=True):
+        a, b = held_out[one], in_sample[two]
+        rows, i, j = np.intersect1d(a.row, b.row, return_indices=True)
+        gap = abs(a.prediction[i] - b.prediction[j]).sum()
+        error = abs(a.prediction[i] - outputs[rows]).sum()
+        n_distinct = len(np.unique(a.prediction[i]))
+        if gap <= ALIKE * error and n_distinct >= max(FEWEST, 0.8 * len(rows)):
+            return (
+                f"the surrogates of folds {one + 1} and {two + 1} of {len(folds)} give the same answers, although fold {one + 1} "
+                "is trained without rows that the other is trained on, so at least one has seen its held-out rows, and the "
+                "bounds are far too small if it has learned from them. Probably train_surrogate returns a model that was "
+                "trained before; train a new one on the x and y that it receives. If the model has never seen x and y, pass "
+                "train_surrogate=None."
+            )
+    return ""
+
+
+def _seen(held_out: dict[int, Answers], in_sample: dict[int, Answers], n: int) -> str:
+    total, count = np.zeros((2, n))
+    for part in in_sample.values():
+        known = ~np.isnan(part.error)
+        np.add.at(total, part.row[known], part.error[known])
+        np.add.at(count, part.row[known], 1)
+    with np.errstate(invalid="ignore"):
+        usual = total / count
+    seen = []
+    for fold, part in sorted(held_out.items()):
+        both = ~np.isnan(part.error + usual[part.row])
+        out, own = part.error[both], usual[part.row][both]
+        if len(out) >= ENOUGH and out.mean() < SEEN * own.mean():
+            seen.append((fold, out.mean(), own.mean()))
+    if not seen:
+        return ""
+    return (
+        f"the mean errors of {_listed(seen, len(held_out))}, at the same rows, show that the surrogate of "
+        "such a fold was trained on its held-out rows and not on its training rows, so the bounds are far too small; pass "
+        "the surrogates in the order of the folds, each trained on the training rows of its fold."
+    )
 
 
 def worse_than_folds(deployed: np.ndarray, held_out: np.ndarray, where: str) -> str:
     """The warning of a deployed surrogate that is worse than the fold surrogates, given errors of each at the same rows."""
     more = (deployed - held_out)[~np.isnan(deployed - held_out)]
-    own, out = _mean(deployed), _mean(held_out)
+    own, out = mean_error(deployed), mean_error(held_out)
     surely = SURELY * more.std() / max(1, len(more)) ** 0.5 if len(more) else np.inf
     if own <= WORSE * out or more.mean() <= surely:
         return ""
@@ -165,13 +156,13 @@ def warn_if_worse(deployed: np.ndarray, held_out: np.ndarray, where: str) -> Non
 
 def mean_of_each(error: np.ndarray) -> Float[np.ndarray, " n"]:
     """The mean error of each row; nan if no error of the row counts."""
-    rows, found = flat(error), np.empty(len(error))
+    rows = flat(error)
     with warnings.catch_warnings(action="ignore"):
-        for part in chunks(*rows.shape):
-            found[part] = np.nanmean(rows[part].astype(float), axis=1)
-    return found
+        parts = [np.nanmean(rows[p].astype(float), axis=1) for p in chunks(*rows.shape)]
+    return np.concatenate(parts)
 
 
-def _mean(error: np.ndarray) -> float:
+def mean_error(error: np.ndarray) -> float:
+    """The mean of the errors that count; nan if there are none."""
     with warnings.catch_warnings(action="ignore"):
         return float(np.nanmean(error))

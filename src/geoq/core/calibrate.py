@@ -1,49 +1,18 @@
 """Algorithm 1 of the paper, lines 1 to 12; ``fitted.py`` has lines 13 to 17."""
 
-from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
+from typing import Any
 
 from geoq.arrays import few_threads
 from geoq.training.checkpoint import FinishedFolds
-from geoq.training.sources import Report, ShowProgress, trainings
+from geoq.training.sources import ShowProgress, trainings
 
 
-@runtime_checkable
-class Task(Protocol):
-    """What pairs and trajectories do differently: their points, and the errors of a fold surrogate."""
-
-    @property
-    def n_trainings(self) -> int: ...
-
-    def deployed(self, progress: Report, /) -> Any: ...
-
-    def relate(self, surrogate: Any, finished: FinishedFolds | None, /) -> Any: ...
-
-    def folds(self, points: Any, /) -> Any: ...
-
-    def predictions(
-        self, folds: Any, surrogate: Any, progress: Report, finished: FinishedFolds | None, /
-    ) -> Iterator[tuple[int, np.ndarray]]: ...
-
-    def tuples(self, points: Any, held_out: Any, /) -> Any: ...
-
-    def fit_bound(self, tuples: Any, /) -> Any: ...
-
-    def fit_region(self, tuples: Any, /) -> Any: ...
-
-    def fitted(
-        self, surrogate: Any, points: Any, tuples: Any, bound: Any, region: Any, /
-    ) -> Any: ...
-
-
-def calibrate(task: Task, show: ShowProgress, finished: FinishedFolds | None) -> Any:
+def calibrate(task: Any, show: ShowProgress, finished: FinishedFolds | None) -> Any:
     """Calibrate the error bound of a surrogate.
 
     Args:
-        task: pairs or trajectories, with the settings of the estimator. Its folds were drawn before (line 5), so that
-            unusable data are refused before any training.
+        task: ``Pairs`` or ``Trajectories``, with the settings of the estimator: their points, and the errors of a fold
+            surrogate, are what differs. The folds were drawn before (line 5), so that unusable data raise before any training.
         show: how the progress is shown.
         finished: the checkpoint; None without one.
 

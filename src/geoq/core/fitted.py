@@ -73,6 +73,17 @@ def predict(surrogate: Any, mask: Mask | None, x: Any) -> np.ndarray:
     return answers if mask is None else mask.filled(answers)
 
 
+def embed(
+    representation: Any, metric: FittedMetric | None, x: Any, coordinates: np.ndarray
+) -> Space:
+    """Phi and nu of the inputs, or their coordinates in the metric (lines 3 and 4)."""
+    if metric is not None:
+        z = metric(coordinates)
+        return Space(z, z, coordinates)
+    z = answers_of(representation, x, "representation")
+    return Space(z, coordinates, coordinates)
+
+
 @dataclass(frozen=True)
 class Fitted:
     """Everything that the calibration has found. ``state.save`` stores it, except for the callables.
@@ -172,7 +183,7 @@ class Fitted:
             if self.mask.fill is not None and prediction.shape[1:] == self.output_shape:
                 gaps = np.isnan(prediction) & ~self.mask.cells
             prediction = self.mask.filled(prediction)
-        space = self._space(x, self._coordinates(x, inputs, prediction))
+        space = embed(self.representation, self.metric, x, self._coordinates(x, inputs, prediction))
         finite = np.isfinite(flat(prediction)).all(axis=1)
         finite &= np.isfinite(flat(space.z)).all(axis=1)
         if not finite.all():
@@ -224,14 +235,6 @@ class Fitted:
             return {name: value.reshape(shape) for name, value in values.items()}
 
         return SecondOpinion(**self._fields(x, parts))
-
-    def _space(self, x: Any, coordinates: np.ndarray) -> Space:
-        """Phi and nu of the queries (lines 3 and 4)."""
-        if self.metric is not None:
-            z = self.metric(coordinates)
-            return Space(z, z, coordinates)
-        z = answers_of(self.representation, x, "representation")
-        return Space(z, coordinates, coordinates)
 
     def _flags(self, features: Features) -> tuple[np.ndarray, np.ndarray]:
         """The support scores (line 15) and the safe flags (line 16)."""

@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -12,9 +13,9 @@ from jaxtyping import Float
 from geoq.arrays import flat, native
 from geoq.bounds.protocol import fit_bound
 from geoq.checks import add_note_on_error, check_finite, warn
-from geoq.core.agreement import Agreement
+from geoq.core.agreement import Answers, fold_answers, mean_error, warn_of_folds
 from geoq.core.conformal import ConformalFactors
-from geoq.core.fitted import Fitted, Repeats, predict
+from geoq.core.fitted import Fitted, Repeats, embed, predict
 from geoq.core.geometry import Geometry, Relation, Space, anchor_error
 from geoq.core.opinion import compared, mixed_rows, warn_of_training_rows
 from geoq.core.pair_checks import (
@@ -37,7 +38,7 @@ from geoq.data.process import second_opinion
 from geoq.data.scratch import is_lazy, stored
 from geoq.data.table import Table, check_same_order, input_rows, output_names, output_rows
 from geoq.neighbors import near_copies, sketch
-from geoq.surrogate import TrainSurrogate, absolute_error, answers_of, errors_of, evaluate
+from geoq.surrogate import TrainSurrogate, absolute_error, answers_of, errors_of
 from geoq.training.checkpoint import Checkpoint, FinishedFolds, array_id
 from geoq.training.sources import (
     Fold,
@@ -161,7 +162,7 @@ class Pairs:
         progress("deployed surrogate")
         return trained
 
-    def _errors(self, prediction: np.ndarray, rows: Any) -> np.ndarray:
+    def errors(self, prediction: np.ndarray, rows: Any) -> np.ndarray:
         """The errors of predictions at some rows, whose masked cells do not count."""
         y, way_out = self.outputs[rows], "surrogate must return finite numbers"
         if self.mask is not None and prediction.shape == y.shape:
@@ -171,11 +172,11 @@ class Pairs:
             check_finite(prediction, "surrogate(x)", way_out)
         return errors_of(prediction, self.how.error_functional, y, native(self.y))
 
-    def relate(self, surrogate: Any, finished: FinishedFolds | None) -> "ObservedPoints":
+    def relate(self, surrogate: Any, finished: FinishedFolds | None) -> SimpleNamespace:
         """The observed errors and the coordinates of all points (lines 2 to 4)."""
         ask = partial(predict, surrogate, self.mask)
         prediction = answers_of(surrogate, self.x, "surrogate")
-        error = self._errors(prediction, slice(None))
+        error = self.errors(prediction, slice(None))
         if self.mask is not None:
             prediction = self.mask.filled(prediction)
         model = self.how.bound_for(self.layout)
@@ -183,8 +184,15 @@ class Pairs:
             model.check_errors(prediction, error)
         metric = self._metric(ask, finished)
         space = embed(self.how.representation, metric, self.x, self.coordinates(self.inputs))
-        probes = Probes.of(ask, self.x, prediction, mixed=self._between(ask, space))
-        return ObservedPoints(space, metric, error, prediction, probes)
+        if metric is None:
+            check_finite(space.z, "representation(x)", "representation must return finite numbers")
+        return SimpleNamespace(
+            space=space,
+            metric=metric,
+            error=error,
+            prediction=prediction,
+            probes=Probes.of(ask, self.x, prediction, mixed=self._between(ask, space)),
+        )
 
     def _between(self, ask: Any, space: Space) -> Any:
         """A few rows between the data in the user's kind; None if there are none, or if the surrogate has no answers there."""
@@ -216,7 +224,7 @@ class Pairs:
         sided = getattr(self.how.bound_for(self.layout), "uses_neighborhood", True)
         return Geometry(space, self.how.n_anchors, self.n_support, sided)
 
-    def folds(self, points: "ObservedPoints") -> "HeldOutPoints":
+    def folds(self, points: SimpleNamespace) -> "HeldOutPoints":
         """The held-out points of all folds, related to the points that their fold left in."""
         geometry = self.geometry(points.space)
         parts = []
@@ -226,7 +234,7 @@ class Pairs:
             # The rows of the data, not of the fold.
             near = seen[relation.near].astype(np.int32)
             parts.append(replace(relation, anchors=seen[relation.anchors], near=near))
-        return HeldOutPoints(self, parts, Agreement(sketch(self.outputs, 1)[:, 0]))
+        return HeldOutPoints(self, parts)
 
     def predictions(
         self,
@@ -242,12 +250,12 @@ class Pairs:
             return iter(())
         return fold_predictions(source, self.x, self.for_training, folds.folds, progress, finished)
 
-    def tuples(self, points: "ObservedPoints", held_out: "HeldOutPoints") -> Tuples:
+    def tuples(self, points: SimpleNamespace, held_out: "HeldOutPoints") -> Tuples:
         """The calibration tuples (line 10), and the cells that are exact."""
         plan, rows = self.plan, self.plan.point
-        found = held_out.found
-        error = points.error if found is None else found.error
-        exact = exact_cells([points.error] + ([] if found is None else [error]))
+        found = held_out.found or {"errors": points.error, "predictions": points.prediction}
+        error = found["errors"]
+        exact = exact_cells([points.error, error])
         if exact is not None:
             error = np.where(exact, np.nan, error).astype(error.dtype)
         process, opinion = None, None
@@ -273,16 +281,18 @@ class Pairs:
             point=rows,
             fold=plan.per_tuple(range(len(plan.splits))),
             family=plan.per_tuple(plan.family),
-            row=rows if found is None else np.arange(len(rows)),
+            row=np.arange(len(rows)) if held_out.found else rows,
             errors=error,
-            anchor_errors=None if found is None else found.anchor_error,
-            predictions=points.prediction if found is None else found.prediction,
+            anchor_errors=found.get("anchor_errors"),
+            predictions=found["predictions"],
             points=data,
             position=None if plan.position is None else plan.position[rows],
             reach=plan.reach,
             opinion=opinion,
         )
-        held_out.agreement.warn(points.error, tuples.interpolating_folds)
+        if held_out.found:
+            answers = held_out.held_out, held_out.in_sample, held_out.outputs
+            warn_of_folds(*answers, points.error, tuples.interpolating_folds)
         return tuples
 
     def fit_bound(self, tuples: Tuples) -> Any:
@@ -300,7 +310,7 @@ class Pairs:
         return region
 
     def fitted(
-        self, surrogate: Any, points: "ObservedPoints", tuples: Tuples, bound: Any, region: Any
+        self, surrogate: Any, points: SimpleNamespace, tuples: Tuples, bound: Any, region: Any
     ) -> Fitted:
         """What answers queries (lines 13 to 17)."""
         points.probes.check_unchanged()
@@ -333,7 +343,7 @@ class Pairs:
             error_functional=self.how.error_functional,
         )
 
-    def _compare_opinions(self, surrogate: Any, points: "ObservedPoints", tuples: Tuples) -> None:
+    def _compare_opinions(self, surrogate: Any, points: SimpleNamespace, tuples: Tuples) -> None:
         """Warn if the process is the better model, or if the surrogate was probably trained on the data."""
         alone = self.how.train_surrogate is None
         if alone and warn_if_trained_on(points.prediction, self.outputs):
@@ -363,26 +373,6 @@ class Pairs:
         )
 
 
-@dataclass(frozen=True)
-class ObservedPoints:
-    """All points with the predictions and the observed errors of the deployed surrogate."""
-
-    space: Space
-    metric: FittedMetric | None
-    error: Float[np.ndarray, " n *field"]
-    prediction: Float[np.ndarray, " n *output"]
-    probes: Probes
-
-
-@dataclass
-class _Found:
-    """Errors, anchor errors and predictions of the tuples of all folds."""
-
-    error: np.ndarray
-    anchor_error: np.ndarray
-    prediction: np.ndarray
-
-
 @dataclass
 class HeldOutPoints:
     """The held-out points of all folds, and what the fold surrogates predict there.
@@ -393,58 +383,46 @@ class HeldOutPoints:
 
     pairs: Pairs
     relations: list[Relation]
-    agreement: Agreement
-    found: _Found | None = None
+    found: dict[str, np.ndarray] = field(default_factory=dict)
+    held_out: dict[int, Answers] = field(default_factory=dict)
+    in_sample: dict[int, Answers] = field(default_factory=dict)
 
-    @property
+    @cached_property
+    def outputs(self) -> Float[np.ndarray, " n"]:
+        """A number that stands for the reference output of each row."""
+        return sketch(self.pairs.outputs, 1)[:, 0]
+
+    @cached_property
     def folds(self) -> list[Fold]:
         """The rows that each fold is trained on, and the rows at which its predictions are needed."""
         splits, folds = self.pairs.plan.splits, []
         n_few = min(N_IN_SAMPLE, max(20, IN_SAMPLE_NUMBERS // self.pairs.inputs[0].size))
-        for number, ((seen, unseen), relation) in enumerate(
-            zip(splits, self.relations, strict=True)
-        ):
+        for number, (seen, unseen) in enumerate(splits):
             few = seen[:: max(1, len(seen) // n_few)]
-            asked = np.concatenate([unseen, np.unique(relation.anchors), few])
+            asked = np.concatenate([unseen, np.unique(self.relations[number].anchors), few])
             folds.append(Fold(number, len(splits), seen, asked))
         return folds
 
     def put(self, number: int, prediction: np.ndarray) -> None:
         """Store the errors of one fold, given the predictions of its surrogate (line 8)."""
-        fold, relation = self.folds[number], self.relations[number]
-        n_unseen = len(relation)
+        fold, relation, pairs = self.folds[number], self.relations[number], self.pairs
+        n, asked = len(relation), fold.evaluated_rows
         used, places = np.unique(relation.anchors, return_inverse=True)
         with add_note_on_error(f"while evaluating the surrogate of {fold}"):
-            error = self.pairs._errors(prediction, fold.evaluated_rows)
-        held_out, of_anchors, _ = np.split(error, [n_unseen, n_unseen + len(used)])
-        mean = self.agreement.put(number, fold.evaluated_rows, n_unseen, error, prediction)
+            error = pairs.errors(prediction, asked)
+        answers = fold_answers(asked, error, prediction, self.outputs)
+        self.held_out[number], self.in_sample[number] = own = answers[:n], answers[n:]
         # In-sample on purpose: at deployment anchor errors are observed, query errors are not.
-        places = places.reshape(relation.anchors.shape)
-        anchors = anchor_error(places, filled_with_means(of_anchors))
-        prediction = prediction[:n_unseen]
-        if self.pairs.mask is not None:
-            prediction = np.nan_to_num(self.pairs.mask.filled(prediction))
-        self._write(number, held_out, anchors, prediction)
-        logger.info("%s: mean error %.4g held out, %.4g in sample", fold, *mean)
-
-    def _write(self, number: int, *parts: np.ndarray) -> None:
+        of_anchors = filled_with_means(error[n : n + len(used)])
+        anchors = anchor_error(places.reshape(relation.anchors.shape), of_anchors)
+        prediction = prediction[:n]
+        if pairs.mask is not None:
+            prediction = np.nan_to_num(pairs.mask.filled(prediction))
         ends = np.cumsum([len(relation) for relation in self.relations])
-        if self.found is None:
-            shapes = [(int(ends[-1]), *part.shape[1:]) for part in parts]
-            self.found = _Found(
-                *(np.empty(shape, part.dtype) for shape, part in zip(shapes, parts, strict=True))
-            )
-        own = slice(int(ends[number]) - len(parts[0]), int(ends[number]))
-        for place, part in zip(vars(self.found).values(), parts, strict=True):
-            place[own] = part
-
-
-def embed(
-    representation: Any, metric: FittedMetric | None, x: Any, coordinates: np.ndarray
-) -> Space:
-    """Phi and nu of the inputs, or their coordinates in the metric (lines 3 and 4)."""
-    if metric is not None:
-        z = metric(coordinates)
-        return Space(z, z, coordinates)
-    z = evaluate(representation, x, "representation")
-    return Space(z, coordinates, coordinates)
+        parts = {"errors": error[:n], "anchor_errors": anchors, "predictions": prediction}
+        for name, part in parts.items():
+            if name not in self.found:
+                self.found[name] = np.empty((ends[-1], *part.shape[1:]), part.dtype)
+            self.found[name][ends[number] - n : ends[number]] = part
+        means = (mean_error(part.error) for part in own)
+        logger.info("%s: mean error %.4g held out, %.4g in sample", fold, *means)
