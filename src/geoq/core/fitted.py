@@ -169,14 +169,10 @@ class Fitted:
 
     def _view(self, x: Any) -> tuple[Features, np.ndarray, np.ndarray | None]:
         inputs = to_numbers(x, "x")
-        usable, gaps = np.flatnonzero(~self.coordinates.unusable(inputs).any(axis=1)), None
-        absent = np.ones(len(x), dtype=bool)
-        absent[usable] = False
+        absent, gaps = self.coordinates.unusable(inputs).any(axis=1), None
         if absent.any():
-            known = take(x, usable) if len(usable) else self.probes
-            place = np.zeros(len(x), dtype=int)
-            place[usable] = np.arange(len(usable))
-            x = take(known, place)
+            known = self.probes if absent.all() else take(x, np.flatnonzero(~absent))
+            x = take(known, np.where(absent, 0, np.cumsum(~absent) - 1))
             inputs = to_numbers(x, "x")
         prediction = answers_of(self.surrogate, x, "surrogate")
         if self.mask is not None:
