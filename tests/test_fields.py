@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from geoq import GeoQ, Grid, GroupFolds, Mesh, RandomFolds, Training
 from geoq.bounds.climatology import Climatology
-from geoq.bounds.factor import FieldFactor, _answers, _limited
+from geoq.bounds.factor import FieldFactor, _validated
 from geoq.bounds.fields import MIN_FRACTION, FieldBound, NoFactor, low_rank_scale
 from geoq.bounds.network import Sight, displacement, inputs, prediction
 from geoq.data.domain import Layout, Shapes
@@ -237,8 +237,8 @@ def test_factors_far_from_the_data_stay_in_the_range_of_held_out_tuples(far):
 def test_held_out_tuples_choose_the_exponent_of_a_channel(strength, exponents):
     """It is near 1 if they resemble the training tuples, and 0 if their errors depend on the inputs in the opposite way."""
     tuples, parts = driven(90, seed=100, strength=strength), np.split(np.arange(90), 3)
-    answers = _answers(BOUND.factor, tuples, parts, BOUND.plain)
-    assert _limited(BOUND.factor, answers, LEVEL).exponent[0] in exponents
+    factor, _ = _validated(BOUND.factor, tuples, parts, BOUND.plain, LEVEL)
+    assert factor.exponent[0] in exponents
 
 
 @pytest.mark.parametrize("reach", [0, 1, 5, 17])

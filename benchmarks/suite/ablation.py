@@ -22,7 +22,7 @@ from benchmarks.suite.table import ALL
 from geoq import CombinedFolds, GeoQ, NestedFolds, RandomFolds, Region, default_folds
 from geoq.bounds import two_laws
 from geoq.bounds.law import WORDS
-from geoq.bounds.two_laws import FittedTwoLaws, LawPair, TwoLawBound
+from geoq.bounds.two_laws import LawPair, TwoLawBound
 from geoq.data.metric import identity
 from geoq.parts import NormScaledBound, PaperRegion, StandardizedMetric
 
@@ -45,17 +45,11 @@ class OneLaw(TwoLawBound):
         return fitted.recalibrated(tuples[tuples.interpolating])
 
 
-class _NoOverhang(FittedTwoLaws):
-    def _overhang(self, features):
-        del features
-        return 0.0
-
-
 class NoOverhang(TwoLawBound):
     """Without the overhang."""
 
     def fit(self, tuples, quantile):
-        return _NoOverhang(**vars(super().fit(tuples, quantile)))
+        return replace(super().fit(tuples, quantile), metric=None)
 
 
 @dataclass(frozen=True)

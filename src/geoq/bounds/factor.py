@@ -9,9 +9,8 @@ lead time, the exponent is 0 and the bound stays b.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -127,14 +126,11 @@ class FieldFactor:
         held_out = [rows[:: math.ceil(len(rows) / n_rows)] for _, rows in splits]
         validated, one = np.concatenate(held_out), np.ones(n_out, np.float32)
         bare = FittedFactor(networks, sight, one, -one, one, trainings)
-        answers = partial(_answers, bare, tuples, held_out, bound_of)
-        fitted = _limited(bare, answers(), quantile)
+        fitted, factors = _validated(bare, tuples, held_out, bound_of, quantile)
         # With fewer validation tuples than the quantile level requires, the lift would be infinite.
         if not fitted.exponent.any() or len(validated) < n_required(quantile):
             return None
-        power = fitted.exponent[:, None]
-        factors = [np.exp(power * log).reshape(len(log), -1) for _, _, log in answers()]
-        return fitted, tuples[validated], joined(factors)
+        return fitted, tuples[validated], factors
 
     def splits(self, tuples: Tuples) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each network: the rows to train on, and the rows that stop the training.
@@ -219,34 +215,35 @@ class FittedFactor:
         return f"a factor learned from {seen} on {used} of {len(self.exponent)} channels"
 
 
-def _answers(
-    fitted: FittedFactor, tuples: Tuples, held_out: list[np.ndarray], bound_of: BoundOf
-) -> Iterator[tuple[np.ndarray, ...]]:
-    """Errors, bounds and logarithms of factors of the rows that each network was trained without, in chunks."""
-    for network, rows in zip(fitted.networks, held_out, strict=True):
+def _validated(
+    bare: FittedFactor,
+    tuples: Tuples,
+    held_out: list[np.ndarray],
+    bound_of: BoundOf,
+    quantile: float,
+) -> tuple[FittedFactor, Values]:
+    """The factor with the exponents of the smallest loss on the rows that each network was trained without, and its values there.
+
+    The range of the logarithms on these rows limits the factor.
+    """
+    losses, logs = np.zeros((len(EXPONENTS), len(bare.exponent))), []
+    upper = np.full(len(bare.exponent), -np.inf, np.float32)
+    lower = -upper
+    for network, rows in zip(bare.networks, held_out, strict=True):
         for chunk in chunks(len(rows), 8 * math.prod(tuples.field_shape)):
             part = tuples[rows[chunk]]
             features = part.features
             bound = bound_of(features)
-            log = fitted.log_factor(network, features, bound)
-            error, own = (values.reshape(log.shape) for values in (part.error, bound))
-            yield error.astype(np.float32), own.astype(np.float32), log
-
-
-def _limited(
-    fitted: FittedFactor, answers: Iterator[tuple[np.ndarray, ...]], quantile: float
-) -> FittedFactor:
-    """The exponent of each channel with the smallest loss, and the range of the logarithms found here."""
-    losses = np.zeros((len(EXPONENTS), len(fitted.exponent)))
-    upper = np.full(len(fitted.exponent), -np.inf, np.float32)
-    lower = -upper
-    for error, own, log in answers:
-        # The network is free where the bound is 0; there its output has no part in the limits.
-        used = np.where(own > 0, log, 0)
-        lower = np.minimum(lower, used.min(axis=(0, 2)))
-        upper = np.maximum(upper, used.max(axis=(0, 2)))
-        for place, power in enumerate(EXPONENTS):
-            missed = pinball_loss(error, own * np.exp(np.float32(power) * log), quantile)
-            losses[place] += np.nan_to_num(missed).mean(axis=2).sum(axis=0)
+            log = bare.log_factor(network, features, bound)
+            error, own = (v.reshape(log.shape).astype(np.float32) for v in (part.error, bound))
+            # The network is free where the bound is 0; there its output has no part in the limits.
+            used = np.where(own > 0, log, 0)
+            lower = np.minimum(lower, used.min(axis=(0, 2)))
+            upper = np.maximum(upper, used.max(axis=(0, 2)))
+            for place, power in enumerate(EXPONENTS):
+                missed = pinball_loss(error, own * np.exp(np.float32(power) * log), quantile)
+                losses[place] += np.nan_to_num(missed).mean(axis=2).sum(axis=0)
+            logs.append(log)
     exponent = np.array(EXPONENTS, np.float32)[losses.argmin(axis=0)]
-    return replace(fitted, exponent=exponent, lower=lower, upper=upper)
+    factors = [np.exp(exponent[:, None] * log).reshape(len(log), -1) for log in logs]
+    return replace(bare, exponent=exponent, lower=lower, upper=upper), joined(factors)

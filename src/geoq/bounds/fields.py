@@ -7,9 +7,8 @@ The scale s and the natural scale r give the size of the error in each cell, and
 the query and the support distance; it is used only if it lowers the loss on held-out tuples. The lift lambda makes the bound hold
 inside the data in every family of folds. Outside, beyond the distance d_r, the bound grows with the steepest slope L.
 
-The bound uses neither the anchor error nor a power of the distance. The distances between fields are nearly equal, so that a
-power law fitted to their short range would be arbitrary, and the errors of the nearest fields are a poor predictor of the cells
-in which a field is wrong.
+The bound does not use the anchor error, because the errors of the nearest fields are a poor predictor of the cells in which a field
+is wrong. The distances between fields are nearly equal, so that a power law fitted to their short range would be arbitrary.
 """
 
 import math
@@ -34,7 +33,8 @@ from geoq.quantiles import (
     weighted_quantile,
 )
 
-# One number for each query and value of the error, and one for each channel and cell.
+# Bounds of queries, one number for each query and value of the flattened error, and one for each channel and cell.
+Bounds: TypeAlias = Float[np.ndarray, " n *field"]
 Values: TypeAlias = Float[np.ndarray, " n n_values"]
 Maps: TypeAlias = Float[np.ndarray, " n_channels n_cells"]
 # The number of maps whose combinations are the scales of all channels.
@@ -155,9 +155,7 @@ class FittedFields:
         shape = (len(features), len(self.scale))
         return np.broadcast_to(natural_scale(features, self.reference) * self.scale, shape)
 
-    def __call__(
-        self, features: Features, quantile: float | None = None
-    ) -> Float[np.ndarray, " n *field"]:
+    def __call__(self, features: Features, quantile: float | None = None) -> Bounds:
         parts = []
         for rows in chunks(len(features), 4 * len(self.scale)):
             part = features[rows]

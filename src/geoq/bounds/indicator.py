@@ -25,7 +25,7 @@ from scipy.special import logit
 from torch import Tensor, nn
 
 from geoq.arrays import chunks, joined, permutation
-from geoq.bounds.fields import Maps, check_cells, low_rank_maps
+from geoq.bounds.fields import Bounds, Maps, check_cells, low_rank_maps
 from geoq.bounds.network import FieldNetwork, Seen, Sight, check_sees, inputs, log_bound, prediction
 from geoq.checks import check_function, check_integer, check_object, check_widths
 from geoq.core.geometry import Features
@@ -127,9 +127,7 @@ class IndicatorBound:
         check_cells(self, shapes, layout)
         Sight(self.sees, layout).check(shapes)
 
-    def check_errors(
-        self, predicted: Float[np.ndarray, " n *output"], error: Float[np.ndarray, " n *field"]
-    ) -> None:
+    def check_errors(self, predicted: np.ndarray, error: np.ndarray) -> None:
         """Raise for errors that take other values; the message names the function that fits the errors if there is one."""
         difference = _largest_difference(self.values, predicted, error)
         if not difference:
@@ -172,8 +170,8 @@ class IndicatorBound:
                     networks[-1], loss, training, *training.hold_out(torch.from_numpy(tuples.group))
                 )
             )
-        parts = sight, prior, tuple(networks), tuple(trainings)
-        return FittedIndicator(quantile, self.values, *parts)
+        trained = tuple(networks), tuple(trainings)
+        return FittedIndicator(quantile, self.values, sight, prior, *trained)
 
     def _flags(self, tuples: Tuples) -> tuple[Flags, Flags]:
         """Which errors took the larger of their two values, and which errors count; the error 0 of an exact cell counts."""
@@ -205,7 +203,7 @@ class FittedIndicator:
     uses_anchor_error: ClassVar[bool] = False
 
     @torch.no_grad()
-    def probability(self, features: Features) -> Float[np.ndarray, " n *field"]:
+    def probability(self, features: Features) -> Bounds:
         """P: the probability that each error takes the larger of its two values."""
         shape, parts = features.anchor_error.shape, []
         for rows in chunks(len(features), 8 * features.anchor_error[:1].size):
@@ -214,14 +212,12 @@ class FittedIndicator:
             parts.append(torch.stack([own.sigmoid() for own in logits]).mean(0).cpu().numpy())
         return joined(parts).reshape(shape)
 
-    def expected_error(self, features: Features) -> Float[np.ndarray, " n *field"]:
+    def expected_error(self, features: Features) -> Bounds:
         """The mean of the error; it is not a bound, but it distinguishes cells that have the same bound."""
         smaller, larger = _two_values(self.values, features.prediction, features.anchor_error)
         return smaller + self.probability(features) * (larger - smaller)
 
-    def __call__(
-        self, features: Features, quantile: float | None = None
-    ) -> Float[np.ndarray, " n *field"]:
+    def __call__(self, features: Features, quantile: float | None = None) -> Bounds:
         level = self.quantile if quantile is None else quantile
         smaller, larger = _two_values(self.values, features.prediction, features.anchor_error)
         return np.where(self.probability(features) > 1 - level, larger, smaller)

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from geoq.arrays import chunks, per_row
-from geoq.bounds.fields import check_cells
+from geoq.bounds.fields import Bounds, check_cells
 from geoq.bounds.network import pinball
 from geoq.checks import check_numbers, check_object, check_widths
 from geoq.core.geometry import Features
@@ -86,7 +86,7 @@ class ScaledRate(nn.Module):
         return increment
 
     @torch.no_grad()
-    def increments(self, features: Features) -> Float[np.ndarray, " n *field"]:
+    def increments(self, features: Features) -> Bounds:
         """The increments of queries, computed for a limited number of rows at a time."""
         numbers = max(features.displacement[:1].size, self.offset.numel())
         parts = [self(*_seen(features[rows])) for rows in chunks(len(features), numbers)]
@@ -140,9 +140,7 @@ class FittedNormScaled:
     rate: ScaledRate
     training: TrainingResult
 
-    def __call__(
-        self, features: Features, quantile: float | None = None
-    ) -> Float[np.ndarray, " n *field"]:
+    def __call__(self, features: Features, quantile: float | None = None) -> Bounds:
         anchor = features.anchor_error
         return anchor + self.rate.increments(features).astype(anchor.dtype)
 

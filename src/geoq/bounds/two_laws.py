@@ -14,9 +14,8 @@ the fraction of the variance that the data explain to the process. The overhang 
 the inputs, if it kept changing as inside. It counts less where the process has data near the query: lambda is the fraction of its
 deviation that the data leave.
 
-This is a departure from the paper in form, not in structure: the bound is still the anchor error plus an increment, and an upper
-conditional quantile given geometry, learned from cross-fitted tuples. The anchor error is one of the features of the laws, so the
-increment can be negative: an anchor with an unusually large error does not raise the bound by all of it.
+As in the paper, the bound is the anchor error plus an increment, and an upper conditional quantile given geometry, learned from
+cross-fitted tuples. Here the anchor error is one of the features, so the increment can be negative.
 """
 
 import math
@@ -25,10 +24,11 @@ from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from geoq.arrays import chunks, flat, joined, permutation
 from geoq.bounds.climatology import Climatology, FittedClimatology, natural_scale
+from geoq.bounds.fields import Bounds
 from geoq.bounds.law import (
     LEVEL,
     LEVELS,
@@ -89,7 +89,7 @@ class TwoLawBound:
         error = flat(tuples.error).astype(float) / natural
         resemblance, pi = None, np.zeros(len(error))
         if not inner.all():
-            resemblance = Resemblance.fit(tuples.relation, inner, tuples.weight)
+            resemblance = Resemblance.fit(tuples)
             pi = resemblance(tuples.relation)
         laws, plain = (
             LawPair.fit(names, own, error, pi, tuples) for names in (NAMES, WITHOUT_OPINION)
@@ -123,18 +123,16 @@ class Resemblance:
     coefficients: Float[np.ndarray, " 4"]
 
     @staticmethod
-    def fit(
-        relation: Relation, interpolating: Bool[np.ndarray, " n"], weight: Float[np.ndarray, " n"]
-    ) -> "Resemblance":
+    def fit(tuples: Tuples) -> "Resemblance":
         """Fit to calibration tuples, of which some come from the interpolating folds."""
         from sklearn.linear_model import LogisticRegression  # here: a slow import
 
-        columns = _geometry(relation)
+        columns, inner, weight = _geometry(tuples.relation), tuples.interpolating, tuples.weight
         mean, deviation = columns.mean(axis=0), columns.std(axis=0) + 1e-9
-        inner, outer = weight[interpolating].sum(), weight[~interpolating].sum()
-        half = 0.5 * weight / np.where(interpolating, inner, outer) * len(weight)
+        of_kind = np.where(inner, weight[inner].sum(), weight[~inner].sum())
+        half = 0.5 * weight / of_kind * len(weight)
         model = LogisticRegression(C=1.0, solver="newton-cholesky", tol=1e-10)
-        model.fit((columns - mean) / deviation, ~interpolating, sample_weight=half)
+        model.fit((columns - mean) / deviation, ~inner, sample_weight=half)
         return Resemblance(mean, deviation, np.append(model.coef_[0], model.intercept_))
 
     def __call__(self, relation: Relation) -> Float[np.ndarray, " n"]:
@@ -244,11 +242,8 @@ class FittedTwoLaws:
         found = weighted_quantiles(ratio[present], weight[present], (level,))
         return replace(self, shift=float(found[0]))
 
-    def __call__(
-        self, features: Features, quantile: float | None = None
-    ) -> Float[np.ndarray, " n *field"]:
-        shape = features.anchor_error.shape
-        level = self.quantile if quantile is None else quantile
+    def __call__(self, features: Features, quantile: float | None = None) -> Bounds:
+        shape, level = features.anchor_error.shape, quantile or self.quantile
         # The arrays of a chunk fit into the cache.
         rows = chunks(len(features), 256 * math.prod(shape[1:]))
         return joined([self._bound(features[part], level) for part in rows]).reshape(shape)
@@ -268,20 +263,13 @@ class FittedTwoLaws:
         left = opinion.left[:, None]
         weight = np.where(step < 0, weight * (1 - left**2), weight)
         bound = natural * np.exp(log + weight * step + (1 - pi) * self.shift)
-        if overhang:
+        if overhang and self.metric is not None and self.metric.sensitivity is not None:
+            size = _per_output(self.metric.overhang(features.inputs), bound.shape[1])
             # Where the process has data near the query, q contains the overhang.
             unknown = 1 - weight * (1 - np.sqrt(left))
-            bound += unknown * np.minimum(self._overhang(features), MAX_OVERHANG * bound)
+            bound += unknown * np.minimum(OVERHANG_FRACTION * size, MAX_OVERHANG * bound)
         both = self.laws.shift(level, pi), self.plain.shift(level, pi)
         return bound * np.exp(weight * both[0] + (1 - weight) * both[1])
-
-    def _overhang(self, features: Features) -> Errors | float:
-        """A part of the overhang, which is added to the bounds of queries outside the ranges of the inputs."""
-        metric = self.metric
-        if metric is None or metric.sensitivity is None:
-            return 0.0
-        n_outputs = math.prod(features.anchor_error.shape[1:])
-        return OVERHANG_FRACTION * _per_output(metric.overhang(features.inputs), n_outputs)
 
     def describe(self) -> str:
         """The fitted laws in three sentences."""
