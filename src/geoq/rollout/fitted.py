@@ -207,7 +207,7 @@ class FittedRollouts:
                 f"state of that shape{single}."
             )
         along = layout.along(forcing, len(start), n_steps)
-        largest = tolerance_of(tolerance, self.reference, self.held_out)
+        largest = tolerance_of(tolerance, self.reference, self.held_out.bound.shape[2])
         trust = None if largest is None else self.held_out.trust(largest)
         rows = layout.join(start, None if along is None else along[:, 0])
         lost = self.reference.coordinates.unusable(rows).any(axis=1)

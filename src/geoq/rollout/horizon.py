@@ -11,13 +11,10 @@ The median is taken over the held-out rollouts. With a = 0 only the bound of the
 trusted for the same number of steps, which depends less on differences between the held-out rollouts and the queries. The rule
 in between is at least nearly as good as both.
 
-A rollout is called broken if its error exceeds the tolerance at a trusted step. Let t be the first step at which the error
-exceeds the tolerance, and M the largest score up to this step,
-
-.. math:: t = \min\{n : E_{n,j} > \varepsilon_j \text{ for some } j\}, \qquad M = \max_{m \le t} s_m.
-
-A rollout whose steps up to t are all safe can be broken only if :math:`M < \lambda`. The calibration chooses the largest
-:math:`\lambda` for which few enough held-out rollouts are broken.
+A rollout is broken if its error exceeds the tolerance at a trusted step. Let t be the first step at which it does,
+:math:`t = \min\{n : E_{n,j} > \varepsilon_j \text{ for some } j\}`. A rollout whose steps up to t are all safe can be broken only
+if :math:`M = \max_{m \le t} s_m < \lambda`. The calibration chooses the largest :math:`\lambda` for which few enough held-out
+rollouts are broken.
 """
 
 import math
@@ -25,13 +22,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float
 
-from geoq.arrays import chunks, is_tensor, to_numbers
+from geoq.arrays import is_tensor, to_numbers
 from geoq.checks import check_integer, check_quantile, is_number
 from geoq.quantiles import inverse_cdf_quantile, n_required
 from geoq.rollout.features import Reference
-from geoq.rollout.series import PerStep, Values
+from geoq.rollout.series import PerStep, Places, Values
 
 # With more numbers than this, a file has only the largest bound and error of each step of the held-out rollouts.
 MOST_STORED = 2**22
@@ -61,15 +58,11 @@ class Trust:
     quantile: float
 
     def within(self, ratio: PerStep) -> Bool[np.ndarray, " n n_steps"]:
-        """Whether the bounds of each step are small enough, given their largest ratio to the tolerance.
-
-        No step past the calibration horizon is within, because no error was measured there.
-        """
-        n_steps = min(ratio.shape[1], len(self.typical))
-        known, holds = ratio[:, :n_steps], np.zeros(ratio.shape, dtype=bool)
-        score = scores(known, np.array(self.typical[:n_steps]))
-        holds[:, :n_steps] = (known <= 1) & (score < self.limit)
-        return holds
+        """Whether the bounds of each step within the calibration horizon are small enough, given their ratios to the tolerance."""
+        known = ratio[:, : len(self.typical)]
+        score = scores(known, np.array(self.typical[: known.shape[1]]))
+        past = ratio.shape[1] - known.shape[1]
+        return np.pad((known <= 1) & (score < self.limit), ((0, 0), (0, past)))
 
     @property
     def largest_ratio(self) -> tuple[float, ...]:
@@ -80,15 +73,13 @@ class Trust:
         return tuple(np.where(np.isfinite(typical), ratio, 0.0).tolist())
 
     def __str__(self) -> str:
-        statement = (
-            f"the trusted horizon is calibrated on {self.n_rollouts} held-out rollouts, so that at most {100 * self.broken:.2g} "
-            "% of such rollouts are expected to exceed the tolerance within it"
+        overlap = (
+            f"; it would be {100 * (1 - self.quantile):.2g} % if these rollouts did not overlap, but only {self.n_apart} of them "
+            "do not: give longer or more trajectories"
         )
-        if self.broken <= 1 - self.quantile:
-            return statement
         return (
-            f"{statement}; it would be {100 * (1 - self.quantile):.2g} % if these rollouts did not overlap, but only "
-            f"{self.n_apart} of them do not: give longer or more trajectories"
+            f"the trusted horizon is calibrated on {self.n_rollouts} held-out rollouts, so that at most {100 * self.broken:.2g} "
+            f"% of such rollouts are expected to exceed the tolerance within it{overlap * (self.broken > 1 - self.quantile)}"
         )
 
 
@@ -96,25 +87,21 @@ class Trust:
 class HeldOutRollouts:
     """Bounds and errors along the held-out rollouts, on which trusted horizons and joint bands are calibrated.
 
-    Attributes:
-        bound: the bounds; infinite from the step at which a rollout diverges.
-        error: the true errors; nan from the step at which a rollout diverges.
-        supported: the supported horizon of each rollout.
-        start: the row of the data that each rollout starts from.
-        quantile: tau, the quantile level of the bound.
-        excess: the largest ratio of error and bound over all coordinates, for each step; 0 where no error counts.
+    From the step at which a rollout diverges its bounds are infinite and its errors nan. ``supported`` is the supported horizon of
+    each rollout and ``start`` the row of the data that it starts from. ``excess`` is the largest ratio of error and bound over all
+    coordinates of a step, 0 where no error counts.
     """
 
     bound: Values
     error: Values
-    supported: Int[np.ndarray, " n"]
-    start: Int[np.ndarray, " n"]
+    supported: Places
+    start: Places
     quantile: float
     excess: PerStep
 
     @staticmethod
     def of(
-        bound: Values, error: Values, supported: np.ndarray, start: np.ndarray, quantile: float
+        bound: Values, error: Values, supported: Places, start: Places, quantile: float
     ) -> "HeldOutRollouts":
         """The rollouts with their excess."""
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -125,25 +112,22 @@ class HeldOutRollouts:
         """The same rollouts for a file: only the largest bound and error of each step if there are too many numbers."""
         if self.bound.size <= MOST_STORED:
             return self
-        parts = {n: getattr(self, n).max(axis=2, keepdims=True) for n in ("bound", "error")}
-        return replace(self, **parts)
+        bound, error = (part.max(axis=2, keepdims=True) for part in (self.bound, self.error))
+        return replace(self, bound=bound, error=error)
 
-    def trust(self, tolerance: Shaped[np.ndarray, " *per_coordinate"]) -> Trust:
+    def trust(self, tolerance: np.ndarray) -> Trust:
         r"""Calibrate the rule for this tolerance.
 
         .. math:: \frac{a + 1}{n + 1} \le 1 - \tau
 
-        Here n is the number of held-out rollouts, and a the number of broken rollouts that is allowed. If the rollouts do not
-        overlap, this is split conformal prediction of M. Otherwise the rollouts count as G groups, where G of them have trusted
-        steps that do not overlap, and ``Trust.broken`` states the limit of conformal risk control in ``n_allowed``. A larger
-        tolerance never gives a shorter horizon.
+        Here a of the n held-out rollouts may be broken. If the rollouts do not overlap, this is split conformal prediction of M.
+        Otherwise the rollouts count as G groups, where G of them have trusted steps that do not overlap, and ``Trust.broken``
+        states the limit of conformal risk control in ``n_allowed``. A larger tolerance never gives a shorter horizon.
         """
-        n, n_steps, n_coordinates = self.bound.shape
-        ratio, first, miss = np.empty((n, n_steps)), np.empty(n, dtype=int), 1 - self.quantile
-        for rows in chunks(n, n_steps * n_coordinates):
-            exceeds = (self.error[rows] > tolerance.reshape(-1)).any(axis=2)
-            first[rows] = n_leading(~np.asarray(exceeds))
-            ratio[rows] = over_tolerance(self.bound[rows], tolerance)
+        (n, n_steps, _), miss = self.bound.shape, 1 - self.quantile
+        exceeds = np.asarray((self.error > tolerance.reshape(-1)).any(axis=2))
+        first = n_leading(~exceeds)
+        ratio = over_tolerance(self.bound, tolerance)
         # Rows that have diverged are infinite from there on, so that a median is infinite once half of them have.
         typical = inverse_cdf_quantile(np.maximum.accumulate(ratio, axis=1), 0.5)
         score = np.maximum.accumulate(scores(ratio, typical), axis=1)
@@ -157,12 +141,10 @@ class HeldOutRollouts:
         return Trust(limit, tuple(typical.tolist()), max(miss, most), n, apart, self.quantile)
 
     def joint_factor(self, n_steps: int, confidence: float) -> float:
-        r"""The factor K for which a band contains the whole error of a rollout: all steps and all coordinates at once.
+        """The factor K of ``RolloutAssessment.joint_band``.
 
-        .. math:: E_{n,j} \le K \, \widehat E_{n,j} \quad \text{for all } n \le N \text{ and all } j
-
-        K is a conformal quantile of the largest ratio of error and bound of each held-out rollout within N steps. Rollouts that
-        overlap within N steps count as one group.
+        It is a conformal quantile of the largest ratio of error and bound of each held-out rollout within these steps. Rollouts
+        that overlap within them count as one group.
         """
         check_integer(n_steps, "n_steps", 1)
         check_quantile(confidence, "confidence")
@@ -182,7 +164,7 @@ class HeldOutRollouts:
         return float(largest[n_allowed(n, n_apart, 1 - confidence)])
 
 
-def over_tolerance(bound: Values, tolerance: Shaped[np.ndarray, " *per_coordinate"]) -> PerStep:
+def over_tolerance(bound: Values, tolerance: np.ndarray) -> PerStep:
     """The largest ratio of bound and tolerance over the coordinates, for each step."""
     with np.errstate(invalid="ignore"):
         ratio = (bound / tolerance.reshape(-1)).max(axis=2)
@@ -197,12 +179,12 @@ def scores(ratio: PerStep, typical: Float[np.ndarray, " n_steps"]) -> PerStep:
     return np.where(np.isinf(typical), np.inf, score)
 
 
-def n_leading(holds: Bool[np.ndarray, " n n_steps"]) -> Int[np.ndarray, " n"]:
+def n_leading(holds: Bool[np.ndarray, " n n_steps"]) -> Places:
     """The number of steps before the first one at which the condition does not hold."""
     return np.asarray(np.logical_and.accumulate(holds, axis=1).sum(axis=1))
 
 
-def count_apart(start: Int[np.ndarray, " n"], n_steps: int) -> int:
+def count_apart(start: Places, n_steps: int) -> int:
     """The largest number of rollouts of ``n_steps`` steps from these rows that do not overlap.
 
     Example:
@@ -221,7 +203,7 @@ def n_allowed(n_rollouts: int, n_apart: int, miss: float) -> int:
 
     .. math:: \frac{G}{G+1} \frac{a}{n} + \frac{1}{G+1} \le \text{miss}
 
-    Here n is the number of rollouts, and G the number of them that do not overlap. It is at least 0.
+    Here G of the n rollouts do not overlap. It is at least 0.
     """
     fraction = (miss * (n_apart + 1) - 1) / n_apart
     return max(0, math.floor(n_rollouts * fraction + 1e-9))
@@ -234,8 +216,7 @@ class Relative:
     .. math:: \varepsilon_j = f \sigma_j
 
     Here :math:`\sigma_j` is the standard deviation of coordinate j over all states of the data, and the fraction f is 0.1 for 10
-    % of it. So the tolerance does not depend on units of measurement, nor on a mean value such as 273 K. A coordinate that is
-    constant in the data has no tolerance.
+    % of it. The tolerance does not depend on units, nor on a mean value such as 273 K. A constant coordinate has no tolerance.
 
     Example:
         >>> Relative(0.1)
@@ -252,10 +233,8 @@ class Relative:
             )
 
 
-def tolerance_of(
-    tolerance: Any, reference: Reference, held_out: HeldOutRollouts
-) -> Shaped[np.ndarray, " *per_coordinate"] | None:
-    """The tolerance as numbers; raises unless it is positive, and one number or one per bounded coordinate."""
+def tolerance_of(tolerance: Any, reference: Reference, n_stored: int) -> np.ndarray | None:
+    """The tolerance as numbers; raises unless it is positive, and one number or one for each of the stored coordinates."""
     if tolerance is None:
         return None
     layout, known = reference.layout, reference.coordinates
@@ -263,7 +242,6 @@ def tolerance_of(
         spread = np.where(known.constant, np.inf, known.scale).reshape(-1)
         return np.asarray(tolerance.fraction * spread[layout.places].reshape(layout.output))
     largest = np.asarray(to_numbers(tolerance, "tolerance") if is_tensor(tolerance) else tolerance)
-    n_stored = held_out.bound.shape[2]
     if largest.ndim and largest.shape != layout.output:
         raise ValueError(
             f"tolerance has shape {largest.shape}, but the bounded output has shape {layout.output}; pass that shape or a number."

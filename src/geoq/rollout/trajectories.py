@@ -112,29 +112,24 @@ class FoldRollouts:
 
     def answers(self, surrogate: Any, fold: Fold) -> Rollouts:
         """The rollouts of a fold and, as further times, errors of single steps and the distances of members."""
-        start, step = fold.evaluated_rows, self.layout.step(surrogate)
+        start, step, nu = fold.evaluated_rows, self.layout.step(surrogate), self.coordinates
         rolled = self.roll_out(surrogate, start)
         if not self.n_members:
             return rolled
-        nu, kept = self.coordinates, self.series.rows[fold.training_rows]
-        distance = distance_to(nu(kept), nu, self.n_support)
-        errors, members = self.members(step, start, rolled, distance, own=True)
-        return np.concatenate([rolled, errors, members[1]], axis=1, dtype=rolled.dtype)
+        distance = distance_to(nu(self.series.rows[fold.training_rows]), nu, self.n_support)
+        errors, (_, spread) = self.members(step, start, rolled, distance, own=True)
+        return np.concatenate([rolled, errors, spread], axis=1, dtype=rolled.dtype)
 
     def members(
         self, step: Any, start: np.ndarray, rolled: Rollouts, distance: Distance, *, own: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Signed errors of single steps of a model that has not seen these states, and what its members say of the rollouts.
-
-        The noise of these members are the same errors: a fold can be computed where the errors of other folds are not known.
-        """
-        places, rows = self.measured(start), self.series.rows
+        """Signed errors of single steps of a model that has not seen these states, and what members with these errors say."""
+        places, rows, like = self.measured(start), self.series.rows, self.series.like
         single = roll_out(step, self.series.native(places.reshape(-1)), 1, np.inf)[:, 1]
         errors = rows[places + 1] - single.reshape(*places.shape, *rows.shape[1:])
-        noise = self.noise(errors, distance(rows[places]))
-        inside = self.range.cut(rolled)
+        noise, inside = self.noise(errors, distance(rows[places])), self.range.cut(rolled)
         at = distance(inside[:, : self.n_steps : BLOCK])
-        return errors, simulate(step, inside, noise, at, self.range, self.series.like, own=own)
+        return errors, simulate(step, inside, noise, at, self.range, like, own=own)
 
     def measured(self, start: np.ndarray) -> np.ndarray:
         """The rows after each start at which errors of single steps are measured."""
@@ -359,18 +354,9 @@ class Trajectories:
             warn_if_worse(error, tuples.error[:, 0], "after one step from the same states")
         bounds = along.bounds_along(bound, tuples.features)
         supported = n_leading(along.scores_along(region, tuples.features) <= SAFE)
-        held_out = bounds, tuples.error, supported, tuples.start, how.quantile
-        return FittedRollouts(
-            quantile=how.quantile,
-            reference=reference,
-            bound=bound,
-            region=region,
-            held_out=HeldOutRollouts.of(*held_out),
-            calibration=tuples,
-            probes=probes.inputs,
-            surrogate=surrogate,
-            representation=how.representation,
-        )
+        numbers = bounds, tuples.error, supported, tuples.start, how.quantile
+        known = how.quantile, reference, bound, region, HeldOutRollouts.of(*numbers), tuples
+        return FittedRollouts(*known, probes.inputs, surrogate, how.representation)
 
     def _warn_of_runaways(self, surrogate: Any, tuples: RolloutCalibration) -> None:
         """Warn if rollouts diverge, with their fraction for the fold surrogates and for the deployed surrogate.
