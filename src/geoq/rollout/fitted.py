@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
-from geoq.arrays import chunks, flat, restore, to_numbers
+from geoq.arrays import chunks, flat, joined, restore, to_numbers
 from geoq.checks import check_index, check_integer
 from geoq.data.coordinates import CHANGED
 from geoq.regions.region import SAFE
@@ -117,12 +117,8 @@ class RolloutAssessment:
             return [f"rollout {rollout}: no error bound, not {what}", f"initial state: {why}"]
         n_steps, horizon = self.safe.shape[1], int(horizons[rollout])
         length = f"{what} for {horizon} of {n_steps} steps" if horizon else f"not {what}"
-        if horizon == n_steps:
-            return [f"rollout {rollout}: {length}"]
-        return [
-            f"rollout {rollout}: {length}",
-            f"step {horizon + 1}: {self._end(rollout, horizon)}",
-        ]
+        end = [f"step {horizon + 1}: {self._end(rollout, horizon)}"] if horizon < n_steps else []
+        return [f"rollout {rollout}: {length}", *end]
 
     def reason(self, rollout: int) -> str:
         """Explain the horizon and the bounds of one rollout in words and numbers."""
@@ -130,14 +126,17 @@ class RolloutAssessment:
         lines = [headline, *(f"  {why}" for why in end)]
         if self.lost[rollout]:
             return "\n".join(lines)
-        n_steps, horizon = self.safe.shape[1], int(self.horizon[0][rollout])
+        n_steps, n_calibrated = self.safe.shape[1], self.n_calibrated
         lines.append(f"  {self.trust or WITHOUT_TOLERANCE}")
-        steps = dict.fromkeys((1, horizon, n_steps))
-        lines += [self._step_line(rollout, step) for step in steps if step]
-        if n_steps > self.n_calibrated:
+        for step in filter(None, dict.fromkeys((1, int(self.horizon[0][rollout]), n_steps))):
+            bound = self.error_hat[rollout, step - 1]
             lines.append(
-                f"  past step {self.n_calibrated}, the calibration horizon, the bound uses the calibration of this step"
+                f"  step {step}: mean error bound {float(bound.mean()):.3g}, largest {float(bound.max()):.3g}, "
+                f"support score {float(self.support_score[rollout, step - 1]):.3g}, safe up to 1"
             )
+        if n_steps > n_calibrated:
+            text = "the calibration horizon, the bound uses the calibration of this step"
+            lines.append(f"  past step {n_calibrated}, {text}")
         return "\n".join(lines)
 
     def _end(self, rollout: int, index: int) -> str:
@@ -161,28 +160,14 @@ class RolloutAssessment:
         limit = self.trust.largest_ratio[index]
         return f"{size}, but bounds of this step are trusted only below {limit:.3g} times the tolerance"
 
-    def _step_line(self, rollout: int, step: int) -> str:
-        bound = self.error_hat[rollout, step - 1]
-        return (
-            f"  step {step}: mean error bound {float(bound.mean()):.3g}, largest {float(bound.max()):.3g}, "
-            f"support score {float(self.support_score[rollout, step - 1]):.3g}, safe up to 1"
-        )
-
 
 @dataclass(frozen=True)
 class FittedRollouts:
     """Everything that the calibration has found. ``state.save`` stores it, except for the callables.
 
-    Attributes:
-        quantile: the level of the bound.
-        reference: all states, which the features of queries are relative to.
-        bound: the fitted scheme.
-        region: the fitted safe region.
-        held_out: bounds and errors along the held-out rollouts.
-        calibration: the held-out rollouts with their features; None in a file.
-        probes: a few rows, at which a file has the answers of the callables.
-        surrogate: the deployed surrogate.
-        representation: phi; None for the standardised rows.
+    Features of queries are relative to ``reference``, all states. ``held_out`` has the bounds and errors along the held-out
+    rollouts, and ``calibration`` these rollouts with their features; it is None in a file. At the rows ``probes`` a file has the
+    answers of the callables.
     """
 
     quantile: float
@@ -211,32 +196,29 @@ class FittedRollouts:
         trust = None if largest is None else self.held_out.trust(largest)
         rows = layout.join(start, None if along is None else along[:, 0])
         lost = self.reference.coordinates.unusable(rows).any(axis=1)
-        arrays, known = self._without_answer(len(rows), n_steps, rows.dtype), np.flatnonzero(~lost)
-        for part in chunks(len(known), n_steps * rows[:1].size):
-            own = known[part]
-            answers = self._answers(rows[own], n_steps, None if along is None else along[own], x0)
+        # A row of the data stands in for a row without an answer.
+        usable = rows.copy()
+        usable[lost] = to_numbers(self.probes, "probes")[0]
+        parts = []
+        for part in chunks(len(rows), n_steps * rows[:1].size):
+            answers = self._answers(
+                usable[part], n_steps, None if along is None else along[part], x0
+            )
             if trust is not None:
                 ratio = over_tolerance(answers["error_hat"], np.asarray(largest))
                 trusted = n_leading(answers["safe"] & trust.within(ratio))
                 answers |= {"bound_over_tolerance": ratio, "trusted_horizon": trusted}
-            for name, values in answers.items():
-                arrays[name][own] = values.reshape(len(own), *arrays[name].shape[1:])
-        if trust is None:
-            del arrays["bound_over_tolerance"], arrays["trusted_horizon"]
-        found = {name: restore(array, x0) for name, array in arrays.items()}
-        context: Any = {"lost": lost, "asked": rows, "forcing": along, "fitted": self}
-        return RolloutAssessment(**found, tolerance=largest, trust=trust, **context)
-
-    def _without_answer(self, n: int, n_steps: int, dtype: Any) -> dict[str, np.ndarray]:
-        output = self.reference.layout.output
-        numbers = {"prediction": output, "error_hat": output}
-        numbers |= {"support_score": (), "bound_over_tolerance": ()}
-        counts = ("supported_horizon", "trusted_horizon", "diverged_at")
-        return {
-            **{name: np.full((n, n_steps, *row), np.nan, dtype) for name, row in numbers.items()},
-            **{name: np.zeros(n, dtype=int) for name in counts},
-            "safe": np.zeros((n, n_steps), dtype=bool),
-        }
+            parts.append(answers)
+        found: Any = {"lost": lost, "asked": rows, "forcing": along, "fitted": self}
+        for name in parts[0]:
+            values = joined([answers[name] for answers in parts])
+            if values.dtype.kind == "f":
+                values = values.astype(rows.dtype, copy=False)
+            values[lost] = np.nan if values.dtype.kind == "f" else 0
+            if values.ndim == 3:
+                values = values.reshape(len(rows), n_steps, *layout.output)
+            found[name] = restore(values, x0)
+        return RolloutAssessment(**found, tolerance=largest, trust=trust)
 
     def _answers(
         self, rows: np.ndarray, n_steps: int, along: np.ndarray | None, like: Any
@@ -244,12 +226,13 @@ class FittedRollouts:
         """The answers to rows in the kind of array of ``like``, by the names of ``RolloutAssessment``."""
         # The last step needs no forcing.
         forcing = None if along is None else along[:, [*range(n_steps), -1]]
-        step, largest = self.reference.layout.step(self.surrogate), self.reference.range.largest
-        rolled = roll_out(step, restore(rows, like), n_steps, largest, forcing)
-        features = self.reference.features(rolled, self.representation, like)
+        reference, layout = self.reference, self.reference.layout
+        step = layout.step(self.surrogate)
+        rolled = roll_out(step, restore(rows, like), n_steps, reference.range.largest, forcing)
+        features = reference.features(rolled, self.representation, like)
         if hasattr(self.bound, "with_members"):
-            inside = self.reference.range.cut(rolled)
-            features = self.bound.with_members(features, step, inside, self.reference, like)
+            inside = reference.range.cut(rolled)
+            features = self.bound.with_members(features, step, inside, reference, like)
         score = scores_along(self.region, features)
         score[self._changed(rows)] = np.inf
         if along is not None:
@@ -257,7 +240,7 @@ class FittedRollouts:
             score[np.logical_or.accumulate(outside, axis=1)] = np.inf
         safe, diverged = score <= SAFE, ~features.alive
         return {
-            "prediction": self.reference.layout.outputs(rolled[:, 1:]),
+            "prediction": layout.outputs(rolled[:, 1:]),
             "error_hat": bounds_along(self.bound, features),
             "safe": safe,
             "support_score": score,
@@ -284,11 +267,8 @@ class FittedRollouts:
         if self._changed(rows).any():
             why = coordinates.why_changed(coordinates(rows), rows, None, "coordinate")
             return f"initial state: {why}"
-        if (
-            forcing is not None
-            and (places := np.argwhere(self._outside(forcing[:, : step + 1]))).size
-        ):
-            _, n, place = places[0]
+        if forcing is not None and self._outside(forcing[:, : step + 1]).any():
+            _, n, place = np.argwhere(self._outside(forcing))[0]
             around, at = self.reference.range, layout.n_values + place
             name = f"forcing {place}" if layout.n_forcing > 1 else "forcing"
             return (
@@ -331,10 +311,7 @@ class FittedRollouts:
         return answers
 
     def relative_difference(self, answer: np.ndarray, expected: np.ndarray) -> float:
-        """The largest difference of two answers of steps, relative to the median error of one step.
-
-        The coordinates that are not bounded have no error; they are compared with their deviation in the data.
-        """
+        """The largest difference of two answers, relative to the median error of a step, or the deviation where that is unknown."""
         layout = self.reference.layout
         typical = self.reference.coordinates.scale.reshape(-1)[: layout.n_values].astype(float)
         typical[layout.places] = np.nanmedian(self.held_out.error[:, 0], axis=0)

@@ -26,6 +26,7 @@ measured, and the bound is the climatology times its last factor.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -47,7 +48,7 @@ MOST_SINGLE, GROUP_SIZE = 32, 8
 WINDOW = 0.15
 # Settings are compared at this many steps, equally spaced in log(n) because they differ in the early steps, and coordinates.
 N_COMPARED, N_COORDINATES = 30, 16
-START = {"lam": 2.0, "gamma": 0.5, "p": 2.0}
+START: Setting = {"lam": 2.0, "gamma": 0.5, "p": 2.0}
 GRID: Mapping[str, tuple[float, ...]] = {
     "lam": (0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0),
     "gamma": (0.0, 0.25, 0.5, 0.75, 1.0),
@@ -90,21 +91,16 @@ class MemberGrowth:
             )
         scale, climatology = Scale.of(features), _climatology(features)
         part = _compared(error.shape[1], scale)
-        compared = part(error / scale.typical)
-
-        def loss(shape: Values) -> float:
-            return _loss(compared, shape, quantile)
-
-        shapes = np.ones_like(error), climatology
-        losses = {n: loss(part(own)) for n, own in zip(STATIC, shapes, strict=True)}
-        number, natural = (step_factors(error, shape, quantile) for shape in shapes)
-        lost = [
-            np.nan_to_num(pinball_loss(error, bound, quantile)).sum(axis=(0, 2))[:, None]
-            for bound in (number * shapes[0], natural * climatology)
-        ]
-        use = averaged(lost[1]) <= averaged(lost[0])
+        loss = partial(_loss, part(error / scale.typical), quantile)
+        losses, factors, lost = {}, [], []
+        for name, shape in zip(STATIC, (np.ones_like(error), climatology), strict=True):
+            losses[name] = loss(part(shape))
+            factors.append(step_factors(error, shape, quantile))
+            each = np.nan_to_num(pinball_loss(error, factors[-1] * shape, quantile))
+            lost.append(averaged(each.sum(axis=(0, 2))[:, None]))
+        use = lost[1] <= lost[0]
         least = loss(part(np.where(use, climatology, 1.0)))
-        first = np.concatenate([np.where(use, natural, number), natural[-1:]])
+        first = np.concatenate([np.where(use, factors[1], factors[0]), factors[1][-1:]])
         used = calibration.sources[: (1 + (self.companion is not None)) * (self.n_members > 0)]
         about = losses, tuple(source.step_error for source in used)
         fitted = FittedGrowth(scale, np.append(use, True), first, (), *about)
@@ -128,7 +124,6 @@ class Scale:
 
     @staticmethod
     def of(features: RolloutFeatures) -> "Scale":
-        """The scale of the held-out rollouts."""
         # The median, so that one fold surrogate with very large errors does not determine it.
         typical = inverse_cdf_quantile(_climatology(features)[features.alive], 0.5)
         varies = (features.climatology > 0).any(axis=(0, 1))
@@ -187,7 +182,7 @@ def _compared(n_steps: int, scale: Scale) -> Callable[[np.ndarray], np.ndarray]:
     return part
 
 
-def _loss(error: Values, shape: Values, quantile: float) -> float:
+def _loss(error: Values, quantile: float, shape: Values) -> float:
     """The sum over the steps of the pinball loss divided by the mean error of the step."""
     shape = np.where(np.isfinite(shape), shape, 1.0)  # infinite after most rollouts have diverged
     factor = np.nan_to_num(inverse_cdf_quantile(error / shape, quantile))
@@ -202,8 +197,7 @@ def _best(loss: Callable[[Values], float], parts: Parts) -> tuple[Setting, float
     def loss_of(setting: Setting) -> float:
         return loss(_shape(parts, setting)[0])
 
-    setting: Setting = START
-    found, least = setting, np.inf
+    found, setting, least = START, START, np.inf
     while loss_of(setting) < least - LEAST:
         found, least = setting, loss_of(setting)
         for name, values in GRID.items():
@@ -225,9 +219,8 @@ class Layer:
 class FittedGrowth:
     """The fitted bound: at which steps its first factors multiply the climatology, these factors, and the layers that refine it.
 
-    The last step stands for those past the calibration horizon.
-
-    ``losses`` are the losses of all bounds that were compared, and ``step_errors`` the held-out errors of single steps of the sources.
+    The last step stands for those past the calibration horizon. ``losses`` are those of all bounds that were compared, and
+    ``step_errors`` the held-out errors of single steps of the sources.
     """
 
     scale: Scale
@@ -259,18 +252,15 @@ class FittedGrowth:
 
     def describe(self) -> str:
         """The bound and the reason for it, in words."""
-        least = min(self.losses[name] for name in STATIC)
-        used = [
-            STATIC[int(self.climatological[:-1].mean() > 0.5)],
-            *([*SOURCES][layer.place] for layer in self.layers),
-        ]
+        least, layers = min(self.losses[name] for name in STATIC), self.layers
+        first = STATIC[int(self.climatological[:-1].mean() > 0.5)]
+        used = " and ".join([first, *([*SOURCES][layer.place] for layer in layers)])
         losses = ", ".join(f"{name} {loss / least:.2g}" for name, loss in self.losses.items())
-        errors = "; the held-out error of a single step is "
-        errors += " for the surrogate and ".join(f"{size:.2g}" for size in self.step_errors)
-        of = ("", "", " standard deviations for the ridge model")[len(self.step_errors)]
+        errors = " for the surrogate and ".join(f"{size:.2g}" for size in self.step_errors)
+        errors = f"; the held-out error of a single step is {errors} standard deviations for the ridge model"
         return (
-            f"the bound follows {' and '.join(used)}, which has the smallest loss on held-out rollouts (relative to the best bound "
-            f"without members: {losses}){errors * (len(self.step_errors) > 1)}{of}"
+            f"the bound follows {used}, which has the smallest loss on held-out rollouts (relative to the best bound without "
+            f"members: {losses}){errors * (len(self.step_errors) > 1)}"
         )
 
 
