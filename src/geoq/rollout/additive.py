@@ -7,14 +7,14 @@ from statistics import fmean
 from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from geoq.arrays import chunks
 from geoq.checks import check_function, check_widths
 from geoq.data.coordinates import spread
 from geoq.quantiles import inverse_cdf_quantile
 from geoq.rollout.features import RolloutCalibration, RolloutFeatures
-from geoq.rollout.series import Values
+from geoq.rollout.series import Places, Values
 
 Psi: TypeAlias = Float[np.ndarray, " n n_steps n_features"]
 # The largest number of trainings that choose the number of steps.
@@ -42,7 +42,7 @@ class AdditiveRecursion:
 
     The number of training steps is chosen by cross-validation over whole folds, because the rollouts of one fold have one
     surrogate in common. Each of at most five parts of the folds stops a training on the other parts early; the final training
-    uses all folds and has the mean of these numbers of steps, which differ between folds from zero to several hundred.
+    uses all folds and has the mean of these numbers of steps.
 
     Attributes:
         psi: a function that returns the features of each step.
@@ -89,13 +89,7 @@ class AdditiveRecursion:
         return self._train(*data, final, rows, rows if n_steps else rows[:0])[0]
 
     def _train(
-        self,
-        psi: Psi,
-        error: Values,
-        quantile: float,
-        training: Any,
-        rows: Int[np.ndarray, " n_train"],
-        held_out: Int[np.ndarray, " n_held_out"],
+        self, psi: Psi, error: Values, quantile: float, training: Any, rows: Any, held_out: Any
     ) -> tuple["FittedSum", Any]:
         """Fit T and the coefficients, and train h on some of the rollouts; the held-out ones stop the training."""
         import torch
@@ -106,7 +100,13 @@ class AdditiveRecursion:
         with seeded(training.random_state):
             network = MLP(psi.shape[2], error.shape[2], hidden=self.hidden)
         mean, scale = spread(psi[rows].reshape(-1, psi.shape[2]))
-        bare = FittedSum(self.psi, mean, scale, _coefficient(psi[rows], error[rows], quantile))
+        # The coefficients for which the untrained sum fits the errors in the middle of the calibration horizon.
+        middle = error.shape[1] // 2
+        passed = np.linalg.norm(psi[rows, : middle + 1], axis=2).sum(axis=1)
+        fitting = inverse_cdf_quantile(error[rows, middle], quantile)
+        fitting = fitting / inverse_cdf_quantile(passed, 0.5)
+        coefficient = np.maximum(fitting, 1e-3 * fitting.max()).astype(np.float32)
+        bare = FittedSum(self.psi, mean, scale, coefficient)
         arrays = (psi - mean) / scale, bare.weight(psi), error
         standard, weight, truth = (torch.from_numpy(array) for array in arrays)
         typical = float(error.mean()) or 1.0
@@ -126,7 +126,7 @@ class AdditiveRecursion:
         return replace(bare, layers=layers, n_steps=n_steps), result
 
 
-def _turns(fold: Int[np.ndarray, " n"]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _turns(fold: Places) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Rows to train on and rows that stop the training, for each part of the folds; all rows twice if there is one fold."""
     distinct, number = np.unique(fold, return_inverse=True)
     n_turns = min(N_TURNS, len(distinct))
@@ -134,14 +134,6 @@ def _turns(fold: Int[np.ndarray, " n"]) -> Iterator[tuple[np.ndarray, np.ndarray
         held_out = number % n_turns == turn
         kept = ~held_out if n_turns > 1 else held_out
         yield np.flatnonzero(kept), np.flatnonzero(held_out)
-
-
-def _coefficient(psi: Psi, error: Values, quantile: float) -> np.ndarray:
-    """The coefficients for which the untrained sum fits the errors in the middle of the calibration horizon."""
-    middle = error.shape[1] // 2
-    passed = np.linalg.norm(psi[:, : middle + 1], axis=2).sum(axis=1)
-    fitting = inverse_cdf_quantile(error[:, middle], quantile) / inverse_cdf_quantile(passed, 0.5)
-    return np.asarray(np.maximum(fitting, 1e-3 * fitting.max()), dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -160,8 +152,7 @@ class FittedSum:
 
     def weight(self, psi: Psi) -> Values:
         """The factor of h."""
-        weight: np.ndarray = np.linalg.norm(psi, axis=2, keepdims=True) * self.coefficient
-        return weight
+        return np.asarray(np.linalg.norm(psi, axis=2, keepdims=True) * self.coefficient)
 
     def __call__(self, features: RolloutFeatures) -> Values:
         psi = np.nan_to_num(self.psi(features).astype(np.float32), posinf=0.0)
@@ -177,6 +168,5 @@ class FittedSum:
 
     def describe(self) -> str:
         """The fitted bound in words."""
-        return (
-            f"the bound is a sum of increments, whose network was trained for {self.n_steps} steps"
-        )
+        n_steps = self.n_steps
+        return f"the bound is a sum of increments, whose network was trained for {n_steps} steps"

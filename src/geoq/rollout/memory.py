@@ -60,10 +60,9 @@ class WithMemory:
 
     def __call__(self, states: Any, *forcing: Any) -> Any:
         """The next states."""
+        values, memory = states[:, : self.n_values], states[:, self.n_values :]
         with no_grad():
-            answer: Any = self.step(
-                states[:, : self.n_values], states[:, self.n_values :], *forcing
-            )
+            answer: Any = self.step(values, memory, *forcing)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise TypeError(
                 f"step returned {type(answer).__name__}, but WithMemory needs two arrays; return (values, memory)."
@@ -80,7 +79,7 @@ class WithMemory:
     def states(self, values: Any, *forcing: Any) -> Any:
         """The states along a true trajectory of shape (n_times, n_values), and its forcing of shape (n_times, *forcing), if any.
 
-        The memory of a state is the memory after the model has received the values before it one by one. It starts at zero; leave
+        The memory of a state is the one after the model has received the values before it one by one. It starts at zero; leave
         out the first states, until it no longer depends on this start.
         """
         if values.ndim != 2 or values.shape[1] != self.n_values:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class TrainRollout:
         check_integer(self.n_rollout, "n_rollout", 1)
         check_object(self.fine_tuning, Training, "fine_tuning", "Training(n_steps=500)")
 
-    def __call__(self, segments: Sequence[Any]) -> "TrainedNetwork | ForcedNetwork":
+    def __call__(self, segments: Sequence[Any]) -> Any:
         if not segments:
             raise ValueError("segments is an empty list; pass at least one segment.")
         pairs = [s if isinstance(s, tuple) else (s,) for s in segments]
@@ -73,7 +74,7 @@ class TrainRollout:
                 network = network or self._new_network(task)
                 train(network, task.loss_of, training, *rows[0])
         trained = TrainedNetwork(network)
-        return ForcedNetwork(trained) if n_forcing else trained
+        return partial(_forced, trained) if n_forcing else trained
 
     def n_together(self, states: Any) -> int:
         """How many networks to train together, so that the memory of a training step stays small in both trainings."""
@@ -137,10 +138,7 @@ class TrainRollout:
 
 @dataclass(frozen=True)
 class RolloutTask:
-    """The training task of rollouts: the mean loss over the steps of a rollout that starts from a row of the inputs.
-
-    The inputs are the states, followed by their forcing along the first axis of a state, where it has the length ``n_forcing``.
-    """
+    """The mean loss over the steps of rollouts from rows of the inputs: states, then their forcing along the first axis."""
 
     inputs: Float[Tensor, " n *state"]
     start: Int[Tensor, " n_windows"]
@@ -155,7 +153,6 @@ class RolloutTask:
         return states, forcing
 
     def loss_of(self, network: nn.Module, rows: Tensor) -> Tensor:
-        """The mean loss of one network."""
         return self.mean_loss(network, self.loss, rows)
 
     def mean_loss(self, call: Call, loss: Loss, rows: Int[Tensor, " *n"]) -> Tensor:
@@ -170,15 +167,10 @@ class RolloutTask:
         return total / self.n_rollout
 
 
-@dataclass(frozen=True)
-class ForcedNetwork:
-    """A trained network as a step(states, forcing)."""
-
-    network: TrainedNetwork
-
-    def __call__(self, states: Any, forcing: Any) -> Any:
-        rows = with_forcing(states, forcing)
-        return self.network(rows if is_tensor(states) else rows.numpy())
+def _forced(network: TrainedNetwork, states: Any, forcing: Any) -> Any:
+    """The step(states, forcing) of a trained network."""
+    rows = with_forcing(states, forcing)
+    return network(rows if is_tensor(states) else rows.numpy())
 
 
 def with_forcing(states: Any, *forcing: Any) -> Tensor:
