@@ -22,7 +22,7 @@ BUDGET = {
     "src/geoq/plots": 900,
     "src/geoq/regions": 1254,
     "src/geoq/report": 500,
-    "src/geoq/rollout": 2835,
+    "src/geoq/rollout": 2735,
     "src/geoq/serving": 600,
     "src/geoq/training": 1391,
     "tests": 12190,
