@@ -219,7 +219,7 @@ class Layer:
 class FittedGrowth:
     """The fitted bound: at which steps its first factors multiply the climatology, these factors, and the layers that refine it.
 
-    The last step stands for those past the calibration horizon. ``losses`` are those of all bounds that were compared, and
+    The last step stands for those past the calibration horizon. ``losses`` has the losses of all bounds that were compared, and
     ``step_errors`` the held-out errors of single steps of the sources.
     """
 
