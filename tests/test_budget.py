@@ -31,8 +31,8 @@ BUDGET = {
 MAX_CLASSES, MAX_PROTOCOLS = 192, 16
 MAX_MODULE, MAX_FUNCTION = 450, 50
 # Longer than allowed, with their present lengths; nothing may be added here.
-LONG_MODULES = {"xarray.py": 462}
-LONG_FUNCTIONS = {"plots/answers.py fields": 65}
+LONG_MODULES: dict[str, int] = {}
+LONG_FUNCTIONS: dict[str, int] = {}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -1,6 +1,7 @@
 """The scikit-learn interface of GeoQ: a regressor with error bounds beside its predictions."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from geoq.training.checkpoint import Checkpoint
 from geoq.training.sources import ShowProgress, progress_bar
 
 
+@dataclass(eq=False, repr=False)
 class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A scikit-learn regressor that also bounds the errors of its predictions.
 
@@ -60,30 +62,17 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         True
     """
 
-    def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        quantile: float = 0.95,
-        domain: Domain | None = None,
-        representation: Any = None,
-        error_functional: ErrorFunctional = absolute_error,
-        folds: Folds | None = None,
-        bound_model: Any = None,
-        n_anchors: int = 1,
-        n_support: int | None = None,
-        safe_region: SafeRegion | None = None,
-    ) -> None:
-        self.estimator = estimator
-        self.quantile = quantile
-        self.domain = domain
-        self.representation = representation
-        self.error_functional = error_functional
-        self.folds = folds
-        self.bound_model = bound_model
-        self.n_anchors = n_anchors
-        self.n_support = n_support
-        self.safe_region = safe_region
+    estimator: Any = None
+    _: KW_ONLY
+    quantile: float = 0.95
+    domain: Domain | None = None
+    representation: Any = None
+    error_functional: ErrorFunctional = absolute_error
+    folds: Folds | None = None
+    bound_model: Any = None
+    n_anchors: int = 1
+    n_support: int | None = None
+    safe_region: SafeRegion | None = None
 
     def fit(
         self,
@@ -105,9 +94,9 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         del settings["estimator"]
         # GeoQ has the defaults of the settings that are None.
         chosen = {name: part for name, part in settings.items() if part is not None}
-        estimator = GeoQ(None, _TrainClone(self._regressor), **chosen)
+        estimator = GeoQ(None, partial(_train, self._regressor), **chosen)
         self.geoq_ = estimator.fit(X, y, groups=groups, checkpoint=checkpoint, progress=progress)
-        self.estimator_ = self.geoq_.surrogate_.estimator
+        self.estimator_ = self.geoq_.surrogate_.args[0]
         return self
 
     def predict(self, X: Any) -> Any:
@@ -156,9 +145,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
 
     def _validated(self, X: Any) -> Any:
         is_table = self._calibrated.fitted_.schema is not None
-        return validate_data(
-            self, X, reset=False, **({"skip_check_array": True} if is_table else {})
-        )
+        return validate_data(self, X, reset=False, skip_check_array=is_table)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -166,22 +153,12 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         return tags
 
 
-@dataclass(frozen=True)
-class _TrainClone:
-    """A recipe that fits a clone of the regressor. It is a class because closures cannot be pickled."""
-
-    estimator: Any
-
-    def __call__(self, x: Any, y: Any) -> "_FittedClone":
-        return _FittedClone(clone(self.estimator).fit(x, y), tuple(y.shape[1:]))
+# Partial functions, because closures cannot be pickled.
+def _train(estimator: Any, x: Any, y: Any) -> Any:
+    """The prediction of a clone of the regressor, fitted."""
+    return partial(_predict, clone(estimator).fit(x, y), tuple(y.shape[1:]))
 
 
-@dataclass(frozen=True)
-class _FittedClone:
-    """A fitted regressor that predicts in the shape of y; some regressors drop the dimension of a single column."""
-
-    estimator: Any
-    output_shape: tuple[int, ...]
-
-    def __call__(self, x: Any) -> np.ndarray:
-        return np.reshape(self.estimator.predict(x), (len(x), *self.output_shape))
+def _predict(estimator: Any, output_shape: tuple[int, ...], x: Any) -> np.ndarray:
+    """The prediction in the shape of y; some regressors drop the dimension of a single column."""
+    return np.reshape(estimator.predict(x), (len(x), *output_shape))

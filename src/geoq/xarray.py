@@ -28,7 +28,6 @@ except ImportError as exc:
     raise ImportError('geoq.xarray needs xarray; pip install "geoq[xarray]".') from exc
 
 Data: TypeAlias = xr.DataArray | xr.Dataset
-# The dimension of the steps in an answer and in a forcing.
 STEP = "step"
 # The parts of an answer in the unit of y, and those that are left out.
 ERRORS = ("error_hat", "anchor_error", "increment")
@@ -90,9 +89,7 @@ class Labelled:
         _check_labels(y, x, [self.dim], "y")
         dates = times.dtype.kind == "M" or isinstance(times, xr.CFTimeIndex)
         if isinstance(self.estimator.folds, TemporalFolds) and not times.is_monotonic_increasing:
-            raise ValueError(
-                f"TemporalFolds needs samples in time order; sort x and y by {self.dim!r}."
-            )
+            raise ValueError(f"TemporalFolds needs time order; sort x and y by {self.dim!r}.")
         if dates and how.get("groups") is None:
             warn_of_alike(y.values[np.argsort(times)], self.estimator.folds)
         estimator.fit(x.values, masked_where_nan(y.values), **how)
@@ -165,9 +162,8 @@ class Labelled:
     def conformalize(self, x: Data, y: Data, *, guarantee: Guarantee = POINTWISE) -> "Labelled":
         """Scale the bound of a ``GeoQ`` so that it holds on pairs that ``fit`` has not seen."""
         check_fitted(self, "estimator_")
-        like_x, like_y = self.like_["x"], self.like_["y"]
-        x = _on_grid(x, like_x, "x").transpose(self.dim, *like_x.dims)
-        y = _on_grid(y, like_y, "y").transpose(self.dim, *like_y.dims)
+        pairs = ((part, self.like_[name], name) for name, part in (("x", x), ("y", y)))
+        x, y = (_on_grid(*pair).transpose(self.dim, *pair[1].dims) for pair in pairs)
         _check_labels(y, x, [self.dim], "y")
         self.estimator_.conformalize(x.values, masked_where_nan(y.values), guarantee=guarantee)
         return self
@@ -244,21 +240,18 @@ class Labelled:
         n = blocks[0].ndim - len(self._core[0])
         return blocks[0].shape[:n], [block.reshape(-1, *block.shape[n:]) for block in blocks]
 
-    def _assessed(self, rows: Sequence[np.ndarray], n_steps: int | None, tolerance: Any) -> Any:
+    def _assessed(self, rows: Any, n_steps: int | None, tolerance: Any) -> Any:
         """The answer of the estimator to rows of queries, or of initial states and their forcing."""
         if not self._rolls:
             return self.estimator_.assess(rows[0])
-        given = [part[..., None] if part.ndim == 2 else part for part in rows[1:]]
-        settings = {"forcing": given[0]} if given else {}
-        return self.estimator_.assess(_vectors(rows[0]), n_steps, tolerance, **settings)
+        given = [part[..., None] if part.ndim == 2 else part for part in rows[1:]] or [None]
+        return self.estimator_.assess(_vectors(rows[0]), n_steps, tolerance, forcing=given[0])
 
-    def _found(
-        self, rows: Sequence[np.ndarray], n_steps: int | None, tolerance: Any, last: Any
-    ) -> dict[str, Any]:
+    def _found(self, rows: Any, n_steps: Any, tolerance: Any, last: Any) -> dict[str, Any]:
         """The parts of the answer to rows by name, or the bounds at the last levels."""
         for levels in last.values():
-            bounds = self.estimator_.bounds(rows[0], levels)
-            return {"error_hat": np.ma.stack([*bounds.values()], axis=-1)}
+            bounds = self.estimator_.bounds(rows[0], levels).values()
+            return {"error_hat": np.ma.stack([*bounds], axis=-1)}
         answer = vars(self._assessed(rows, n_steps, tolerance))
         found = {n: v for n, v in answer.items() if isinstance(v, np.ndarray) and n not in OTHERS}
         if "anchors" in found:
@@ -294,8 +287,20 @@ class Labelled:
             output_dtypes=[part.dtype for part in found.values()],
             dask_gufunc_kwargs={"output_sizes": lengths},
         )
+        y, times = self.like_["y"], self.like_.get("times")
+        in_units = self._rolls or self.estimator.error_functional in (absolute_error, norm_error)
+        units = {key: of for key, of in y.attrs.items() if key == "units" and in_units}
         parts = answers if len(sizes) > 1 else (answers,)
-        return self._labelled(xr.Dataset(dict(zip(sizes, parts, strict=True))))
+        answer = xr.Dataset(dict(zip(sizes, parts, strict=True))).assign_coords(y.coords)
+        for name, part in answer.items():
+            part.attrs = y.attrs if name == "prediction" else units if name in ERRORS else {}
+        if STEP in answer.dims:
+            answer = answer.assign_coords({STEP: np.arange(1, answer.sizes[STEP] + 1)})
+        if STEP in answer.dims and times is not None:
+            answer = answer.assign_coords(lead_time=answer[STEP] * times["step"].values)
+            if self.dim in answer.coords:
+                answer = answer.assign_coords(valid_time=answer[self.dim] + answer["lead_time"])
+        return answer.assign_attrs(quantile=self.estimator_.quantile)
 
     def __dask_tokenize__(self) -> str:
         # Otherwise Dask would pickle the whole calibration to name its tasks.
@@ -311,22 +316,6 @@ class Labelled:
         others = {f"error_dim_{i}": n for i, n in enumerate(own)}
         sizes = y.sizes if own == y.shape or (self._rolls and not y.ndim) else others
         return {**steps, **sizes, **{dim: len(levels) for dim, levels in last.items()}}
-
-    def _labelled(self, answer: xr.Dataset) -> xr.Dataset:
-        """The answer with the labels of y, the steps, and attributes."""
-        y, times = self.like_["y"], self.like_.get("times")
-        in_units = self._rolls or self.estimator.error_functional in (absolute_error, norm_error)
-        units = {key: of for key, of in y.attrs.items() if key == "units" and in_units}
-        for name, part in answer.items():
-            part.attrs = y.attrs if name == "prediction" else units if name in ERRORS else {}
-        answer = answer.assign_coords(y.coords).assign_attrs(quantile=self.estimator_.quantile)
-        if STEP in answer.dims:
-            answer = answer.assign_coords({STEP: np.arange(1, answer.sizes[STEP] + 1)})
-        if STEP in answer.dims and times is not None:
-            answer = answer.assign_coords(lead_time=answer[STEP] * times["step"].values)
-            if self.dim in answer.coords:
-                answer = answer.assign_coords(valid_time=answer[self.dim] + answer["lead_time"])
-        return answer
 
     def save(self, path: str | Path, *, calibration: bool = True) -> None:
         """Write the calibration and the labels to one file; the class of the estimator also reads it."""
@@ -455,7 +444,6 @@ def _packed(like: xr.DataArray) -> dict[str, Any]:
 
 
 def _unpacked(one: Any) -> xr.DataArray:
-    known = one["coords"].items()
-    coords = {n: (c["dims"], np.array(c["data"], c["dtype"]), c["attrs"]) for n, c in known}
-    values = np.zeros(one["shape"], one["dtype"])
-    return xr.DataArray(values, coords, one["dims"], one["name"], one["attrs"])
+    for of in one["coords"].values():
+        of["data"] = np.array(of["data"], of["dtype"])
+    return xr.DataArray.from_dict(one | {"data": np.zeros(one["shape"], one["dtype"])})

@@ -11,8 +11,7 @@ except ImportError as exc:
     raise ImportError('geoq.plots needs Matplotlib; pip install "geoq[plots]".') from exc
 
 from geoq.plots.answers import error_over_input, estimate_against_error, fields, rollouts, summary
-from geoq.plots.calibration import calibration
-from geoq.plots.inputs import inputs
+from geoq.plots.calibration import calibration, inputs
 
 __all__ = ["calibration", "error_over_input", "estimate_against_error", "fields", "inputs"]
 __all__ += ["rollouts", "summary"]

@@ -14,9 +14,13 @@ from geoq.data.domain import Layout, Mesh
 from geoq.plots import style
 from geoq.rollout.fitted import RolloutAssessment
 
-Numbers: TypeAlias = Float[np.ndarray, " n"]
+Numbers: TypeAlias = Float[np.ndarray, " *shape"]
+Flags: TypeAlias = Bool[np.ndarray, " *shape"]
+Ends: TypeAlias = tuple[float, float]
 # Arrays by the names of the curves or maps.
 Drawn: TypeAlias = dict[str, np.ndarray]
+# The outputs and the errors of one field, and the upper end of the errors; None for the largest of them.
+Field: TypeAlias = tuple[Drawn, Drawn, float | None]
 LINES: dict[str, dict[str, Any]] = {
     "bound": {"color": style.ESTIMATE, "ls": "--", "lw": 1.6},
     "expected": {"color": style.REFERENCE, "ls": "-.", "lw": 1.6},
@@ -143,25 +147,9 @@ def fields(
     row, layout = check_index(row, "row", len(assessment)), assessment.fitted.layout
     is_map = _is_map(layout, tuple(assessment.prediction.shape[1:]))
     style.prepare(figure, "compressed" if is_map else "constrained")
-    if assessment.lost[row]:
-        raise ValueError(f"row={row} is {assessment.safety(row)}; choose another row.")
-
-    def drawn(values: Any) -> Float[np.ndarray, " *cells"]:
-        parts = numbers_of(values)[row].astype(float).reshape(-1, *layout.cells)
-        # An error with a single channel belongs to all channels of the prediction.
-        which = check_index(channel, "channel", len(parts)) if len(parts) > 1 else 0
-        return np.asarray(parts[which])
-
-    bound = assessment.error_hat
-    if truth is not None:
-        style.check_shape(truth, "truth", assessment.prediction, "predictions")
-    outputs = {"prediction": assessment.prediction, "truth": truth}
-    outputs = {name: drawn(part) for name, part in outputs.items() if part is not None}
-    errors = {"bound": bound, "expected": expected, "error": error}
-    errors = {n: style.true_errors(e, n, bound) for n, e in errors.items() if e is not None}
-    largest = 1.0 if np.isin(np.nan_to_num(errors["bound"]), (0, 1)).all() else None
-    errors = {name: drawn(part) for name, part in errors.items()}
-    axes = (_maps if is_map else _lines)(figure, layout, outputs, errors, largest, extent)
+    given = {"expected": expected, "error": error, "truth": truth}
+    drawn = _one_field(assessment, row, channel, given)
+    axes = (_maps if is_map else _lines)(figure, layout, drawn, extent)
     several = assessment.prediction[row].ndim > layout.n_axes
     title = (
         f"query {row}{f', channel {channel}' if several else ''}: {'safe' if assessment.safe[row] else 'NOT safe'} "
@@ -169,6 +157,29 @@ def fields(
     )
     figure.suptitle(style.wrapped(figure, title), fontsize=10)
     return axes
+
+
+def _one_field(assessment: Assessment, row: int, channel: int, given: dict[str, Any]) -> Field:
+    """One channel of one query of each output and of each error."""
+    if assessment.lost[row]:
+        raise ValueError(f"row={row} is {assessment.safety(row)}; choose another row.")
+    if given["truth"] is not None:
+        style.check_shape(given["truth"], "truth", assessment.prediction, "predictions")
+
+    def drawn(values: Any) -> Float[np.ndarray, " *cells"]:
+        cells = assessment.fitted.layout.cells
+        parts = numbers_of(values)[row].astype(float).reshape(-1, *cells)
+        # An error with a single channel belongs to all channels of the prediction.
+        which = check_index(channel, "channel", len(parts)) if len(parts) > 1 else 0
+        return np.asarray(parts[which])
+
+    bound = assessment.error_hat
+    outputs = {"prediction": assessment.prediction, "truth": given["truth"]}
+    errors = {"bound": bound, "expected": given["expected"], "error": given["error"]}
+    errors = {n: style.true_errors(e, n, bound) for n, e in errors.items() if e is not None}
+    largest = 1.0 if np.isin(np.nan_to_num(errors["bound"]), (0, 1)).all() else None
+    shown = {n: drawn(part) for n, part in outputs.items() if part is not None}
+    return shown, {n: drawn(part) for n, part in errors.items()}, largest
 
 
 def _is_map(layout: Layout, shape: tuple[int, ...]) -> bool:
@@ -183,15 +194,9 @@ def _is_map(layout: Layout, shape: tuple[int, ...]) -> bool:
     return n_axes == 2
 
 
-def _maps(
-    figure: Figure,
-    layout: Layout,
-    outputs: Drawn,
-    errors: Drawn,
-    largest: float | None,
-    extent: Any,
-) -> list[Axes]:
+def _maps(figure: Figure, layout: Layout, drawn: Field, extent: Any) -> list[Axes]:
     """Draw maps in the number of columns that makes them largest; the first axis of a grid points upwards."""
+    outputs, errors, largest = drawn
     n_maps, nodes = len(outputs) + len(errors), getattr(layout.domain, "coordinates", None)
     edges: Any = extent or [end for n in layout.cells[::-1] for end in (-0.5, n - 0.5)]
     width, height = np.ptp(np.reshape(edges, (2, 2)), 1) if nodes is None else np.ptp(nodes, axis=0)
@@ -218,15 +223,9 @@ def _maps(
     return panels
 
 
-def _lines(
-    figure: Figure,
-    layout: Layout,
-    outputs: Drawn,
-    errors: Drawn,
-    largest: float | None,
-    extent: Any,
-) -> list[Axes]:
+def _lines(figure: Figure, layout: Layout, drawn: Field, extent: Any) -> list[Axes]:
     """Draw the outputs in the upper panel and the errors in the lower one."""
+    outputs, errors, largest = drawn
     upper, lower = style.panels_of(figure, 2, 1, sharex=True)
     (n_cells,) = layout.cells
     edges = extent or (-0.5, n_cells - 0.5)
@@ -329,12 +328,7 @@ def _rollout(axes: Axes, assessment: RolloutAssessment, row: int, largest: Drawn
 
 
 def error_over_input(
-    axes: Axes,
-    x: Numbers,
-    error: Numbers,
-    error_hat: Numbers,
-    safe: Bool[np.ndarray, " n"],
-    training_interval: tuple[float, float],
+    axes: Axes, x: Numbers, error: Numbers, error_hat: Numbers, safe: Flags, training_interval: Ends
 ) -> Axes:
     """Draw true errors and bounds over a scalar input, with the safe region shaded and the ends of the training interval dotted.
 
@@ -357,12 +351,7 @@ def error_over_input(
     return axes
 
 
-def estimate_against_error(
-    axes: Axes,
-    error: Float[np.ndarray, " *shape"],
-    error_hat: Float[np.ndarray, " *shape"],
-    safe: Bool[np.ndarray, " *shape"],
-) -> Axes:
+def estimate_against_error(axes: Axes, error: Numbers, error_hat: Numbers, safe: Flags) -> Axes:
     """Draw each bound against its true error, with the safe flag of each; points above the diagonal are covered.
 
     Example:

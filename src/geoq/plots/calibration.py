@@ -1,19 +1,23 @@
-"""A picture of a calibration: held-out errors and bounds over distance, coverage, and the folds."""
+"""Pictures of a fitted estimator: its held-out errors, and its answers while one input moves and the others stay at a query."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from geoq.arrays import flat
+from geoq.arrays import flat, is_tensor, native, restore, to_numbers
 from geoq.bounds.protocol import bounds_of
 from geoq.checks import check_index
-from geoq.core.assessment import N_OUTPUTS_SHOWN
+from geoq.core.assessment import N_OUTPUTS_SHOWN, Assessment, numbers_of
 from geoq.core.fitted import Fitted
+from geoq.data.coordinates import Part
+from geoq.data.table import UNSEEN, Column, Table, build, schema_of
 from geoq.plots import style
 
 # Of more calibration tuples than this a random subset is drawn.
@@ -21,6 +25,9 @@ MOST_TUPLES = 5_000
 N_BINS = 10
 # One colour and one marker for each family of folds.
 FAMILIES = ((style.REFERENCE, "o"), (style.ESTIMATE, "x"), ("#59803b", "^"), ("#8a5a9e", "s"))
+# The places along an input, and how far it moves beyond its range in the data, as a fraction of the range.
+N_STEPS, BEYOND = 81, 0.2
+MOST_PANELS = 12
 
 
 def calibration(figure: Figure, estimator: Any, *, output: int = 0) -> list[Axes]:
@@ -47,77 +54,66 @@ def calibration(figure: Figure, estimator: Any, *, output: int = 0) -> list[Axes
     """
     style.prepare(figure)
     fitted = style.fitted_of(estimator)
-    tuples = _Tuples.of(fitted, output)
+    drawn, of_output = _held_out(fitted, output)
+    looks = [FAMILIES[number % len(FAMILIES)] for number in range(len(fitted.families))]
+    own = [drawn["family"] == number for number in range(len(fitted.families))]
+    families = [*zip(fitted.families, own, looks, strict=True)]
     panels = style.panels_of(figure, 4, 2)
-    _over_distance(panels[0], panels[1], tuples)
-    _coverage_of_families(panels[2], tuples)
-    _errors_of_folds(panels[3], tuples)
+    _over_distance(panels[0], panels[1], drawn, families)
+    _coverage_of_families(panels[2], drawn["covered"], families)
+    _errors_of_folds(panels[3], drawn, families)
     for axes in panels[1:3]:
         axes.axhline(fitted.quantile, color=style.TRUE, lw=1.2, ls="--", label="quantile level")
         axes.set(ylabel="coverage", ylim=(min(axes.get_ylim()[0], fitted.quantile) - 0.1, 1.01))
         axes.legend(loc="lower right", fontsize=8, **style.OPAQUE)
     title = (
-        f"{len(tuples.error)} held-out errors{tuples.of_output} from {len(np.unique(tuples.fold))} folds, and the bounds of "
+        f"{len(drawn['error'])} held-out errors{of_output} from {len(np.unique(drawn['fold']))} folds, and the bounds of "
         f"quantile level {fitted.quantile:g} that were fitted to them"
     )
     figure.suptitle(style.wrapped(figure, title), fontsize=11)
     return panels
 
 
-@dataclass(frozen=True)
-class _Tuples:
-    """The calibration tuples as numbers; fields as their means over the cells that count."""
-
-    distance: Float[np.ndarray, " n"]
-    error: Float[np.ndarray, " n"]
-    bound: Float[np.ndarray, " n"]
-    covered: Float[np.ndarray, " n"]
-    fold: Int[np.ndarray, " n"]
-    family: Int[np.ndarray, " n"]
-    names: tuple[str, ...]
-    of_output: str
-
-    @staticmethod
-    def of(fitted: Fitted, output: int) -> "_Tuples":
-        if fitted.tuples is None:
-            raise ValueError(
-                "plots.calibration draws calibration tuples, but the file was saved with calibration=False; save it with them."
-            )
-        found, known = fitted.tuples.subsample(MOST_TUPLES), fitted.output_names
-        bounds = bounds_of(fitted.bound, found.features)
-        error, bound, name = flat(found.error), flat(bounds), "a field"
-        if found.error.ndim < 3 and error.shape[1] <= N_OUTPUTS_SHOWN:
-            which = check_index(output, "output", error.shape[1])
-            name = known[which] if known else f"output {which}" if error.shape[1] > 1 else ""
-            error, bound = error[:, [which]], bound[:, [which]]
-        # A tuple without any error that counts is not drawn.
-        absent = np.isnan(error)
-        some = ~absent.all(axis=1)
-        fields = (np.where(absent, np.nan, part) for part in (error, bound, error <= bound))
-        means = [np.nanmean(part[some], axis=1) for part in fields]
-        distance, fold, family = found.relation.support_distance, found.fold, found.family
-        of_output = f" of {name}" if name else ""
-        drawn: Any = (distance[some], *means, fold[some], family[some], fitted.families, of_output)
-        return _Tuples(*drawn)
+def _held_out(fitted: Fitted, output: int) -> tuple[dict[str, np.ndarray], str]:
+    """The calibration tuples as numbers by name, fields as their means over the cells that count; and which output they are of."""
+    if fitted.tuples is None:
+        raise ValueError(
+            "plots.calibration draws calibration tuples, but the file was saved with calibration=False; save it with them."
+        )
+    found, known = fitted.tuples.subsample(MOST_TUPLES), fitted.output_names
+    bounds = bounds_of(fitted.bound, found.features)
+    error, bound, name = flat(found.error), flat(bounds), "a field"
+    if found.error.ndim < 3 and error.shape[1] <= N_OUTPUTS_SHOWN:
+        which = check_index(output, "output", error.shape[1])
+        name = known[which] if known else f"output {which}" if error.shape[1] > 1 else ""
+        error, bound = error[:, [which]], bound[:, [which]]
+    # A tuple without any error that counts is not drawn.
+    absent = np.isnan(error)
+    some = ~absent.all(axis=1)
+    fields = {"error": error, "bound": bound, "covered": error <= bound}
+    drawn = {n: np.nanmean(np.where(absent, np.nan, v)[some], axis=1) for n, v in fields.items()}
+    drawn["distance"] = found.relation.support_distance[some]
+    drawn |= {"fold": found.fold[some], "family": found.family[some]}
+    return drawn, f" of {name}" if name else ""
 
 
-def _over_distance(axes: Axes, lower: Axes, tuples: _Tuples) -> None:
+def _over_distance(
+    axes: Axes, lower: Axes, drawn: dict[str, np.ndarray], families: Sequence[Any]
+) -> None:
     """Draw each error, and the median bound and the coverage of bins with equal numbers of errors."""
-    least = style.floor_of(np.quantile(tuples.error, [0.01]), tuples.bound.clip(0))
-    distance, error = tuples.distance, tuples.error.clip(least)
+    least = style.floor_of(np.quantile(drawn["error"], [0.01]), drawn["bound"].clip(0))
+    distance, error = drawn["distance"], drawn["error"].clip(least)
     points: dict[str, Any] = {"s": 9, "lw": 0.7, "alpha": 0.4}
-    for number, name in enumerate(tuples.names):
-        own = tuples.family == number
-        color, marker = FAMILIES[number % len(FAMILIES)]
+    for name, own, (color, marker) in families:
         axes.scatter(distance[own], error[own], c=color, marker=marker, label=name, **points)
-    missed = tuples.covered < 1
+    missed = drawn["covered"] < 1
     circles: dict[str, Any] = {"s": 40, "facecolors": "none", "edgecolors": style.TRUE, "lw": 1.2}
     axes.scatter(distance[missed], error[missed], label="above its bound", **circles)
     bins = np.array_split(np.argsort(distance, kind="stable"), N_BINS)
     middle = [np.median(distance[rows]) for rows in bins]
-    bound = [np.median(tuples.bound[rows]).clip(least) for rows in bins]
+    bound = [np.median(drawn["bound"][rows]).clip(least) for rows in bins]
     axes.plot(middle, bound, color=style.TRUE, lw=1.8, ls="--", label="median bound")
-    covered = [tuples.covered[rows].mean() for rows in bins]
+    covered = [drawn["covered"][rows].mean() for rows in bins]
     lower.plot(middle, covered, "o-", color=style.REFERENCE, lw=1.4, ms=5)
     for panel in (axes, lower):
         panel.set(xlabel="support distance", xscale="log" if distance.min() > 0 else "linear")
@@ -128,27 +124,218 @@ def _over_distance(axes: Axes, lower: Axes, tuples: _Tuples) -> None:
     axes.legend(fontsize=8, loc="lower right", **style.OPAQUE)
 
 
-def _coverage_of_families(axes: Axes, tuples: _Tuples) -> None:
+def _coverage_of_families(axes: Axes, covered: np.ndarray, families: Sequence[Any]) -> None:
     """Draw the coverage of each family of folds, with the number of its errors."""
     text: dict[str, Any] = {"ha": "center", "va": "top", "bbox": {"color": "white", "pad": 1}}
     text |= {"xytext": (0, -9), "textcoords": "offset points", "fontsize": 9}
-    for place in range(len(tuples.names)):
-        own = tuples.covered[tuples.family == place]
-        color, marker = FAMILIES[place % len(FAMILIES)]
-        axes.plot([place], [own.mean()], marker, color=color, ms=9, mew=2)
-        axes.annotate(f"{own.mean():.1%} of {len(own)}", (place, own.mean()), **text)
-    axes.set_xticks(range(len(tuples.names)), tuples.names)
-    axes.set(xlabel="family of folds", xlim=(-0.6, len(tuples.names) - 0.4))
+    for place, (_, own, (color, marker)) in enumerate(families):
+        mean = covered[own].mean()
+        axes.plot([place], [mean], marker, color=color, ms=9, mew=2)
+        axes.annotate(f"{mean:.1%} of {own.sum()}", (place, mean), **text)
+    axes.set_xticks(range(len(families)), [name for name, *_ in families])
+    axes.set(xlabel="family of folds", xlim=(-0.6, len(families) - 0.4))
 
 
-def _errors_of_folds(axes: Axes, tuples: _Tuples) -> None:
+def _errors_of_folds(axes: Axes, drawn: dict[str, np.ndarray], families: Sequence[Any]) -> None:
     """Draw the mean error of each fold; a fold far above the others was not trained well."""
-    for number, name in enumerate(tuples.names):
-        folds = np.unique(tuples.fold[tuples.family == number])
-        mean = [tuples.error[tuples.fold == fold].mean() for fold in folds]
-        color, marker = FAMILIES[number % len(FAMILIES)]
+    for name, own, (color, marker) in families:
+        folds = np.unique(drawn["fold"][own])
+        mean = [drawn["error"][drawn["fold"] == fold].mean() for fold in folds]
         axes.plot(folds + 1, mean, marker, color=color, ms=6, label=name)
     axes.set(xlabel="fold", ylabel="mean held-out error", yscale="log")
     style.label_logarithms(axes.yaxis)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=8, **style.OPAQUE)
+
+
+def inputs(
+    figure: Figure, estimator: Any, x0: Any, *, names: Sequence[str] | None = None, output: int = 0
+) -> list[Axes]:
+    """Draw the prediction and its bound along each input, while the other inputs stay at the query ``x0``.
+
+    The shaded stretch is safe. Ticks at the lower edge are the values of the input in the data. A category has an error bar for
+    each of its levels. Inputs that are constant in the data have no panel. Of more than 12 inputs the most influential are drawn.
+
+    Args:
+        figure: an empty figure; 4 inches of width and 2.5 inches of height per panel are suitable.
+        estimator: a fitted ``GeoQ`` or ``GeoQRegressor`` for tables or for arrays of shape (n, n_inputs).
+        x0: one query: a row of a data frame, or an array.
+        names: names of the inputs; the columns of the table or their numbers if None.
+        output: the number of the output, if there are several.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> from geoq import GeoQ, RandomFolds, plots
+        >>> x = np.random.default_rng(0).uniform(size=(60, 2))
+        >>> estimator = GeoQ(lambda x: x[:, 0], None, folds=RandomFolds(5)).fit(x, x[:, 0] ** 2)
+        >>> axes = plots.inputs(Figure(figsize=(8, 3)), estimator, x[0])
+        >>> [panel.get_xlabel() for panel in axes]
+        ['input 0', 'input 1']
+    """
+    style.prepare(figure)
+    fitted = style.fitted_of(estimator)
+    query = _one_row(fitted, x0)
+    sweeps = _sweeps(fitted, query)
+    if not sweeps:
+        raise ValueError("all inputs are constant in the data of fit, so none can be drawn.")
+    answers = [fitted.assess(_queries(query, sweep)) for sweep in sweeps]
+    n_columns = min(len(sweeps), max(1, int(figure.get_figwidth() / 3)))
+    panels = style.panels_of(figure, len(sweeps), n_columns, sharey=True)
+    inside = []
+    for axes, sweep, answer in zip(panels, sweeps, answers, strict=True):
+        name, shown = _shown(answer, output)
+        (_levels if sweep.column.kind == "level" else _panel)(axes, sweep, shown)
+        inside.append(shown[sweep.inside])
+        own = sweep.column.name if fitted.schema else f"input {sweep.number}"
+        axes.set_xlabel(own if names is None else names[sweep.number])
+    for first in panels[::n_columns]:
+        first.set_ylabel(name)
+    # Bounds far outside the ranges of the data would hide all others.
+    lower, upper, *_ = np.concatenate(inside).T
+    ends = np.array([np.nanmin(lower), np.nanmax(upper)])
+    panels[0].set_ylim(*ends + np.array([-1, 1]) * (0.15 * np.ptp(ends) or 1.0))
+    title = f"One input moves and the others stay at x0; quantile level {fitted.quantile:g}"
+    figure.suptitle(style.wrapped(figure, title), fontsize=10)
+    style.legend_below(figure, panels)
+    return panels
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """The values of one input along a panel, as numbers."""
+
+    number: int
+    column: Column
+    at_query: float
+    steps: np.ndarray
+    in_data: np.ndarray  # empty for categories and periodic numbers
+    log: bool
+
+    def places(self, numbers: Any) -> Any:
+        """Places on the axis: dates for dates, numbers otherwise."""
+        is_time = self.column.kind == "time"
+        return np.asarray(numbers * 1e6).astype("datetime64[us]") if is_time else numbers
+
+    @property
+    def inside(self) -> np.ndarray:
+        """Which values lie in the range of the data."""
+        known = self.in_data if len(self.in_data) else self.steps
+        return np.asarray((self.steps >= known.min()) & (self.steps <= known.max()))
+
+
+def _shown(answer: Assessment, output: int) -> tuple[str, Float[np.ndarray, " n 4"]]:
+    """The name of what is drawn; its lower end, its upper end, the prediction in the middle and the safe flag of each query."""
+    bound, prediction = (
+        numbers_of(part).reshape(len(answer), -1) for part in (answer.error_hat, answer.prediction)
+    )
+    which = check_index(output, "output", bound.shape[1])
+    own, safe = bound[:, which], numbers_of(answer.safe)
+    if prediction.shape != bound.shape:
+        # An error functional that joins outputs, such as a norm, gives no band around a prediction.
+        return "error bound", np.stack([0 * own, own, np.nan * own, safe], axis=1)
+    known, middle = answer.output_names, prediction[:, which]
+    name = known[which] if known else f"output {which}" if bound.shape[1] > 1 else ""
+    shown = np.stack([middle - own, middle + own, middle, safe], axis=1)
+    return f"prediction of {name}" if name else "prediction", shown
+
+
+def _one_row(fitted: Fitted, x0: Any) -> Any:
+    """The query as a row; raises unless there is exactly one, of a table."""
+    shape = fitted.coordinates.input_shape
+    if len(shape) != 1:
+        raise ValueError(
+            f"GeoQ was fitted on rows of shape {shape}, but plots.inputs draws tables; draw a field with plots.fields."
+        )
+    if fitted.schema is None:
+        x0 = x0 if is_tensor(x0) else np.asarray(x0, dtype=float)
+        x0 = x0[None] if x0.ndim == 1 else x0
+    rows = fitted.rows_of(x0)
+    if len(rows) != 1:
+        raise ValueError(f"x0 has {len(rows)} rows, but one query is needed; pass x0=x[:1].")
+    levels = [column.kind == "level" for column in schema_of(rows).columns]
+    if (to_numbers(rows, "x0")[0, levels] == UNSEEN).any():
+        raise ValueError("x0 has a category that the data do not contain; choose one of the data.")
+    return rows
+
+
+def _sweeps(fitted: Fitted, query: Any) -> list[_Sweep]:
+    """The sweeps of all inputs that vary, the most influential ones if there are many."""
+    known, points, at = fitted.coordinates, fitted.geometry.points.inputs, to_numbers(query, "x0")
+    raw, columns = known.inverse(points).reshape(len(points), -1), schema_of(query).columns
+    importance = np.zeros(known.mean.size) if fitted.metric is None else fitted.metric.importance
+    found: dict[int, tuple[float, _Sweep]] = {}
+    for j in np.flatnonzero(known.varies & ~known.is_part(Part.MISSING, Part.COSINE)):
+        number, log = int(known.input_of[j]), bool(known.log.reshape(-1)[j])
+        column, data = columns[number], np.zeros(0)
+        if column.kind == "level":
+            steps = np.arange(float(len(column.levels)))
+        elif known.is_part(Part.SINE)[j]:
+            # The sine of a periodic number has its period as its level.
+            steps = np.linspace(0, float(known.level[j]), N_STEPS)  # type: ignore[index]
+        else:
+            data = raw[:, j]
+            steps = _steps(data, column, log=log)
+        sweep = _Sweep(number, column, float(at[0, number]), steps, data, log)
+        found.setdefault(number, (float(importance[j]), sweep))
+    ranked = sorted(found.values(), key=lambda pair: -pair[0])
+    return sorted((sweep for _, sweep in ranked[:MOST_PANELS]), key=lambda sweep: sweep.number)
+
+
+def _steps(data: np.ndarray, column: Column, *, log: bool) -> np.ndarray:
+    """Values from a little below to a little above the data."""
+    low, high = np.log([data.min(), data.max()]) if log else (data.min(), data.max())
+    beyond = BEYOND * (high - low)
+    steps = np.linspace(low - beyond, high + beyond, N_STEPS)
+    steps = np.exp(steps) if log else steps
+    # Up to rounding, because the data were standardised before.
+    whole = np.ptp(data) >= 1 and abs(data - np.round(data)).max() < 1e-6
+    return np.unique(np.round(steps)) if column.kind == "number" and whole else steps
+
+
+def _queries(query: Any, sweep: _Sweep) -> Any:
+    """The queries of a sweep in the user's kind of rows."""
+    moved = np.repeat(to_numbers(query, "x0"), len(sweep.steps), axis=0)
+    moved[:, sweep.number] = sweep.steps
+    if isinstance(query, Table):
+        return native(build(moved, *query.recipe))
+    return restore(moved, native(query))
+
+
+def _panel(axes: Axes, sweep: _Sweep, shown: np.ndarray) -> None:
+    """Draw one number or date."""
+    at, (low, high, middle, safe) = sweep.places(sweep.steps), shown.T
+    style.shade(axes, at, safe > 0, "safe")
+    if np.isnan(middle).all():
+        axes.plot(at, high, color=style.ESTIMATE, lw=1.6, ls="--", label="error bound")
+    else:
+        band: dict[str, Any] = {"color": style.ESTIMATE, "alpha": 0.3, "lw": 0}
+        axes.fill_between(at, low, high, label="prediction \N{PLUS-MINUS SIGN} bound", **band)
+        axes.plot(at, middle, color=style.TRUE, lw=1.6, label="prediction")
+    ticks = sweep.places(np.unique(sweep.in_data))[:: max(1, len(sweep.in_data) // 2000)]
+    marks: dict[str, Any] = {"color": style.REFERENCE, "ms": 7, "mew": 0.6, "alpha": 0.6}
+    marks |= {"transform": axes.get_xaxis_transform(), "label": "calibration points"}
+    if len(ticks):
+        axes.plot(ticks, np.full(len(ticks), 0.02), "|", **marks)
+    axes.axvline(sweep.places(sweep.at_query), color=style.TRUE, lw=1.0, ls=":", label="x0")
+    axes.set_xlim(at[0], at[-1])
+    if sweep.log:
+        axes.set_xscale("log")
+        style.label_logarithms(axes.xaxis)
+    if sweep.column.kind == "time":
+        dates = AutoDateLocator(maxticks=5)  # type: ignore[no-untyped-call]
+        axes.xaxis.set_major_locator(dates)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(dates))  # type: ignore[no-untyped-call]
+
+
+def _levels(axes: Axes, sweep: _Sweep, shown: np.ndarray) -> None:
+    """Draw the levels of a category side by side."""
+    places, (low, high, middle, safe) = np.arange(len(sweep.steps)), shown.T
+    middle = np.where(np.isnan(middle), high, middle)
+    for place in places[safe > 0]:
+        axes.axvspan(place - 0.4, place + 0.4, color=style.SHADE, lw=0)
+    bars: dict[str, Any] = {"ecolor": style.ESTIMATE, "elinewidth": 6, "alpha": 0.3}
+    axes.errorbar(places, middle, [middle - low, high - middle], fmt="none", **bars)
+    axes.plot(places, middle, "_", color=style.TRUE, ms=12, mew=1.6)
+    axes.axvline(sweep.at_query, color=style.TRUE, lw=1.0, ls=":")
+    axes.set_xticks(places, sweep.column.levels)
+    axes.set_xlim(-0.6, len(places) - 0.4)

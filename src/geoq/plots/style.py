@@ -1,7 +1,7 @@
 """Colours, layouts, legends and checks that all pictures share."""
 
 from textwrap import fill
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -13,17 +13,13 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from geoq.checks import check_fitted
 from geoq.core.assessment import numbers_of
 
+Numbers: TypeAlias = Float[np.ndarray, " *shape"]
 TRUE, ESTIMATE, REFERENCE = "#1b1b1b", "#c1440e", "#4c78a8"
 SHADE = "#cfdbe8"
 OPAQUE: dict[str, Any] = {"facecolor": "white", "framealpha": 1, "edgecolor": "none"}
 
 
-def scatter_by_flag(
-    axes: Axes,
-    x: Float[np.ndarray, " *shape"],
-    y: Float[np.ndarray, " *shape"],
-    safe: Bool[np.ndarray, " *shape"],
-) -> None:
+def scatter_by_flag(axes: Axes, x: Numbers, y: Numbers, safe: Bool[np.ndarray, " *shape"]) -> None:
     """Draw the points of safe queries and the other points in different colours and markers."""
     style: dict[str, Any] = {"s": 9, "lw": 0.7, "alpha": 0.5}
     flags = ((safe, REFERENCE, "o", "safe"), (~safe, ESTIMATE, "x", "not safe"))

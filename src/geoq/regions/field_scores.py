@@ -34,10 +34,8 @@ def positions(grid: Sequence[int]) -> list[tuple[int, np.ndarray]]:
     """The number of cells of a window, and the first cells of the windows, evenly spread, along each axis."""
     largest = WINDOW_ON_LINE if len(grid) == 1 else WINDOW
     per_axis = max(1, round(N_POSITIONS ** (1 / len(grid))))
-    sizes = [min(largest, n) for n in grid]
-    ends = zip(grid, sizes, strict=True)
-    starts = [np.linspace(0, n - size, per_axis).round().astype(int) for n, size in ends]
-    return [(size, np.unique(own)) for size, own in zip(sizes, starts, strict=True)]
+    ends = [(min(largest, n), np.linspace(0, n - min(largest, n), per_axis)) for n in grid]
+    return [(size, np.unique(starts.round().astype(int))) for size, starts in ends]
 
 
 def middle_of(window: int, grid: Sequence[int]) -> tuple[int, ...]:
@@ -149,9 +147,8 @@ class Moments(Score):
     known: Any = field(default=None, repr=False, compare=False)
 
     def fit(self, points: FieldView) -> "Moments":
-        return replace(
-            self, known=Values.fit(points.each(lambda p: p.moments), MIN_MOMENT_DEVIATION)
-        )
+        moments = points.each(lambda part: part.moments)
+        return replace(self, known=Values.fit(moments, MIN_MOMENT_DEVIATION))
 
     def gaps(self, queries: FieldView) -> np.ndarray:
         return self.known.gaps(queries.moments)
@@ -163,7 +160,6 @@ class Moments(Score):
         channel, is_mean = number % n_channels, number < n_channels
 
         def units(moment: float) -> float:
-            """A moment in the units of the user."""
             if not is_mean:
                 moment = math.sqrt(max(0.0, math.exp(2 * moment) - VARIANCE_FLOOR))
             return moment * float(query.scale[channel])

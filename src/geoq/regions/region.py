@@ -2,17 +2,15 @@ r"""The safe region: several scores of a query, each with its own threshold.
 
 .. math:: S(x) = \max_k s_k(x) / t_k, \qquad \Omega_{safe} = \{x : S(x) \le 1\}
 
-A score compares a query with the points of the data from one side, see ``table_scores`` and ``field_scores``. Each held-out point of
-the interpolating folds is scored against the points that its fold left in, and the thresholds contain nearly the fraction
-``quantile`` of them in all scores together.
-
-This is a departure from the paper, whose single score is the distance in the space of the features psi, see ``PaperRegion``.
+A score compares a query with the points of the data from one side. Each held-out point of the interpolating folds is scored against
+the points that its fold left in, and the thresholds contain nearly the fraction ``quantile`` of them in all scores together. This is
+a departure from the paper, whose single score is the distance in the space of the features psi, see ``PaperRegion``.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -37,6 +35,8 @@ from geoq.regions.table_scores import (
 )
 from geoq.regions.views import TINY, FieldView, TableView, View
 
+# Thresholds from the scores of held-out points and the quantile level.
+Thresholds: TypeAlias = Callable[[np.ndarray, float], np.ndarray]
 # The largest ratio of a score to its threshold in the safe region; it is larger than 1 because of rounding.
 SAFE = 1 + 1e-9
 # The scores that are used unless the user chooses others; with more inputs than ``MAX_INPUTS`` the scores ``WIDE``.
@@ -94,12 +94,7 @@ class Region:
             inner = inner[:: math.ceil(len(inner) / N_SCORED)]
         return self.fit_to(tuples.points, inner, joint_thresholds)
 
-    def fit_to(
-        self,
-        points: Points,
-        held_out: Tuples,
-        thresholds_of: Callable[[np.ndarray, float], np.ndarray],
-    ) -> "Region":
+    def fit_to(self, points: Points, held_out: Tuples, thresholds_of: Thresholds) -> "Region":
         """Fit the scores to all points, and set their thresholds from the scores of held-out points in their folds."""
         scores = self.scores or default_scores(points)
         view: Any = FieldView.of(points) if _are_fields(points) else TableView.of(points)
@@ -124,7 +119,6 @@ class Region:
         return _scores(self.scores, queries) / self.thresholds
 
     def support_score(self, features: Features) -> Float[np.ndarray, " n"]:
-        """The largest ratio of a score to its threshold."""
         return np.asarray(self._ratios(self.view.of_queries(features)).max(axis=1))
 
     def explain(self, features: Features, names: Names | None = None) -> str:
@@ -133,8 +127,8 @@ class Region:
         query = self.view.of_queries(features, names)
         ratios = self._ratios(query)[0]
         if ratios.max() <= SAFE:
-            words = (score.explain_inside(query) for score in self.scores)
-            return next(filter(None, words), str(query.inside))
+            each = (score for score in self.scores if isinstance(score, EachInput))
+            return next(filter(None, (s.explain_inside(query) for s in each)), str(query.inside))
         specific = np.array([score.is_specific for score in self.scores]) & (ratios > SAFE)
         which = int(specific.argmax() if specific.any() else ratios.argmax())
         return str(self.scores[which].explain(query, float(self.thresholds[which])))
@@ -167,9 +161,7 @@ def _scores(scores: Sequence[Any], queries: View) -> Float[np.ndarray, " n n_sco
     return np.concatenate(parts)
 
 
-def joint_thresholds(
-    held_out: Float[np.ndarray, " n n_scores"], quantile: float
-) -> Float[np.ndarray, " n_scores"]:
+def joint_thresholds(held_out: Float[np.ndarray, " n n_scores"], quantile: float) -> np.ndarray:
     """Thresholds of several scores which nearly the fraction ``quantile`` of new rows does not exceed in any score.
 
     The ratio of a row is taken to the thresholds of the other rows. Otherwise the largest scores would be their own thresholds,
@@ -317,7 +309,6 @@ class RolloutRegion:
         return replace(self, threshold=threshold, initial=initial)
 
     def support_score(self, features: Features) -> Float[np.ndarray, " n"]:
-        """The support distance divided by its threshold."""
         return np.asarray(features.support_distance / max(self.threshold, TINY))
 
     def explain(self, features: Features, names: Names | None = None) -> str:

@@ -1,4 +1,4 @@
-r"""The scores of a row of a table: from which sides it is compared with the data, in the coordinates T.
+"""The scores of a row of a table: from which sides it is compared with the data, in the coordinates T.
 
 A mean distance hardly changes when one influential input leaves its range and all others stay inside, so several scores are combined.
 """
@@ -123,6 +123,7 @@ class EachInput(Score):
         return f"{text} (the prediction would change by {change:.2g} if it kept changing as inside)"
 
     def explain_inside(self, query: TableView) -> str:
+        """Why a query is safe although an input is out of its range; empty if none is."""
         low, high = self.points.min(axis=0), self.points.max(axis=0)
         beyond = np.maximum(query.t - high, low - query.t)[0]
         j = int(beyond.argmax())
@@ -231,12 +232,10 @@ class EachCombination(Score):
         is_level = points.coordinates.is_part(Part.LEVEL)[points.coordinates.varies]
         return replace(self, points=points.t, levels=np.flatnonzero(is_level))
 
-    def _has(self, t: np.ndarray) -> np.ndarray:
-        return (t[:, self.levels] > 0).astype(np.float32)
-
     def gaps(self, queries: TableView) -> np.ndarray:
         """For each level, the expected number of its combinations that never occur."""
-        known, own = self._has(self.points), self._has(queries.t)
+        both = (self.points, queries.t)
+        known, own = ((t[:, self.levels] > 0).astype(np.float32) for t in both)
         together = known.T @ known
         count, column = together.diagonal(), queries.column[self.levels]
         never = (together == 0) & (column[:, None] != column)

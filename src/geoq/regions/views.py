@@ -61,7 +61,6 @@ class TableView:
 
     @staticmethod
     def of(points: Points) -> "TableView":
-        """The points of the data."""
         t = flat(points.inputs)[:, points.coordinates.varies].astype(float)
         none = np.zeros(len(t))
         return TableView(t, t, none, none, points.coordinates, points.metric)
@@ -93,8 +92,8 @@ class TableView:
 
     def known_to(self, points: "TableView") -> Bool[np.ndarray, " n"]:
         """Which queries have no category that the points lack: such queries are never safe."""
-        levels = self.coordinates.is_part(Part.LEVEL, Part.MISSING)
-        levels = levels[self.coordinates.varies]
+        varies = self.coordinates.varies
+        levels = self.coordinates.is_part(Part.LEVEL, Part.MISSING)[varies]
         present = points.t[:, levels].max(axis=0, initial=-np.inf)
         return ~(self.t[:, levels] > present).any(axis=1)
 
@@ -132,22 +131,18 @@ class TableView:
         return int(np.flatnonzero(self.coordinates.varies)[j])
 
     def is_number(self, j: int) -> bool:
-        """Whether coordinate j is a number or its logarithm."""
         return bool(self.coordinates.is_part(Part.VALUE)[self.number(j)])
 
     def units(self, j: int, at: float) -> float:
-        """A value of coordinate j in the units of the user."""
         filled = np.zeros(self.coordinates.mean.shape)
         filled.flat[self.number(j)] = at
         return float(self.coordinates.inverse(filled[None]).flat[self.number(j)])
 
     def label(self, j: int) -> str:
-        """The name of the input that coordinate j comes from."""
         column = int(self.column[j])
         return f"input {column if self.names is None else self.names[column]}"
 
     def text(self, j: int, at: float) -> str:
-        """A value of coordinate j in words."""
         return in_words(self.names, int(self.column[j]), self.units(j, at))
 
     def described(self, j: int, points: Float[np.ndarray, " n m"]) -> str:
@@ -161,12 +156,9 @@ class TableView:
 
 @dataclass(frozen=True)
 class FieldView:
-    """Fields in the units of the user, with their channels first, and the outputs as fields.
+    """Fields in the units of the user, with their channels first, and the outputs, or the predictions of queries, as fields.
 
     Attributes:
-        inputs: coordinates T of the inputs.
-        outputs: reference outputs of points, or predictions of queries.
-        support_distance: mean distance of queries to the nearest points; 0 for the points of the data.
         changes: whether the answer is the change from the input to the output, as in a step in time.
         mean: the mean of each channel over all cells and fields of the data.
         scale: the standard deviation of each channel, the measure of moments and patterns; 1 for a constant channel.
@@ -249,7 +241,6 @@ class FieldView:
 
     @property
     def by_channel(self) -> Float[np.ndarray, " n channels n_cells"]:
-        """The inputs with their cells in a row."""
         return self.fields.reshape(*self.fields.shape[:2], -1)
 
     @cached_property
@@ -290,13 +281,11 @@ class FieldView:
         return flat(blocks)
 
     def cell(self, place: tuple[int, ...]) -> str:
-        """A cell or a node of the user in words."""
         if self.layout.order is not None:
             return f"node {self.layout.order[place[0]]}"
         return f"cell {place[0] if len(place) == 1 else place}"
 
     def label(self, channel: int) -> str:
-        """The name of a channel."""
         return f"channel {channel if self.names is None else self.names[channel]}"
 
 
@@ -329,11 +318,6 @@ class Score:
 
     def __call__(self, queries: Any) -> Float[np.ndarray, " n"]:
         return np.asarray(self.gaps(queries).max(axis=1))
-
-    def explain_inside(self, query: Any) -> str:
-        """Why a query is safe although an input is out of its range; empty if none is."""
-        del query
-        return ""
 
 
 @dataclass(frozen=True)
