@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from geoq.core.geometry import Features, Geometry, Space, anchor_error, displacement
+from geoq.core.geometry import Features, Geometry, Space, anchor_mean, displacement
 
 seeds = st.integers(0, 2**31)
 
@@ -52,7 +52,7 @@ def test_anchors_are_near_in_z_and_support_in_normalised_space_and_a_point_is_it
 
 def test_means_sides_and_norms_by_hand():
     error, anchors = np.array([[1.0], [3.0], [8.0]]), np.array([[0, 1], [2, 1]])
-    assert anchor_error(anchors, error).tolist() == [[2.0], [5.5]]
+    assert anchor_mean(anchors, error).tolist() == [[2.0], [5.5]]
     points = np.array([[-1.0, 0], [1, 0], [0, -1], [0, 1]])
     relation, _ = relate(points, np.array([[0.0, 0.0], [1e4, 0.0]]), n_support=4)
     assert_allclose(relation.side, [0.0, 1.0], atol=1e-3)
@@ -87,5 +87,5 @@ def test_the_anchor_regularity_bound_holds_for_lipschitz_maps(seed, n_anchors):
         return abs(np.sin(x @ direction) - 0.5 * np.cos(x @ direction))
 
     relation, _ = relate(points, queries, n_anchors=n_anchors)
-    bound = anchor_error(relation.anchors, error(points)) + 1.5 * relation.anchor_distance.mean(1)
+    bound = anchor_mean(relation.anchors, error(points)) + 1.5 * relation.anchor_distance.mean(1)
     assert (error(queries) <= bound + 1e-12).all()

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from geoq import CombinedFolds, GeoQ, GroupFolds, NestedFolds, RandomFolds, TemporalFolds
-from geoq.core.geometry import Geometry, Space, anchor_error, displacement
+from geoq.core.geometry import Geometry, Space, anchor_mean, displacement
 
 
 class Recorder:
@@ -60,7 +60,7 @@ def test_tuples_are_those_of_a_loop_over_folds(problem):
         assert_array_equal(tuples.relation.anchors[mine], kept[relation.anchors])
         assert_array_equal(tuples.relation.near[mine], kept[relation.near])
         for found, expected in (
-            (features.anchor_error, anchor_error(relation.anchors, error[kept])),
+            (features.anchor_error, anchor_mean(relation.anchors, error[kept])),
             (features.displacement, displacement(z[held_out], relation.anchors, z[kept])),
             (features.support_distance, relation.support_distance),
             (features.prediction, model(problem.x[held_out])),

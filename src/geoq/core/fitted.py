@@ -14,7 +14,7 @@ from geoq.bounds.protocol import bounds_of
 from geoq.core.assessment import Assessment
 from geoq.core.conformal import ConformalFactors, level_factors, levels_of
 from geoq.core.folds import distinct_rows
-from geoq.core.geometry import Features, Geometry, Space, anchor_error, displacement
+from geoq.core.geometry import Features, Geometry, Space, anchor_mean, displacement
 from geoq.core.opinion import SecondOpinion
 from geoq.core.tuples import Tuples, Typical
 from geoq.data.coordinates import Coordinates, Part
@@ -55,16 +55,11 @@ class Repeats:
         if n_distinct == len(place):
             return None
         count, values = np.bincount(place), np.nan_to_num(flat(outputs).astype(float))
-
-        def mean(values: np.ndarray) -> np.ndarray:
-            total = np.zeros((n_distinct, values.shape[1]))
-            np.add.at(total, place, values)
-            return total / count[:, None]
-
-        squares = mean((values - mean(values)[place]) ** 2)
-        # Unbiased: divide by n - 1.
-        scaled = squares * (count / np.maximum(count - 1, 1))[:, None]
-        return Repeats(count[place], np.sqrt(scaled)[place].reshape(outputs.shape))
+        total, squares = np.zeros((2, n_distinct, values.shape[1]))
+        np.add.at(total, place, values)
+        np.add.at(squares, place, (values - (total / count[:, None])[place]) ** 2)
+        spread = np.sqrt(squares / np.maximum(count - 1, 1)[:, None])  # unbiased
+        return Repeats(count[place], spread[place].reshape(outputs.shape))
 
 
 def predict(surrogate: Any, mask: Mask | None, x: Any) -> np.ndarray:
@@ -190,7 +185,7 @@ class Fitted:
         features = Features(
             displacement(space.z, relation.anchors, self.geometry.points.z),
             relation.support_distance,
-            anchor_error(relation.anchors, self.error),
+            anchor_mean(relation.anchors, self.error),
             prediction,
             space.inputs,
             relation,

@@ -1,8 +1,7 @@
 """The geometry of a query relative to a set of points: its anchors, its displacement and its support distance."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -15,21 +14,16 @@ from geoq.neighbors import Neighbors
 def anchor_mean(
     anchors: Int[np.ndarray, " n n_anchors"], values: Float[np.ndarray, " n_points *shape"]
 ) -> Float[np.ndarray, " n *shape"]:
-    """Mean of the values of the anchors. It is summed one anchor at a time to avoid an array (queries, anchors, field)."""
-    total = values[anchors[:, 0]]
-    for column in anchors.T[1:]:
-        total = total + values[column]
-    return total / anchors.shape[1] if anchors.shape[1] > 1 else total
-
-
-def anchor_error(
-    anchors: Int[np.ndarray, " n n_anchors"], error: Float[np.ndarray, " n_points *field"]
-) -> Float[np.ndarray, " n *field"]:
-    r"""Mean observed error of each query's anchors.
+    r"""Mean of the values of the anchors, such as their observed errors.
 
     .. math:: \overline E_{k_a}(x) = \frac{1}{k_a} \sum_{x_j \in \mathcal N_{\phi, k_a}(x)} E(x_j)  (eq:anchor_average)
     """
-    return anchor_mean(anchors, error)
+    total = values[anchors[:, 0]]
+    for column in anchors.T[
+        1:
+    ]:  # one anchor at a time, to avoid an array (queries, anchors, field)
+        total = total + values[column]
+    return total / anchors.shape[1] if anchors.shape[1] > 1 else total
 
 
 def displacement(
@@ -44,23 +38,12 @@ def displacement(
     return z - anchor_mean(anchors, z_points)
 
 
-def support_distance(distances: Float[np.ndarray, " n n_support"]) -> Float[np.ndarray, " n"]:
-    r"""Mean distance to the nearest points in the space of standardised inputs.
-
-    .. math:: \Delta d_k(x) = \frac{1}{k} \sum_{x_j \in \mathcal N_{\nu, k}(x)} \|\nu(x) - \nu(x_j)\|  (eq:dd)
-    """
-    return np.asarray(distances.mean(axis=1))
-
-
 @dataclass(frozen=True)
 class Space:
     """Inputs in the coordinates of the geometry.
 
-    Attributes:
-        z: the representation phi(x).
-        normalized: the standardised inputs nu(x), in which support distances are measured; the same array as ``z`` if one
-            metric serves both.
-        inputs: the coordinates T(x) that bounds and safe regions see.
+    ``z`` is the representation phi(x). ``normalized`` are the standardised inputs nu(x), in which support distances are measured, or
+    the same array as ``z`` if one metric serves both. ``inputs`` are the coordinates T(x) that bounds and safe regions see.
     """
 
     z: Float[np.ndarray, " n *z"]
@@ -73,8 +56,7 @@ class Space:
     def __getitem__(self, rows: slice | np.ndarray) -> "Space":
         z = self.z[rows]
         normalized = z if self.shared else self.normalized[rows]
-        inputs = z if self.inputs is self.z else self.inputs[rows]
-        return Space(z, normalized, inputs)
+        return Space(z, normalized, z if self.inputs is self.z else self.inputs[rows])
 
     @property
     def shared(self) -> bool:
@@ -112,23 +94,16 @@ class Relation:
     @staticmethod
     def cat(parts: "list[Relation]") -> "Relation":
         """The rows of all parts, in order."""
-        return Relation(
-            *(
-                np.concatenate([getattr(part, column.name) for part in parts])
-                for column in fields(Relation)
-            )
-        )
+        columns = ([getattr(part, f.name) for part in parts] for f in fields(Relation))
+        return Relation(*map(np.concatenate, columns))
 
 
 @dataclass(frozen=True)
 class Geometry:
     """A set of points that queries are related to: all data at inference, the training points of a fold in calibration.
 
-    Attributes:
-        points: the points in the coordinates of the geometry.
-        n_anchors: k_a, the number of anchors.
-        n_support: k, the number of points that the support distance averages over.
-        sided: whether ``relate`` computes the side, which needs the coordinates of all neighbours.
+    ``n_anchors`` is k_a, ``n_support`` is k, and ``sided`` states whether ``relate`` computes the side, which needs the coordinates of
+    all neighbours.
     """
 
     points: Space
@@ -145,7 +120,10 @@ class Geometry:
         return self._support if self.points.shared else Neighbors(flat(self.points.z))
 
     def relate(self, queries: Space) -> Relation:
-        """Anchors and distances of the queries relative to the points (lines 8 and 14)."""
+        r"""Anchors of the queries, and their distances to the points (lines 8 and 14).
+
+        .. math:: \Delta d_k(x) = \frac{1}{k} \sum_{x_j \in \mathcal N_{\nu, k}(x)} \|\nu(x) - \nu(x_j)\|  (eq:dd)
+        """
         rows, k_a, k = flat(queries.normalized), self.n_anchors, self.n_support
         if self.points.shared:
             distances, near = self._support.nearest(rows, max(k_a, k))
@@ -154,7 +132,7 @@ class Geometry:
         else:
             distances, near = self._support.nearest(rows, k)
             anchor_distance, anchors = self._anchors.nearest(flat(queries.z), k_a)
-        distance = support_distance(distances)
+        distance = distances.mean(axis=1)
         side = np.zeros(len(rows))
         if self.sided:
             centre = anchor_mean(near, flat(self.points.normalized))
@@ -193,9 +171,8 @@ class Features:
         return len(self.support_distance)
 
     def __getitem__(self, rows: slice | np.ndarray) -> "Features":
-        parts = (getattr(self, part.name) for part in fields(self))
-        chosen: list[Any] = [None if part is None else part[rows] for part in parts]
-        return Features(*chosen)
+        known = {name: part for name, part in vars(self).items() if part is not None}
+        return replace(self, **{name: part[rows] for name, part in known.items()})
 
     @property
     def flat(self) -> Float[np.ndarray, " n n_features"]:

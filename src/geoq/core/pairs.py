@@ -16,7 +16,7 @@ from geoq.checks import add_note_on_error, check_finite, warn
 from geoq.core.agreement import Answers, fold_answers, mean_error, warn_of_folds
 from geoq.core.conformal import ConformalFactors
 from geoq.core.fitted import Fitted, Repeats, embed, predict
-from geoq.core.geometry import Geometry, Relation, Space, anchor_error
+from geoq.core.geometry import Geometry, Relation, Space, anchor_mean
 from geoq.core.opinion import compared, mixed_rows, warn_of_training_rows
 from geoq.core.pair_checks import (
     check_models,
@@ -414,7 +414,7 @@ class HeldOutPoints:
         self.held_out[number], self.in_sample[number] = own = answers[:n], answers[n:]
         # In-sample on purpose: at deployment anchor errors are observed, query errors are not.
         of_anchors = filled_with_means(error[n : n + len(used)])
-        anchors = anchor_error(places.reshape(relation.anchors.shape), of_anchors)
+        anchors = anchor_mean(places.reshape(relation.anchors.shape), of_anchors)
         prediction = prediction[:n]
         if pairs.mask is not None:
             prediction = np.nan_to_num(pairs.mask.filled(prediction))

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 
 from geoq.arrays import chunks, permutation
 from geoq.core.folds import count_independent
-from geoq.core.geometry import Features, Relation, Space, anchor_error, displacement
+from geoq.core.geometry import Features, Relation, Space, anchor_mean, displacement
 from geoq.data.coordinates import Coordinates, spread
 from geoq.data.domain import Layout
 from geoq.data.metric import FittedMetric
@@ -30,7 +30,7 @@ class Points:
         coordinates: T.
         metric: the metric of the geometry; None for a representation of the user.
         layout: whether the rows are rows of a table, or where their cells are.
-        exact: the cells of the error in which all errors are zero; None if there are none.
+        exact: the cells in which all errors are zero; None if there are none.
         process: a Gaussian process through the points; None if the bound does not use it.
     """
 
@@ -92,17 +92,10 @@ class Tuples:
         return len(self.point)
 
     def __getitem__(self, rows: slice | np.ndarray) -> "Tuples":
-        return replace(
-            self,
-            relation=self.relation[rows],
-            point=self.point[rows],
-            fold=self.fold[rows],
-            family=self.family[rows],
-            row=self.row[rows],
-            position=None if self.position is None else self.position[rows],
-            queries=None if self.queries is None else self.queries[rows],
-            opinion=None if self.opinion is None else self.opinion[rows],
-        )
+        of_each = ("relation", "point", "fold", "family", "row", "position", "queries", "opinion")
+        parts = {name: getattr(self, name) for name in of_each}
+        own = {name: part[rows] for name, part in parts.items() if part is not None}
+        return replace(self, **own)
 
     def subsample(self, n_rows: int) -> "Tuples":
         """All tuples, or a random sample of ``n_rows`` of them if there are more."""
@@ -123,19 +116,15 @@ class Tuples:
     @property
     def n_numbers(self) -> int:
         """How many numbers the tuples have in all."""
-        row = self.points.space.inputs[:1].size + self.errors[:1].size
-        return len(self) * row
+        return len(self) * (self.points.space.inputs[:1].size + self.errors[:1].size)
 
     @property
     def features(self) -> Features:
         """The features of the held-out points relative to the points that their fold left in."""
         space, anchors = self.points.space, self.relation.anchors
         queries, own = (space, self.point) if self.queries is None else (self.queries, slice(None))
-        of_anchors = (
-            anchor_error(anchors, self.points.error)
-            if self.anchor_errors is None
-            else self.anchor_errors[self.row]
-        )
+        stored = self.anchor_errors
+        of_anchors = anchor_mean(anchors, self.points.error) if stored is None else stored[self.row]
         return Features(
             displacement(queries.z[own], anchors, space.z),
             self.relation.support_distance,
@@ -164,12 +153,9 @@ class Tuples:
     @property
     def interpolating(self) -> Bool[np.ndarray, " n"]:
         """Mask of the family of folds with the smallest median support distance, normally the random folds."""
-        distance = self.relation.support_distance
-        median = {
-            family: _lower_median(distance[self.family == family])
-            for family in np.unique(self.family).tolist()
-        }
-        return np.asarray(self.family == min(median, key=lambda f: median[f]))
+        distance, families = self.relation.support_distance, np.unique(self.family).tolist()
+        nearest = min(families, key=lambda family: _lower_median(distance[self.family == family]))
+        return np.asarray(self.family == nearest)
 
     @property
     def interpolating_folds(self) -> list[int]:
@@ -182,9 +168,7 @@ class Tuples:
 
         Neighbouring stretches of time touch, so a split by groups separates dependent times nearly, but not completely.
         """
-        if self.position is None:
-            return self.point
-        return self.position // (self.reach + 1)
+        return self.point if self.position is None else self.position // (self.reach + 1)
 
     @property
     def n_independent(self) -> int:
@@ -204,9 +188,8 @@ class Tuples:
     def counted(self) -> Int[np.ndarray, " n_counted"]:
         """The columns of the flattened error in which some error counts."""
         exact = self.points.exact
-        if exact is not None:
-            return np.flatnonzero(~exact)
-        return np.arange(int(np.prod(self.field_shape)))
+        everything = np.ones(self.field_shape, dtype=bool)
+        return np.flatnonzero(everything if exact is None else ~exact)
 
     @property
     def standardization(self) -> tuple[np.ndarray, np.ndarray]:
@@ -215,7 +198,7 @@ class Tuples:
 
     def typical(self) -> "Typical":
         """Medians for comparison in the explanation of an answer."""
-        row = int(np.prod(self.points.space.z.shape[1:]))
+        row = self.points.space.z[:1].size
         lengths = [self[part].features.distance for part in chunks(len(self), 4 * row)]
         error = self[self.interpolating].subsample(N_TYPICAL).error
         # A field has one typical error per channel.
@@ -223,11 +206,8 @@ class Tuples:
         with warnings.catch_warnings(action="ignore"):  # of outputs without errors
             by_channel = np.nanmean(each, axis=-1).reshape(len(error), -1)
             median = np.nanmedian(by_channel, axis=0)
-        return Typical(
-            _lower_median(np.concatenate(lengths)),
-            _lower_median(self.relation.support_distance),
-            median,
-        )
+        distance = _lower_median(np.concatenate(lengths))
+        return Typical(distance, _lower_median(self.relation.support_distance), median)
 
 
 @dataclass(frozen=True)
