@@ -112,11 +112,13 @@ class ConformalFactors:
                 f"at quantile={quantile} no finite factor exists: {what}; give more pairs, or lower the guarantee."
             )
         unsafe = guarantee.factor(ratio[~safe], quantile)
-        return ConformalFactors(
-            _positive(factor, quantile),
-            _positive(unsafe, quantile) if math.isfinite(unsafe) else max(1.0, factor),
-            len(safe),
-        )
+        factors = [factor, unsafe if math.isfinite(unsafe) else max(1.0, factor)]
+        if not all(factors):
+            warn(
+                f"the fraction {quantile:g} of the errors of the pairs is 0, so the conformal factor would be 0 and all bounds 0; "
+                "the factor 1 is used. Check that the surrogate was not trained on these pairs."
+            )
+        return ConformalFactors(factors[0] or 1.0, factors[1] or 1.0, len(safe))
 
     def __call__(
         self, bound: Float[np.ndarray, " n *field"], safe: Bool[np.ndarray, " n"]
@@ -125,17 +127,6 @@ class ConformalFactors:
             return bound
         factor = np.where(safe, self.safe, self.unsafe).astype(bound.dtype)
         return bound * per_row(factor, bound)
-
-
-def _positive(factor: float, quantile: float) -> float:
-    """The factor, or 1 in place of 0: a bound of zero everywhere is of no use."""
-    if factor > 0:
-        return factor
-    warn(
-        f"the fraction {quantile:g} of the errors of the pairs is 0, so the conformal factor would be 0 and all bounds 0; the "
-        "factor 1 is used. Check that the surrogate was not trained on these pairs."
-    )
-    return 1.0
 
 
 def levels_of(levels: Any) -> list[float]:
@@ -147,13 +138,9 @@ def levels_of(levels: Any) -> list[float]:
     found = []
     for level in levels:
         number = level.item() if hasattr(level, "item") else level
-        if not is_number(number):
-            raise TypeError(
-                f"levels={shortened(level)} is a {type(level).__name__}, but a number is needed; pass quantile levels such as "
-                "(0.5, 0.9)."
-            )
         # In single precision 0.9 is 0.8999999762, which would be an unexpected key.
-        found.append(level if isinstance(level, float) else float(f"{float(number):.7g}"))
+        is_single = is_number(number) and not isinstance(level, float)
+        found.append(float(f"{float(number):.7g}") if is_single else level)
         check_quantile(found[-1], "levels")
     return found
 
@@ -193,15 +180,7 @@ def conformalized(fitted: "Fitted", x: Any, y: Any, guarantee: Guarantee) -> "Fi
         )
     queries, given = fitted.rows_of(x), _named(output_rows(y), fitted.output_names)
     check_same_order(queries, given)
-    masked = isinstance(given, np.ma.MaskedArray)
-    outputs = outputs_with_nan(given) if masked else to_numbers(given, "y").copy()
-    cells = None if fitted.mask is None else fitted.mask.cells
-    if cells is None or outputs.shape[1:] != cells.shape:
-        cells = np.zeros(outputs.shape[1:], dtype=bool)
-    if not masked:
-        way_out = "remove or impute these pairs, or mask cells that have no value"
-        check_finite(np.where(cells, 0, outputs), "y", way_out)
-    outputs[:, cells] = np.nan
+    outputs = _finite_outputs(fitted, given)
     if len(outputs) != len(queries):
         raise ValueError(
             f"x has {len(queries)} rows and y has {len(outputs)}; each input needs its reference output."
@@ -223,8 +202,33 @@ def conformalized(fitted: "Fitted", x: Any, y: Any, guarantee: Guarantee) -> "Fi
     counts = ~np.isnan(ratio).all(axis=1)
     safe = answer["safe"][counts]
     factors = ConformalFactors.fit(ratio[counts], safe, fitted.quantile, guarantee)
-    _warn_if_far(factors.safe)
+    if not 1 / FAR <= factors.safe <= FAR:
+        why = (
+            "far smaller than at held-out points. Probably the surrogate was trained on these pairs, or fold surrogates are much "
+            "worse than the deployed surrogate"
+            if factors.safe < 1
+            else "far larger than at held-out points. Probably the pairs come from another distribution, or their units, dtype or "
+            "columns differ from the ones of fit"
+        )
+        warn(
+            f"the conformal factor is {factors.safe:.3g}, so the errors of the pairs are {why}; check the pairs before you use the "
+            "bounds."
+        )
     return replace(fitted, conformal=factors)
+
+
+def _finite_outputs(fitted: "Fitted", y: Any) -> np.ndarray:
+    """The outputs as numbers, nan in masked cells; raises for other values that are not finite."""
+    masked = isinstance(y, np.ma.MaskedArray)
+    outputs = outputs_with_nan(y) if masked else to_numbers(y, "y").copy()
+    cells = None if fitted.mask is None else fitted.mask.cells
+    if cells is None or outputs.shape[1:] != cells.shape:
+        cells = np.zeros(outputs.shape[1:], dtype=bool)
+    if not masked:
+        way_out = "remove or impute these pairs, or mask cells that have no value"
+        check_finite(np.where(cells, 0, outputs), "y", way_out)
+    outputs[:, cells] = np.nan
+    return outputs
 
 
 def _named(y: Any, known: tuple[str, ...] | None) -> Any:
@@ -274,22 +278,6 @@ def _check_new(
             f"{anchors[row, place]} of the data of fit), so their errors are smaller than at new inputs; pass "
             "pairs that neither the surrogate nor fit has received."
         )
-
-
-def _warn_if_far(factor: float) -> None:
-    """Warn of a factor that no chance explains."""
-    if 1 / FAR <= factor <= FAR:
-        return
-    why = (
-        "far smaller than at held-out points. Probably the surrogate was trained on these pairs, or fold surrogates are much worse "
-        "than the deployed surrogate"
-        if factor < 1
-        else "far larger than at held-out points. Probably the pairs come from another distribution, or their units, dtype or columns "
-        "differ from the ones of fit"
-    )
-    warn(
-        f"the conformal factor is {factor:.3g}, so the errors of the pairs are {why}; check the pairs before you use the bounds."
-    )
 
 
 def _warn_of_wrong_exact(fitted: "Fitted", error: np.ndarray) -> None:

@@ -36,11 +36,8 @@ class Folds(Protocol):
     def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits: ...
 
 
-def count_independent(position: Int[np.ndarray, " n"] | None, reach: int, n: int) -> int:
-    """Smallest number of independent partners that any tuple has.
-
-    Tuples depend on each other if their positions differ by at most ``reach``. All n are independent without positions.
-    """
+def count_independent(position: np.ndarray | None, reach: int, n: int) -> int:
+    """Smallest number of independent partners that any of n tuples has; tuples within the reach depend on each other."""
     if position is None:
         return n - 1
     ordered = np.sort(position)
@@ -56,8 +53,7 @@ def dependence_of(scheme: Any, n_points: int, groups: Groups) -> Dependence:
 
 def _splits(fold: Int[np.ndarray, " n"], n_folds: int) -> Splits:
     """The splits in which each point is held out by the fold of this number."""
-    for number in range(n_folds):
-        yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)
+    return ((np.flatnonzero(fold != f), np.flatnonzero(fold == f)) for f in range(n_folds))
 
 
 def distinct_rows(points: np.ndarray) -> Int[np.ndarray, " n"]:
@@ -74,13 +70,12 @@ def distinct_rows(points: np.ndarray) -> Int[np.ndarray, " n"]:
 def _check_fold_count(scheme: str, n_folds: Any, n_things: int, things: str) -> None:
     check_integer(n_folds, f"{scheme}.n_folds", 1)
     if not 2 <= n_folds <= n_things:
-        way_out = (
+        usable = (
             f"choose n_folds between 2 and {n_things}, as in folds={scheme}(n_folds={n_things})"
-            if n_things > 1
-            else "give more data"
         )
         raise ValueError(
-            f"{scheme}(n_folds={n_folds}), but there are {n_things} {things} to divide; {way_out}."
+            f"{scheme}(n_folds={n_folds}), but there are {n_things} {things} to divide; "
+            f"{usable if n_things > 1 else 'give more data'}."
         )
 
 
@@ -110,8 +105,7 @@ class RandomFolds:
         _check_fold_count("RandomFolds", self.n_folds, n_distinct, "distinct points")
         order = np.random.default_rng(self.random_state).permutation(n_distinct)
         fold = np.empty(n_distinct, dtype=int)
-        for number, part in enumerate(np.array_split(order, self.n_folds)):
-            fold[part] = number
+        fold[order] = np.sort(np.arange(n_distinct) % self.n_folds)  # as numpy.array_split
         yield from _splits(fold[distinct], self.n_folds)
 
 
@@ -141,8 +135,8 @@ class ClusterFolds:
         _check_fold_count("ClusterFolds", self.n_folds, len(np.unique(clusters)), "distinct points")
         # Rounding must not separate rows with equal inputs.
         distinct = distinct_rows(points)
-        clusters = clusters[np.unique(distinct, return_index=True)[1]][distinct]
-        yield from _splits(clusters, self.n_folds)
+        first = np.unique(distinct, return_index=True)[1]
+        yield from _splits(clusters[first][distinct], self.n_folds)
 
 
 @dataclass(frozen=True)
@@ -187,7 +181,7 @@ class GroupFolds:
 
     def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
         del y
-        codes = self._codes(len(points), groups)
+        codes = self._codes(groups)
         sizes = np.bincount(codes)
         n_folds = len(sizes) if self.n_folds is None else self.n_folds
         _check_fold_count("GroupFolds", n_folds, len(sizes), "groups")
@@ -198,17 +192,13 @@ class GroupFolds:
         yield from _splits(fold_of_group[codes], n_folds)
 
     def dependence(self, n_points: int, groups: Groups = None) -> Dependence:
-        return self._codes(n_points, groups), 0
+        return self._codes(groups), 0
 
     @staticmethod
-    def _codes(n_points: int, groups: Groups) -> np.ndarray:
+    def _codes(groups: Groups) -> np.ndarray:
         if groups is None:
             raise ValueError(
                 "GroupFolds needs the group of each point; call fit(x, y, groups=labels)."
-            )
-        if len(groups) != n_points:
-            raise ValueError(
-                f"groups has {len(groups)} labels for {n_points} points; pass one label per point."
             )
         return np.unique(groups, return_inverse=True)[1]
 

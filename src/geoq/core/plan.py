@@ -120,7 +120,7 @@ class FoldPlan:
             for name, needed in (("n_anchors", n_anchors), ("n_support", n_support)):
                 if len(train) < needed:
                     raise ValueError(
-                        f"{name}={needed}, but {self._name(fold)} leaves only {len(train)} points; "
+                        f"{name}={needed}, but fold {fold} of {len(self.splits)} leaves only {len(train)} points; "
                         f"lower {name}, give more data, or choose folds that leave more points."
                     )
 
@@ -144,25 +144,21 @@ class FoldPlan:
         if not self.splits:
             raise ValueError("folds.split yielded no fold; choose a scheme with at least one fold.")
         for fold, (train, held_out) in enumerate(self.splits, start=1):
-            for name, rows in (("training", train), ("held-out", held_out)):
+            name = f"fold {fold} of {len(self.splits)}"
+            for kind, rows in (("training", train), ("held-out", held_out)):
                 if not len(rows):
                     raise ValueError(
-                        f"{self._name(fold)} has no {name} points of the {self.n_points} given; "
-                        "lower n_folds or gap, or give more data."
+                        f"{name} has no {kind} points of the {self.n_points} given; lower n_folds or gap, or give more data."
                     )
                 outside = rows[(rows < 0) | (rows >= self.n_points)]
                 if outside.size:
                     raise ValueError(
-                        f"{self._name(fold)} contains row {outside[0]}, but there are {self.n_points} rows; "
-                        "correct the folds."
+                        f"{name} contains row {outside[0]}, but there are {self.n_points} rows; correct the folds."
                     )
             if np.intersect1d(train, held_out).size:
                 raise ValueError(
-                    f"{self._name(fold)} trains on points that it holds out; training rows and held-out rows must be disjoint."
+                    f"{name} trains on points that it holds out; training rows and held-out rows must be disjoint."
                 )
-
-    def _name(self, fold: int) -> str:
-        return f"fold {fold} of {len(self.splits)}"
 
 
 def draw_folds(folds: Any, points: Float[np.ndarray, " n d"], groups: Any = None) -> FoldPlan:
@@ -185,30 +181,21 @@ def draw_folds(folds: Any, points: Float[np.ndarray, " n d"], groups: Any = None
 def _rows_of(pair: Any, name: str) -> Split:
     """The training rows and held-out rows of a fold; raises unless they are two lists of row numbers."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        parts = f" of {len(pair)} parts" if isinstance(pair, tuple | list) else ""
         raise TypeError(
-            f"{name} is a {type(pair).__name__}{parts}, but a fold is a pair; yield (training rows, held-out rows)."
+            f"{name} is a {type(pair).__name__}, but a fold is a pair; yield (training rows, held-out rows)."
         )
     train, held_out = (np.asarray(part) for part in pair)
     for what, rows in (("training", train), ("held-out", held_out)):
-        if rows.dtype == bool:
-            raise TypeError(
-                f"the {what} rows of {name} are a boolean mask, but row numbers are needed; pass numpy.flatnonzero(mask)."
-            )
         if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
             raise TypeError(
                 f"the {what} rows of {name} have dtype {rows.dtype} and shape {rows.shape}, but a list of row numbers is "
-                "needed; pass integers."
+                "needed; pass integers, such as numpy.flatnonzero(mask)."
             )
     return train, held_out
 
 
 def group_codes(groups: Any, n_points: int) -> tuple[np.ndarray, np.ndarray]:
     """The distinct labels, and the number of the label of each point; raises unless each point has a label."""
-    if not hasattr(groups, "__len__"):
-        raise TypeError(
-            f"groups is a {type(groups).__name__}; pass a list or an array with one label per point."
-        )
     labels = np.asarray(groups)
     if labels.shape != (n_points,):
         raise ValueError(
