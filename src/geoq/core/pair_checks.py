@@ -9,7 +9,14 @@ import numpy as np
 
 from geoq.arrays import chunks, flat, native, restore, to_numbers
 from geoq.bounds.protocol import check_bound_model
-from geoq.checks import check_finite, check_integer, check_object, check_unit, warn
+from geoq.checks import (
+    add_note_on_error,
+    check_finite,
+    check_integer,
+    check_object,
+    check_unit,
+    warn,
+)
 from geoq.data.coordinates import Coordinates
 from geoq.data.domain import Shapes, check_domain
 from geoq.data.masks import Mask, outputs_with_nan
@@ -34,19 +41,14 @@ def check_settings(how: "GeoQ") -> None:
     check_integer(how.n_anchors, "n_anchors", 1)
     if how.n_support is not None:
         check_integer(how.n_support, "n_support", 1)
-    if how.representation is None or (
-        isinstance(how.representation, type) and isinstance(how.representation, Metric)
-    ):
-        raise TypeError(
-            f"representation={how.representation!r}: representation must be a metric or a function; leave it out for "
-            "SensitivityMetric(), or pass StandardizedMetric() or a function phi(x)."
-        )
     check_domain(how.domain)
     if how.bound_model is not None:
         check_bound_model(how.bound_model)
     check_object(how.safe_region, SafeRegion, "safe_region", "Region(quantile=0.95)")
     check_sources(how.surrogate, how.train_surrogate, "x, y")
-    if not isinstance(how.representation, Metric):
+    if isinstance(how.representation, Metric):
+        check_object(how.representation, Metric, "representation", "StandardizedMetric()")
+    else:
         check_callable(how.representation, "representation")
     check_callable(how.error_functional, "error_functional")
 
@@ -90,16 +92,12 @@ def check_models(how: "GeoQ", x: Any, outputs: np.ndarray) -> None:
     missing = np.isnan(x.array)
     if not missing.any():
         return
-    rows = np.flatnonzero(missing.any(axis=1))[:N_PROBES]
-    try:
-        evaluate(how.surrogate, x[rows], "surrogate")
-    except (ValueError, TypeError) as exc:
-        assert x.schema is not None
-        names = [repr(x.schema[j]) for j in np.flatnonzero(missing.any(axis=0)).tolist()]
-        raise ValueError(
-            f"x has missing values in {first_few(names)}, and surrogate failed on them ({exc}); remove or impute these rows, or "
-            "use a model that accepts missing values."
-        ) from exc
+    assert x.schema is not None
+    names = [repr(x.schema[j]) for j in np.flatnonzero(missing.any(axis=0)).tolist()]
+    way_out = "remove or impute these rows, or use a model that accepts missing values"
+    note = f"x has missing values in {first_few(names)}, and surrogate failed on them; {way_out}"
+    with add_note_on_error(note):
+        evaluate(how.surrogate, x[np.flatnonzero(missing.any(axis=1))[:N_PROBES]], "surrogate")
 
 
 def coordinates_of(representation: Any, inputs: np.ndarray, x: Any) -> Coordinates:
@@ -120,19 +118,16 @@ def coordinates_of(representation: Any, inputs: np.ndarray, x: Any) -> Coordinat
 
 def shapes_of(how: "GeoQ", x: Any, y: Any, outputs: np.ndarray) -> Shapes:
     """The shapes of one row; the error functional is called with ``y`` in place of the predictions."""
-    few = np.nan_to_num(outputs[:N_PROBES])
+    few, rows = np.nan_to_num(outputs[:N_PROBES]), x[:N_PROBES]
     like = None if isinstance(y, Table) else native(y)
     error = how.error_functional(*(restore(few.copy(), like) for _ in range(2)))
-    name = "error_functional"
-    found = one_row_each(error, len(few), name)
-    rows = x[:N_PROBES]
-    z = to_numbers(rows, "x")
+    found, inputs = one_row_each(error, len(few), "error_functional"), to_numbers(rows, "x")
+    z = inputs
     if not isinstance(how.representation, Metric):
         phi = partial(evaluate, how.representation, name="representation")
         z = phi(rows)
         Probes.of(phi, rows, z, "representation")
-    parts = (z, found, to_numbers(rows, "x"), few)
-    return Shapes(*(part.shape[1:] for part in parts))
+    return Shapes(*(part.shape[1:] for part in (z, found, inputs, few)))
 
 
 def warn_if_few(quantile: float, n_groups: int) -> None:

@@ -65,18 +65,8 @@ N_IN_SAMPLE, IN_SAMPLE_NUMBERS = 256, 2**19
 class Pairs:
     """The pairs of the user with the settings of the estimator, checked before any training.
 
-    Attributes:
-        how: the settings.
-        x: inputs, as rows of the user's kind.
-        y: reference outputs, as rows of the user's kind.
-        inputs: the inputs as numbers; missing values of tables are nan.
-        outputs: the reference outputs as numbers; nan where they are masked.
-        for_training: the outputs that recipes receive.
-        mask: the masked cells.
-        coordinates: T.
-        plan: the folds (line 5).
-        layout: where the values of the errors lie.
-        n_support: k.
+    ``x`` and ``y`` are rows of the user's kind, ``inputs`` and ``outputs`` numbers, with nan where a value is missing or masked, and
+    ``for_training`` are the outputs that recipes receive.
     """
 
     how: "GeoQ"
@@ -156,9 +146,8 @@ class Pairs:
         """The given surrogate, or one that is trained on all data (line 1)."""
         if self.how.surrogate is not None:
             return self.how.surrogate
-        trained = train_deployed(
-            cast(TrainSurrogate, self.how.train_surrogate), self.x, self.for_training
-        )
+        recipe = cast(TrainSurrogate, self.how.train_surrogate)
+        trained = train_deployed(recipe, self.x, self.for_training)
         progress("deployed surrogate")
         return trained
 
@@ -229,19 +218,14 @@ class Pairs:
         geometry = self.geometry(points.space)
         parts = []
         for seen, unseen in self.plan.splits:
-            left_in = replace(geometry, points=points.space[seen])
-            relation = left_in.relate(points.space[unseen])
+            found = replace(geometry, points=points.space[seen]).relate(points.space[unseen])
             # The rows of the data, not of the fold.
-            near = seen[relation.near].astype(np.int32)
-            parts.append(replace(relation, anchors=seen[relation.anchors], near=near))
+            rows = {"anchors": seen[found.anchors], "near": seen[found.near].astype(np.int32)}
+            parts.append(replace(found, **rows))
         return HeldOutPoints(self, parts)
 
     def predictions(
-        self,
-        folds: "HeldOutPoints",
-        surrogate: Any,
-        progress: Report,
-        finished: FinishedFolds | None,
+        self, folds: "HeldOutPoints", surrogate: Any, progress: Report, finished: Any
     ) -> Iterator[tuple[int, np.ndarray]]:
         """The predictions of the fold surrogates (line 7); none if the deployed surrogate has not seen the data."""
         del surrogate

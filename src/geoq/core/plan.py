@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from geoq.checks import add_note_on_error, check_object
+from geoq.checks import add_note_on_error, check_object, shortened
 from geoq.core.folds import (
     ClusterFolds,
     CombinedFolds,
@@ -182,7 +182,7 @@ def _rows_of(pair: Any, name: str) -> Split:
     """The training rows and held-out rows of a fold; raises unless they are two lists of row numbers."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise TypeError(
-            f"{name} is a {type(pair).__name__}, but a fold is a pair; yield (training rows, held-out rows)."
+            f"{name} is {shortened(pair)}, but a fold is a pair; yield (training rows, held-out rows)."
         )
     train, held_out = (np.asarray(part) for part in pair)
     for what, rows in (("training", train), ("held-out", held_out)):
