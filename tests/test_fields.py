@@ -415,10 +415,10 @@ def test_rolled_fields_have_rolled_bounds_on_periodic_axes():
     assert difference(Grid(2)) > 1e-2
 
 
-def test_the_networks_see_the_prediction_unless_points_depend_on_each_other():
+def test_the_networks_see_prediction_and_companion_unless_points_depend_on_each_other():
     """Fold surrogates of time series differ systematically from the deployed surrogate."""
     estimator, _ = through(Grid(1), (24,))
-    assert "from inputs and prediction on" in estimator.describe()
+    assert "from inputs and prediction and expected error on" in estimator.describe()
     groups = np.repeat(np.arange(20), 4)
     grouped, _ = through(Grid(1), (24,), folds=GroupFolds(3), groups=groups)
     assert "learned from inputs on" in grouped.describe()

@@ -6,7 +6,8 @@ setting                   parts
 ``representation=``       ``StandardizedMetric``, ``Columns`` with ``Number``, ``Log``, ``Periodic``, ``Category``, ``Ignored``,
                           ``identity``
 ``bound_model=``          ``TwoLawBound``; ``FieldBound`` with ``Climatology``, ``NoFactor`` or ``FieldFactor``, which sees
-                          ``inputs``, ``prediction``, ``displacement``, ``anchor_error`` or ``log_bound``; ``IndicatorBound`` with
+                          ``inputs``, ``prediction``, ``displacement``, ``anchor_error``, ``log_bound`` or ``expected_error``;
+                          ``IndicatorBound`` with
                           ``misclassification_values``, ``probability_error_values`` or ``logit_error_values``; of the paper
                           ``NormScaledBound`` and ``NormScaledFieldBound``
 ``safe_region=``          ``PaperRegion``; scores of ``Region``: ``EachInput``, ``PrincipalAxes``, ``EachPair``, ``Unexplained``,
@@ -84,6 +85,7 @@ _WITH_TORCH = {
     "TrainedNetwork": "geoq.training.recipe",
     "anchor_error": "geoq.bounds.network",
     "displacement": "geoq.bounds.network",
+    "expected_error": "geoq.bounds.network",
     "inputs": "geoq.bounds.network",
     "log_bound": "geoq.bounds.network",
     "logit_error_values": "geoq.bounds.indicator",

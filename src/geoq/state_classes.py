@@ -7,6 +7,7 @@ from typing import Any
 from geoq import surrogate
 from geoq.bounds import climatology, fields, law, two_laws
 from geoq.core import conformal, fitted, folds, geometry, tuples
+from geoq.data import companion as field_companion
 from geoq.data import coordinates, domain, masks, metric, process, table
 from geoq.regions import field_scores, region, table_scores, views
 from geoq.rollout import additive, features, growth, horizon, members, series
@@ -22,6 +23,7 @@ _MODULES = (
     folds,
     geometry,
     tuples,
+    field_companion,
     coordinates,
     domain,
     masks,

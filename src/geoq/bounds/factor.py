@@ -24,6 +24,7 @@ from geoq.bounds.network import (
     Seen,
     Sight,
     check_sees,
+    expected_error,
     inputs,
     log_bound,
     max_rows,
@@ -50,7 +51,8 @@ class FieldFactor:
     Attributes:
         sees: what the networks see, some of ``inputs``, ``prediction``, ``displacement``, ``anchor_error`` and ``log_bound``
             (from ``geoq.parts``). Arrays that do not lie on the cells of the error are seen as constant channels if they have at
-            most 32 numbers. None means the inputs and the prediction, and the inputs alone for time series and groups.
+            most 32 numbers. None means the inputs, the prediction and the error that the companion expects, and the inputs alone for time
+            series and groups.
         widths: channels at each resolution of a network; one resolution is two convolutions.
         dropout: fraction of the activations that are dropped in training.
         n_splits: number of parts of the tuples. For each part, one network is trained on the other parts; the part stops its
@@ -97,6 +99,8 @@ class FieldFactor:
         visible = [seen for seen, row in rows.items() if layout.is_visible(row.shape[1:])]
         if tuples.position is not None and inputs in visible:
             visible = [inputs]
+        if tuples.opinion is not None:
+            visible.append(expected_error)
         return Sight(self.sees or tuple(visible) or (log_bound,), layout)
 
     def fit(

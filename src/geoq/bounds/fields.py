@@ -1,10 +1,10 @@
 r"""The default bound for fields: a scale for each cell, and a learned factor for each query.
 
-.. math:: b_{cj}(x) = k \, s_{cj} \, r_{cj}(\widehat F(x)), \qquad
+.. math:: b_{cj}(x) = k \, s_{cj} \, r_{cj}(\widehat F(x)) \, q_{cj}(x)^a, \qquad
     \widehat E_{cj}(x) = \lambda f_{cj}(x) \, b_{cj}(x) + 2 L_{cj} (\Delta d(x) - d_r)_+
 
-The scale s and the natural scale r give the size of the error in each cell, and k is one number. The factor f sees the fields of
-the query and the support distance; it is used only if it lowers the loss on held-out tuples. The lift lambda makes the bound hold
+The scale s and the natural scale r give the size of the error in each cell, q is the error that a companion of the surrogate
+expects, and k and a are numbers; without a companion a is 0. The factor f sees the fields of the query, q and the support distance; it is used only if it lowers the loss on held-out tuples. The lift lambda makes the bound hold
 inside the data in every family of folds. Outside, beyond the distance d_r, the bound grows with the steepest slope L.
 
 The bound does not use the anchor error, because the errors of the nearest fields are a poor predictor of the cells in which a field
@@ -30,6 +30,7 @@ from geoq.quantiles import (
     error_ratios,
     inverse_cdf_quantile,
     n_required,
+    pinball_loss,
     weighted_quantile,
 )
 
@@ -46,6 +47,8 @@ EDGE_QUANTILE = 0.95
 # The slope beyond the edge is this multiple of the steepest e / d. It is larger than 1, because support distances inside the data
 # are not close to zero, so that e / d underestimates the slope outside.
 STEEPNESS = 2.0
+# The power a of the expected error is one of these. The expected error counts up to this multiple of its largest held-out value.
+POWERS, REACH = (0.0, 0.25, 0.5, 0.75, 1.0), 10.0
 # Quantiles of a channel, the coefficient, a bound without a factor, and the lift are computed from at most about this many
 # values.
 MAX_CHANNEL_VALUES, MAX_VALUES, MAX_CHECKED, MAX_RATIOS = 2**17, 200_000, 60_000, 2**22
@@ -82,6 +85,7 @@ class FieldBound:
     factor: Any = None
     reference: Climatology | None = None
     uses_neighborhood: ClassVar[bool] = False
+    uses_companion: ClassVar[bool] = True
 
     def check_shapes(self, shapes: Shapes, layout: Layout) -> None:
         """Raise for errors without cells, and for fields to be seen that lie on other cells."""
@@ -93,10 +97,14 @@ class FieldBound:
         """Estimate the scale and the coefficient, learn the factor, and compute the lift."""
         outputs = tuples.points.outputs
         reference = None if self.reference is None else self.reference.fit(outputs, quantile)
-        scale = _scale(tuples, reference, quantile)
         distance = tuples.relation.support_distance[tuples.interpolating]
         edge = float(inverse_cdf_quantile(distance, EDGE_QUANTILE))
-        fitted = FittedFields(reference, scale, edge, _steepest_slope(tuples, quantile))
+        one = np.ones(math.prod(tuples.field_shape))
+        fitted = FittedFields(reference, one, edge, _steepest_slope(tuples, quantile))
+        if tuples.opinion is not None:
+            fitted = _with_power(tuples, fitted, quantile)
+        scale = _scale(tuples, fitted, quantile)
+        fitted = replace(fitted, scale=scale)
         # The coefficient k with the smallest pinball loss: the quantile of e / (s r), weighted by s r.
         some = tuples.subsample(max(1000, MAX_VALUES // len(scale)))
         ratio, bound = _ratios(some, fitted, MAX_VALUES)
@@ -140,20 +148,40 @@ def check_cells(model: object, shapes: Shapes, layout: Layout) -> None:
 
 @dataclass(frozen=True)
 class FittedFields:
-    """The fitted bound: r, k s of each value (0 in exact cells), d_r, the slope L of each value, f (if any) and lambda."""
+    """The fitted bound of fields.
+
+    Attributes:
+        reference: the fitted natural scale r; None means 1.
+        scale: k s of each value of the flattened error; 0 in exact cells.
+        edge: the distance d_r, up to which a query counts as interpolation.
+        slope: the steepest slope L of each value.
+        power: the power a of the expected error; 0 without a companion.
+        most: the largest expected error that counts.
+        factor: the learned factor f; None if there is none.
+        lift: the lift lambda.
+    """
 
     reference: FittedClimatology | None
     scale: Float[np.ndarray, " n_values"]
     edge: float
     slope: Float[np.ndarray, " n_values"]
+    power: float = 0.0
+    most: float = math.inf
     factor: Any = None
     lift: float = 1.0
     uses_anchor_error: ClassVar[bool] = False
 
+    def natural(self, features: Features) -> Values:
+        """The natural scale r times the power of the expected error; a single number if it is 1 everywhere."""
+        natural = natural_scale(features, self.reference)
+        if self.power:
+            natural = natural * np.minimum(features.expected_error, self.most) ** self.power
+        return natural
+
     def plain(self, features: Features) -> Values:
         """The bound b, without factor, lift and slope."""
         shape = (len(features), len(self.scale))
-        return np.broadcast_to(natural_scale(features, self.reference) * self.scale, shape)
+        return np.broadcast_to(self.natural(features) * self.scale, shape)
 
     def __call__(self, features: Features, quantile: float | None = None) -> Bounds:
         parts = []
@@ -172,15 +200,29 @@ class FittedFields:
         return f"The bound is a scale for each cell, {factor}, lifted by {self.lift:.2f}"
 
 
-def _scale(
-    tuples: Tuples, reference: FittedClimatology | None, quantile: float
-) -> Float[np.ndarray, " n_values"]:
+def _with_power(tuples: Tuples, bound: FittedFields, quantile: float) -> FittedFields:
+    """Choose the power a by the loss of a simple bound: a mean for each cell from half of the points, on the other half."""
+    some = tuples.subsample(max(1000, MAX_VALUES // len(bound.scale)))
+    half, losses = np.unique(some.group, return_inverse=True)[1] % 2 == 0, []
+    for power in POWERS:
+        ratio, unit = _ratios(some, replace(bound, power=power), MAX_VALUES)
+        missed = np.zeros_like(unit)
+        for own in (half, ~half):
+            size = np.nanmean(ratio[own], axis=0) + 1e-300
+            weight = some.weight[own, None] * unit[own] * size
+            level = weighted_quantile((ratio[own] / size).ravel(), weight.ravel(), quantile)
+            missed[~own] = pinball_loss(ratio[~own], level * size, quantile) * unit[~own]
+        losses.append(float(some.weight @ np.nan_to_num(missed).mean(axis=1)))
+    most = REACH * float(some.features.expected_error.max())
+    return replace(bound, power=POWERS[int(np.argmin(losses))], most=most)
+
+
+def _scale(tuples: Tuples, bound: FittedFields, quantile: float) -> Float[np.ndarray, " n_values"]:
     """The scale s of each value, with the mean 1; 0 in exact cells."""
 
     def error_of(rows: slice) -> np.ndarray:
         part = tuples[rows]
-        natural = 1 if reference is None else natural_scale(part.features, reference)
-        return np.asarray(flat(part.error) / natural)
+        return np.asarray(flat(part.error) / bound.natural(part.features))
 
     n_axes = tuples.points.layout.n_axes
     shape, weight = tuples.field_shape, tuples.weight

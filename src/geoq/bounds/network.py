@@ -53,8 +53,21 @@ def log_bound(features: Features, bound: np.ndarray) -> np.ndarray:
     return log.reshape(features.anchor_error.shape)
 
 
+def expected_error(features: Features, _: Any) -> np.ndarray:
+    """The logarithm of the error that the companion expects."""
+    log: np.ndarray = np.log(np.maximum(features.expected_error, np.finfo(np.float32).tiny))
+    return log.reshape(features.anchor_error.shape)
+
+
 # The functions that a file can name.
-FUNCTIONS: tuple[Seen, ...] = (inputs, prediction, displacement, anchor_error, log_bound)
+FUNCTIONS: tuple[Seen, ...] = (
+    inputs,
+    prediction,
+    displacement,
+    anchor_error,
+    log_bound,
+    expected_error,
+)
 
 
 def check_sees(sees: Any) -> None:

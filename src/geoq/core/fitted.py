@@ -17,6 +17,7 @@ from geoq.core.folds import distinct_rows
 from geoq.core.geometry import Features, Geometry, Space, anchor_mean, displacement
 from geoq.core.opinion import SecondOpinion
 from geoq.core.tuples import Tuples, Typical
+from geoq.data.companion import Companion
 from geoq.data.coordinates import Coordinates, Part
 from geoq.data.domain import Layout
 from geoq.data.masks import Mask
@@ -90,7 +91,7 @@ class Fitted:
         geometry: all points, which queries are related to.
         error: the observed errors of the deployed surrogate; an absent cell has the mean error of the cell.
         error_size: the observed error of each point, averaged over its field.
-        process: the Gaussian process through the data; None if the bound does not use it.
+        process: a second model of the data, a Gaussian process or a companion; None if the bound does not use one.
         bound: the fitted bound.
         region: the fitted safe region.
         typical: medians over the calibration, for explanations.
@@ -109,7 +110,7 @@ class Fitted:
     geometry: Geometry
     error: Float[np.ndarray, " n *field"]
     error_size: Float[np.ndarray, " n"]
-    process: Process | None
+    process: Process | Companion | None
     bound: Any
     region: Any
     typical: Typical
@@ -215,7 +216,8 @@ class Fitted:
         """The predictions of the process at queries, and their deviations."""
         if self.process is None:
             raise TypeError(
-                f"{type(self.bound).__name__} has no Gaussian process through the data; the default bound of a table has one."
+                "this calibration has no second opinion: the bound uses none, or a regression on the same fields is more than twice as "
+                "wrong as the surrogate."
             )
 
         def parts(features: Features, gaps: Any) -> dict[Any, np.ndarray]:

@@ -156,7 +156,7 @@ class Features:
         prediction: prediction of the surrogate.
         inputs: coordinates T(x).
         relation: the anchors and the nearest points; None along rollouts.
-        opinion: what a Gaussian process through the data predicts; None if the bound does not use it.
+        opinion: what a second model of the data predicts, one row of numbers per query; None without one.
     """
 
     displacement: Float[np.ndarray, " n *z"]
@@ -184,6 +184,13 @@ class Features:
     def distance(self) -> Float[np.ndarray, " n"]:
         """Length of the displacement."""
         return np.linalg.norm(flat(self.displacement), axis=1)
+
+    @property
+    def expected_error(self) -> Float[np.ndarray, " n p"]:
+        r"""The error that the second opinion expects, :math:`q = \sqrt{(\widehat F - m)^2 + v}`."""
+        assert self.opinion is not None
+        gap = flat(self.prediction).astype(float) - self.opinion.mean
+        return np.hypot(gap, self.opinion.deviation)
 
     @property
     def norm(self) -> Float[np.ndarray, " n"]:

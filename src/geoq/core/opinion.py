@@ -2,19 +2,25 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from scipy.spatial import cKDTree
 
-from geoq.arrays import flat, permutation
+from geoq.arrays import few_threads, flat, permutation
 from geoq.checks import warn
 from geoq.core.tuples import Tuples
+from geoq.data.companion import field_opinion
+from geoq.data.masks import filled_with_means
+from geoq.data.process import second_opinion
 
 # ``fit`` warns if the held-out errors of the process are below this fraction of the surrogate's.
 CLEARLY = 0.5
+# A companion of fields is used if its held-out error is at most this many times the surrogate's. It is fitted if each fold leaves in
+# this many pairs, and if the outputs times the number of folds have at most this many numbers.
+CLOSE, MIN_COMPANION, MAX_COMPANION = 2.0, 20, 2**24
 # The alarm mixes the inputs of at most this many rows with the inputs of their nearest rows.
 N_MIXED = 200
 # It rings if the surrogate is this many times as far from the process there as from the outputs at the rows, and farther than the
@@ -35,31 +41,65 @@ class SecondOpinion:
     deviation: Float[Any, " n *output"]
 
 
-def compared(tuples: Tuples, names: Sequence[str] | None) -> tuple[str, bool] | None:
-    """Mean errors of process and surrogate in a sentence, and whether the process is clearly the better model.
+def with_second_opinion(tuples: Tuples, model: Any) -> Tuples:
+    """The tuples with what a second model predicts; without it if the bound does not use it, or if its errors are too large."""
+    points = tuples.points
+    outputs = filled_with_means(points.outputs.astype(float))
+    z, known, splits = (
+        flat(points.space.normalized).astype(float),
+        points.coordinates,
+        points.splits,
+    )
+    if points.layout.is_table or getattr(model, "uses_opinion", False):
+        process, opinion = second_opinion(z, flat(outputs), splits)
+        return replace(tuples, points=replace(points, process=process), opinion=opinion)
+    usable = getattr(model, "uses_companion", False) and points.metric is not None
+    usable &= tuples.predictions.shape[1:] == tuples.field_shape == outputs.shape[1:]
+    usable &= tuples.position is None and known.column is None and not known.log.any()
+    usable &= min(len(left_in) for left_in, _ in splits) >= MIN_COMPANION
+    if not usable or len(splits) * outputs.size > MAX_COMPANION:
+        return tuples
+    weight = getattr(points.metric, "weight", None)
+    units = known.mean.astype(float), known.scale.astype(float) / (1 if weight is None else weight)
+    with few_threads(0):  # small matrices: threads would wait for each other
+        companion, opinion = field_opinion(z, units, outputs, points.layout, splits)
+    found = replace(tuples, points=replace(points, process=companion), opinion=opinion)
+    comparison = compared(found, None)
+    return tuples if comparison is None or comparison[1] > CLOSE else found
 
-    Both are errors at the held-out points of the interpolating folds, of the output for which the process is the best beside the
-    surrogate. None without a process, or if the surrogate predicts something else than the outputs.
+
+def compared(tuples: Tuples, names: Sequence[str] | None) -> tuple[str, float] | None:
+    """Mean errors of the second model and of the surrogate in a sentence, and their ratio.
+
+    Both are errors at the held-out points of the interpolating folds, of the whole field, or of the output for which the second model
+    is the best beside the surrogate. None without a second model, or if the surrogate predicts something else than the outputs.
     """
     inner = tuples[tuples.interpolating]
     outputs, predictions = inner.points.outputs, inner.predictions
-    if inner.opinion is None or outputs.shape[1:] != predictions.shape[1:]:
+    if (
+        inner.points.process is None
+        or inner.opinion is None
+        or outputs.shape[1:] != predictions.shape[1:]
+    ):
         return None
     truth = flat(outputs).astype(float)[inner.point]
     counts = ~np.isnan(truth).all(axis=0)
     if not counts.any():
         return None
     answers = flat(predictions)[inner.row].astype(float), inner.opinion.mean
-    surrogate, process = (np.nanmean(abs(each - truth)[:, counts], axis=0) for each in answers)
+    errors = [np.nanmean(abs(each - truth)[:, counts], axis=0) for each in answers]
+    if not inner.points.layout.is_table:
+        errors = [error.mean(keepdims=True) for error in errors]
+    surrogate, process = errors
     j, of = int((process / np.maximum(surrogate, 1e-300)).argmin()), ""
     if len(surrogate) > 1:
         known = names if names is not None and len(names) == len(surrogate) else None
         of = f" of output {j if known is None else known[j]}"
     text = (
-        f"A Gaussian process through the same data has a mean held-out error{of} of {process[j]:.2g}, the surrogate "
+        f"{inner.points.process.words} has a mean held-out error{of} of {process[j]:.2g}, the surrogate "
         f"{surrogate[j]:.2g}"
     )
-    return text, bool(process[j] < CLEARLY * surrogate[j])
+    return text, float(process[j] / max(surrogate[j], 1e-300))
 
 
 def mixed_rows(

@@ -17,7 +17,13 @@ from geoq.core.agreement import Answers, fold_answers, mean_error, warn_of_folds
 from geoq.core.conformal import ConformalFactors
 from geoq.core.fitted import Fitted, Repeats, embed, predict
 from geoq.core.geometry import Geometry, Relation, Space, anchor_mean
-from geoq.core.opinion import compared, mixed_rows, warn_of_training_rows
+from geoq.core.opinion import (
+    CLEARLY,
+    compared,
+    mixed_rows,
+    warn_of_training_rows,
+    with_second_opinion,
+)
 from geoq.core.pair_checks import (
     check_models,
     check_pairs,
@@ -34,7 +40,7 @@ from geoq.data.domain import Layout, layout_of
 from geoq.data.masks import Mask, exact_cells, filled_with_means
 from geoq.data.metric import FittedMetric, Metric, predictor, rows_like
 from geoq.data.probes import N_PROBES, Probes
-from geoq.data.process import second_opinion
+from geoq.data.process import Process
 from geoq.data.scratch import is_lazy, stored
 from geoq.data.table import Table, check_same_order, input_rows, output_names, output_rows
 from geoq.neighbors import near_copies, sketch
@@ -242,13 +248,6 @@ class Pairs:
         exact = exact_cells([points.error, error])
         if exact is not None:
             error = np.where(exact, np.nan, error).astype(error.dtype)
-        process, opinion = None, None
-        model = self.how.bound_for(self.layout)
-        if self.layout.is_table or getattr(model, "uses_opinion", False):
-            z = flat(points.space.normalized).astype(float)
-            process, opinion = second_opinion(
-                z, filled_with_means(flat(self.outputs).astype(float)), plan.splits
-            )
         data = Points(
             points.space,
             self.outputs,
@@ -258,7 +257,6 @@ class Pairs:
             points.metric,
             self.layout,
             exact,
-            process,
         )
         tuples = Tuples(
             relation=Relation.cat(held_out.relations),
@@ -272,12 +270,11 @@ class Pairs:
             points=data,
             position=None if plan.position is None else plan.position[rows],
             reach=plan.reach,
-            opinion=opinion,
         )
         if held_out.found:
             answers = held_out.held_out, held_out.in_sample, held_out.outputs
             warn_of_folds(*answers, points.error, tuples.interpolating_folds)
-        return tuples
+        return with_second_opinion(tuples, self.how.bound_for(self.layout))
 
     def fit_bound(self, tuples: Tuples) -> Any:
         """Line 12."""
@@ -335,14 +332,14 @@ class Pairs:
         comparison, process = compared(tuples, output_names(self.y)), tuples.points.process
         if comparison is None or process is None:
             return
-        text, clearly = comparison
-        if clearly:
+        text, ratio = comparison
+        if ratio < CLEARLY:
             warn(
                 f"{text}. The bounds use this, but a better surrogate would make them smaller: see assess(x).second_opinion for "
-                "the predictions of the process."
+                "its predictions."
             )
         z = flat(points.space.normalized).astype(float)
-        if not alone or len(z) < 3:
+        if not alone or len(z) < 3 or not isinstance(process, Process):
             return
         mixed = mixed_rows(self.inputs, z)
         ask = predictor(partial(predict, surrogate, self.mask), self.x)

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from geoq.arrays import chunks, permutation
 from geoq.core.folds import count_independent
 from geoq.core.geometry import Features, Relation, Space, anchor_mean, displacement
+from geoq.data.companion import Companion
 from geoq.data.coordinates import Coordinates, spread
 from geoq.data.domain import Layout
 from geoq.data.metric import FittedMetric
@@ -31,7 +32,7 @@ class Points:
         metric: the metric of the geometry; None for a representation of the user.
         layout: whether the rows are rows of a table, or where their cells are.
         exact: the cells in which all errors are zero; None if there are none.
-        process: a Gaussian process through the points; None if the bound does not use it.
+        process: a second model of the points, a Gaussian process or a companion; None if the bound does not use one.
     """
 
     space: Space
@@ -42,7 +43,7 @@ class Points:
     metric: FittedMetric | None
     layout: Layout
     exact: Bool[np.ndarray, " *field"] | None = None
-    process: Process | None = None
+    process: Process | Companion | None = None
 
     @property
     def inputs(self) -> Float[np.ndarray, " n *coordinates"]:
@@ -71,7 +72,7 @@ class Tuples:
             positions differ by at most ``reach``.
         reach: see ``position``.
         queries: the held-out points; None if they are points of the data. Along rollouts they are not.
-        opinion: what the process through the points that the fold left in predicts at each tuple; None without a process.
+        opinion: what the second model of the points that the fold left in predicts at each tuple; None without one.
     """
 
     relation: Relation

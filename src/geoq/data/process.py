@@ -14,7 +14,7 @@ than 500 points, 250 are centres C, and a query is conditioned on the centres an
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -104,6 +104,12 @@ class Process:
     others: Float[np.ndarray, " n_others n_inputs"]
     residual: Float[np.ndarray, " n_others p"]
     noise_of_others: Float[np.ndarray, " n_others"]
+    words: ClassVar[str] = "A Gaussian process through the same data"
+
+    @property
+    def smoothness(self) -> Smoothness:
+        """Kernel, length scales and noise."""
+        return self.kernel, self.scales, self.noise
 
     @staticmethod
     def fit(points: np.ndarray, values: np.ndarray, smoothness: Smoothness) -> "Process":
