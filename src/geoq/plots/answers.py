@@ -12,9 +12,9 @@ from geoq.checks import check_index
 from geoq.core.assessment import N_OUTPUTS_SHOWN, Assessment, numbers_of
 from geoq.data.domain import Layout, Mesh
 from geoq.plots import style
+from geoq.plots.style import Numbers
 from geoq.rollout.fitted import RolloutAssessment
 
-Numbers: TypeAlias = Float[np.ndarray, " *shape"]
 Flags: TypeAlias = Bool[np.ndarray, " *shape"]
 Ends: TypeAlias = tuple[float, float]
 # Arrays by the names of the curves or maps.

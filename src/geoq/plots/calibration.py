@@ -178,18 +178,18 @@ def inputs(
     sweeps = _sweeps(fitted, query)
     if not sweeps:
         raise ValueError("all inputs are constant in the data of fit, so none can be drawn.")
-    answers = [fitted.assess(_queries(query, sweep)) for sweep in sweeps]
     n_columns = min(len(sweeps), max(1, int(figure.get_figwidth() / 3)))
     panels = style.panels_of(figure, len(sweeps), n_columns, sharey=True)
     inside = []
-    for axes, sweep, answer in zip(panels, sweeps, answers, strict=True):
-        name, shown = _shown(answer, output)
+    for axes, sweep in zip(panels, sweeps, strict=True):
+        name, shown = _shown(fitted.assess(_queries(query, sweep)), output)
         (_levels if sweep.column.kind == "level" else _panel)(axes, sweep, shown)
-        inside.append(shown[sweep.inside])
+        known = sweep.in_data if len(sweep.in_data) else sweep.steps
+        inside.append(shown[(sweep.steps >= known.min()) & (sweep.steps <= known.max())])
         own = sweep.column.name if fitted.schema else f"input {sweep.number}"
         axes.set_xlabel(own if names is None else names[sweep.number])
-    for first in panels[::n_columns]:
-        first.set_ylabel(name)
+        if axes in panels[::n_columns]:
+            axes.set_ylabel(name)
     # Bounds far outside the ranges of the data would hide all others.
     lower, upper, *_ = np.concatenate(inside).T
     ends = np.array([np.nanmin(lower), np.nanmax(upper)])
@@ -215,12 +215,6 @@ class _Sweep:
         """Places on the axis: dates for dates, numbers otherwise."""
         is_time = self.column.kind == "time"
         return np.asarray(numbers * 1e6).astype("datetime64[us]") if is_time else numbers
-
-    @property
-    def inside(self) -> np.ndarray:
-        """Which values lie in the range of the data."""
-        known = self.in_data if len(self.in_data) else self.steps
-        return np.asarray((self.steps >= known.min()) & (self.steps <= known.max()))
 
 
 def _shown(answer: Assessment, output: int) -> tuple[str, Float[np.ndarray, " n 4"]]:
@@ -274,22 +268,18 @@ def _sweeps(fitted: Fitted, query: Any) -> list[_Sweep]:
             steps = np.linspace(0, float(known.level[j]), N_STEPS)  # type: ignore[index]
         else:
             data = raw[:, j]
-            steps = _steps(data, column, log=log)
+            low, high = np.log([data.min(), data.max()]) if log else (data.min(), data.max())
+            beyond = BEYOND * (high - low)
+            steps = np.linspace(low - beyond, high + beyond, N_STEPS)
+            steps = np.exp(steps) if log else steps
+            # Up to rounding, because the data were standardised before.
+            whole = np.ptp(data) >= 1 and abs(data - np.round(data)).max() < 1e-6
+            if column.kind == "number" and whole:
+                steps = np.unique(np.round(steps))
         sweep = _Sweep(number, column, float(at[0, number]), steps, data, log)
         found.setdefault(number, (float(importance[j]), sweep))
     ranked = sorted(found.values(), key=lambda pair: -pair[0])
     return sorted((sweep for _, sweep in ranked[:MOST_PANELS]), key=lambda sweep: sweep.number)
-
-
-def _steps(data: np.ndarray, column: Column, *, log: bool) -> np.ndarray:
-    """Values from a little below to a little above the data."""
-    low, high = np.log([data.min(), data.max()]) if log else (data.min(), data.max())
-    beyond = BEYOND * (high - low)
-    steps = np.linspace(low - beyond, high + beyond, N_STEPS)
-    steps = np.exp(steps) if log else steps
-    # Up to rounding, because the data were standardised before.
-    whole = np.ptp(data) >= 1 and abs(data - np.round(data)).max() < 1e-6
-    return np.unique(np.round(steps)) if column.kind == "number" and whole else steps
 
 
 def _queries(query: Any, sweep: _Sweep) -> Any:

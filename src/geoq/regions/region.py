@@ -56,7 +56,7 @@ USUAL_NEIGHBORS = 20
 class SafeRegion(Protocol):
     """A rule of the safe region: ``Region``, ``PaperRegion``, ``RolloutRegion`` or one of the user.
 
-    ``fit`` returns the region with what it has found in the calibration, in fields that are None before. Then
+    ``fit`` returns the fitted region; a rule of geoq returns itself with what it has found, in fields that are None before. Then
     ``support_score(features)`` returns one number per query, at most 1 if the query is safe, and ``explain(features, names)`` states
     why one query is safe or not.
     """
@@ -136,7 +136,7 @@ class Region:
 
 def _are_fields(points: Points) -> bool:
     """Whether scores see fields; rows of a table otherwise."""
-    return not points.layout.is_table and points.layout.holds(points.inputs.shape[1:])
+    return points.layout.holds(points.inputs.shape[1:])
 
 
 def default_scores(points: Points) -> tuple[Any, ...]:
