@@ -40,9 +40,6 @@ class RolloutFeatures:
     points: Space
     members: tuple[Any, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self.alive)
-
     @property
     def n_steps(self) -> int:
         """The number of steps of each rollout."""
@@ -74,27 +71,19 @@ class RolloutFeatures:
     @staticmethod
     def cat(parts: "list[RolloutFeatures]") -> "RolloutFeatures":
         """The rollouts of all parts, in order."""
-        names = ("z", "inputs", "prediction", "climatology", "alive")
-        arrays: dict[str, Any] = {
-            n: np.concatenate([getattr(part, n) for part in parts]) for n in names
-        }
+        joined: dict[str, Any] = {"relation": Relation.cat([part.relation for part in parts])}
+        for name in ("z", "inputs", "prediction", "climatology", "alive"):
+            joined[name] = np.concatenate([getattr(part, name) for part in parts])
         if all(part.inputs is part.z for part in parts):
-            arrays["inputs"] = arrays["z"]
+            joined["inputs"] = joined["z"]
         members = zip(*(part.members for part in parts), strict=True)
-        return replace(
-            parts[0],
-            **arrays,
-            relation=Relation.cat([part.relation for part in parts]),
-            members=tuple(np.concatenate(own, axis=1) for own in members),
-        )
+        joined["members"] = tuple(np.concatenate(own, axis=1) for own in members)
+        return replace(parts[0], **joined)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What features are relative to: all states for a query, the states that a fold leaves in for the calibration.
-
-    ``layout`` states what a row consists of, ``coordinates`` is nu of rows, and ``climatology`` the climatology of the output.
-    """
+    """What features are relative to: all states for a query, the states that a fold leaves in for the calibration."""
 
     layout: RowLayout
     coordinates: Coordinates
@@ -104,9 +93,8 @@ class Reference:
 
     def features(self, rows: Rollouts, phi: Any, like: Any) -> RolloutFeatures:
         """Features along rollouts; phi receives arrays of the kind of ``like``."""
-        n, n_steps, row = len(rows), rows.shape[1] - 1, rows.shape[2:]
-        inside = self.range.cut(rows)
-        before, after = (part.reshape(-1, *row) for part in (inside[:, :-1], inside[:, 1:]))
+        shape, inside = (len(rows), rows.shape[1] - 1), self.range.cut(rows)
+        before, after = (p.reshape(-1, *rows.shape[2:]) for p in (inside[:, :-1], inside[:, 1:]))
         known = np.isfinite(flat(before)).all(axis=1)
         space = embed(before[known], self.coordinates, self.layout, phi, like)
         relation = vars(self.geometry.relate(space)).values()
@@ -115,9 +103,9 @@ class Reference:
             z,
             z if space.inputs is space.z else _filled(space.inputs, known, np.nan),
             Relation(*(_filled(part, known, np.inf) for part in relation)),
-            self.layout.states(after).reshape(n, n_steps, *self.layout.state),
+            self.layout.states(after).reshape(*shape, *self.layout.state),
             self.climatology(np.nan_to_num(self.layout.outputs(inside[:, 1:])).astype(float)),
-            np.isfinite(flat(after)).all(axis=1).reshape(n, n_steps),
+            np.isfinite(flat(after)).all(axis=1).reshape(shape),
             self.geometry.points,
         )
 
@@ -134,8 +122,8 @@ def _filled(values: np.ndarray, known: np.ndarray, missing: float) -> np.ndarray
     """Rows for all steps, given the rows of the steps that start before the rollout diverges."""
     if known.all():
         return values
-    missing = missing if values.dtype.kind == "f" else 0
-    filled = np.full((len(known), *values.shape[1:]), missing, values.dtype)
+    fill = missing if values.dtype.kind == "f" else 0
+    filled = np.full((len(known), *values.shape[1:]), fill, values.dtype)
     filled[known] = values
     return filled
 
@@ -179,8 +167,7 @@ class RolloutCalibration:
     def steps(self) -> Tuples:
         """The steps as calibration tuples, for the safe region; the steps of one rollout are one group.
 
-        A rollout that diverges has only its first step here, which starts from a true state: on the way out it passes states that
-        are far from the data, and they would enlarge the safe region.
+        A rollout that diverges has only its first step here: on the way out it passes states that are far from the data.
         """
         features, n_steps = self.features, self.n_steps
         alive, is_first = features.alive, np.arange(n_steps) == 0

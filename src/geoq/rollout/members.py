@@ -65,20 +65,31 @@ class RandomFeatures:
         """A companion for what each fold leaves in, and then one for all states; none for large states."""
         if nu.scale.size > MOST_NUMBERS:
             return []
-        kept, held_out = splits[len(splits) // 2]
-        before, after = series.pairs(held_out)
+        n_varying = int((~nu.constant).sum())
 
         def fitted(rows: np.ndarray, scale: float, ridge: float) -> RidgeStep:
-            return _ridge_step(series.pairs(rows), nu, n_values, self.n_features, scale, ridge)
+            before, after = series.pairs(rows)
+            kept = np.linspace(0, len(before) - 1, min(len(before), MOST_PAIRS)).round().astype(int)
+            before, after, rng = before[kept], after[kept], np.random.default_rng(0)
+            change = flat(after - before)[:, :n_values].astype(float)
+            size = n_varying, min(self.n_features, max(20, len(before) // 3))
+            mixing = scale * rng.standard_normal(size) / np.sqrt(max(1, n_varying))
+            model = RidgeStep(nu, mixing, rng.uniform(-1, 1, size[1]), np.zeros((0, n_values)))
+            phi, unit = model.features(before), change.std(axis=0) + 1e-300
+            gram = phi.T @ phi + ridge * len(phi) * np.eye(phi.shape[1])
+            weights = np.linalg.solve(gram, phi.T @ (change / unit)) * unit
+            return replace(model, weights=weights)
+
+        left_in, held_out = splits[len(splits) // 2]
+        before, after = series.pairs(held_out)
 
         def error(setting: tuple[float, float]) -> float:
-            gap = flat((after - fitted(kept, *setting)(before)) / nu.scale)
+            gap = flat((after - fitted(left_in, *setting)(before)) / nu.scale)
             return float(np.nan_to_num(gap[:, :n_values] ** 2, nan=np.inf).mean())
 
         chosen = min(product(SCALES, RIDGES), key=error)
-        return [
-            fitted(rows, *chosen) for rows in (*(own for own, _ in splits), np.arange(len(series)))
-        ]
+        every = *(own for own, _ in splits), np.arange(len(series))
+        return [fitted(rows, *chosen) for rows in every]
 
 
 @dataclass(frozen=True)
@@ -100,27 +111,6 @@ class RidgeStep:
         after = flat(numbers).astype(float)
         after[:, : self.weights.shape[1]] += self.features(numbers) @ self.weights
         return after.reshape(numbers.shape)
-
-
-def _ridge_step(
-    pairs: tuple[np.ndarray, np.ndarray],
-    nu: Coordinates,
-    n_values: int,
-    n_features: int,
-    scale: float,
-    ridge: float,
-) -> RidgeStep:
-    n_pairs = len(pairs[0])
-    chosen = np.linspace(0, n_pairs - 1, min(n_pairs, MOST_PAIRS)).round().astype(int)
-    (before, after), rng = (part[chosen] for part in pairs), np.random.default_rng(0)
-    change = flat(after - before)[:, :n_values].astype(float)
-    n_varying = int((~nu.constant).sum())
-    size = n_varying, min(n_features, max(20, len(before) // 3))
-    mixing = scale * rng.standard_normal(size) / np.sqrt(max(1, n_varying))
-    model = RidgeStep(nu, mixing, rng.uniform(-1, 1, size[1]), np.zeros((0, n_values)))
-    phi, unit = model.features(before), change.std(axis=0) + 1e-300
-    gram = phi.T @ phi + ridge * len(phi) * np.eye(phi.shape[1])
-    return replace(model, weights=np.linalg.solve(gram, phi.T @ (change / unit)) * unit)
 
 
 def distance_to(points: np.ndarray, nu: Coordinates, n_support: int) -> Distance:
@@ -163,10 +153,9 @@ class Noise:
 
 @dataclass(frozen=True)
 class Source:
-    """A model that simulates members; None is the surrogate.
+    """A model that simulates members, or None for the surrogate, with its quadratic mean error of a step in standard deviations.
 
-    ``step_error`` is the quadratic mean of the held-out errors of single steps, in standard deviations, and ``furthest`` the
-    largest support distance that the noise grows up to.
+    The noise grows up to the support distance ``furthest``.
     """
 
     model: RidgeStep | None
