@@ -29,23 +29,24 @@ class RolloutGeoQ:
     :math:`\widehat u_{n+1} = \widehat F(\widehat u_n, f_n)`; see the argument ``forcing`` of ``fit``.
 
     Unlike ``GeoQ``, it has no ``conformalize``, because conformal risk control on whole held-out rollouts already sets the bound
-    of each step at the quantile level of the default scheme. For the same reason it has no ``bounds`` at several levels: each
-    level needs its own fit. The schemes do not estimate an ``expected_error``.
+    of each step, and no ``bounds`` at several levels, because each level needs its own fit. The schemes do not estimate an
+    ``expected_error``.
 
     Attributes:
         surrogate: the trained model, a function from a batch of states to the next states, or ``step(states, forcing)``. None
             trains it on all trajectories first.
         train_surrogate: a function ``train_surrogate(segments)`` that returns a new surrogate, such as ``TrainRollout``. It is
-            called once per fold with a list of contiguous pieces of trajectories, which contain no held-out state; with
-            forcing, each piece is a pair (states, forcing). ``TrainedFolds`` uses surrogates that were trained elsewhere. None
-            means that no retraining is possible: the surrogate has never seen the trajectories given to ``fit``.
+            called once per fold with a list of contiguous pieces of trajectories without held-out states; with forcing, each piece
+            is a pair (states, forcing). ``TrainedFolds`` uses surrogates that were trained elsewhere. None means that no
+            retraining is possible: the surrogate has never seen the trajectories given to ``fit``.
         quantile: the quantile level of the bound.
         representation: phi(states) or phi(states, forcing), fixed and shared by all folds; None means both, standardised. It
             determines the anchors and displacements, which ``AdditiveRecursion`` and ``PaperRegion`` use; the default scheme
             and region use distances of standardised states alone.
         folds: which states are held out together; the group of a state is the number of its trajectory. The default holds out
             blocks of time, because a forecast starts after the data. The paper's folds are ``ClusterFolds(5)``.
-        scheme: the bound as a function of the features along the rollout. ``AdditiveRecursion()`` is the paper's.
+        scheme: the bound: an object with ``fit(calibration, quantile)``, which returns a function of the features along the
+            rollout (``RolloutFeatures``). ``AdditiveRecursion()`` is the paper's.
         n_calibration: the calibration horizon, the number of steps of the calibration rollouts.
         n_starts: the number of calibration rollouts per fold.
         n_anchors: k_a, the number of anchors that displacements are measured from.
@@ -165,8 +166,7 @@ class RolloutGeoQ:
         Raises:
             ValueError: the file is truncated, altered or foreign, or a callable differs from the original one.
         """
-        own = {"surrogate": surrogate, "representation": representation}
-        return state.load(path, cls, **own)
+        return state.load(path, cls, surrogate=surrogate, representation=representation)
 
     def describe(self) -> str:
         """The calibration, the fitted bound and the safe region, in a few sentences."""

@@ -155,7 +155,7 @@ def _shape(parts: Parts, setting: Setting) -> Parts:
 def _refined(parts: Parts, setting: Setting, factor: np.ndarray) -> Values:
     """The refined bound with the factors of its steps, in units of s."""
     shape, x = _shape(parts, setting)
-    factor = extended(factor, shape.shape[1])
+    factor = np.take(factor, np.arange(shape.shape[1]), axis=0, mode="clip")
     return np.asarray(factor ** (1 - x) * np.minimum(factor, 1.0) ** x * shape)
 
 
@@ -231,23 +231,24 @@ class FittedGrowth:
     step_errors: tuple[float, ...]
 
     def __call__(self, features: RolloutFeatures) -> Values:
-        use, factor = (extended(v, features.n_steps) for v in (self.climatological, self.factor))
-        bound = factor * np.where(use[:, None], _climatology(features), 1.0)
-        known = slice(0, len(self.factor) - 1)
+        n_known = len(self.factor) - 1
+        at = np.arange(features.n_steps).clip(max=n_known)
+        use, factor = self.climatological[at, None], self.factor[at]
+        bound: Values = factor * np.where(use, _climatology(features), 1.0)
         for layer in self.layers:
             parts = self.scale.parts(features, layer.place, bound)
             refined = _refined(parts, layer.setting, layer.factor) * self.scale.typical
-            bound[:, known] = refined[:, known]
-        return np.asarray(bound)
+            bound[:, :n_known] = refined[:, :n_known]
+        return bound
 
     def with_members(
         self, features: RolloutFeatures, step: Any, rows: Rollouts, reference: Reference, like: Any
     ) -> RolloutFeatures:
         """The features of forecasts with the members that the layers need."""
+        given = step, rows, features.support_distance, reference, like
         found: list[Any] = [None] * len(SOURCES)
-        distance = features.support_distance
         for layer in self.layers:
-            found[layer.place] = layer.source.members(step, rows, distance, reference, like)
+            found[layer.place] = layer.source.members(*given)
         return replace(features, members=tuple(found))
 
     def describe(self) -> str:
@@ -315,8 +316,3 @@ def averaged(values: Steps) -> Steps:
     first, end = (step - half).clip(min=0), (step + half + 1).clip(max=len(values))
     mean = (total[end] - total[first]) / (number[end] - number[first]).clip(min=1)
     return np.asarray(np.exp(mean))
-
-
-def extended(values: np.ndarray, n_steps: int) -> np.ndarray:
-    """The values of ``n_steps`` steps; the last one is repeated past the calibration horizon."""
-    return np.asarray(values[np.arange(n_steps).clip(max=len(values) - 1)])

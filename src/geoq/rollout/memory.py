@@ -87,12 +87,10 @@ class WithMemory:
                 f"values has shape {tuple(values.shape)}, but a trajectory of n_values={self.n_values} has shape "
                 f"(n_times, {self.n_values}); pass one trajectory at a time."
             )
-        memory = 0 * _joined([values[:1, :1]] * self.n_memory, axis=1)
-        rows = []
+        memory, rows = 0 * _joined([values[:1, :1]] * self.n_memory, axis=1), []
         for n in range(len(values)):
             rows.append(_joined([values[n : n + 1], memory], axis=1))
-            given = [part[n : n + 1] for part in forcing]
-            memory = self(rows[-1], *given)[:, self.n_values :]
+            memory = self(rows[-1], *(part[n : n + 1] for part in forcing))[:, self.n_values :]
         return _joined(rows, axis=0)
 
 

@@ -156,7 +156,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class Series:
-    """The rows of all trajectories in the order of time, the number of the trajectory of each row, and a state of the user's kind."""
+    """The rows of all trajectories in the order of time, the number of their trajectories, and a state in the user's kind of array."""
 
     rows: Float[np.ndarray, " n *row"]
     number: Places
@@ -225,10 +225,10 @@ class Series:
         return self.rows[first], self.rows[first + 1]
 
     def starts(self, held_out: Places, n_steps: int, n_starts: int) -> np.ndarray:
-        """Rows that calibration rollouts start from, evenly spread over the usable held-out rows.
+        """Rows that calibration rollouts start from, evenly spread over the held-out rows that ``n_steps`` states follow.
 
-        A held-out row is usable if its trajectory continues for ``n_steps`` states. If there are ``n_starts`` rows for which
-        these are all held out, only these rows are used: the surrogate of the fold has seen no state of the true trajectory.
+        If there are ``n_starts`` rows for which these states are all held out, only these rows are used: the surrogate of the fold
+        has seen no state of the true trajectory.
         """
         last = np.minimum(held_out + n_steps, len(self) - 1)
         same = self.number[last] == self.number[held_out]
@@ -310,8 +310,7 @@ class DataRange:
         """The rows of rollouts, with nan from the step at which a rollout diverges; the initial row always stays."""
         # The comparisons are false for nan, so nan counts as diverged.
         inside = (rows >= self.least - self.width) & (rows <= self.most + self.width)
-        kept = inside.reshape(*rows.shape[:2], -1).all(axis=2)
+        kept, rows = inside.reshape(*rows.shape[:2], -1).all(axis=2), rows.copy()
         kept[:, 0] = True
-        kept = np.logical_and.accumulate(kept, axis=1)
-        kept = kept.reshape(*kept.shape, *(1,) * (rows.ndim - 2))
-        return np.where(kept, rows, rows.dtype.type(np.nan))
+        rows[~np.logical_and.accumulate(kept, axis=1)] = np.nan
+        return rows

@@ -273,22 +273,18 @@ class Trajectories:
         error = abs(layout.outputs(truth) - layout.outputs(features.prediction))
         near = reference.geometry.points.normalized
         distance = distance_to(near, data.coordinates, how.n_support)
-        members = [
-            data.members(companion, start, rolled, distance, own=False)
-            for companion in self.companions[number : number + 1]
-        ]
+        found = []
         if data.n_members:
             errors, spread = simulated
-            members.insert(0, (errors, np.stack([np.zeros_like(spread), spread])))
+            found.append((errors, np.stack([np.zeros_like(spread), spread])))
+        for companion in self.companions[number : number + 1]:
+            found.append(data.members(companion, start, rolled, distance, own=False))
         own = features.relation
-        features = replace(
-            features,
-            relation=replace(own, anchors=seen[own.anchors], near=seen[own.near]),
-            points=self.space,
-            members=tuple(np.stack([layout.outputs(p) for p in both]) for _, both in members),
-        )
+        relation = replace(own, anchors=seen[own.anchors], near=seen[own.near])
+        members = tuple(np.stack([layout.outputs(part) for part in both]) for _, both in found)
+        features = replace(features, relation=relation, points=self.space, members=members)
         at = distance(data.series.rows[data.measured(start)])
-        self.found[number] = features, error, [errors for errors, _ in members], at
+        self.found[number] = features, error, [errors for errors, _ in found], at
         last = error[features.alive[:, -1], -1]
         mean = last.mean() if last.size else np.nan
         logger.info("fold %d: mean error %.4g at the last step", number + 1, mean)
@@ -300,14 +296,15 @@ class Trajectories:
         found = (self.found[n] for n in sorted(self.found))
         parts, errors, steps, at = zip(*found, strict=True)
         features = RolloutFeatures.cat(list(parts))
-        known = features.support_distance[np.isfinite(features.support_distance)]
-        scale, members = data.coordinates.scale.reshape(-1)[: data.layout.n_values], []
+        distance, members = features.support_distance, []
+        furthest = float(distance[np.isfinite(distance)].max(initial=0.0))
+        scale = data.coordinates.scale.reshape(-1)[: data.layout.n_values]
         models = zip((None, *self.companions[-1:]), zip(*steps, strict=True), strict=False)
         for model, own in models:
             each = np.concatenate(own)
-            size = np.sqrt(((data.finite(each) / scale) ** 2).mean())
+            size = float(np.sqrt(((data.finite(each) / scale) ** 2).mean()))
             noise = data.noise(each, np.concatenate(at))
-            members.append(Source(model, noise, float(size), float(known.max(initial=0.0))))
+            members.append(Source(model, noise, size, furthest))
         counts = [len(first) for first in self.starts]
         return RolloutCalibration(
             features=features,
@@ -345,12 +342,10 @@ class Trajectories:
         probes.check_unchanged()
         self._warn_of_runaways(surrogate, tuples)
         if how.train_surrogate is not None:
-            now, soon = (
-                self.data.series.native(tuples.start),
-                self.data.series.rows[tuples.start + 1],
-            )
-            own = layout.outputs(next_states(layout, surrogate, now)[:, None])
-            error = abs(layout.outputs(soon[:, None]) - own)[:, 0]
+            series, start = self.data.series, tuples.start
+            answer = next_states(layout, surrogate, series.native(start))
+            both = layout.outputs(series.rows[start + 1][:, None]), layout.outputs(answer[:, None])
+            error = abs(both[0] - both[1])[:, 0]
             warn_if_worse(error, tuples.error[:, 0], "after one step from the same states")
         bounds = along.bounds_along(bound, tuples.features)
         supported = n_leading(along.scores_along(region, tuples.features) <= SAFE)
@@ -359,10 +354,7 @@ class Trajectories:
         return FittedRollouts(*known, probes.inputs, surrogate, how.representation)
 
     def _warn_of_runaways(self, surrogate: Any, tuples: RolloutCalibration) -> None:
-        """Warn if rollouts diverge, with their fraction for the fold surrogates and for the deployed surrogate.
-
-        The deployed surrogate is rolled out only in this case, and not if it is the surrogate of every fold.
-        """
+        """Warn if rollouts diverge, with their fraction for the fold surrogates and for the deployed surrogate."""
         diverged = ~tuples.features.alive[:, -1]
         if not diverged.any():
             return
