@@ -57,7 +57,7 @@ GRID: Mapping[str, tuple[float, ...]] = {
 STATIC = ("a number per step", "a factor per step times the climatology")
 # The sources of members, and the fraction to which each must lower the loss.
 SOURCES = {"members of the surrogate": 0.99, "a ridge model of the same data": 0.8}
-LEAST = 1e-9
+LEAST, ONE = 1e-9, np.ones((1, 1))
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Scale:
         # The median, so that one fold surrogate with very large errors does not determine it.
         typical = inverse_cdf_quantile(_climatology(features)[features.alive], 0.5)
         varies = (features.climatology > 0).any(axis=(0, 1))
-        varies = varies if varies.any() else ~varies
+        varies |= not varies.any()
         return Scale(typical, varies / varies.sum())
 
     def parts(self, features: RolloutFeatures, place: int, below: Values) -> Parts:
@@ -143,20 +143,15 @@ def _climatology(features: RolloutFeatures) -> Values:
     return np.where(features.climatology > 0, features.climatology, 1.0)
 
 
-def _shape(parts: Parts, setting: Setting) -> Parts:
-    """The refined bound without k, in units of s, and x."""
+def _refined(parts: Parts, setting: Setting, factor: np.ndarray = ONE) -> Values:
+    """The refined bound with the factors k of its steps, in units of s."""
     gap, mean, pattern, below = parts
     v = setting["lam"] * mean
     x = v.clip(max=1.0) ** setting["p"]
     near = gap + np.minimum(v * pattern ** setting["gamma"], below)
-    return near.clip(min=LEAST) ** (1 - x) * below**x, x
-
-
-def _refined(parts: Parts, setting: Setting, factor: np.ndarray) -> Values:
-    """The refined bound with the factors of its steps, in units of s."""
-    shape, x = _shape(parts, setting)
-    factor = np.take(factor, np.arange(shape.shape[1]), axis=0, mode="clip")
-    return np.asarray(factor ** (1 - x) * np.minimum(factor, 1.0) ** x * shape)
+    factor = np.take(factor, np.arange(x.shape[1]), axis=0, mode="clip")
+    k = factor ** (1 - x) * np.minimum(factor, 1.0) ** x
+    return np.asarray(k * (near.clip(min=LEAST) ** (1 - x) * below**x))
 
 
 def _layer_factors(parts: Parts, setting: Setting, error: Values, quantile: float) -> np.ndarray:
@@ -175,11 +170,7 @@ def _compared(n_steps: int, scale: Scale) -> Callable[[np.ndarray], np.ndarray]:
     varies = np.flatnonzero(scale.weight)
     places = np.linspace(0, len(varies) - 1, min(len(varies), N_COORDINATES)).astype(int)
 
-    def part(values: np.ndarray) -> np.ndarray:
-        values = values[:, steps]
-        return values[..., varies[places]] if values.shape[2] > 1 else values
-
-    return part
+    return lambda values: values[:, steps][..., varies[places] % values.shape[2]]
 
 
 def _loss(error: Values, quantile: float, shape: Values) -> float:
@@ -195,7 +186,7 @@ def _best(loss: Callable[[Values], float], parts: Parts) -> tuple[Setting, float
     """The setting with the smallest loss, found one exponent after the other, and its loss."""
 
     def loss_of(setting: Setting) -> float:
-        return loss(_shape(parts, setting)[0])
+        return loss(_refined(parts, setting))
 
     found, setting, least = START, START, np.inf
     while loss_of(setting) < least - LEAST:
@@ -278,7 +269,7 @@ def step_factors(error: Values, shape: Values, quantile: float) -> Steps:
     """
     # A coordinate counts at a step if any rollout has an error there: the copied values of a window of lags, fixed boundary values
     # and constant parameters would otherwise count as covered.
-    exact = np.asarray(~(error > 0).any(axis=0))
+    exact = ~np.asarray((error > 0).any(axis=0))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(exact, np.nan, error / shape)
     n_alive = (~np.isnan(error).all(axis=2)).sum(axis=0)
