@@ -201,19 +201,17 @@ class FittedRollouts:
         usable[lost] = to_numbers(self.probes, "probes")[0]
         parts = []
         for part in chunks(len(rows), n_steps * rows[:1].size):
-            answers = self._answers(
-                usable[part], n_steps, None if along is None else along[part], x0
-            )
+            given = None if along is None else along[part]
+            answers = self._answers(usable[part], n_steps, given, x0)
             if trust is not None:
                 ratio = over_tolerance(answers["error_hat"], np.asarray(largest))
                 trusted = n_leading(answers["safe"] & trust.within(ratio))
                 answers |= {"bound_over_tolerance": ratio, "trusted_horizon": trusted}
-            parts.append(answers)
+            floats = {n: v.astype(rows.dtype) for n, v in answers.items() if v.dtype.kind == "f"}
+            parts.append(answers | floats)
         found: Any = {"lost": lost, "asked": rows, "forcing": along, "fitted": self}
         for name in parts[0]:
             values = joined([answers[name] for answers in parts])
-            if values.dtype.kind == "f":
-                values = values.astype(rows.dtype, copy=False)
             values[lost] = np.nan if values.dtype.kind == "f" else 0
             if values.ndim == 3:
                 values = values.reshape(len(rows), n_steps, *layout.output)
@@ -293,8 +291,6 @@ class FittedRollouts:
             f"step and {last:.3g} at the last one. {bound[:1].upper()}{bound[1:]}. Safe means at most as far from the data as "
             "held-out rollouts were."
         )
-
-    # Files
 
     def without_tuples(self) -> "FittedRollouts":
         """The same calibration for a file."""

@@ -33,7 +33,7 @@ from geoq.rollout.series import PerStep, Places, Values
 # With more numbers than this, a file has only the largest bound and error of each step of the held-out rollouts.
 MOST_STORED = 2**22
 # The smallest typical ratio, against a division by zero, and the weight a of the typical ratio in the score of a step.
-TINY, WEIGHT_OF_TYPICAL = 1e-30, 1 / 3
+TINY, WEIGHT = 1e-30, 1 / 3
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,15 @@ class Trust:
         """Whether the bounds of each step within the calibration horizon are small enough, given their ratios to the tolerance."""
         known = ratio[:, : len(self.typical)]
         score = scores(known, np.array(self.typical[: known.shape[1]]))
-        past = ratio.shape[1] - known.shape[1]
-        return np.pad((known <= 1) & (score < self.limit), ((0, 0), (0, past)))
+        past = (0, 0), (0, ratio.shape[1] - known.shape[1])
+        return np.pad((known <= 1) & (score < self.limit), past)
 
     @property
     def largest_ratio(self) -> tuple[float, ...]:
         """The ratio of bound and tolerance that ends the trust, for each step of the calibration horizon; at most 1."""
         typical = np.array(self.typical)
-        limit = self.limit / typical.clip(min=TINY) ** WEIGHT_OF_TYPICAL
-        ratio = np.minimum(1.0, limit ** (1 / (1 - WEIGHT_OF_TYPICAL)))
+        limit = self.limit / typical.clip(min=TINY) ** WEIGHT
+        ratio = np.minimum(1.0, limit ** (1 / (1 - WEIGHT)))
         return tuple(np.where(np.isfinite(typical), ratio, 0.0).tolist())
 
     def __str__(self) -> str:
@@ -174,8 +174,7 @@ def over_tolerance(bound: Values, tolerance: np.ndarray) -> PerStep:
 
 def scores(ratio: PerStep, typical: Float[np.ndarray, " n_steps"]) -> PerStep:
     """The score s of each step; infinite where half of the held-out rollouts have diverged."""
-    weight = WEIGHT_OF_TYPICAL
-    score = ratio.astype(float) ** (1 - weight) * typical.clip(min=TINY) ** weight
+    score = ratio.astype(float) ** (1 - WEIGHT) * typical.clip(min=TINY) ** WEIGHT
     return np.where(np.isinf(typical), np.inf, score)
 
 
