@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_allclose
 from sklearn.linear_model import QuantileRegressor
 
-from geoq.bounds.regression import _Problem, fit_line
+from geoq.bounds.law import _Problem, fit_line
 from geoq.quantiles import pinball_loss
 
 

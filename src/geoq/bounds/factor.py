@@ -115,12 +115,10 @@ class FieldFactor:
         if not splits:
             return None
         sight, shape = self._sight(tuples), tuples.field_shape
-        normalization, n_out = sight.normalization(tuples, bound_of), sight.layout.n_outputs(shape)
+        make = sight.maker(tuples, self.widths, self.dropout, bound_of)
         loss = _loss(tuples, sight, bound_of, quantile)
         with seeded(self.training.random_state):
-            networks = tuple(
-                sight.network(normalization, n_out, self.widths, self.dropout) for _ in splits
-            )
+            networks = tuple(make() for _ in splits)
             trainings = tuple(
                 train(network, loss, self.training, *map(torch.from_numpy, rows))
                 for network, rows in zip(networks, splits, strict=True)
@@ -128,13 +126,13 @@ class FieldFactor:
         # A limited number of held-out rows, spread evenly over each part.
         n_rows = max(1, max_rows(shape) // len(splits))
         held_out = [rows[:: math.ceil(len(rows) / n_rows)] for _, rows in splits]
-        validated, one = np.concatenate(held_out), np.ones(n_out, np.float32)
+        one = np.ones(sight.layout.n_outputs(shape), np.float32)
         bare = FittedFactor(networks, sight, one, -one, one, trainings)
         fitted, factors = _validated(bare, tuples, held_out, bound_of, quantile)
         # With fewer validation tuples than the quantile level requires, the lift would be infinite.
-        if not fitted.exponent.any() or len(validated) < n_required(quantile):
+        if not fitted.exponent.any() or len(factors) < n_required(quantile):
             return None
-        return fitted, tuples[validated], factors
+        return fitted, tuples[np.concatenate(held_out)], factors
 
     def splits(self, tuples: Tuples) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each network: the rows to train on, and the rows that stop the training.

@@ -145,8 +145,8 @@ class IndicatorBound:
     def fit(self, tuples: Tuples, quantile: float) -> "FittedIndicator":
         """Estimate the prior, and train the networks on the calibration tuples."""
         larger, present = self._flags(tuples)
-        sight, n_out = Sight(self.sees, tuples.points.layout), larger.shape[1]
-        normalization = sight.normalization(tuples)
+        sight = Sight(self.sees, tuples.points.layout)
+        make = sight.maker(tuples, self.widths)
         elementwise = prediction in self.sees and tuples.predictions.size == tuples.errors.size
         predicted = tuples.predictions[tuples.row] if elementwise else None
         prior = Prior.fit(larger, present, predicted, tuples.group)
@@ -164,7 +164,7 @@ class IndicatorBound:
         for number in range(self.n_networks):
             training = replace(self.training, random_state=self.training.random_state + number)
             with seeded(training.random_state):
-                networks.append(sight.network(normalization, n_out, self.widths, dropout=0.0))
+                networks.append(make())
             trainings.append(
                 train(
                     networks[-1], loss, training, *training.hold_out(torch.from_numpy(tuples.group))

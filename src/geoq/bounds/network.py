@@ -18,8 +18,7 @@ from geoq.nets.mesh import MeshNet
 from geoq.nets.unet import UNet
 
 # Normalisations are computed from this many rows, and factors are validated on this many rows; large fields use fewer.
-MAX_ROWS = 256
-MAX_VALUES = 2**27
+MAX_ROWS, MAX_VALUES = 256, 2**27
 # Variances of the whitened directions are at least this fraction of the largest one, so that noise is not amplified.
 MIN_VARIANCE = 1e-3
 
@@ -111,24 +110,26 @@ class Sight:
                     f"remove {seen.__name__} from sees."
                 )
 
-    def normalization(self, tuples: Tuples, bound_of: Any = None) -> dict[str, Tensor]:
-        """The normalisation of networks, from some calibration tuples."""
+    def maker(
+        self, tuples: Tuples, widths: tuple[int, ...], dropout: float = 0.0, bound_of: Any = None
+    ) -> "Callable[[], FieldNetwork]":
+        """A function that makes a new network, with the normalisation of some calibration tuples."""
         parts, some = [], tuples.subsample(max_rows(tuples.field_shape))
         for rows in chunks(len(some), 4 * math.prod(tuples.field_shape)):
             features = some[rows].features
             parts.append(self(features, bound_of and bound_of(features)))
         channels, distance = (torch.cat(part) for part in zip(*parts, strict=True))
         own = self.layout.channels(tuples.points.inputs[:1])
-        return normalization(channels, own.shape[1] if inputs in self.sees else 0, distance)
-
-    def network(
-        self, normalization: dict[str, Tensor], n_out: int, widths: tuple[int, ...], dropout: float
-    ) -> "FieldNetwork":
-        """A new network."""
+        state = normalization(channels, own.shape[1] if inputs in self.sees else 0, distance)
+        n_in, n_out = channels.shape[1], self.layout.n_outputs(tuples.field_shape)
         sizes: Any = {"layout": self.layout, "widths": widths, "dropout": dropout}
-        network = FieldNetwork(len(normalization["mean"]), n_out, **sizes)
-        network.load_state_dict(normalization, strict=False)
-        return network
+
+        def make() -> FieldNetwork:
+            network = FieldNetwork(n_in, n_out, **sizes)
+            network.load_state_dict(state, strict=False)
+            return network
+
+        return make
 
     @property
     def words(self) -> list[str]:
