@@ -59,24 +59,18 @@ class FittedClimatology:
     high: Float[np.ndarray, " n_coordinates"]
     table: Float[np.ndarray, " n_coordinates n_places"]
 
-    def __call__(
-        self, states: Float[np.ndarray, " *rows n_coordinates"]
-    ) -> Float[np.ndarray, " *rows n_coordinates"]:
+    def __call__(self, states: Float[np.ndarray, " *rows n_coordinates"]) -> np.ndarray:
         inside = states.clip(self.low, self.high)
         span = np.where(self.high > self.low, self.high - self.low, 1.0)
         at = (inside - self.low) / span * (N_PLACES - 1)
         below = np.floor(at).clip(0, N_PLACES - 2)
-        fraction = at - below
-        coordinate = np.arange(len(self.low)) * N_PLACES
-        index = coordinate + np.nan_to_num(below).astype(np.int64)
-        table = self.table.reshape(-1)
+        fraction, table = at - below, self.table.reshape(-1)
+        index = np.arange(len(self.low)) * N_PLACES + np.nan_to_num(below).astype(np.int64)
         between = table[index] * (1 - fraction) + table[index + 1] * fraction
-        return between + abs(states - inside)
+        return np.asarray(between + abs(states - inside))
 
 
-def natural_scale(
-    features: Features, reference: FittedClimatology | None
-) -> Float[np.ndarray, " n n_coordinates"]:
+def natural_scale(features: Features, reference: FittedClimatology | None) -> np.ndarray:
     """The climatology at the predictions; 1 without a climatology, and 1 where it is zero."""
     anchor = flat(features.anchor_error)
     if reference is None:

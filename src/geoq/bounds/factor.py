@@ -11,6 +11,7 @@ lead time, the exponent is 0 and the bound stays b.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -197,10 +198,8 @@ class FittedFactor:
     trainings: tuple[TrainingResult, ...] = ()
 
     @torch.no_grad()
-    def log_factor(
-        self, network: FieldNetwork, features: Features, bound: Values
-    ) -> Float[np.ndarray, " n n_channels n_cells"]:
-        """The output of one network, with all exponents at 1."""
+    def log_factor(self, network: nn.Module, features: Features, bound: Values) -> np.ndarray:
+        """The output of one network at each query, channel and cell, with all exponents at 1."""
         answer: np.ndarray = network(self.sight(features, bound)).cpu().numpy()
         return answer.reshape(len(bound), len(self.exponent), -1)
 
@@ -218,11 +217,7 @@ class FittedFactor:
 
 
 def _validated(
-    bare: FittedFactor,
-    tuples: Tuples,
-    held_out: list[np.ndarray],
-    bound_of: BoundOf,
-    quantile: float,
+    bare: FittedFactor, tuples: Tuples, held_out: list[Any], bound_of: BoundOf, quantile: float
 ) -> tuple[FittedFactor, Values]:
     """The factor with the exponents of the smallest loss on the rows that each network was trained without, and its values there.
 

@@ -217,7 +217,7 @@ def _with_power(tuples: Tuples, bound: FittedFields, quantile: float) -> FittedF
     return replace(bound, power=POWERS[int(np.argmin(losses))], most=most)
 
 
-def _scale(tuples: Tuples, bound: FittedFields, quantile: float) -> Float[np.ndarray, " n_values"]:
+def _scale(tuples: Tuples, bound: FittedFields, quantile: float) -> np.ndarray:
     """The scale s of each value, with the mean 1; 0 in exact cells."""
 
     def error_of(rows: slice) -> np.ndarray:

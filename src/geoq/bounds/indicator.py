@@ -137,8 +137,9 @@ class IndicatorBound:
             if predicted.shape == error.shape and not _largest_difference(own, predicted, error):
                 way_out = f"they fit values={own.__name__} (from geoq.parts import {own.__name__})"
                 break
+        name = getattr(self.values, "__name__", self.values)
         raise ValueError(
-            f"IndicatorBound(values={_name(self.values)}) is for errors that take one of two values, but some errors differ "
+            f"IndicatorBound(values={name}) is for errors that take one of two values, but some errors differ "
             f"from both by up to {difference:.3g}; {way_out}."
         )
 
@@ -224,31 +225,23 @@ class FittedIndicator:
 
     def describe(self) -> str:
         """The fitted bound in one sentence."""
+        name = getattr(self.values, "__name__", self.values)
         return (
-            f"The error takes one of two values ({_name(self.values)}), and the bound is the larger one where its probability "
+            f"The error takes one of two values ({name}), and the bound is the larger one where its probability "
             f"exceeds {1 - self.quantile:.3g}, estimated from {', '.join(self.sight.words)} and the distance to the data"
         )
 
 
-def _name(values: TwoValues) -> str:
-    return str(getattr(values, "__name__", values))
-
-
-def _logit(
-    network: nn.Module, sight: Sight, prior: "Prior", features: Features
-) -> Float[Tensor, " n n_channels n_cells"]:
-    """The logit of the probability P of one network."""
+def _logit(network: nn.Module, sight: Sight, prior: "Prior", features: Features) -> Tensor:
+    """The logit of the probability P of one network at each query, channel and cell."""
     correction: Tensor = network(sight(features))
     offset = torch.from_numpy(prior(features.prediction)).to(correction)
     return correction.view(-1, *offset.shape[-2:]) + offset
 
 
-def _two_values(
-    values: TwoValues, predicted: np.ndarray, like: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _two_values(values: TwoValues, predicted: np.ndarray, like: np.ndarray) -> list[np.ndarray]:
     """The two values, with the shape and dtype of the errors."""
-    smaller, larger = (own.reshape(like.shape).astype(like.dtype) for own in values(predicted))
-    return smaller, larger
+    return [own.reshape(like.shape).astype(like.dtype) for own in values(predicted)]
 
 
 def _largest_difference(values: TwoValues, predicted: np.ndarray, error: np.ndarray) -> float:

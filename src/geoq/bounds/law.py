@@ -99,8 +99,8 @@ class Law:
 
         The slopes minimise the pinball losses of all ``levels`` together, with the penalty ``ridge``. Without a ``blend`` the
         intercepts come from the regression. With one they are set for the bound that is blended with another law, from residuals
-        that are held out by parts. A blend has pi, the logarithm of the other law at the level 0.95, its shift at each level of
-        ``TABLE``, and the part of each tuple.
+        that are held out by parts, because the residuals of the fit would be too small. A blend has pi, the logarithm of the other law at
+        the level 0.95, its shift at each level of ``TABLE``, and the part of each tuple.
         """
         scale, outputs = _scale(error, weight), _some_outputs(len(error), counted)
         present = ~np.isnan(np.take_along_axis(error, outputs, 1))
@@ -124,11 +124,13 @@ class Law:
             table = table + intercepts[levels.index(LEVEL)] - table[TABLE.index(LEVEL)]
         else:
             pi, other, shifts, part = blend
-            part = values(part[:, None])
-            residual = _held_out_residuals(phi, target, per_value, part, levels, ridge)
+            part, residual = values(part[:, None]), np.empty_like(target)
+            for number in np.unique(part):
+                out = part == number
+                slope, _ = fit_line(phi[~out], target[~out], per_value[~out], levels, ridge)
+                residual[out] = target[out] - phi[out] @ slope
             other = values(other) - np.log(own) - unit - (target - residual)
-            pi = values(pi[:, None])
-            table = _blended_intercepts(residual, other, pi, shifts, len(error))
+            table = _blended_intercepts(residual, other, values(pi[:, None]), shifts, len(error))
         low, high = phi.min(axis=0), phi.max(axis=0)
         high[0] += REACH / deviation[0]
         return Law(names, scale, mean, deviation, low, high, slopes, table)
@@ -171,23 +173,6 @@ def _scale(error: Errors, weight: Float[np.ndarray, " n"]) -> Float[np.ndarray, 
     return np.where(scale > 0, scale, MIN_SCALE)
 
 
-def _held_out_residuals(
-    phi: np.ndarray,
-    target: Vector,
-    weight: Vector,
-    part: np.ndarray,
-    levels: tuple[float, ...],
-    ridge: float,
-) -> Vector:
-    """Residuals under slopes that were fitted without the part of the tuple; the residuals of the fit would be too small."""
-    residual = np.empty_like(target)
-    for number in np.unique(part):
-        own = part == number
-        slopes, _ = fit_line(phi[~own], target[~own], weight[~own], levels, ridge)
-        residual[own] = target[own] - phi[own] @ slopes
-    return residual
-
-
 def _blended_intercepts(
     residual: Vector, other: Vector, pi: Vector, shifts: np.ndarray, n_rows: int
 ) -> np.ndarray:
@@ -212,9 +197,7 @@ def exceeding(level: float, n_rows: int) -> float:
     return min(level * (n_rows + 1) / n_rows, 1.0)
 
 
-def _some_outputs(
-    n_rows: int, counted: Int[np.ndarray, " n_counted"]
-) -> Int[np.ndarray, " n n_chosen"]:
+def _some_outputs(n_rows: int, counted: np.ndarray) -> Int[np.ndarray, " n n_chosen"]:
     """The counted outputs for each tuple, or a subset of them if they would be too many values."""
     n_counted = len(counted)
     if n_rows * n_counted <= MAX_VALUES:
@@ -225,11 +208,7 @@ def _some_outputs(
 
 
 def fit_line(
-    phi: Float[np.ndarray, " n n_columns"],
-    target: Float[np.ndarray, " n"],
-    weight: Float[np.ndarray, " n"],
-    levels: tuple[float, ...],
-    ridge: float,
+    phi: np.ndarray, target: Vector, weight: Vector, levels: tuple[float, ...], ridge: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Slopes that all levels share, and one intercept per level; phi has no column of ones."""
     w, tau, n_columns = weight / weight.sum(), np.array(levels), phi.shape[1]
@@ -272,15 +251,12 @@ class _Problem(NamedTuple):
 
     def hessian(self, r: np.ndarray, outer: float) -> np.ndarray:
         """Rows beyond the parabola get the curvature 1 / |r| times ``outer``, which keeps the system regular."""
-        size, n_columns = abs(r), self.phi.shape[1]
+        size = abs(r)
         curvature = np.where(size < self.width, 1 / self.width, outer / size.clip(min=self.width))
         curvature = curvature * (0.5 * self.weight / len(self.tau))[:, None]
-        hessian = np.diag(np.concatenate([np.zeros(n_columns), curvature.sum(axis=0)]))
-        weighted = self.phi * curvature.sum(axis=1)[:, None]
-        hessian[:n_columns, :n_columns] = weighted.T @ self.phi
-        cross = self.phi.T @ curvature
-        hessian[:n_columns, n_columns:] = cross
-        hessian[n_columns:, :n_columns] = cross.T
+        weighted, cross = self.phi * curvature.sum(axis=1)[:, None], self.phi.T @ curvature
+        own = weighted.T @ self.phi, np.diag(curvature.sum(axis=0))
+        hessian = np.block([[own[0], cross], [cross.T, own[1]]])
         return hessian + np.diag(self.penalty + 1e-12 + 1e-9 * hessian.diagonal())
 
     def step(self, theta: np.ndarray, value: float, r: np.ndarray) -> Any:

@@ -20,7 +20,7 @@ from geoq.bounds.network import pinball
 from geoq.checks import check_numbers, check_object, check_widths
 from geoq.core.geometry import Features
 from geoq.core.tuples import Tuples
-from geoq.data.domain import Grid, Layout, Shapes
+from geoq.data.domain import Grid, Layout, Shape, Shapes
 from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
 from geoq.quantiles import inverse_cdf_quantile
@@ -47,13 +47,7 @@ class ScaledRate(nn.Module):
     hidden layers, or the channels at each resolution of the U-Net.
     """
 
-    def __init__(
-        self,
-        z_shape: tuple[int, ...],
-        field_shape: tuple[int, ...],
-        n_axes: int,
-        widths: tuple[int, ...],
-    ) -> None:
+    def __init__(self, z_shape: Shape, field_shape: Shape, n_axes: int, widths: Shape) -> None:
         super().__init__()
         shapes = {"z_shape": z_shape, "field_shape": field_shape}
         self.config = {**shapes, "n_axes": n_axes, "widths": widths}
@@ -71,17 +65,14 @@ class ScaledRate(nn.Module):
         self.typical_rate = nn.Buffer(torch.ones(field_shape))
         self.offset = nn.Buffer(torch.zeros(field_shape))
 
-    def forward(
-        self, psi: Float[Tensor, " n n_features"], norm: Float[Tensor, " n"]
-    ) -> Float[Tensor, " n *field"]:
-        standardised = (psi.to(self.mean) - self.mean) / self.scale
+    def forward(self, features: Features) -> Float[Tensor, " n *field"]:
+        psi, norm = (torch.from_numpy(v).to(self.mean) for v in (features.flat, features.norm))
+        seen: tuple[Tensor, ...] = ((psi - self.mean) / self.scale,)
         if self.n_axes:
-            displacement = standardised[:, :-1].unflatten(1, self.seen_shape)
-            output = self.network(displacement, standardised[:, -1])
-        else:
-            output = self.network(standardised)
-        rate = nn.functional.softplus(output.view(-1, *self.offset.shape) + self.offset)
-        norm = norm.to(self.mean).view(-1, *(1,) * self.offset.ndim)
+            seen = seen[0][:, :-1].unflatten(1, self.seen_shape), seen[0][:, -1]
+        output = self.network(*seen).view(-1, *self.offset.shape)
+        rate = nn.functional.softplus(output + self.offset)
+        norm = norm.view(-1, *(1,) * self.offset.ndim)
         increment: Tensor = norm * self.typical_rate * (rate / math.log(2))
         return increment
 
@@ -89,7 +80,7 @@ class ScaledRate(nn.Module):
     def increments(self, features: Features) -> Bounds:
         """The increments of queries, computed for a limited number of rows at a time."""
         numbers = max(features.displacement[:1].size, self.offset.numel())
-        parts = [self(*_seen(features[rows])) for rows in chunks(len(features), numbers)]
+        parts = [self(features[rows]) for rows in chunks(len(features), numbers)]
         return torch.cat(parts).cpu().numpy()
 
     def start(self, tuples: Tuples, quantile: float) -> None:
@@ -122,11 +113,6 @@ class ScaledRate(nn.Module):
         return np.broadcast_to(values.mean(axis=grid, keepdims=True), values.shape)
 
 
-def _seen(features: Features) -> tuple[Tensor, Tensor]:
-    """Psi and its length."""
-    return torch.from_numpy(features.flat), torch.from_numpy(features.norm)
-
-
 def present_mean(values: Float[np.ndarray, " n *field"]) -> Float[np.ndarray, " *field"]:
     """The mean of each coordinate over the values that are not nan; 0 without any."""
     count = (~np.isnan(values)).sum(axis=0)
@@ -150,12 +136,7 @@ class FittedNormScaled:
 
 
 def _fit(
-    widths: tuple[int, ...],
-    n_axes: int,
-    tuples: Tuples,
-    quantile: float,
-    training: Training,
-    weights: tuple[float, ...] = (),
+    widths: Shape, n_axes: int, tuples: Tuples, quantile: float, training: Training, weights: Any
 ) -> FittedNormScaled:
     """Train the rate with the pinball loss, each channel divided by its mean increment."""
     with seeded(training.random_state):
@@ -171,7 +152,7 @@ def _fit(
     loss_weight = torch.from_numpy(weight).float()
 
     def loss(net: Any, rows: Tensor) -> Tensor:
-        bound = net(*_seen(tuples[rows.numpy()].features))
+        bound = net(tuples[rows.numpy()].features)
         missed = pinball(increment[rows].to(bound), bound, quantile)
         return (loss_weight.to(bound) * missed).mean()
 
@@ -226,7 +207,7 @@ class NormScaledBound:
 
     def fit(self, tuples: Tuples, quantile: float) -> FittedNormScaled:
         """Train h on the calibration tuples."""
-        return _fit(self.hidden, 0, tuples, quantile, self.training)
+        return _fit(self.hidden, 0, tuples, quantile, self.training, ())
 
 
 @dataclass(frozen=True)

@@ -151,11 +151,7 @@ class LawPair:
 
     @staticmethod
     def fit(
-        names: tuple[str, ...],
-        features: LawFeatures,
-        error: Errors,
-        pi: Float[np.ndarray, " n"],
-        tuples: Tuples,
+        names: tuple[str, ...], features: LawFeatures, error: Errors, pi: np.ndarray, tuples: Tuples
     ) -> "LawPair":
         """Fit both laws with these features."""
         inner, outside = tuples.interpolating, None
@@ -346,9 +342,7 @@ def _per_output(size: Values, n_outputs: int) -> Errors:
     return np.broadcast_to(norm, (len(size), n_outputs))
 
 
-def _moments(
-    outputs: Float[np.ndarray, " n_points n_values"], rows: Int[np.ndarray, " n k"]
-) -> tuple[Values, Values]:
+def _moments(outputs: np.ndarray, rows: Int[np.ndarray, " n k"]) -> tuple[Values, Values]:
     """Mean and variance; one neighbour at a time, so that no array (queries, k, outputs) is needed."""
     # Differences from the nearest neighbour, which is one of the k, keep the digits of a small variance.
     first = outputs[rows[:, 0]]
