@@ -31,9 +31,8 @@ class Climatology:
             ordered = np.sort(column[~np.isnan(column)])
             if not len(ordered):
                 ordered = np.zeros(1)  # a masked output
-            if len(ordered) > N_ORDERED:
-                kept = np.linspace(0, len(ordered) - 1, N_ORDERED)
-                ordered = ordered[np.round(kept).astype(int)]
+            kept = np.linspace(0, len(ordered) - 1, min(N_ORDERED, len(ordered)))
+            ordered = ordered[np.round(kept).astype(int)]
             n_inside = rank(len(ordered), quantile)
             left, right = ordered[: len(ordered) - n_inside + 1], ordered[n_inside - 1 :]
             centre, half_width = (left + right) / 2, (right - left) / 2

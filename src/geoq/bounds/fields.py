@@ -113,13 +113,10 @@ class FieldBound:
             scale = scale * weighted_quantile(ratio.ravel(), weight.ravel(), quantile)
             fitted = replace(fitted, scale=scale)
         learned = self._factor().fit(tuples, fitted.plain, quantile)
-        if learned is None:
-            checked = tuples.subsample(max(1000, MAX_CHECKED // len(scale)))
-            factors = np.ones((len(checked), 1))
-        else:
-            factor, checked, factors = learned
-            fitted = replace(fitted, factor=factor)
-        return replace(fitted, lift=_lift(checked, factors, fitted, quantile))
+        some = tuples.subsample(max(1000, MAX_CHECKED // len(scale)))
+        factor, checked, factors = learned or (None, some, 1.0)
+        lift = _lift(checked, factors, fitted, quantile)
+        return replace(fitted, factor=factor, lift=lift)
 
     def _factor(self) -> Any:
         """How the factor is learned; not at all without torch."""
@@ -247,11 +244,10 @@ def low_rank_scale(
 
     The sum is the best approximation of rank r of the logarithm of the mean errors in channel c and cell j. The mean of tens of
     dependent tuples is noisy in each cell. The maps m are common to all channels (lead times, variables), which averages the
-    noise. The coefficient q_c of a channel minimises its pinball loss. If a field has at most ``rank`` channels, the mean error
-    of each cell is used without an approximation. Errors of nan do not count.
+    noise. The coefficient q_c of a channel minimises its pinball loss. Errors of nan do not count.
 
     ``error_of`` returns the errors of a chunk of the tuples. The last ``n_axes`` axes of their ``shape`` are cells, and all axes
-    before them are channels. With rank 0 a channel has one number.
+    before them are channels. With rank 0 a channel has one number, and with at least as many maps as channels each cell its own.
     """
     n_cells = math.prod(shape[len(shape) - n_axes :])
     n_channels, fraction = math.prod(shape) // n_cells, weight / weight.sum()
@@ -321,7 +317,7 @@ def _ratios(
     return joined(ratios), joined(bounds)
 
 
-def _lift(tuples: Tuples, factor: Values, bound: FittedFields, quantile: float) -> float:
+def _lift(tuples: Tuples, factor: Any, bound: FittedFields, quantile: float) -> float:
     """The lift: the smallest number, at least 1, that makes the bound hold inside the data in every family of folds.
 
     Each tuple is compared with the factor that was learned without its group, because a factor covers new points less often than

@@ -11,10 +11,7 @@ from geoq.core.tuples import Tuples
 
 @runtime_checkable
 class BoundModel(Protocol):
-    """How a bound is fitted to calibration tuples, at a quantile level.
-
-    ``docs/own-bound.md`` lists what a model and a fitted bound can have in addition.
-    """
+    """How a bound is fitted to calibration tuples, at a quantile level; ``docs/own-bound.md`` lists optional attributes."""
 
     def fit(self, tuples: Tuples, quantile: float, /) -> Callable[..., Any]: ...
 

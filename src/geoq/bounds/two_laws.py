@@ -87,10 +87,8 @@ class TwoLawBound:
         natural = natural_scale(features, reference)
         own = known.law_features(features, natural)
         error = flat(tuples.error).astype(float) / natural
-        resemblance, pi = None, np.zeros(len(error))
-        if not inner.all():
-            resemblance = Resemblance.fit(tuples)
-            pi = resemblance(tuples.relation)
+        resemblance = None if inner.all() else Resemblance.fit(tuples)
+        pi = resemblance(tuples.relation) if resemblance else np.zeros(len(error))
         laws, plain = (
             LawPair.fit(names, own, error, pi, tuples) for names in (NAMES, WITHOUT_OPINION)
         )
@@ -209,10 +207,7 @@ def _trust(
 
 @dataclass(frozen=True)
 class FittedTwoLaws:
-    """The fitted laws with the process and without, their weights, and what their features need of the data.
-
-    ``quantile`` is the level of a bound without a level, and ``shift`` calibrates the pooled bound amid the data.
-    """
+    """The fitted laws with the process and without; ``shift`` calibrates the pooled bound amid the data."""
 
     quantile: float
     known: "_Known"
@@ -279,10 +274,7 @@ class FittedTwoLaws:
 
 @dataclass(frozen=True)
 class _Known:
-    """What the features of the laws need of the data: for all points, and for each output.
-
-    The range is the largest deviation that a process may expect.
-    """
+    """What the features of the laws need of the data; the range is the largest deviation that a process may expect."""
 
     outputs: Float[np.ndarray, " n_points n_values"]
     deviation: Float[np.ndarray, " n_values"]
