@@ -21,7 +21,7 @@ from geoq.data.companion import Companion
 from geoq.data.coordinates import Coordinates, Part
 from geoq.data.domain import Layout
 from geoq.data.masks import Mask
-from geoq.data.metric import FittedMetric, Metric, predictor
+from geoq.data.metric import FittedMetric, Metric, rows_like
 from geoq.data.process import Opinion, Process
 from geoq.data.table import Names, Schema, Table, input_rows, is_frame
 from geoq.quantiles import error_ratios
@@ -202,7 +202,7 @@ class Fitted:
         if not len(rows):
             return found
         moved = self.coordinates.within_periods(inputs[rows])
-        there = predictor(lambda q: predict(self.surrogate, self.mask, q), take(x, rows))(moved)
+        there = predict(self.surrogate, self.mask, rows_like(moved, take(x, rows)))
         near = np.isclose(there, prediction[rows], PERIODIC, PERIODIC * self.typical.error.max())
         same = rows[flat(near).all(axis=1)]
         found[np.ix_(same, np.flatnonzero(limits))] = 0

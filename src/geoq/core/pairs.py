@@ -38,7 +38,7 @@ from geoq.core.tuples import Points, Tuples
 from geoq.data.coordinates import Coordinates, regular_gaps
 from geoq.data.domain import Layout, layout_of
 from geoq.data.masks import Mask, exact_cells, filled_with_means
-from geoq.data.metric import FittedMetric, Metric, predictor, rows_like
+from geoq.data.metric import FittedMetric, Metric, rows_like
 from geoq.data.probes import N_PROBES, Probes
 from geoq.data.process import Process
 from geoq.data.scratch import is_lazy, stored
@@ -202,7 +202,7 @@ class Pairs:
         if not isinstance(self.how.representation, Metric):
             return None
         metric = self.how.representation.fit(
-            self.coordinates, self.inputs, self.outputs, predictor(ask, self.x)
+            self.coordinates, self.inputs, self.outputs, lambda q: ask(rows_like(q, self.x))
         )
         if not isinstance(metric, FittedMetric):
             raise TypeError(
@@ -342,8 +342,7 @@ class Pairs:
         if not alone or len(z) < 3 or not isinstance(process, Process):
             return
         mixed = mixed_rows(self.inputs, z)
-        ask = predictor(partial(predict, surrogate, self.mask), self.x)
-        between = flat(ask(mixed)).astype(float)
+        between = flat(predict(surrogate, self.mask, rows_like(mixed, self.x))).astype(float)
         coordinates = self.coordinates(mixed)
         there = coordinates if points.metric is None else points.metric(coordinates)
         opinion = process(flat(there).astype(float))

@@ -27,14 +27,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 class Shapes(NamedTuple):
-    """The shapes of one row of each array, which are available before the fold surrogates are trained.
-
-    Attributes:
-        z: shape of the representation.
-        error: shape of the error.
-        inputs: shape of the inputs.
-        outputs: shape of the reference outputs.
-    """
+    """The shapes of one row of each array, which are available before the fold surrogates are trained; z is the representation."""
 
     z: Shape
     error: Shape
@@ -65,12 +58,8 @@ class Layout:
         """What the points are, in words."""
         if self.is_table:
             return "rows of a table"
-        size = " x ".join(map(str, self.cells))
-        where = (
-            f"a mesh of {size} nodes"
-            if isinstance(self.domain, Mesh)
-            else f"a grid of {size} cells"
-        )
+        size, mesh = " x ".join(map(str, self.cells)), isinstance(self.domain, Mesh)
+        where = f"a mesh of {size} nodes" if mesh else f"a grid of {size} cells"
         return f"fields on {where}" + ("" if self.on_cells else ", with a few errors each")
 
     @property
@@ -90,9 +79,7 @@ class Layout:
         """Whether a network can see rows of this shape: they lie on the cells, or they are a few numbers."""
         return self.holds(row) or math.prod(row) <= MAX_CONSTANTS
 
-    def channels(
-        self, rows: Float[np.ndarray, " n *row"]
-    ) -> Float[np.ndarray, " n n_channels *cells"]:
+    def channels(self, rows: np.ndarray) -> Float[np.ndarray, " n n_channels *cells"]:
         """Rows as channels on the cells, in single precision; numbers become constant channels."""
         if self.holds(rows.shape[1:]):
             return rows.reshape(len(rows), -1, *self.cells).astype(np.float32)
@@ -100,7 +87,7 @@ class Layout:
         shape = (*numbers.shape[:2], *self.cells)
         return np.broadcast_to(numbers.astype(np.float32), shape)
 
-    @cached_property
+    @property
     def order(self) -> np.ndarray | None:
         """The nodes of a mesh along a curve through it; None for a grid."""
         return None if self.domain is None else self.domain.order
@@ -140,9 +127,8 @@ class Grid:
             raise ValueError(
                 f"Grid(n_axes={self.n_axes!r}), but a grid is a line, a plane or a volume; choose 1, 2 or 3."
             )
-        usable = isinstance(self.periodic, tuple)
-        usable = usable and all(isinstance(axis, bool) for axis in self.periodic)
-        if not usable or len(self.periodic) not in (0, self.n_axes):
+        given = self.periodic if isinstance(self.periodic, tuple) else (None,)
+        if not {*map(type, given)} <= {bool} or len(given) not in (0, self.n_axes):
             raise ValueError(
                 f"Grid({self.n_axes}, periodic={self.periodic!r}): periodic has one entry, True or False, for each axis of the "
                 f"grid; pass a tuple of length {self.n_axes}."
@@ -153,7 +139,13 @@ class Grid:
         error, inputs = shapes.error[-self.n_axes :], shapes.inputs[-self.n_axes :]
         few = math.prod(error) < MIN_CELLS and error != inputs
         if len(error) == self.n_axes and not few:
-            _warn_of_channels_last(shapes.error, self.n_axes)
+            if _looks_channels_last(shape := shapes.error, self.n_axes):
+                order = (0, len(shape), *range(1, len(shape)))
+                warn(
+                    f"an error has shape {shape}, and its last {self.n_axes} axes, {error}, are used as the grid; if the last "
+                    "axis holds channels, put it first in x and y and let the surrogate work in that order: "
+                    f"x.permute{order}, or numpy.moveaxis(x, -1, 1)."
+                )
             return Layout(self, error, on_cells=True)
         if len(inputs) < self.n_axes or len(shapes.error) > 1:
             raise ValueError(
@@ -185,14 +177,7 @@ class Mesh:
 
     def __post_init__(self) -> None:
         given: Any = self.coordinates
-        given = given.detach().cpu() if hasattr(given, "detach") else given
-        try:
-            nodes = np.array(given, dtype=float)
-        except (TypeError, ValueError) as exc:
-            raise TypeError(
-                f"Mesh(coordinates) is a {type(given).__name__}; pass the coordinates of the nodes, an array of shape (n_nodes, "
-                "n_dimensions)."
-            ) from exc
+        nodes = np.array(given.detach().cpu() if hasattr(given, "detach") else given, dtype=float)
         if nodes.ndim != 2 or len(nodes) < MIN_CELLS or not nodes.shape[1]:
             raise ValueError(
                 f"Mesh(coordinates) has shape {nodes.shape}, but it needs one row of coordinates for each of at least "
@@ -331,17 +316,6 @@ def _looks_channels_last(shape: Shape, n_spatial: int) -> bool:
     if len(shape) <= n_spatial or shape[-1] > MAX_CHANNELS_LAST:
         return False
     return min(shape[-1 - n_spatial : -1]) >= MIN_GRID_SIZE
-
-
-def _warn_of_channels_last(shape: Shape, n_spatial: int) -> None:
-    """Warn if the last axis of an error probably holds channels."""
-    if _looks_channels_last(shape, n_spatial):
-        order = (0, len(shape), *range(1, len(shape)))
-        warn(
-            f"an error has shape {shape}, and its last {n_spatial} axes, {shape[-n_spatial:]}, are used as the grid; if the last "
-            "axis holds channels, put it first in x and y and let the surrogate work in that order: "
-            f"x.permute{order}, or numpy.moveaxis(x, -1, 1)."
-        )
 
 
 def _check_channels_first(shapes: Shapes) -> None:

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from geoq.arrays import flat
 from geoq.checks import check_fraction, check_integer
-from geoq.data.coordinates import Coordinates, Kind, fit_columns
+from geoq.data.coordinates import Coordinates, Inputs, Kind, Rows, fit_columns
 from geoq.data.table import Schema, Table
 
 # The surrogate as a function of numbers.
@@ -59,15 +59,11 @@ class FittedMetric:
     low: Float[np.ndarray, " m"]
     high: Float[np.ndarray, " m"]
 
-    def __call__(
-        self, coordinates: Float[np.ndarray, " n *coordinates"]
-    ) -> Float[np.ndarray, " n *coordinates"]:
+    def __call__(self, coordinates: Rows) -> Rows:
         """Z, from coordinates T."""
         return coordinates if self.weight is None else self.weight * coordinates
 
-    def overhang(
-        self, coordinates: Float[np.ndarray, " n *coordinates"]
-    ) -> Float[np.ndarray, " n n_outputs"]:
+    def overhang(self, coordinates: Rows) -> Float[np.ndarray, " n n_outputs"]:
         r"""How much each output would change outside the ranges of the inputs, if it kept changing as inside.
 
         .. math:: O_k(x) = \sqrt{\textstyle\sum_j (g_{jk} o_j)^2}, \quad o_j \text{ the distance of } T_j \text{ to its range}
@@ -75,8 +71,7 @@ class FittedMetric:
         assert self.sensitivity is not None
         t = flat(coordinates)
         outside = np.maximum(t - self.high, self.low - t).clip(min=0)
-        total: np.ndarray = np.sqrt(outside**2 @ self.sensitivity**2)
-        return total
+        return np.sqrt(outside**2 @ self.sensitivity**2)
 
     def describe(self, names: Any = None) -> str:
         """Which inputs the prediction depends on, the most influential first."""
@@ -129,9 +124,7 @@ class SensitivityMetric:
         check_fraction(self.min_weight, "SensitivityMetric.min_weight")
         check_integer(self.n_rows, "n_rows", 1)
 
-    def coordinates(
-        self, points: Float[np.ndarray, " n *inputs"], schema: Schema | None
-    ) -> Coordinates:
+    def coordinates(self, points: Inputs, schema: Schema | None) -> Coordinates:
         """T of the points, with logarithms for tables."""
         if schema is not None:
             return fit_columns(points, {}, schema, logarithms=True)
@@ -139,11 +132,7 @@ class SensitivityMetric:
         return Coordinates.fit(points, logarithms=few)
 
     def fit(
-        self,
-        coordinates: Coordinates,
-        points: Float[np.ndarray, " n *inputs"],
-        outputs: Float[np.ndarray, " n *output"],
-        predict: Predict,
+        self, coordinates: Coordinates, points: Inputs, outputs: np.ndarray, predict: Predict
     ) -> FittedMetric:
         """Measure the sensitivity of the surrogate, and set the weights."""
         n_inputs = math.prod(coordinates.input_shape)
@@ -152,9 +141,11 @@ class SensitivityMetric:
         sensitivity = self._sensitivity(coordinates, points, predict)
         with warnings.catch_warnings(action="ignore"):  # of outputs without values
             deviation = np.nanstd(flat(outputs), axis=0)
-        importance = _over_outputs(sensitivity, deviation)
-        varying = coordinates.inputs_that_vary
-        weight = input_weights(importance, varying, self.min_weight)
+        importance, varies = np.ones(n_inputs), deviation > 0
+        if varies.any():
+            scaled = sensitivity[:, varies] / deviation[varies]
+            importance = np.sqrt((scaled**2).mean(axis=1))
+        weight = input_weights(importance, coordinates.inputs_that_vary, self.min_weight)
         t, column = flat(coordinates(points)), coordinates.input_of
         # One row per input up to here; the coordinates of one column of a table have the same weight.
         return FittedMetric(
@@ -169,6 +160,7 @@ class SensitivityMetric:
     def _sensitivity(
         self, coordinates: Coordinates, points: np.ndarray, predict: Predict
     ) -> Float[np.ndarray, " n_inputs n_outputs"]:
+        """How much each output changes if the values of one input are exchanged."""
         rng = np.random.default_rng(self.random_state)
         rows = points[rng.permutation(len(points))[: self.n_rows]]
 
@@ -190,20 +182,14 @@ class SensitivityMetric:
 class StandardizedMetric:
     """Standardised inputs with equal weights and without logarithms: the paper's nu for all distances."""
 
-    def coordinates(
-        self, points: Float[np.ndarray, " n *inputs"], schema: Schema | None
-    ) -> Coordinates:
+    def coordinates(self, points: Inputs, schema: Schema | None) -> Coordinates:
         """T of the points, without logarithms."""
         if schema is not None:
             return fit_columns(points, {}, schema, logarithms=False)
         return Coordinates.fit(points, logarithms=False)
 
     def fit(
-        self,
-        coordinates: Coordinates,
-        points: Float[np.ndarray, " n *inputs"],
-        outputs: Float[np.ndarray, " n *output"],
-        predict: Predict,
+        self, coordinates: Coordinates, points: Inputs, outputs: np.ndarray, predict: Predict
     ) -> FittedMetric:
         """Equal weights; the surrogate is not evaluated."""
         del outputs, predict
@@ -248,27 +234,20 @@ class Columns:
         return fit_columns(points, self.kinds, schema, logarithms=logarithms)
 
     def fit(
-        self,
-        coordinates: Coordinates,
-        points: Float[np.ndarray, " n *inputs"],
-        outputs: Float[np.ndarray, " n *output"],
-        predict: Predict,
+        self, coordinates: Coordinates, points: Inputs, outputs: np.ndarray, predict: Predict
     ) -> FittedMetric:
         """The weights of the columns."""
         return self.weighting.fit(coordinates, points, outputs, predict)
 
 
 def input_weights(
-    importance: Float[np.ndarray, " n_inputs"],
-    varying: Bool[np.ndarray, " n_inputs"],
-    min_weight: float,
+    importance: np.ndarray, varying: np.ndarray, min_weight: float
 ) -> Float[np.ndarray, " n_inputs"]:
     """Square roots of the sensitivities relative to their root mean square over the varying inputs, with a minimum."""
     typical = float(np.sqrt((importance[varying] ** 2).mean()))
     if not typical > 0:
         return np.ones_like(importance)
-    weight: np.ndarray = np.sqrt(importance / typical).clip(min=min_weight)
-    return weight
+    return np.sqrt(importance / typical).clip(min=min_weight)
 
 
 def _unweighted(coordinates: Coordinates, points: np.ndarray) -> FittedMetric:
@@ -276,27 +255,6 @@ def _unweighted(coordinates: Coordinates, points: np.ndarray) -> FittedMetric:
     n = coordinates.mean.size
     t = flat(coordinates(points[:1] if points.ndim > 2 else points))
     return FittedMetric(coordinates, None, None, np.ones(n), t.min(axis=0), t.max(axis=0))
-
-
-def _over_outputs(
-    sensitivity: Float[np.ndarray, " n_inputs n_outputs"],
-    deviation: Float[np.ndarray, " n_outputs"],
-) -> Float[np.ndarray, " n_inputs"]:
-    """One sensitivity per input: each output divided by its deviation, root mean square over the outputs that vary."""
-    varies = deviation > 0
-    if not varies.any():
-        return np.ones(len(sensitivity))
-    scaled = sensitivity[:, varies] / deviation[varies]
-    size: np.ndarray = np.sqrt((scaled**2).mean(axis=1))
-    return size
-
-
-def predictor(evaluate: Callable[[Any], np.ndarray], like: Any) -> Predict:
-    """The surrogate as a function of numbers, called with the kind and dtype of array that ``like`` has.
-
-    ``evaluate`` applies the surrogate to rows of the user's kind.
-    """
-    return lambda inputs: evaluate(rows_like(inputs, like))
 
 
 def rows_like(inputs: np.ndarray, like: Any) -> Any:
