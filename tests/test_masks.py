@@ -192,7 +192,7 @@ def no_first_cell(x):
 @pytest.mark.parametrize(
     ("surrogate", "x", "y", "message"),
     {
-        "a sample without any value": (None, X, np.ma.array(Y, mask=np.arange(100)[:, None] == [[3] * 3]), r"y is masked in 3 of 300 values.*leave these rows out"),
+        "a sample without any value": (None, X, np.ma.array(Y, mask=np.arange(100)[:, None] == [[3] * 3]), r"y is masked in 3 of 300 values.*leave these rows or columns out"),
         "a prediction that is absent where y is present": (no_first_cell, X, some_masked(Y), r"surrogate\(x\)\[1, 0\] is nan .*mask y there"),
         "everything masked": (None, X, np.ma.array(Y, mask=True), r"y is masked in 300 of 300 values"),
         "masked inputs": (None, masked(X, np.array([True, False])), Y, r"x is masked in 100 of 200 values"),

@@ -5,7 +5,7 @@ that kind. Inside geoq there are only NumPy arrays.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -44,13 +44,16 @@ def to_numbers(array: Any, name: str) -> np.ndarray:
     elif is_tensor(array):
         array = _from_tensor(array, name)
     elif not isinstance(array, np.ndarray):
+        way_out = f"{name}.toarray()" if hasattr(array, "toarray") else "an array of numbers"
         raise TypeError(
-            f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}; {_instead(array, name)}."
+            f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}; pass {way_out}."
         )
-    if isinstance(array, np.ma.MaskedArray):
-        if np.ma.getmaskarray(array).any():
-            _raise_masked(array, name)
-        array = np.ma.getdata(array)
+    if (mask := np.ma.getmask(array)).any():
+        raise ValueError(
+            f"{name} is masked in {mask.sum()} of {mask.size} values, and the numbers under a mask mean nothing; leave these rows "
+            f"or columns out, or replace the values, for example with {name}.filled(0)."
+        )
+    array = np.ma.getdata(array)
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind not in "biuf" or size > 8:
         ways_out = {
@@ -72,51 +75,16 @@ def to_numbers(array: Any, name: str) -> np.ndarray:
 
 def _from_tensor(tensor: Any, name: str) -> np.ndarray:
     """The numbers of a dense tensor."""
-    torch = sys.modules["torch"]
-    way_out = (
-        ("nested", "to_padded_tensor(0.0)")
-        if tensor.is_nested
-        else ("sparse", "to_dense()")
-        if tensor.layout != torch.strided
-        else ("quantised", "dequantize()")
-        if tensor.is_quantized
-        else None
-    )
-    if way_out:
-        raise TypeError(
-            f"{name} is a {way_out[0]} tensor, but must be dense; pass {name}.{way_out[1]}."
-        )
     tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
+    if "bfloat16" in str(tensor.dtype):
         tensor = tensor.float()
-    values: np.ndarray = tensor.resolve_conj().resolve_neg().numpy()
-    return values
-
-
-def _raise_masked(array: Any, name: str) -> None:
-    mask = np.ma.getmaskarray(array)
-    same = mask.ndim > 1 and not mask[0].all() and bool((mask == mask[0]).all())
-    way_out = (
-        f"the same places are masked in all rows: keep the others, {name}[:, ~{name}.mask[0]].data"
-        if same
-        else f"leave these rows out, or replace the values, for example with {name}.filled(0)"
-    )
-    raise ValueError(
-        f"{name} is masked in {mask.sum()} of {mask.size} values, and the numbers under a mask mean nothing; {way_out}."
-    )
-
-
-def _instead(array: object, name: str) -> str:
-    """What to pass in place of something that is not an array."""
-    if hasattr(array, "toarray"):
-        return f"pass {name}.toarray()"
-    if isinstance(array, Mapping):
-        return f"pass its values as columns, numpy.column_stack([*{name}.values()])"
-    if isinstance(array, Iterator):
-        return f"pass numpy.array([*{name}])"
-    if isinstance(array, str | bytes):
-        return "read the data first, for example with numpy.load"
-    return f"convert it, for example with numpy.asarray({name})"
+    try:
+        return np.asarray(tensor.resolve_conj().resolve_neg().numpy())
+    except (TypeError, RuntimeError) as exc:
+        raise TypeError(
+            f"{name} is a sparse, nested or quantised tensor ({exc}), but must be dense; pass {name}.to_dense(), "
+            f"{name}.to_padded_tensor(0.0) or {name}.dequantize()."
+        ) from exc
 
 
 def restore(values: np.ndarray, like: Any) -> Any:
@@ -187,11 +155,7 @@ def permutation(n: int) -> np.ndarray:
 
 @contextmanager
 def few_threads(n_numbers: float) -> Iterator[None]:
-    """Use one thread for work on few numbers.
-
-    On a busy machine small operations spend their time waiting for other threads. Measured on two busy cores: the demo
-    took 325 s with two threads and 20 s with one thread, most of it in scikit-learn and in the training of small networks.
-    """
+    """Use one thread for work on few numbers: on a busy machine small operations wait for other threads most of the time."""
     if n_numbers > SMALL_NUMBERS:
         yield
         return

@@ -53,56 +53,40 @@ def _difference(y: Any, y_hat: Any) -> Any:
 
 # The name of what a recipe returns; other callables are named after their argument.
 TRAINED = "the trained surrogate"
+# How the callables are called, and what to pass in place of an object that cannot be called.
 _CALLS = {
-    "train_surrogate": "train_surrogate(x, y)",
-    "error_functional": "error_functional(y, y_hat)",
-    TRAINED: "surrogate(x)",
+    "train_surrogate": (
+        "train_surrogate(x, y)",
+        "pass a function that returns a trained model, such as lambda x, y: Model().fit(x, y).predict, or a TrainNetwork",
+    ),
+    "error_functional": (
+        "error_functional(y, y_hat)",
+        "pass a function of both, such as geoq.absolute_error",
+    ),
+    TRAINED: ("surrogate(x)", "return a function such as model.predict from train_surrogate"),
 }
 
 
 def check_callable(function: Any, name: str) -> None:
     """Raise for objects that cannot be called on a batch, and for networks in training mode, whose output is random."""
     if getattr(function, "training", False) is True and hasattr(function, "eval"):
-        way_out = (
-            "return model.eval() from train_surrogate"
-            if name == TRAINED
-            else f"call {name}.eval() first"
-        )
+        in_recipe = name == TRAINED
+        way_out = "return model.eval() from train_surrogate" if in_recipe else f"call {name}.eval()"
         raise ValueError(
             f"{name} is in training mode, so dropout would make its errors random; {way_out}."
         )
-    if callable(function) and not _is_mistaken(function, name):
-        return
     got = type(function).__name__
+    usable = callable(function)
     if isinstance(function, type):
+        # A class whose objects can be called can be a recipe, but not a class of networks.
         got = f"the class {function.__name__}"
-    raise TypeError(
-        f"{name} must be callable as {_CALLS.get(name, f'{name}(x)')}, got {got}; {_instead(function, name)}."
-    )
-
-
-def _is_mistaken(function: object, name: str) -> bool:
-    """Whether a class is passed where an object is needed; a class with callable objects can be a recipe."""
-    if not isinstance(function, type):
-        return False
-    is_recipe = issubclass(function, Callable) and not hasattr(function, "state_dict")  # type: ignore[arg-type]
-    return name != "train_surrogate" or not is_recipe
-
-
-def _instead(function: object, name: str) -> str:
-    """What to pass in place of an object that cannot be called."""
-    if name == "error_functional":
-        return "pass a function of both, such as geoq.absolute_error"
-    named = f"{function.__name__}()" if isinstance(function, type) else ""
-    has_predict = callable(getattr(function, "predict", None))
-    if name == "train_surrogate" and has_predict:
-        return f"pass lambda x, y: {named or 'clone(model)'}.fit(x, y).predict"
-    if name == "train_surrogate":
-        return "pass a function that returns a trained model, or a TrainNetwork"
-    what = "a trained object" if named else "a function"
-    if name == TRAINED:
-        return f"return {'model.predict' if has_predict else what} from train_surrogate"
-    return f"pass {name}=model.predict" if has_predict else f"pass {what}"
+        usable = name == "train_surrogate" and not hasattr(function, "state_dict")
+        usable = usable and issubclass(function, Callable)  # type: ignore[arg-type]
+    if usable:
+        return
+    default = f"{name}(x)", f"pass a trained object or a function, such as {name}=model.predict"
+    call, way_out = _CALLS.get(name, default)
+    raise TypeError(f"{name} must be callable as {call}, got {got}; {way_out}.")
 
 
 def evaluate(function: Callable[[Any], Any], x: Any, name: str) -> np.ndarray:
@@ -164,7 +148,7 @@ def errors_of(
             f"surrogate returned shape {prediction.shape} for y of shape {y.shape}; reshape y or the surrogate's output until they "
             "agree."
         )
-    error: np.ndarray | None = None
+    error, way_out = None, "error_functional must return finite numbers"
     for part in chunks(len(y), int(np.prod(y.shape[1:]))):
         absent = np.isnan(y[part])
         truth = np.where(absent, prediction[part], y[part])
@@ -177,16 +161,12 @@ def errors_of(
         if error is None:
             error = np.empty((len(y), *found.shape[1:]), found.dtype)
         error[part] = found
-        _check_errors(found, absent if found.shape == absent.shape else None)
+        if found.shape == absent.shape:
+            found = np.where(absent, 0, found)
+        check_finite(found, "error_functional(y, y_hat)", way_out)
+        if found.min(initial=0) < 0:
+            raise ValueError(
+                f"error_functional returned {found.min():g}, but an error is nonnegative; take its absolute value."
+            )
     assert error is not None
     return error
-
-
-def _check_errors(error: np.ndarray, absent: np.ndarray | None) -> None:
-    present = error if absent is None or not absent.any() else np.where(absent, 0, error)
-    way_out = "error_functional must return finite numbers"
-    check_finite(present, "error_functional(y, y_hat)", way_out)
-    if present.size and present.min() < 0:
-        raise ValueError(
-            f"error_functional returned {present.min():g}, but an error is nonnegative; take its absolute value."
-        )
