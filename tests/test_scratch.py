@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from geoq import GeoQ, PredictedFolds, RandomFolds, Region, TrainedFolds
-from geoq.data import scratch
+from geoq import GeoQ, PredictedFolds, RandomFolds, Region, TrainedFolds, arrays
 from geoq.regions.table_scores import SupportDistance
 
 X = np.random.default_rng(0).normal(size=(60, 2, 3, 4))
@@ -81,7 +80,7 @@ SOURCES = {
 
 @pytest.fixture(autouse=True)
 def many_chunks(monkeypatch):
-    monkeypatch.setattr(scratch, "PART_BYTES", 1000)
+    monkeypatch.setattr(arrays, "PART_BYTES", 1000)
     monkeypatch.setattr("geoq.arrays.CHUNK_NUMBERS", 100)
 
 
@@ -98,19 +97,19 @@ def test_the_answers_are_those_of_arrays_in_memory(kind, source, tmp_path):
 
 @kinds
 def test_predictions_of_folds_may_be_lazy(kind, tmp_path):
-    arrays = [factor * Y for factor in (0.8, 0.9, 1.1)]
-    lazy = [kind(array, tmp_path, f"fold{i}") for i, array in enumerate(arrays)]
+    found = [factor * Y for factor in (0.8, 0.9, 1.1)]
+    lazy = [kind(array, tmp_path, f"fold{i}") for i, array in enumerate(found)]
     errors = [
         GeoQ(model, PredictedFolds(given), **SETTINGS).fit(X, Y).fitted_.tuples.error
-        for given in (arrays, lazy)
+        for given in (found, lazy)
     ]
     assert_array_equal(*errors)
 
 
 def test_arrays_in_memory_are_not_copied_and_no_file_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert scratch.stored(X) is X
-    assert_array_equal(scratch.stored(dask_array(X, None, "x")), X)
+    assert arrays.stored(X) is X
+    assert_array_equal(arrays.stored(dask_array(X, None, "x")), X)
     assert not [*tmp_path.iterdir()]
 
 

@@ -1,12 +1,17 @@
 """Arrays of the user and work in chunks.
 
 Users pass NumPy arrays, torch tensors or data frames. Their callables receive the same kind of array, and results are returned in
-that kind. Inside geoq there are only NumPy arrays.
+that kind. Inside geoq there are only NumPy arrays. NumPy's memory maps, HDF5 datasets, Zarr arrays and Dask arrays stay on disk; all
+but memory maps are copied once, in parts, to a scratch file that is mapped into memory.
 """
 
+import math
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +21,8 @@ from geoq.data.table import Table
 # User callables receive rows in chunks of about this many input numbers. This bounds the memory for fields (36 states of
 # 240 x 480) and is one chunk for most tables (262,144 rows of 16 columns).
 CHUNK_NUMBERS = 2**22
+# Data on disk are read in parts of about this many bytes.
+PART_BYTES = 2**23
 # Work on fewer numbers than this uses one thread.
 SMALL_NUMBERS = 2**19
 
@@ -171,3 +178,54 @@ def few_threads(n_numbers: float) -> Iterator[None]:
     finally:
         if n_threads != 1:
             torch.set_num_threads(n_threads)  # type: ignore[union-attr]
+
+
+def is_lazy(array: Any) -> bool:
+    """Whether an array has a shape and can be sliced, but is not in memory.
+
+    Example:
+        >>> is_lazy(np.zeros(3))
+        False
+    """
+    if isinstance(array, np.ndarray) or is_tensor(array):
+        return isinstance(array, np.memmap)
+    if any(hasattr(array, name) for name in ("__dlpack__", "to_numpy", "toarray")):
+        return False
+    needed = ("shape", "dtype", "__getitem__")
+    return all(hasattr(array, name) for name in needed) and len(array.shape) > 0
+
+
+def is_mapped(array: Any) -> bool:
+    """Whether an array that ``stored`` has returned lies in a file."""
+    return isinstance(array, np.ndarray) and isinstance(array.base, np.memmap)
+
+
+def stored(array: Any) -> Any:
+    """An array that is not in memory as a NumPy array in a scratch file; any other array as it is."""
+    if not is_lazy(array):
+        return array
+    if isinstance(array, np.memmap):
+        return np.asarray(array)
+    shape, dtype, folder = tuple(array.shape), np.dtype(array.dtype), tempfile.gettempdir()
+    n_bytes, free = math.prod(shape) * dtype.itemsize, shutil.disk_usage(folder).free
+    if free < n_bytes:
+        raise OSError(
+            f"an array of {n_bytes / 2**30:.3g} GiB is not in memory, but {folder} has {free / 2**30:.3g} GiB for a scratch file; set "
+            "the environment variable TMPDIR to a folder with more space, or pass fewer rows."
+        )
+    with tempfile.TemporaryFile(prefix="geoq") as file:
+        place = np.asarray(np.memmap(file, dtype, "w+", shape=shape))
+    for start, stop in pairwise(_ends(array, dtype.itemsize)):
+        place[start:stop] = array[start:stop]
+    return place
+
+
+def _ends(array: Any, itemsize: int) -> list[int]:
+    """The first rows of parts of the array, which contain whole chunks of the stored array, and the number of rows."""
+    n = array.shape[0]
+    step = max(1, PART_BYTES // max(1, math.prod(array.shape[1:]) * itemsize))
+    given = (getattr(array, "chunks", None) or (1,))[0]
+    if isinstance(given, tuple):  # Dask: the length of each chunk
+        return [0, *np.cumsum(given).tolist()]
+    step = max(step // given, 1) * given
+    return [*range(0, n, step), n]

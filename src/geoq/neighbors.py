@@ -18,8 +18,8 @@ N_MORE = 4
 ROUNDING, SINGLE = 1e-15, 1e-6
 # Squared distances of up to this many rounding errors have few digits.
 SMALL = 1e9
-# Rows are equal up to rounding if they differ by at most this fraction of what differs between neighbours. That is measured by the
-# neighbour of this number, because a row can have several copies, in this many coordinates.
+# Rows are equal up to rounding if they differ by at most this fraction of what differs from the neighbour of the second number, because
+# a row can have several copies. The differences are measured in this many coordinates.
 ROUNDED, N_NEAR, N_SKETCH = 1e-2, 8, 4
 # A run is a copy if more than this fraction of its rows are.
 MOST = 0.9
@@ -63,13 +63,11 @@ class Neighbors:
             float((self.points[part] ** 2).sum(axis=1).max())
             for part in chunks(len(self.points), self.points.shape[1])
         )
-        single = SINGLE if self.points.dtype == np.float32 else 0.0
+        single = SINGLE * (self.points.dtype == np.float32)
         return (ROUNDING * self.points.shape[1] + single) * largest
 
-    def nearest(
-        self, queries: Float[np.ndarray, " n_queries n_dims"], k: int
-    ) -> tuple[Float[np.ndarray, " n_queries k"], Int[np.ndarray, " n_queries k"]]:
-        """Distances (ascending) and indices of the k points nearest to each query."""
+    def nearest(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Distances (ascending) and indices of the k points nearest to each query, one row per query."""
         n = len(self.points)
         if not 1 <= k <= n:
             raise ValueError(f"k={k}, but there are {n} points; choose k from 1 to {n}.")
@@ -93,12 +91,13 @@ class Neighbors:
     @cached_property
     def _copies(self) -> tuple["Neighbors", np.ndarray, np.ndarray] | None:
         """The distinct points in the order of their first rows, the rows of each, and where these start; None without copies."""
-        n, values = len(self.points), np.ascontiguousarray(self.points + 0.0)
+        # Rows as bytes, which are sorted more quickly than rows of numbers; -0 becomes 0.
+        values = np.ascontiguousarray(self.points + 0.0)
         as_bytes = values.view(f"V{values[0].nbytes}")[:, 0]
         _, first, place = np.unique(as_bytes, return_index=True, return_inverse=True)
-        if len(first) == n:
+        if len(first) == len(values):
             return None
-        number = np.argsort(np.argsort(first))[place]
+        number = first.argsort().argsort()[place]
         start = np.cumsum([0, *np.bincount(number)])
         return Neighbors(self.points[np.sort(first)]), np.argsort(number, kind="stable"), start
 
@@ -113,10 +112,8 @@ class Neighbors:
         count = np.where(near <= np.take_along_axis(near, place, 1), count, 0)
         each, size = count.reshape(-1), count.sum(axis=1)
         copy = np.arange(len(each)).repeat(each)
-        index = rows[
-            start[which.reshape(-1)[copy]] + np.arange(len(copy)) - (each.cumsum() - each)[copy]
-        ]
-        distance = near.reshape(-1)[copy]
+        within = np.arange(len(copy)) - (each.cumsum() - each)[copy]
+        index, distance = rows[start[which.reshape(-1)[copy]] + within], near.reshape(-1)[copy]
         order = np.lexsort((index, distance, np.arange(len(size)).repeat(size)))
         chosen = order[(size.cumsum() - size)[:, None] + np.arange(k)]
         return distance[chosen], index[chosen]
@@ -131,10 +128,7 @@ class Neighbors:
             distance = distance.astype(float)
             self._refine(queries, distance, index)
         order = np.lexsort((index, distance), axis=1)
-        return (
-            np.take_along_axis(distance, order, axis=1),
-            np.take_along_axis(index, order, axis=1),
-        )
+        return np.take_along_axis(distance, order, 1), np.take_along_axis(index, order, 1)
 
     def _refine(self, queries: np.ndarray, distance: np.ndarray, index: np.ndarray) -> None:
         """Compute distances from differences where products lose digits: near 0, and where two of them are nearly equal."""

@@ -22,10 +22,8 @@ def pinball_loss(value: Any, estimate: Any, quantile: float) -> Any:
 
 
 def rank(n: int, quantile: float) -> int:
-    r"""Rank of the quantile among n sorted values, :math:`\lceil n \tau \rceil`, at least 1.
-
-    Rounding turns 0.95 * 20 into 19.000000000000004; the small slack keeps that rank at 19.
-    """
+    r"""Rank of the quantile among n sorted values, :math:`\lceil n \tau \rceil`, at least 1."""
+    # Rounding turns 0.95 * 20 into 19.000000000000004; the small slack keeps that rank at 19.
     return max(1, math.ceil(n * quantile - 1e-9))
 
 
@@ -105,9 +103,8 @@ def conformal_factor(ratio: np.ndarray, quantile: float) -> float:
     if present.all():
         level = quantile * (n_rows + 1) / n_rows
         return float(inverse_cdf_quantile(ratio.reshape(-1), level))
-    n_values = present.sum(axis=1, keepdims=True)
+    n_values, values = present.sum(axis=1, keepdims=True), ratio[present]
     weight = np.broadcast_to(1 / np.maximum(n_values, 1), ratio.shape)[present]
-    values = ratio[present]
     order = values.argsort(kind="stable")
     # The sum over the larger values, rounded down a little.
     larger = weight.sum() - weight[order].cumsum()

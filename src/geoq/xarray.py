@@ -13,12 +13,12 @@ from uuid import uuid4
 import numpy as np
 
 from geoq import state
+from geoq.arrays import stored
 from geoq.checks import check_fitted, check_integer
 from geoq.core.conformal import Guarantee, levels_of
 from geoq.core.estimator import POINTWISE, GeoQ, get_params, set_params
 from geoq.core.folds import TemporalFolds, warn_of_alike
 from geoq.data.masks import masked_where_nan
-from geoq.data.scratch import stored
 from geoq.rollout.estimator import RolloutGeoQ
 from geoq.surrogate import absolute_error, norm_error
 

@@ -18,7 +18,7 @@ from geoq.checks import (
     warn,
 )
 from geoq.data.coordinates import Coordinates
-from geoq.data.domain import Shapes, check_domain
+from geoq.data.domain import Domain, Shapes
 from geoq.data.masks import Mask, outputs_with_nan
 from geoq.data.metric import Metric, StandardizedMetric
 from geoq.data.probes import N_PROBES, Probes
@@ -41,7 +41,10 @@ def check_settings(how: "GeoQ") -> None:
     check_integer(how.n_anchors, "n_anchors", 1)
     if how.n_support is not None:
         check_integer(how.n_support, "n_support", 1)
-    check_domain(how.domain)
+    if how.domain is not None and not isinstance(how.domain, Domain):
+        raise TypeError(
+            f"domain={how.domain!r} is not a domain; pass Grid(n_axes), Mesh(coordinates) or Table() (from geoq import Grid, Mesh, Table)."
+        )
     if how.bound_model is not None:
         check_bound_model(how.bound_model)
     check_object(how.safe_region, SafeRegion, "safe_region", "Region(quantile=0.95)")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from jaxtyping import Float
 
-from geoq.arrays import flat, native
+from geoq.arrays import flat, is_lazy, native, stored
 from geoq.bounds.protocol import fit_bound
 from geoq.checks import add_note_on_error, check_finite, warn
 from geoq.core.agreement import Answers, fold_answers, mean_error, warn_of_folds
@@ -41,7 +41,6 @@ from geoq.data.masks import Mask, exact_cells, filled_with_means
 from geoq.data.metric import FittedMetric, Metric, rows_like
 from geoq.data.probes import N_PROBES, Probes
 from geoq.data.process import Process
-from geoq.data.scratch import is_lazy, stored
 from geoq.data.table import Table, check_same_order, input_rows, output_names, output_rows
 from geoq.neighbors import near_copies, sketch
 from geoq.surrogate import TrainSurrogate, absolute_error, answers_of, errors_of

@@ -234,14 +234,6 @@ class Mesh:
 Domain: TypeAlias = Table | Grid | Mesh
 
 
-def check_domain(domain: object) -> None:
-    """Raise for anything that is not a domain."""
-    if domain is not None and not isinstance(domain, Table | Grid | Mesh):
-        raise TypeError(
-            f"domain={domain!r} is not a domain; pass Grid(n_axes), Mesh(coordinates) or Table() (from geoq import Grid, Mesh, Table)."
-        )
-
-
 def layout_of(domain: Domain | None, shapes: Shapes) -> Layout:
     """Where errors and inputs of these shapes lie. Without a domain, it is found from what the shapes have in common.
 
@@ -296,9 +288,8 @@ def _grid_axes(end: Shape, shapes: Shapes, *, channels_before: bool) -> int:
         return len(end)
     if first == 1 or (first <= FEW_CHANNELS and (is_short or len(end) == 3)):
         return _grid_axes(others, shapes, channels_before=first > 1)
-    if len(end) == 2 and (first > MANY_CHANNELS or not is_short):
-        return 2
-    if len(end) == 3 and is_short:
+    is_plane = is_short if len(end) == 3 else first > MANY_CHANNELS or not is_short
+    if is_plane:
         return 2
     raise _ambiguous(end, shapes)
 

@@ -59,11 +59,10 @@ class Mask:
             return prediction
         shown = np.where(self.cells, prediction.dtype.type(0), prediction)
         if self.fill is not None:
-            empty = np.isnan(shown) | self.cells
+            absent, cells = np.isnan(shown), tuple(range(1, shown.ndim))
             # A prediction without any cell stays nan: its query has no answer.
-            some = ~empty.reshape(len(empty), -1).all(axis=1)
-            some = some.reshape(-1, *(1,) * self.cells.ndim)
-            shown = np.where(np.isnan(shown) & some, self.fill, shown)
+            some = ~(absent | self.cells).all(axis=cells, keepdims=True)
+            shown = np.where(absent & some, self.fill, shown)
         return shown.astype(prediction.dtype)
 
     def hidden(self, rows: Any) -> Any:

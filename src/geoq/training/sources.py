@@ -19,10 +19,9 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import numpy as np
 from jaxtyping import Int
 
-from geoq.arrays import native, own_copy, take, to_numbers
+from geoq.arrays import is_lazy, is_mapped, native, own_copy, stored, take, to_numbers
 from geoq.checks import add_note_on_error
 from geoq.data.probes import First, check_first, keep_first
-from geoq.data.scratch import is_lazy, is_mapped, stored
 from geoq.data.table import Table, lacking_levels
 from geoq.surrogate import TRAINED, Surrogate, TrainSurrogate, answers_of, check_callable
 from geoq.training.checkpoint import FinishedFolds
