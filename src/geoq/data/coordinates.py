@@ -48,7 +48,6 @@ REGULAR, MIN_GAPS = 1.5, 3
 # Farther from the data than this many standard deviations, the square of a distance overflows.
 FARTHEST = 1e15
 
-
 # Inputs of the user, and coordinates T.
 Inputs: TypeAlias = Float[np.ndarray, " n *inputs"]
 Rows: TypeAlias = Float[np.ndarray, " n *coordinates"]
@@ -106,10 +105,7 @@ Kind: TypeAlias = Number | Log | Periodic | Category | Ignored
 
 
 def _rows_of(kind: Kind, values: np.ndarray, missing: float) -> list[tuple[Any, ...]]:
-    """The coordinates of a column with these values, of which the fraction ``missing`` of all rows is missing.
-
-    A coordinate is its part, level or period, mean and scale, and whether it is a logarithm or constant.
-    """
+    """Part, level, mean and scale of each coordinate of a column, and whether it is a logarithm or constant."""
     scale, unseen = 1 / UNEQUAL, []
     if isinstance(kind, Ignored):
         return []
@@ -156,17 +152,8 @@ class Coordinates:
     .. math:: T_j(x) = (x_j - \mu_j) / \sigma_j \quad \text{or} \quad (\ln x_j - \mu_j) / \sigma_j
 
     The scale of a constant input is its absolute value, or 1 if it is 0. Without logarithms and columns this is the paper's nu.
-
-    Attributes:
-        mean: mean of each coordinate, after the logarithm.
-        scale: standard deviation of each coordinate, after the logarithm.
-        log: which coordinates are logarithms.
-        constant: which coordinates have a single value in the data.
-        column: the number of the column that each coordinate comes from; None for an array whose inputs are numbers.
-        part: what each coordinate of a column is, a ``Part``.
-        level: the level of an indicator, or the period of a sine.
-        n_columns: the number of columns.
-        gaps: the gaps between the levels of a lattice, ``regular_gaps``; None for other data.
+    Each coordinate of a table has the number of its ``column``, a ``part``, and the ``level`` of an indicator or the period of a sine.
+    The ``gaps`` are the ``regular_gaps`` of a lattice; None for other data.
     """
 
     mean: Float[np.ndarray, " *coordinates"]
@@ -392,8 +379,15 @@ def fit_columns(
         kind = chosen.get(j)
         if kind is None and level:
             kind = _category(present, name, len(points))
+        elif kind is None and logarithms and _spans_decades(present):
+            kind, decades = Log(), math.log10(float(present.max() / present.min()))
+            logger.info(
+                "%s spans %.1f decades and is used as a logarithm; pass representation=Columns({...: Number()}) to use it as it is",
+                name,
+                decades,
+            )
         elif kind is None:
-            kind = _number(present, name, logarithms=logarithms)
+            kind = Number()
         if level and not isinstance(kind, Category | Ignored):
             raise TypeError(
                 f"{name} holds categories, but its kind is {kind!r}; convert the column to numbers, or pass Category()."
@@ -423,18 +417,6 @@ def _by_number(kinds: Mapping[Any, Kind], n_columns: int, schema: Schema | None)
                 f"Columns describes {key!r}, but x has the columns {has}; correct the key."
             )
     return {numbers[key]: kind for key, kind in kinds.items()}
-
-
-def _number(values: np.ndarray, name: str, *, logarithms: bool) -> Kind:
-    """The kind of a column of numbers."""
-    if not logarithms or not _spans_decades(values):
-        return Number()
-    logger.info(
-        "%s spans %.1f decades and is used as a logarithm; pass representation=Columns({...: Number()}) to use it as it is",
-        name,
-        math.log10(float(values.max() / values.min())),
-    )
-    return Log()
 
 
 def _category(values: np.ndarray, name: str, n_rows: int) -> Kind:

@@ -20,8 +20,6 @@ MAX_COLUMNS = 64
 MAX_CONSTANTS = 32
 # A shape such as (64, 64, 3) probably has its channels last: at most this many channels after a grid of at least this size.
 MAX_CHANNELS_LAST, MIN_GRID_SIZE = 4, 8
-# The number of neighbours of a node for each dimension of its coordinates.
-NEIGHBORS_PER_DIMENSION = 4
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -37,11 +35,10 @@ class Shapes(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the values of an error and of its inputs lie.
+    """Where the values of an error and of its inputs lie; a table has no domain and no cells.
 
     Attributes:
-        domain: the domain; None for a table.
-        cells: the shape of its cells, the last axes of an array on the domain; empty for a table.
+        cells: the shape of the cells, the last axes of an array on the domain.
         on_cells: whether the errors lie on the cells. If not, they are a few numbers for each field of inputs.
     """
 
@@ -204,11 +201,6 @@ class Mesh:
     def __repr__(self) -> str:
         n_nodes, n_dimensions = self.coordinates.shape
         return f"Mesh({n_nodes} nodes, {n_dimensions} coordinates)"
-
-    @property
-    def neighbors_of_a_node(self) -> int:
-        """The number of neighbours that the first convolution combines at each node."""
-        return self.n_neighbors or NEIGHBORS_PER_DIMENSION * self.coordinates.shape[1]
 
     @cached_property
     def order(self) -> np.ndarray:

@@ -217,16 +217,12 @@ class Columns:
     weighting: "SensitivityMetric | StandardizedMetric" = field(default_factory=SensitivityMetric)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kinds, Mapping):
+        kinds = self.kinds.values() if isinstance(self.kinds, Mapping) else [None]
+        if not all(isinstance(kind, Kind) for kind in kinds):
             raise TypeError(
-                f"Columns({self.kinds!r}): kinds must map columns to kinds; pass for example Columns({{'hour': Periodic(24)}})."
+                f"Columns({self.kinds!r}): a kind is an object of geoq.parts; pass Number(), Log(), Periodic(24), Category() or "
+                "Ignored() for each column, as in Columns({'hour': Periodic(24)})."
             )
-        for name, kind in self.kinds.items():
-            if isinstance(kind, type) or not isinstance(kind, Kind):
-                raise TypeError(
-                    f"Columns({{{name!r}: {kind!r}}}): a kind is an object of geoq.parts; pass Number(), Log(), Periodic(24), "
-                    "Category() or Ignored()."
-                )
 
     def coordinates(self, points: Float[np.ndarray, " n c"], schema: Schema | None) -> Coordinates:
         """T of the columns of a table or an array."""

@@ -55,8 +55,7 @@ class Probes:
         inputs, known = take(x, rows), answers[rows]
         if mixed is not None:
             Probes.of(ask, inputs, known, name, remedy)
-            inputs, rows = mixed, np.arange(len(mixed))
-            x, known = mixed, ask(mixed)
+            inputs, x, known, rows = mixed, mixed, ask(mixed), np.arange(len(mixed))
         probes = Probes(ask, inputs, ask(take(x, rows[::-1].copy())))
         difference = _difference(probes.answers[::-1], known, _rounding(known))
         if not difference:

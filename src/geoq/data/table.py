@@ -155,16 +155,16 @@ class Schema:
             )
         found = _narwhals(frame, name)
         given = {str(column): column for column in found.columns}
-        for wrong, columns, way_out in (
-            ("lacks", [n for n in self.names if n not in given], "add"),
-            ("also has", [n for n in given if n not in self.names], "drop"),
-        ):
-            if columns:
-                them = ("column", "it") if len(columns) == 1 else ("columns", "them")
-                raise ValueError(
-                    f"{name} {wrong} the {them[0]} {listed(columns)}, but GeoQ was fitted on {listed(self.names)}; "
-                    f"{way_out} {them[1]}."
-                )
+        lacking = [n for n in self.names if n not in given]
+        beyond = [n for n in given if n not in self.names]
+        if lacking or beyond:
+            ways_out = ("add", lacking), ("drop", beyond)
+            way_out = " and ".join(
+                f"{verb} {listed(columns)}" for verb, columns in ways_out if columns
+            )
+            raise ValueError(
+                f"{name} has other columns than {listed(self.names)}, on which GeoQ was fitted; {way_out}."
+            )
         ordered = [given[n] for n in self.names]
         if ordered != found.columns:
             found = _narwhals(frame[ordered], name)
@@ -352,11 +352,9 @@ def check_same_order(x: Any, y: Any) -> None:
         return
     common = int(own.isin(other).sum())
     if common and len(own) == len(other):
-        way_out = "in another order; pass y.loc[x.index]"
-        if common < len(own):
-            way_out = f"for {common} of {len(own)} rows only; drop the same rows of x and y"
         raise ValueError(
-            f"the index of y has the labels of the index of x {way_out}, or pass y.to_numpy() if the rows correspond."
+            f"the index of y has {common} of the {len(own)} labels of the index of x, in another order; pass y.loc[x.index], drop the "
+            "same rows of x and y, or pass y.to_numpy() if the rows correspond."
         )
 
 

@@ -16,6 +16,8 @@ from geoq.nets.unet import FiLMBlock, embedding
 
 # Directions in which the neighbours of a node extend by less than this fraction have no gradient, as across a surface.
 MIN_EXTENT = 1e-2
+# The number of neighbours of a node for each dimension of its coordinates.
+NEIGHBORS_PER_DIMENSION = 4
 # The smallest positive number that is divided by.
 TINY = 1e-300
 
@@ -102,8 +104,9 @@ class MeshNet(nn.Module):
         super().__init__()
         self.embedding = embedding()
         self.blocks = nn.ModuleList()
+        n_near = mesh.n_neighbors or NEIGHBORS_PER_DIMENSION * mesh.coordinates.shape[1]
         for block, (before, width) in enumerate(pairwise([n_in, *widths])):
-            matrix = stencils(mesh, mesh.neighbors_of_a_node * 2**block)
+            matrix = stencils(mesh, n_near * 2**block)
             convolution = partial(MeshConvolution, matrix=matrix)
             self.blocks.append(FiLMBlock(before, width, convolution=convolution, dropout=dropout))
         self.output = nn.Conv1d(widths[-1], n_out, kernel_size=1)
