@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geoq import GeoQ, RandomFolds, WholeField
-from geoq.core.conformal import ConformalFactors, Guarantee, level_factors
+from geoq.core.conformal import ConformalFactors, level_factors
 from geoq.quantiles import conformal_factor, error_ratios, inverse_cdf_quantile, n_required
 
-POINTWISE, EVERY = Guarantee(), np.ones(40, dtype=bool)
+POINTWISE, EVERY = None, np.ones(40, dtype=bool)
 both = pytest.mark.parametrize("guarantee", [POINTWISE, WholeField(0.8)])
 
 
@@ -129,10 +129,10 @@ def test_the_factor_of_the_own_level_is_1_and_bounds_of_zero_are_not_scaled():
 
 @both
 def test_a_guarantee_is_finite_from_its_required_number_of_rows_on(guarantee):
-    assert isinstance(guarantee, Guarantee)
-    needed = guarantee.n_required(0.9)
-    assert math.isfinite(guarantee.factor(uniform(needed, 5), 0.9))
-    assert math.isinf(guarantee.factor(uniform(needed - 1, 5), 0.9))
+    needed = n_required(0.95 if guarantee is None else guarantee.confidence)
+    assert math.isfinite(factors_of(uniform(needed, 5), EVERY[:needed], guarantee).safe)
+    with pytest.raises(ValueError, match=f"{needed} safe pairs are needed"):
+        factors_of(uniform(needed - 1, 5), EVERY[: needed - 1], guarantee)
 
 
 def test_a_whole_field_guarantee_holds_where_a_pointwise_one_does_not():
@@ -140,8 +140,8 @@ def test_a_whole_field_guarantee_holds_where_a_pointwise_one_does_not():
     kept = np.zeros((2000, 2))
     size = 1 + 3 * (uniform(2000, 40, 1) > 0.8)
     for n, ratio in enumerate(size * uniform(2000, 40, 20, seed=1)):
-        for number, guarantee in enumerate((WholeField(0.9), POINTWISE)):
-            within = ratio[-1] <= guarantee.factor(ratio[:-1], 0.95)
+        for number, factor in enumerate((WholeField(0.9).factor, conformal_factor)):
+            within = ratio[-1] <= factor(ratio[:-1], 0.95)
             kept[n, number] = within.mean() >= 0.95
     of_fields, pointwise = kept.mean(axis=0)
     slack = 3 * math.sqrt(0.9 * 0.1 / 2000)

@@ -20,7 +20,7 @@ from benchmarks.weather.bounds import Natural
 from benchmarks.weather.case import NO_FOLDS
 from geoq import Grid, WholeField, parts
 from geoq.bounds.climatology import Climatology, FittedClimatology
-from geoq.core.conformal import Guarantee
+from geoq.quantiles import conformal_factor
 
 # Half precision can give several predictions that are equal; states lie between 0 and 1.
 LEAST_DEVIATION = 1e-6
@@ -236,7 +236,7 @@ def whole_field_default(case):
 
 
 by_spread, by_default = static(bounds.LeadScale, bounds.cell_spread), OnTuples(whole_field_default)
-EXPECTED, NINE_IN_TEN = Guarantee().factor, WholeField(0.9).factor
+EXPECTED, NINE_IN_TEN = conformal_factor, WholeField(0.9).factor
 NO_FOLD_METHODS = {
     "MC dropout, 1.96 s": Spread(dropout),
     "Deep ensemble, 1.96 s": Spread(ensemble),

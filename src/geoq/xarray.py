@@ -15,8 +15,8 @@ import numpy as np
 from geoq import state
 from geoq.arrays import stored
 from geoq.checks import check_fitted, check_integer
-from geoq.core.conformal import Guarantee, levels_of
-from geoq.core.estimator import POINTWISE, GeoQ, get_params, set_params
+from geoq.core.conformal import WholeField, levels_of
+from geoq.core.estimator import GeoQ, get_params, set_params
 from geoq.core.folds import TemporalFolds, warn_of_alike
 from geoq.data.masks import masked_where_nan
 from geoq.rollout.estimator import RolloutGeoQ
@@ -159,7 +159,7 @@ class Labelled:
         answer = self._answer(arrays, None, None, {dim: levels})["error_hat"]
         return answer.assign_coords({dim: levels})
 
-    def conformalize(self, x: Data, y: Data, *, guarantee: Guarantee = POINTWISE) -> "Labelled":
+    def conformalize(self, x: Data, y: Data, *, guarantee: WholeField | None = None) -> "Labelled":
         """Scale the bound of a ``GeoQ`` so that it holds on pairs that ``fit`` has not seen."""
         check_fitted(self, "estimator_")
         pairs = ((part, self.like_[name], name) for name, part in (("x", x), ("y", y)))

@@ -53,12 +53,12 @@ def warn_of_folds(
     """
     text = _failed(held_out, in_sample) or _seen(held_out, in_sample, len(outputs))
     text = text or _alike(held_out, in_sample, outputs)
-    if not text:
-        parts = [held_out[fold] for fold in interpolating]
-        out, rows = (np.concatenate([part[name] for part in parts]) for name in ("error", "row"))
-        text = worse_than_folds(_sizes(deployed, outputs)[rows], out, "at the data")
     if text:
         warn(text)
+        return
+    parts = [held_out[fold] for fold in interpolating]
+    out, rows = (np.concatenate([part[name] for part in parts]) for name in ("error", "row"))
+    warn_if_worse(_sizes(deployed, outputs)[rows], out, "at the data")
 
 
 def _sizes(error: np.ndarray, outputs: np.ndarray) -> Float[np.ndarray, " m"]:
@@ -134,24 +134,18 @@ def _seen(held_out: dict[int, Answers], in_sample: dict[int, Answers], n: int) -
     )
 
 
-def worse_than_folds(deployed: np.ndarray, held_out: np.ndarray, where: str) -> str:
-    """The warning of a deployed surrogate that is worse than the fold surrogates, given errors of each at the same rows."""
+def warn_if_worse(deployed: np.ndarray, held_out: np.ndarray, where: str) -> None:
+    """Warn if errors of the deployed surrogate are larger than errors of the fold surrogates at the same held-out rows."""
+    deployed, held_out = mean_of_each(deployed), mean_of_each(held_out)
     more = (deployed - held_out)[~np.isnan(deployed - held_out)]
     own, out = mean_error(deployed), mean_error(held_out)
     surely = SURELY * more.std() / max(1, len(more)) ** 0.5 if len(more) else np.inf
-    if own <= WORSE * out or more.mean() <= surely:
-        return ""
-    return (
-        f"the mean error of the deployed surrogate {where} is {own:.3g}, but of the fold surrogates at held-out points it is "
-        f"{out:.3g}. So it is not what train_surrogate makes, or its training failed, and the bounds, which are learned from "
-        "the folds, are too small for it. Pass surrogate=None, which trains it like the folds, or the recipe that makes it."
-    )
-
-
-def warn_if_worse(deployed: np.ndarray, held_out: np.ndarray, where: str) -> None:
-    """Warn if errors of the deployed surrogate are larger than held-out errors from the same states."""
-    if text := worse_than_folds(mean_of_each(deployed), mean_of_each(held_out), where):
-        warn(text)
+    if own > WORSE * out and more.mean() > surely:
+        warn(
+            f"the mean error of the deployed surrogate {where} is {own:.3g}, but of the fold surrogates at held-out points it is "
+            f"{out:.3g}. So it is not what train_surrogate makes, or its training failed, and the bounds, which are learned from "
+            "the folds, are too small for it. Pass surrogate=None, which trains it like the folds, or the recipe that makes it."
+        )
 
 
 def mean_of_each(error: np.ndarray) -> Float[np.ndarray, " n"]:

@@ -35,20 +35,7 @@ MAX_REPEATS = 20
 
 
 @dataclass(frozen=True)
-class Guarantee:
-    """Pointwise: the expected fraction of the values of a new row that are within the bound is at least ``quantile``."""
-
-    def n_required(self, quantile: float) -> int:
-        """The smallest number of rows for which the factor is finite."""
-        return n_required(quantile)
-
-    def factor(self, ratio: Float[np.ndarray, " n n_values"], quantile: float) -> float:
-        """The smallest sufficient factor for errors divided by their bounds; infinite if there are too few rows."""
-        return conformal_factor(ratio, quantile)
-
-
-@dataclass(frozen=True)
-class WholeField(Guarantee):
+class WholeField:
     """Per field: with probability ``confidence``, at least the fraction ``quantile`` of a new field is within the bound.
 
     This is split conformal prediction of one number per field: the factor that covers this fraction of its values.
@@ -65,11 +52,8 @@ class WholeField(Guarantee):
     def __post_init__(self) -> None:
         check_quantile(self.confidence, "confidence")
 
-    def n_required(self, quantile: float) -> int:
-        del quantile
-        return n_required(self.confidence)
-
     def factor(self, ratio: Float[np.ndarray, " n n_values"], quantile: float) -> float:
+        """The smallest sufficient factor for errors divided by their bounds; infinite if there are too few rows."""
         if not len(ratio):
             return math.inf
         of_each = inverse_cdf_quantile(ratio.T, quantile)
@@ -96,12 +80,14 @@ class ConformalFactors:
         ratio: Float[np.ndarray, " n n_values"],
         safe: Bool[np.ndarray, " n"],
         quantile: float,
-        guarantee: Guarantee,
+        guarantee: WholeField | None,
     ) -> "ConformalFactors":
         """The factors from pairs that neither the surrogate nor the calibration has seen; raises for too few safe pairs."""
-        factor = guarantee.factor(ratio[safe], quantile)
+        factor_of = conformal_factor if guarantee is None else guarantee.factor
+        factor = factor_of(ratio[safe], quantile)
         if math.isinf(factor):
-            needed, found = guarantee.n_required(quantile), int(safe.sum())
+            needed = n_required(quantile if guarantee is None else guarantee.confidence)
+            found = int(safe.sum())
             given = "" if found == len(safe) else f" among the {len(safe)} given"
             what = (
                 f"{needed} safe pairs are needed, and there are {found}{given}"
@@ -111,7 +97,7 @@ class ConformalFactors:
             raise ValueError(
                 f"at quantile={quantile} no finite factor exists: {what}; give more pairs, or lower the guarantee."
             )
-        unsafe = guarantee.factor(ratio[~safe], quantile)
+        unsafe = factor_of(ratio[~safe], quantile)
         factors = [factor, unsafe if math.isfinite(unsafe) else max(1.0, factor)]
         if not all(factors):
             warn(
@@ -170,9 +156,10 @@ def level_factors(
     return [ConformalFactors(factor(safe, level), factor(~safe, level)) for level in levels]
 
 
-def conformalized(fitted: "Fitted", x: Any, y: Any, guarantee: Guarantee) -> "Fitted":
+def conformalized(fitted: "Fitted", x: Any, y: Any, guarantee: WholeField | None) -> "Fitted":
     """The same calibration with factors from pairs that neither surrogate nor calibration has seen."""
-    check_object(guarantee, Guarantee, "guarantee", "WholeField(0.9)")
+    if guarantee is not None:
+        check_object(guarantee, WholeField, "guarantee", "WholeField(0.9)")
     if not getattr(fitted.bound, "scalable", True):
         raise TypeError(
             f"{type(fitted.bound).__name__} cannot be conformalized: its bound is one of two values, and a factor on it does not "

@@ -11,7 +11,7 @@ from geoq.bounds.two_laws import TwoLawBound
 from geoq.checks import check_fitted, check_quantile
 from geoq.core.assessment import Assessment
 from geoq.core.calibrate import calibrate
-from geoq.core.conformal import ConformalFactors, Guarantee, conformalized
+from geoq.core.conformal import ConformalFactors, WholeField, conformalized
 from geoq.core.fitted import Fitted
 from geoq.core.folds import ClusterFolds, Folds, default_folds
 from geoq.core.opinion import compared
@@ -31,7 +31,6 @@ from geoq.training.sources import (
     source_of,
 )
 
-POINTWISE = Guarantee()
 # Settings are shown in full up to this many characters. Longer settings are shown by the name of their type.
 LONGEST_SETTING = 100
 T = TypeVar("T")
@@ -265,7 +264,7 @@ class GeoQ:
         """
         return self._fitted.expected_error(x)
 
-    def conformalize(self, x: Any, y: Any, *, guarantee: Guarantee = POINTWISE) -> "GeoQ":
+    def conformalize(self, x: Any, y: Any, *, guarantee: WholeField | None = None) -> "GeoQ":
         """Scale the bound so that it holds at its level on pairs that neither surrogate nor calibration has seen.
 
         There is one factor for safe queries and one for the others. A safe query that is exchangeable with the pairs is
@@ -274,14 +273,14 @@ class GeoQ:
         Args:
             x: inputs of the pairs.
             y: their reference outputs.
-            guarantee: the coverage statement; ``WholeField(0.9)`` makes a statement about whole fields.
+            guarantee: ``WholeField(0.9)`` makes a statement about whole fields; None is the statement above.
 
         Returns:
             The estimator itself.
 
         Raises:
             ValueError: the pairs are unusable, some of them are pairs of ``fit``, or too few of them are safe.
-            TypeError: the bound cannot be scaled, or ``guarantee`` is not a guarantee.
+            TypeError: the bound cannot be scaled, or ``guarantee`` is something else.
         """
         self.fitted_ = conformalized(self._fitted, x, y, guarantee)
         return self
