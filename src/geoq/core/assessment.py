@@ -283,7 +283,7 @@ class Assessment:
             of = f" of {one}" if one else ""
             prediction = f"prediction {answer[0]:.4g}, " if len(answer) == 1 else ""
             first = f"{prediction}{mean}error bound{of} {np.nanmean(bound):.3g}{level}"
-            if not self.fitted.uses_anchor_error:
+            if not getattr(self.fitted.bound, "uses_anchor_error", True):
                 return [first]
             return [
                 first,

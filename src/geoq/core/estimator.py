@@ -327,8 +327,21 @@ class GeoQ:
 
     def describe(self) -> str:
         """The calibration, the fitted bound, the influence of the inputs and the safe region, in a few sentences."""
-        fitted = self._fitted
-        return " ".join([_calibration(fitted), _bound(fitted), _guarantee(fitted)])
+        fitted, factors = self._fitted, self._fitted.conformal
+        text = f"The bound is a {type(fitted.bound).__name__}"
+        if hasattr(fitted.bound, "describe"):
+            text = fitted.bound.describe().rstrip(".")
+        if fitted.metric is not None:
+            influence = fitted.metric.describe(fitted.schema)
+            text = f"{text}. {influence[:1].upper()}{influence[1:]}"
+        covered = (
+            "No coverage is guaranteed, since conformalize was not called."
+            if factors == ConformalFactors()
+            else f"The bounds are multiplied by the conformal factors {factors.safe:.3g} (safe) and {factors.unsafe:.3g} (not safe), "
+            f"from {factors.n_pairs} pairs that were set aside."
+        )
+        safe = "Safe means within the region of the held-out points."
+        return f"{_calibration(fitted)} {text}. {safe} {covered}"
 
     __repr__ = represent
     get_params = get_params
@@ -336,39 +349,18 @@ class GeoQ:
 
 
 def _calibration(fitted: Fitted) -> str:
+    """The data, the folds and the mean errors in words."""
     n, tuples, kind = len(fitted.error), fitted.tuples, fitted.layout.described()
     if tuples is None:
         return f"{n} {kind}; the file was saved without the calibration tuples."
     comparison = compared(tuples, fitted.output_names)
     also = "" if comparison is None else f" {comparison[0]}."
-    inner = tuples[tuples.interpolating].error
-    present = ~np.isnan(inner)
-    held_out = float(inner[present].mean()) if present.any() else 0.0
-    scheme = fitted.families[int(tuples[tuples.interpolating].family[0])]
+    inner = tuples[tuples.interpolating]
+    counted = inner.error[~np.isnan(inner.error)]
+    held_out = float(counted.mean()) if counted.size else 0.0
+    scheme = fitted.families[int(inner.family[0])]
     by_folds = f", and of the fold surrogates at held-out points of {scheme} it is {held_out:.3g}"
     return (
         f"{n} {kind}, held out {len(tuples)} times in all by {int(tuples.fold.max()) + 1} folds. The mean error of the deployed "
         f"surrogate at these points is {float(fitted.error_size.mean()):.3g}{by_folds if tuples.anchor_errors is not None else ''}.{also}"
-    )
-
-
-def _bound(fitted: Fitted) -> str:
-    bound, metric = fitted.bound, fitted.metric
-    text = f"The bound is a {type(bound).__name__}."
-    if hasattr(bound, "describe"):
-        text = bound.describe().rstrip(".") + "."
-    if metric is None:
-        return text
-    influence = metric.describe(fitted.schema)
-    return f"{text} {influence[:1].upper()}{influence[1:]}."
-
-
-def _guarantee(fitted: Fitted) -> str:
-    text = "Safe means within the region of the held-out points."
-    factors = fitted.conformal
-    if factors == ConformalFactors():
-        return f"{text} No coverage is guaranteed, since conformalize was not called."
-    return (
-        f"{text} The bounds are multiplied by the conformal factors {factors.safe:.3g} (safe) and {factors.unsafe:.3g} (not safe), "
-        f"from {factors.n_pairs} pairs that were set aside."
     )

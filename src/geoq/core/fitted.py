@@ -129,11 +129,6 @@ class Fitted:
     representation: Any = field(repr=False)
     error_functional: Any = field(repr=False)
 
-    @property
-    def uses_anchor_error(self) -> bool:
-        """Whether the bound depends on the anchor error, so that their difference explains it."""
-        return bool(getattr(self.bound, "uses_anchor_error", True))
-
     def rows_of(self, x: Any) -> Any:
         """Queries as rows; raises unless they have the columns or the shape of ``fit``."""
         if self.schema is None and is_frame(x):
