@@ -287,8 +287,8 @@ REFUSALS = {
     "groups: too few to divide": (lambda: fit(groups=LABELS // 10), V, "groups was given|to divide"),
     # settings
     "n_anchors: zero": (lambda: fit(n_anchors=0), V, "n_anchors=0 must be an integer >= 1"),
-    "n_anchors: more than a fold leaves": (lambda: fit(n_anchors=81, folds=RandomFolds(3)), V, "n_anchors=81, but fold 1 of 3 leaves only 80 points; lower n_anchors"),
-    "n_support: more than a fold leaves": (lambda: fit(n_support=100, folds=RandomFolds(3)), V, "n_support=100, but fold 1 of 3 leaves only 80 points"),
+    "n_anchors: more than a fold leaves": (lambda: fit(n_anchors=81, folds=RandomFolds(3)), V, "n_anchors=81, but a fold of RandomFolds.* leaves only 80 points; lower n_anchors"),
+    "n_support: more than a fold leaves": (lambda: fit(n_support=100, folds=RandomFolds(3)), V, "n_support=100, but a fold of RandomFolds.* leaves only 80 points"),
     "domain: a number": (lambda: fit(domain=3), T, "domain=3 is not a domain"),
     "checkpoint: a number": (lambda: GeoQ(rough, never).fit(X, Y, checkpoint=3), T, "must be the path of a folder or a Checkpoint"),
     "progress: a word": (lambda: GeoQ(rough, never).fit(X, Y, progress="bar"), T, "progress='bar'.*pass progress=print"),

@@ -243,27 +243,20 @@ class Pairs:
         """The calibration tuples (line 10), and the cells that are exact."""
         plan, rows = self.plan, self.plan.point
         found = held_out.found or {"errors": points.error, "predictions": points.prediction}
-        error = found["errors"]
-        exact = exact_cells([points.error, error])
+        errors = found["errors"]
+        exact = exact_cells([points.error, errors])
         if exact is not None:
-            error = np.where(exact, np.nan, error).astype(error.dtype)
-        data = Points(
-            points.space,
-            self.outputs,
-            filled_with_means(points.error),
-            plan.splits,
-            self.coordinates,
-            points.metric,
-            self.layout,
-            exact,
-        )
+            errors = np.where(exact, np.nan, errors).astype(errors.dtype)
+        known = self.coordinates, points.metric, self.layout, exact
+        error = filled_with_means(points.error)
+        data = Points(points.space, self.outputs, error, plan.splits, *known)
         tuples = Tuples(
             relation=Relation.cat(held_out.relations),
             point=rows,
             fold=plan.per_tuple(range(len(plan.splits))),
             family=plan.per_tuple(plan.family),
             row=np.arange(len(rows)) if held_out.found else rows,
-            errors=error,
+            errors=errors,
             anchor_errors=found.get("anchor_errors"),
             predictions=found["predictions"],
             points=data,

@@ -36,7 +36,7 @@ class FoldPlan:
     family: tuple[int, ...]
     n_points: int
     name: str = "FoldPlan"
-    schemes: tuple[str, ...] = ()
+    family_names: tuple[str, ...] = ()
     position: Int[np.ndarray, " n_points"] | None = None
     reach: int = 0
 
@@ -61,10 +61,10 @@ class FoldPlan:
             splits += own
             family += [number] * len(own)
         position, reach = dependence_of(folds, len(points), groups) or (None, 0)
-        names = tuple(map(repr, schemes))
-        plan = FoldPlan(
-            tuple(splits), tuple(family), len(points), repr(folds), names, position, reach
-        )
+        known = [repr(scheme).partition("(")[0] for scheme in schemes]
+        names = (n if known.count(n) == 1 else f"{n} {place}" for place, n in enumerate(known))
+        about = len(points), repr(folds), tuple(names), position, reach
+        plan = FoldPlan(tuple(splits), tuple(family), *about)
         plan._check_rows()
         return plan
 
@@ -82,15 +82,6 @@ class FoldPlan:
     def fewest_left_in(self) -> int:
         """The number of points that the smallest fold trains on."""
         return min(len(train) for train, _ in self.splits)
-
-    @property
-    def family_names(self) -> tuple[str, ...]:
-        """The names of the schemes; equal ones are numbered."""
-        names = [name.partition("(")[0] for name in self.schemes]
-        return tuple(
-            name if names.count(name) == 1 else f"{name} {place}"
-            for place, name in enumerate(names)
-        )
 
     @property
     def identity(self) -> str:
@@ -116,13 +107,12 @@ class FoldPlan:
 
     def check(self, *, n_anchors: int, n_support: int) -> None:
         """Raise for more neighbours than the folds leave, before anything is trained."""
-        for fold, (train, _) in enumerate(self.splits, start=1):
-            for name, needed in (("n_anchors", n_anchors), ("n_support", n_support)):
-                if len(train) < needed:
-                    raise ValueError(
-                        f"{name}={needed}, but fold {fold} of {len(self.splits)} leaves only {len(train)} points; "
-                        f"lower {name}, give more data, or choose folds that leave more points."
-                    )
+        for name, needed in (("n_anchors", n_anchors), ("n_support", n_support)):
+            if self.fewest_left_in < needed:
+                raise ValueError(
+                    f"{name}={needed}, but a fold of {self.name} leaves only {self.fewest_left_in} points; lower {name}, give more "
+                    "data, or choose folds that leave more points."
+                )
 
     def without_copies(self, place: Int[np.ndarray, " n"]) -> "FoldPlan":
         """The same folds; none is trained on a row at the place of a held-out row."""
