@@ -44,12 +44,9 @@ def warn_of_folds(
 ) -> None:
     """Warn of the first of four facts.
 
-    Args:
-        held_out: the answers of each fold at the rows that it has not seen.
-        in_sample: the answers of each fold at some of its training rows.
-        outputs: a number that stands for the reference output of each row.
-        deployed: the errors of the deployed surrogate at all rows.
-        interpolating: the folds whose held-out rows are nearest to their training rows.
+    ``held_out`` are the answers of each fold at the rows that it has not seen, ``in_sample`` at some of its training rows, ``outputs`` has
+    a number that stands for the reference output of each row, ``deployed`` are the errors of the deployed surrogate at all rows, and the held-out
+    rows of the folds ``interpolating`` are nearest to their training rows.
     """
     text = _failed(held_out, in_sample) or _seen(held_out, in_sample, len(outputs))
     text = text or _alike(held_out, in_sample, outputs)

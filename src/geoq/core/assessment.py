@@ -15,7 +15,6 @@ from geoq.data.table import is_frame
 
 if TYPE_CHECKING:
     from geoq.core.fitted import Fitted
-    from geoq.core.opinion import SecondOpinion
 
 N_ANCHORS_SHOWN = 5
 # More rows are left out of a table in a notebook, more lines out of a text.
@@ -32,6 +31,19 @@ def numbers_of(part: Any) -> np.ndarray:
     if isinstance(part, np.ma.MaskedArray):
         return np.ma.filled(part.astype(float), np.nan)
     return np.asarray(part.detach().cpu() if hasattr(part, "detach") else part)
+
+
+@dataclass(frozen=True)
+class SecondOpinion:
+    """What a Gaussian process through the data predicts at queries, in the shape of the predictions.
+
+    Attributes:
+        prediction: its prediction.
+        deviation: its standard deviation.
+    """
+
+    prediction: Float[Any, " n *output"]
+    deviation: Float[Any, " n *output"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -180,7 +192,7 @@ class Assessment:
         return self.fitted.output_names
 
     @property
-    def second_opinion(self) -> "SecondOpinion":
+    def second_opinion(self) -> SecondOpinion:
         """What a Gaussian process through the same data predicts, with its standard deviation; the surrogate is asked again.
 
         Raises:

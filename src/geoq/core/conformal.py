@@ -62,13 +62,10 @@ class WholeField:
 
 @dataclass(frozen=True)
 class ConformalFactors:
-    """One factor on the bounds of safe queries and one on the bounds of other queries.
+    """One factor on the bounds of safe queries, and one on the bounds of other queries.
 
-    Attributes:
-        safe: factor for safe queries.
-        unsafe: factor for other queries. If too few of them were set aside, it is the factor for safe queries, but at
-            least 1.
-        n_pairs: number of the pairs that were set aside; 0 before ``conformalize``.
+    If too few of the others were set aside, theirs is the factor for safe queries, but at least 1. ``n_pairs`` counts the pairs that were
+    set aside; 0 before ``conformalize``.
     """
 
     safe: float = 1.0

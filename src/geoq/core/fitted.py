@@ -11,11 +11,10 @@ from scipy.special import ndtri
 
 from geoq.arrays import chunks, flat, in_dtype, native, per_row, restore, take, to_numbers
 from geoq.bounds.protocol import bounds_of
-from geoq.core.assessment import Assessment
+from geoq.core.assessment import Assessment, SecondOpinion
 from geoq.core.conformal import ConformalFactors, level_factors, levels_of
 from geoq.core.folds import distinct_rows
 from geoq.core.geometry import Features, Geometry, Space, anchor_mean, displacement
-from geoq.core.opinion import SecondOpinion
 from geoq.core.tuples import Tuples, Typical
 from geoq.data.companion import Companion
 from geoq.data.coordinates import Coordinates, Part
@@ -36,13 +35,9 @@ PERIODIC = 1e-5
 
 @dataclass(frozen=True)
 class Repeats:
-    """How often the inputs of each row occur in the data, and how much the outputs of equal inputs differ.
+    """How often the inputs of each row occur in the data, and the standard deviation of the outputs of equal inputs.
 
     The bound is for the next measurement at a query, not for the mean of many measurements, so it contains this spread.
-
-    Attributes:
-        count: the number of rows with the inputs of each row, itself included.
-        spread: the standard deviation of the outputs of these rows.
     """
 
     count: Int[np.ndarray, " n"]
@@ -85,21 +80,17 @@ class Fitted:
     """Everything that the calibration has found. ``state.save`` stores it, except for the callables.
 
     Attributes:
-        quantile: the level of the bound.
         coordinates: T.
         metric: the metric; None for a representation of the user.
         geometry: all points, which queries are related to.
         error: the observed errors of the deployed surrogate; an absent cell has the mean error of the cell.
         error_size: the observed error of each point, averaged over its field.
         process: a second model of the data, a Gaussian process or a companion; None if the bound does not use one.
-        bound: the fitted bound.
-        region: the fitted safe region.
         typical: medians over the calibration, for explanations.
         exact: the cells in which all errors are zero.
         repeats: repeated measurements in the data; None if all inputs differ.
         schema: the columns of the table of ``fit``; None for arrays.
         families: the names of the fold schemes.
-        conformal: the factors of ``conformalize``.
         tuples: the calibration tuples; None in a file that was saved without them.
         probes: a few inputs, at which a file has the answers of the callables.
     """

@@ -68,14 +68,9 @@ class Space:
 class Relation:
     """Queries related to a set of points.
 
-    Attributes:
-        anchors: rows of the nearest points in representation space, the nearest first.
-        anchor_distance: distances to the anchors.
-        support_distance: the second part of psi.
-        near: rows of the points that the support distance averages over, the nearest first.
-        nearest: distance to the nearest point.
-        side: length of the mean displacement to these points, divided by the support distance. It is about 0 amid the points
-            and about 1 outside.
+    ``anchors`` are the rows of the nearest points in representation space, ``near`` of the points that the support distance averages over, both
+    nearest first, and ``nearest`` is the distance to the nearest point. ``side`` is the length of the mean displacement to the near points,
+    divided by the support distance: about 0 amid the points and about 1 outside.
     """
 
     anchors: Int[np.ndarray, " n n_anchors"]

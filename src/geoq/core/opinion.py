@@ -1,15 +1,15 @@
-"""The second opinion beside the surrogate: which of them has the smaller held-out errors, and an alarm for training rows."""
+"""The second model beside the surrogate: which has the smaller held-out errors; and alarms for surrogates that were trained on the data."""
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from scipy.spatial import cKDTree
 
-from geoq.arrays import few_threads, flat, permutation
+from geoq.arrays import chunks, few_threads, flat, permutation
 from geoq.checks import warn
 from geoq.core.tuples import Tuples
 from geoq.data.companion import field_opinion
@@ -26,30 +26,16 @@ N_MIXED = 200
 # It rings if the surrogate is this many times as far from the process there as from the outputs at the rows, and farther than the
 # process expects.
 MUCH_LARGER = 2.0
-
-
-@dataclass(frozen=True)
-class SecondOpinion:
-    """What a Gaussian process through the data predicts at queries, in the shape of the predictions.
-
-    Attributes:
-        prediction: its prediction.
-        deviation: its standard deviation.
-    """
-
-    prediction: Float[Any, " n *output"]
-    deviation: Float[Any, " n *output"]
+# A root mean squared error below this fraction of the standard deviation of y is as small as at training points.
+IMPLAUSIBLE = 1e-5
 
 
 def with_second_opinion(tuples: Tuples, model: Any) -> Tuples:
     """The tuples with what a second model predicts; without it if the bound does not use it, or if its errors are too large."""
     points = tuples.points
     outputs = filled_with_means(points.outputs.astype(float))
-    z, known, splits = (
-        flat(points.space.normalized).astype(float),
-        points.coordinates,
-        points.splits,
-    )
+    z, splits = flat(points.space.normalized).astype(float), points.splits
+    known = points.coordinates
     if points.layout.is_table or getattr(model, "uses_opinion", False):
         process, opinion = second_opinion(z, flat(outputs), splits)
         return replace(tuples, points=replace(points, process=process), opinion=opinion)
@@ -76,30 +62,27 @@ def compared(tuples: Tuples, names: Sequence[str] | None) -> tuple[str, float] |
     """
     inner = tuples[tuples.interpolating]
     outputs, predictions = inner.points.outputs, inner.predictions
-    if (
-        inner.points.process is None
-        or inner.opinion is None
-        or outputs.shape[1:] != predictions.shape[1:]
-    ):
+    process, opinion = inner.points.process, inner.opinion
+    if process is None or opinion is None or outputs.shape[1:] != predictions.shape[1:]:
         return None
     truth = flat(outputs).astype(float)[inner.point]
     counts = ~np.isnan(truth).all(axis=0)
     if not counts.any():
         return None
-    answers = flat(predictions)[inner.row].astype(float), inner.opinion.mean
+    answers = flat(predictions)[inner.row].astype(float), opinion.mean
     errors = [np.nanmean(abs(each - truth)[:, counts], axis=0) for each in answers]
     if not inner.points.layout.is_table:
         errors = [error.mean(keepdims=True) for error in errors]
-    surrogate, process = errors
-    j, of = int((process / np.maximum(surrogate, 1e-300)).argmin()), ""
+    surrogate, second = errors
+    j, of = int((second / np.maximum(surrogate, 1e-300)).argmin()), ""
     if len(surrogate) > 1:
         known = names if names is not None and len(names) == len(surrogate) else None
         of = f" of output {j if known is None else known[j]}"
     text = (
-        f"{inner.points.process.words} has a mean held-out error{of} of {process[j]:.2g}, the surrogate "
+        f"{process.words} has a mean held-out error{of} of {second[j]:.2g}, the surrogate "
         f"{surrogate[j]:.2g}"
     )
-    return text, float(process[j] / max(surrogate[j], 1e-300))
+    return text, float(second[j] / max(surrogate[j], 1e-300))
 
 
 def mixed_rows(
@@ -124,10 +107,8 @@ def warn_of_training_rows(
 ) -> None:
     """Warn if the surrogate is right at the rows and far from the process between them, as it is after a training on them.
 
-    Args:
-        at_rows: the errors of the surrogate at the rows.
-        between: its distance from the process between the rows.
-        deviation: the deviation of the process there, without the noise of a measurement.
+    ``at_rows`` are its errors at the rows, ``between`` its distances from the process between the rows, and ``deviation`` is the deviation of
+    the process there, without the noise of a measurement.
     """
     with warnings.catch_warnings(action="ignore"):  # of outputs without values
         own = np.nanmedian(at_rows, axis=0)
@@ -142,3 +123,25 @@ def warn_of_training_rows(
             "trained on them, the bounds are far too small: pass rows that it was not trained on, or a function "
             "train_surrogate(x, y). If the surrogate is new to these rows and so accurate, ignore this warning."
         )
+
+
+def warn_if_trained_on(prediction: np.ndarray, y: np.ndarray) -> bool:
+    """Warn if the errors are as small as only the errors at training points are; returns whether they are."""
+    if prediction.shape != y.shape:
+        return False
+    squares = np.zeros(y.shape[1:])
+    for rows in chunks(len(y), squares.size):
+        gap = prediction[rows].astype(float) - y[rows]
+        squares += np.nansum(gap * gap, axis=0)
+    with warnings.catch_warnings(action="ignore"):  # of cells without values
+        deviation = np.nanstd(y, axis=0)
+        ratio = np.asarray(np.sqrt(squares / len(y)) / deviation)[deviation > 0]
+    implausible = ratio.size > 0 and float(ratio.max()) < IMPLAUSIBLE
+    if implausible:
+        warn(
+            f"the errors of the surrogate are {float(ratio.max()):.1g} of the standard deviation of y, as small as at points "
+            "that a surrogate was trained on. With train_surrogate=None it must never have seen x and y; otherwise the bounds are "
+            "far too small. Pass points that it was not trained on, or a function train_surrogate(x, y). If the surrogate is new "
+            "to these points and so accurate, ignore this warning."
+        )
+    return implausible

@@ -1,13 +1,12 @@
 """Checks of the settings and the data of ``GeoQ.fit``, before any training."""
 
 import math
-import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from geoq.arrays import chunks, flat, native, restore, to_numbers
+from geoq.arrays import flat, native, restore, to_numbers
 from geoq.bounds.protocol import check_bound_model
 from geoq.checks import (
     add_note_on_error,
@@ -31,8 +30,6 @@ from geoq.training.sources import check_sources
 if TYPE_CHECKING:
     from geoq.core.estimator import GeoQ
 
-# A root mean squared error below this fraction of the standard deviation of y is as small as at training points.
-IMPLAUSIBLE = 1e-5
 REMOVE = "remove or impute these samples first"
 
 
@@ -141,25 +138,3 @@ def warn_if_few(quantile: float, n_groups: int) -> None:
             f"n={n_groups} independent points (or groups, or stretches of time), but quantile={quantile} needs at least "
             f"{needed} to be estimated; treat the bounds as guesses, give more data, or choose a lower quantile."
         )
-
-
-def warn_if_trained_on(prediction: np.ndarray, y: np.ndarray) -> bool:
-    """Warn if the errors are as small as only the errors at training points are; returns whether they are."""
-    if prediction.shape != y.shape:
-        return False
-    squares = np.zeros(y.shape[1:])
-    for rows in chunks(len(y), squares.size):
-        gap = prediction[rows].astype(float) - y[rows]
-        squares += np.nansum(gap * gap, axis=0)
-    with warnings.catch_warnings(action="ignore"):  # of cells without values
-        deviation = np.nanstd(y, axis=0)
-        ratio = np.asarray(np.sqrt(squares / len(y)) / deviation)[deviation > 0]
-    implausible = ratio.size > 0 and float(ratio.max()) < IMPLAUSIBLE
-    if implausible:
-        warn(
-            f"the errors of the surrogate are {float(ratio.max()):.1g} of the standard deviation of y, as small as at points "
-            "that a surrogate was trained on. With train_surrogate=None it must never have seen x and y; otherwise the bounds are "
-            "far too small. Pass points that it was not trained on, or a function train_surrogate(x, y). If the surrogate is new "
-            "to these points and so accurate, ignore this warning."
-        )
-    return implausible

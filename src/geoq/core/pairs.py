@@ -21,6 +21,7 @@ from geoq.core.opinion import (
     CLEARLY,
     compared,
     mixed_rows,
+    warn_if_trained_on,
     warn_of_training_rows,
     with_second_opinion,
 )
@@ -31,7 +32,6 @@ from geoq.core.pair_checks import (
     coordinates_of,
     shapes_of,
     warn_if_few,
-    warn_if_trained_on,
 )
 from geoq.core.plan import FoldPlan, draw_folds
 from geoq.core.tuples import Points, Tuples
