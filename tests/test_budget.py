@@ -15,7 +15,7 @@ ROOT = PACKAGE.parents[1]
 BUDGET = {
     "src/geoq": 2420,
     "src/geoq/bounds": 2259,
-    "src/geoq/core": 3565,
+    "src/geoq/core": 3280,
     "src/geoq/data": 2460,
     "src/geoq/nets": 322,
     "src/geoq/planning": 1100,
