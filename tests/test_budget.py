@@ -20,7 +20,7 @@ BUDGET = {
     "src/geoq/nets": 322,
     "src/geoq/planning": 1100,
     "src/geoq/plots": 837,
-    "src/geoq/regions": 1221,
+    "src/geoq/regions": 1215,
     "src/geoq/report": 500,
     "src/geoq/rollout": 2680,
     "src/geoq/serving": 600,

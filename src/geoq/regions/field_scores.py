@@ -117,9 +117,12 @@ class Windows(Score):
 
     def explain(self, query: FieldView, limit: float) -> str:
         distance = self.gaps(query)[0]
-        cell = query.cell(middle_of(int(distance.argmax()), query.layout.cells))
+        place = middle_of(int(distance.argmax()), query.layout.cells)
+        where = f"cell {place[0] if len(place) == 1 else place}"
+        if query.layout.order is not None:
+            where = f"node {query.layout.order[place[0]]}"
         return (
-            f"{self.difference}, most of all around {cell}: its windows are {distance.mean():.2g} from the nearest windows of the "
+            f"{self.difference}, most of all around {where}: its windows are {distance.mean():.2g} from the nearest windows of the "
             f"data on average (held-out fields: at most {limit:.2g})"
         )
 
@@ -166,7 +169,8 @@ class Moments(Score):
 
         low, high = map(units, self.known.around(number, value))
         name = "mean" if is_mean else "standard deviation"
-        text = f"the {name} of {query.label(channel)} is {units(value):.4g}"
+        label = channel if query.names is None else query.names[channel]
+        text = f"the {name} of channel {label} is {units(value):.4g}"
         if low < units(value) < high:
             return f"{text}; its nearest values in the data are {low:.4g} and {high:.4g}"
         return f"{text}; it ranges from {low:.4g} to {high:.4g} in the data"

@@ -115,23 +115,21 @@ class Region:
         return replace(self, scores=fitted, view=view[:0], thresholds=thresholds)
 
     def _ratios(self, queries: View) -> Float[np.ndarray, " n n_scores"]:
-        assert self.scores is not None
-        return _scores(self.scores, queries) / self.thresholds
+        return _scores(self.scores or (), queries) / self.thresholds
 
     def support_score(self, features: Features) -> Float[np.ndarray, " n"]:
         return np.asarray(self._ratios(self.view.of_queries(features)).max(axis=1))
 
     def explain(self, features: Features, names: Names | None = None) -> str:
         """Why one query is safe or not: the first score that names an input, or the one with the largest ratio."""
-        assert self.scores is not None
-        query = self.view.of_queries(features, names)
+        query, scores = self.view.of_queries(features, names), self.scores or ()
         ratios = self._ratios(query)[0]
         if ratios.max() <= SAFE:
-            each = (score for score in self.scores if isinstance(score, EachInput))
+            each = (score for score in scores if isinstance(score, EachInput))
             return next(filter(None, (s.explain_inside(query) for s in each)), str(query.inside))
-        specific = np.array([score.is_specific for score in self.scores]) & (ratios > SAFE)
+        specific = np.array([score.is_specific for score in scores]) & (ratios > SAFE)
         which = int(specific.argmax() if specific.any() else ratios.argmax())
-        return str(self.scores[which].explain(query, float(self.thresholds[which])))
+        return str(scores[which].explain(query, float(self.thresholds[which])))
 
 
 def _are_fields(points: Points) -> bool:

@@ -280,14 +280,6 @@ class FieldView:
                 blocks = np.moveaxis(total / (stops - starts), -1, axis)
         return flat(blocks)
 
-    def cell(self, place: tuple[int, ...]) -> str:
-        if self.layout.order is not None:
-            return f"node {self.layout.order[place[0]]}"
-        return f"cell {place[0] if len(place) == 1 else place}"
-
-    def label(self, channel: int) -> str:
-        return f"channel {channel if self.names is None else self.names[channel]}"
-
 
 View: TypeAlias = TableView | FieldView
 
