@@ -104,21 +104,19 @@ class TrainRollout:
     def _stages(
         self, inputs: Tensor, runs: Sequence[Sequence[np.ndarray]], n_forcing: int
     ) -> Iterator[tuple["RolloutTask", Training, list[tuple[Tensor, Tensor]]]]:
-        """The trainings on pairs and on rollouts, and for each network the windows to train on and to hold out."""
+        """The trainings on pairs and on rollouts, and for each network the rows whose rollouts it is trained on and holds out."""
         for own in runs:
             self.check_lengths([len(run) for run in own])
         for n_steps, given in ((1, self.training), (self.n_rollout, self.fine_tuning)):
             training = replace(given, random_state=self.training.random_state)
-            # The rows of each run after which enough rows of the run follow.
-            kept = [[run[: max(0, len(run) - n_steps)] for run in own] for own in runs]
-            starts = [torch.from_numpy(np.concatenate(own)).to(inputs.device) for own in kept]
-            task = RolloutTask(inputs, torch.cat(starts), n_steps, self.loss, n_forcing)
-            places = torch.arange(len(task.start), device=inputs.device)
             rows = []
-            for own in places.split([len(start) for start in starts]):
-                learned, held_out = training.hold_out(torch.arange(len(own)).to(own))
-                rows.append((own[learned], own[held_out]))
-            yield task, training, rows
+            for own in runs:
+                # The rows after which enough rows of their run follow.
+                starts = np.concatenate([run[: max(0, len(run) - n_steps)] for run in own])
+                places = torch.from_numpy(starts).to(inputs.device)
+                learned, held_out = training.hold_out(torch.arange(len(places)).to(places))
+                rows.append((places[learned], places[held_out]))
+            yield RolloutTask(inputs, n_steps, self.loss, n_forcing), training, rows
 
     def _new_network(self, task: "RolloutTask") -> nn.Module:
         rows = task.inputs[:1]
@@ -141,7 +139,6 @@ class RolloutTask:
     """The mean loss over the steps of rollouts from rows of the inputs: states, then their forcing along the first axis."""
 
     inputs: Float[Tensor, " n *state"]
-    start: Int[Tensor, " n_windows"]
     n_rollout: int
     loss: Loss
     n_forcing: int = 0
@@ -156,10 +153,9 @@ class RolloutTask:
         return self.mean_loss(network, self.loss, rows)
 
     def mean_loss(self, call: Call, loss: Loss, rows: Int[Tensor, " *n"]) -> Tensor:
-        start = self.start[rows]
-        state, total = self.inputs[start], torch.zeros((), device=start.device)
+        state, total = self.inputs[rows], torch.zeros((), device=rows.device)
         for step in range(1, self.n_rollout + 1):
-            truth, forcing = self.split(self.inputs[start + step])
+            truth, forcing = self.split(self.inputs[rows + step])
             state = call(state)
             total = total + loss(truth, state)
             if self.n_forcing:
