@@ -9,10 +9,10 @@ so that an answer does not depend on the other rows of its batch. The companion 
 on random features of the same data.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -20,14 +20,10 @@ from jaxtyping import Float
 from geoq.arrays import flat, restore, to_numbers
 from geoq.checks import check_integer
 from geoq.data.coordinates import Coordinates
-from geoq.neighbors import Neighbors
 from geoq.rollout.features import Reference
-from geoq.rollout.series import DataRange, PerStep, Rollouts, Series
+from geoq.rollout.series import DataRange, PerStep, Rollouts, Series, Values
 from geoq.surrogate import answers_of
 
-# The support distances of rows along rollouts; the errors of single steps.
-Distance: TypeAlias = Callable[[Rollouts], PerStep]
-Errors: TypeAlias = Float[np.ndarray, " n width n_values"]
 # The number of consecutive errors that a member receives, and of states after each start whose errors are measured.
 BLOCK, N_MEASURED = 5, 20
 LEAST = 1e-12
@@ -113,19 +109,6 @@ class RidgeStep:
         return after.reshape(numbers.shape)
 
 
-def distance_to(points: np.ndarray, nu: Coordinates, n_support: int) -> Distance:
-    """The support distance from these points in the coordinates nu; infinite for rows that are nan."""
-    known = Neighbors(flat(points))
-
-    def distance(rows: Rollouts) -> PerStep:
-        each = rows.reshape(-1, *rows.shape[2:])
-        found, usable = np.full(len(each), np.inf), np.isfinite(flat(each)).all(axis=1)
-        found[usable] = known.nearest(flat(nu(each[usable])), n_support)[0].mean(axis=1)
-        return found.reshape(rows.shape[:2])
-
-    return distance
-
-
 @dataclass(frozen=True)
 class Noise:
     """What is added to each member at each step at a support distance of 1, and the exponent of this distance."""
@@ -134,7 +117,7 @@ class Noise:
     exponent: float
 
     @staticmethod
-    def of(errors: Errors, distance: PerStep, n_members: int, n_steps: int) -> "Noise":
+    def of(errors: Values, distance: PerStep, n_members: int, n_steps: int) -> "Noise":
         """Random runs of errors for each member; two members that follow one another have opposite noise."""
         size, distance = np.sqrt((errors**2).mean(axis=2)), distance.clip(min=LEAST)
         known, x = size > 0, np.log(distance)

@@ -1,7 +1,7 @@
 """Trajectories: what Algorithm 1 does for rollouts. The prediction of a fold surrogate is a whole rollout."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,14 +19,14 @@ from geoq.core.plan import FoldPlan
 from geoq.core.tuples import Points
 from geoq.data.coordinates import Coordinates
 from geoq.data.probes import N_PROBES, First, Probes, check_first, keep_first
-from geoq.neighbors import copied_runs
+from geoq.neighbors import Neighbors, copied_runs
 from geoq.quantiles import n_required
 from geoq.regions.region import SAFE, SafeRegion
 from geoq.rollout import features as along
 from geoq.rollout.features import Reference, RolloutCalibration, RolloutFeatures
 from geoq.rollout.fitted import FittedRollouts
 from geoq.rollout.horizon import HeldOutRollouts, n_leading
-from geoq.rollout.members import BLOCK, N_MEASURED, Distance, Noise, Source, distance_to, simulate
+from geoq.rollout.members import BLOCK, N_MEASURED, Noise, Source, simulate
 from geoq.rollout.memory import REMEDY
 from geoq.rollout.series import DataRange, Rollouts, RowLayout, Series, next_states, roll_out
 from geoq.surrogate import TRAINED, check_callable
@@ -112,16 +112,16 @@ class FoldRollouts:
 
     def answers(self, surrogate: Any, fold: Fold) -> Rollouts:
         """The rollouts of a fold and, as further times, errors of single steps and the distances of members."""
-        start, step, nu = fold.evaluated_rows, self.layout.step(surrogate), self.coordinates
+        start, step = fold.evaluated_rows, self.layout.step(surrogate)
         rolled = self.roll_out(surrogate, start)
         if not self.n_members:
             return rolled
-        distance = distance_to(nu(self.series.rows[fold.training_rows]), nu, self.n_support)
+        distance = self.distance_to(fold.training_rows)
         errors, (_, spread) = self.members(step, start, rolled, distance, own=True)
         return np.concatenate([rolled, errors, spread], axis=1, dtype=rolled.dtype)
 
     def members(
-        self, step: Any, start: np.ndarray, rolled: Rollouts, distance: Distance, *, own: bool
+        self, step: Any, start: np.ndarray, rolled: Rollouts, distance: Any, *, own: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         """Signed errors of single steps of a model that has not seen these states, and what members with these errors say."""
         places, rows, like = self.measured(start), self.series.rows, self.series.like
@@ -130,6 +130,19 @@ class FoldRollouts:
         noise, inside = self.noise(errors, distance(rows[places])), self.range.cut(rolled)
         at = distance(inside[:, : self.n_steps : BLOCK])
         return errors, simulate(step, inside, noise, at, self.range, like, own=own)
+
+    def distance_to(self, seen: np.ndarray) -> Callable[[Rollouts], np.ndarray]:
+        """The support distance from these rows of the data; infinite for rows that are nan."""
+        nu, k = self.coordinates, self.n_support
+        known = Neighbors(flat(nu(self.series.rows[seen])))
+
+        def distance(rows: Rollouts) -> np.ndarray:
+            each = rows.reshape(-1, *rows.shape[2:])
+            found, usable = np.full(len(each), np.inf), np.isfinite(flat(each)).all(axis=1)
+            found[usable] = known.nearest(flat(nu(each[usable])), k)[0].mean(axis=1)
+            return found.reshape(rows.shape[:2])
+
+        return distance
 
     def measured(self, start: np.ndarray) -> np.ndarray:
         """The rows after each start at which errors of single steps are measured."""
@@ -271,8 +284,7 @@ class Trajectories:
         features = reference.features(rolled, how.representation, data.series.like)
         truth = data.series.rows[start[:, None] + np.arange(1, n_times)]
         error = abs(layout.outputs(truth) - layout.outputs(features.prediction))
-        near = reference.geometry.points.normalized
-        distance = distance_to(near, data.coordinates, how.n_support)
+        distance = data.distance_to(seen)
         found = []
         if data.n_members:
             errors, spread = simulated
