@@ -23,7 +23,7 @@ from scipy.spatial import cKDTree
 
 from geoq.arrays import chunks, flat, permutation
 from geoq.data.domain import Layout, Mesh
-from geoq.data.process import Opinion, Process, Smoothness, smoothness_of
+from geoq.data.process import Opinion, Process, Smoothness, of_folds, smoothness_of
 
 # The fraction of the variance that components explain and their largest number, for inputs and for outputs.
 OF_INPUTS, OF_OUTPUTS = (0.99, 40), (0.999, 60)
@@ -114,10 +114,8 @@ class Window:
     @cached_property
     def near(self) -> tuple[np.ndarray, np.ndarray]:
         """The cells within the radius, and within one cell."""
-        nearest = isinstance(self.layout.domain, Mesh)
-        return cells_around(self.layout, self.radius), cells_around(
-            self.layout, NODES[0] if nearest else 1
-        )
+        one = NODES[0] if isinstance(self.layout.domain, Mesh) else 1
+        return cells_around(self.layout, self.radius), cells_around(self.layout, one)
 
     def by_cell(self, fields: np.ndarray) -> Float[np.ndarray, " n n_cells n_channels"]:
         """Fields with their channels last."""
@@ -136,19 +134,12 @@ class Window:
         return np.concatenate(found, axis=1)
 
 
-@dataclass(frozen=True)
-class CellFeatures:
-    """The standardised values around a cell, 1, and tanh of random combinations, which are the same in every fit."""
-
-    mean: Float[np.ndarray, " n_seen"]
-    scale: Float[np.ndarray, " n_seen"]
-
-    def __call__(self, values: Float[np.ndarray, " m n_seen"]) -> Float[np.ndarray, " m n_all"]:
-        rng, n = np.random.default_rng(0), len(self.mean)
-        mixing = rng.normal(size=(n, N_FEATURES)) * rng.choice(SPREADS, N_FEATURES) / np.sqrt(n)
-        z = (values - self.mean) / self.scale
-        combined = np.tanh(z @ mixing + rng.normal(size=N_FEATURES))
-        return np.concatenate([combined, z, np.ones((len(z), 1))], axis=1)
+def with_combinations(z: Float[np.ndarray, " m n_seen"]) -> Float[np.ndarray, " m n_all"]:
+    """Tanh of random combinations, which are the same in every fit, the standardised values around a cell themselves, and 1."""
+    rng, n = np.random.default_rng(0), z.shape[1]
+    mixing = rng.normal(size=(n, N_FEATURES)) * rng.choice(SPREADS, N_FEATURES) / np.sqrt(n)
+    combined = np.tanh(z @ mixing + rng.normal(size=N_FEATURES))
+    return np.concatenate([combined, z, np.ones((len(z), 1))], axis=1)
 
 
 @dataclass(frozen=True)
@@ -158,7 +149,8 @@ class AroundCells:
     window: Window
     whole: BetweenComponents | None
     is_change: bool
-    features: CellFeatures
+    mean: Float[np.ndarray, " n_seen"]
+    scale: Float[np.ndarray, " n_seen"]
     weights: Float[np.ndarray, " n_all n_channels"]
     deviation: Float[np.ndarray, " n_channels"]
 
@@ -173,8 +165,8 @@ class AroundCells:
         target = window.by_cell(y - x if is_change else y)
         rows, cells = np.divmod(permutation(target[..., 0].size)[:N_CELLS], target.shape[1])
         values, target = window.values(x, first, rows, cells), target[rows, cells]
-        features = CellFeatures(values.mean(axis=0), values.std(axis=0) + 1e-12)
-        known, held_out = features(values), rows % N_PARTS == 0
+        mean, scale = values.mean(axis=0), values.std(axis=0) + 1e-12
+        known, held_out = with_combinations((values - mean) / scale), rows % N_PARTS == 0
 
         def weights_of(own: np.ndarray, penalty: float) -> np.ndarray:
             matrix = known[own].T @ known[own]
@@ -185,7 +177,8 @@ class AroundCells:
         losses = [(gap**2).mean(axis=0) for gap in gaps]
         best = int(np.argmin([loss.sum() for loss in losses]))
         weights = weights_of(rows >= 0, PENALTIES[best])
-        return AroundCells(window, whole, is_change, features, weights, np.sqrt(losses[best]))
+        fitted = window, whole, is_change, mean, scale, weights
+        return AroundCells(*fitted, np.sqrt(losses[best]))
 
     def __call__(self, x: Float[np.ndarray, " n *inputs"]) -> Pair:
         """The prediction and its deviation, one row per query; one deviation per channel."""
@@ -196,8 +189,8 @@ class AroundCells:
         for part in chunks(len(x), n_cells * len(self.weights)):
             places = np.divmod(np.arange(len(x[part]) * n_cells), n_cells)
             seen = self.window.values(x[part], None if first is None else first[part], *places)
-            found = (self.features(seen) @ self.weights).reshape(len(x[part]), n_cells, -1)
-            parts.append(flat(found.transpose(0, 2, 1)))
+            found = with_combinations((seen - self.mean) / self.scale) @ self.weights
+            parts.append(flat(found.reshape(len(x[part]), n_cells, -1).transpose(0, 2, 1)))
         mean = np.concatenate(parts) + own
         return mean, np.broadcast_to(np.repeat(self.deviation, n_cells), mean.shape)
 
@@ -237,9 +230,7 @@ def field_opinion(
     x = units[0] + units[1] * z.reshape(len(z), *units[0].shape)
     y = outputs.astype(float)
     make = _chosen(x, y, layout)
-    parts = [Companion(*units, make((x[own], y[own])))(z[held_out]) for own, held_out in splits]
-    columns = ([getattr(part, name) for part in parts] for name in ("mean", "deviation", "left"))
-    return Companion(*units, make((x, y))), Opinion(*map(np.concatenate, columns))
+    return of_folds(lambda rows: Companion(*units, make((x[rows], y[rows]))), z, splits)
 
 
 def _chosen(x: np.ndarray, y: np.ndarray, layout: Layout) -> Any:

@@ -256,14 +256,18 @@ def _squared(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return ((a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * a @ b.T).clip(min=0)
 
 
+def of_folds(
+    fit: Callable[[Any], Any], points: np.ndarray, splits: Iterable[tuple[np.ndarray, np.ndarray]]
+) -> tuple[Any, Opinion]:
+    """The model of all rows, and what the models of the folds predict at the points held out; ``fit`` receives rows."""
+    parts = [fit(left_in)(points[held_out]) for left_in, held_out in splits]
+    columns = ([getattr(part, name) for part in parts] for name in ("mean", "deviation", "left"))
+    return fit(slice(None)), Opinion(*map(np.concatenate, columns))
+
+
 def second_opinion(
     points: np.ndarray, values: np.ndarray, splits: Iterable[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[Process, Opinion]:
     """The process through all points, and what the process through the points of each fold predicts at the points held out."""
     shared = smoothness_of(points, values)
-    parts = [
-        Process.fit(points[left_in], values[left_in], shared)(points[held_out])
-        for left_in, held_out in splits
-    ]
-    columns = ([getattr(part, name) for part in parts] for name in ("mean", "deviation", "left"))
-    return Process.fit(points, values, shared), Opinion(*map(np.concatenate, columns))
+    return of_folds(lambda rows: Process.fit(points[rows], values[rows], shared), points, splits)
