@@ -185,16 +185,18 @@ class Pairs:
             metric=metric,
             error=error,
             prediction=prediction,
-            probes=Probes.of(ask, self.x, prediction, mixed=self._between(ask, space)),
+            probes=self._probes(ask, prediction, space),
         )
 
-    def _between(self, ask: Any, space: Space) -> Any:
-        """A few rows between the data in the user's kind; None if there are none, or if the surrogate has no answers there."""
+    def _probes(self, ask: Any, prediction: np.ndarray, space: Space) -> Probes:
+        """Probes between the data, where interpolating models differ; at the data if the surrogate has no answers between them."""
+        at_data = Probes.of(ask, self.x, prediction)
         if len(self.inputs) < 3 or (isinstance(self.x, Table) and self.inputs.shape[1] == 1):
-            return None
+            return at_data
         z = flat(space.normalized).astype(float)
         mixed = rows_like(mixed_rows(self.inputs, z, N_PROBES), self.x)
-        return None if np.isinf(ask(mixed)).any() else mixed
+        answers = ask(mixed)
+        return at_data if np.isinf(answers).any() else Probes.of(ask, mixed, answers)
 
     def _metric(self, ask: Any, finished: FinishedFolds | None) -> FittedMetric | None:
         """The fitted metric; None for a representation of the user. A resumed run uses the metric of the first run."""

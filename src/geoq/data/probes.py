@@ -38,24 +38,14 @@ class Probes:
 
     @staticmethod
     def of(
-        ask: Ask,
-        x: Any,
-        answers: np.ndarray,
-        name: str = "surrogate",
-        remedy: str = "",
-        *,
-        mixed: Any = None,
+        ask: Ask, x: Any, answers: np.ndarray, name: str = "surrogate", remedy: str = ""
     ) -> "Probes":
         """Some rows of x; raises if the answers differ in another batch, in another order or at another call.
 
-        ``answers`` are the answers to all of x in one batch or a few batches; ``remedy`` is the end of the message. Interpolating
-        models are all alike at the data, so the rows ``mixed`` between the data are asked in place of the rows of x, if given.
+        ``answers`` are the answers to all of x in one batch or a few batches; ``remedy`` is the end of the message.
         """
-        rows = np.arange(min(N_PROBES, len(x))) * (len(x) - 1) // N_PROBES
+        rows = np.arange(min(N_PROBES, len(x))) * max(N_PROBES, len(x)) // N_PROBES
         inputs, known = take(x, rows), answers[rows]
-        if mixed is not None:
-            Probes.of(ask, inputs, known, name, remedy)
-            inputs, x, known, rows = mixed, mixed, ask(mixed), np.arange(len(mixed))
         probes = Probes(ask, inputs, ask(take(x, rows[::-1].copy())))
         difference = _difference(probes.answers[::-1], known, _rounding(known))
         if not difference:
