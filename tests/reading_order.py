@@ -19,7 +19,6 @@ READING_ORDER = [
     "state",
     "core",
     "rollout",
-    "state_classes",
     "metrics",
     "plots",
     "parts",
@@ -30,4 +29,4 @@ READING_ORDER = [
 ]
 
 # Imports of what stands below, inside a function: a network is called through its adapter, and a file names the classes of all modules.
-UPWARD = {("surrogate", "training.recipe"), ("state", "state_classes")}
+UPWARD = {("surrogate", "training.recipe"), ("state", "parts")}

@@ -13,7 +13,7 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 2420,
+    "src/geoq": 2254,
     "src/geoq/bounds": 2259,
     "src/geoq/core": 3280,
     "src/geoq/data": 2460,
@@ -24,8 +24,8 @@ BUDGET = {
     "src/geoq/report": 500,
     "src/geoq/rollout": 2670,
     "src/geoq/serving": 600,
-    "src/geoq/training": 1391,
-    "tests": 12190,
+    "src/geoq/training": 1332,
+    "tests": 12109,
     "benchmarks": 13100,
 }
 MAX_CLASSES, MAX_PROTOCOLS = 192, 16

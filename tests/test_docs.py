@@ -101,21 +101,6 @@ def test_only_plain_words_are_used(path):
     assert not violations(path)
 
 
-def test_words_are_found_in_names_and_messages_and_not_in_code_spans(tmp_path):
-    source = tmp_path / "module.py"
-    source.write_text('def anchors_told(x):\n    raise ValueError(f"{x} promises")\n')
-    found = [
-        pattern.pattern
-        for pattern in PATTERNS
-        if any(pattern.search(line) for _, line in prose_of_source(source))
-    ]
-    assert len(found) == 2
-    page = tmp_path / "page.md"
-    page.write_text("`promise` is avoided\n")
-    lines = [line for _, line in prose_of_page(page)]
-    assert not any(p.search(line) for p in PATTERNS for line in lines)
-
-
 def code_spans(page: Path) -> set[str]:
     return set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page.read_text()))
 
@@ -174,12 +159,6 @@ def test_names_of_the_equations_exist_in_the_code():
     assert [name for name in names if not is_found(name)] == []
 
 
-def test_files_named_by_the_equations_exist():
-    files = [span for span in code_spans(EQUATIONS) if re.fullmatch(r"\S+/\S+\.py", span)]
-    assert files
-    assert [name for name in files if not (ROOT / name).exists()] == []
-
-
 def can_be_imported(module: str, name: str) -> bool:
     if hasattr(importlib.import_module(module), name):
         return True
@@ -203,7 +182,7 @@ def test_names_imported_by_a_page_exist(page):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_scripts_named_by_a_page_exist(page):
     prose = re.sub(r"<!-- (\S+) -->\n.*?<!-- /\1 -->", "", page.read_text(), flags=re.DOTALL)
-    scripts = set(re.findall(r"(?:benchmarks|docs|tests)/[\w/]+\.py", prose))
+    scripts = set(re.findall(r"(?:benchmarks|docs|src|tests)/[\w/]+\.py", prose))
     assert [name for name in sorted(scripts) if not (ROOT / name).exists()] == []
 
 
@@ -307,10 +286,8 @@ def contributing_sections() -> dict[str, str]:
 
 
 def test_contributing_shows_the_three_parts():
-    ends = ("fold scheme", "bound model", "safe region")
-    titles = list(contributing_sections())
-    assert len(titles) == len(ends)
-    assert all(title.endswith(end) for title, end in zip(titles, ends, strict=True))
+    titles = [title.removeprefix("How to add a ") for title in contributing_sections()]
+    assert titles == ["fold scheme", "bound model", "safe region"]
 
 
 @pytest.mark.parametrize("title", contributing_sections())

@@ -41,8 +41,7 @@ from geoq.regions.table_scores import (
     SupportDistance,
     Unexplained,
 )
-from geoq.state import _digest, read
-from geoq.state_classes import all_classes
+from geoq.state import _digest, all_classes, read
 from geoq.surrogate import absolute_error, norm_error, relative_norm_error
 
 # The surrogates are more accurate than a Gaussian process with few data can be.
@@ -337,7 +336,6 @@ def test_a_surrogate_without_errors_may_differ_only_by_rounding(tmp_path):
 @pytest.mark.parametrize(("surrogate", "kind", "message"), [
     (lambda x: model(x) + 0.5, ValueError, "surrogate differs .* by up to 0.5 at the stored"),
     (lambda x: model(x)[:, :1], ValueError, r"surrogate returns shape \(8, 1\)"),
-    (None, TypeError, "surrogate=None, but .* contains no model"),
     (Ridge(), TypeError, r"got Ridge; pass .*surrogate=model.predict"),
 ])  # fmt: skip
 def test_what_is_no_surrogate_of_the_file_raises(saved, surrogate, kind, message):
@@ -470,15 +468,3 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(saved, step, monkey
         of_rows(n_anchors=2)[0].save(saved)
     assert saved.read_bytes() == before
     assert [*saved.parent.iterdir()] == [saved]
-
-
-def test_places_that_are_no_files_raise(tmp_path):
-    estimator, _ = of_rows()
-    (tmp_path / "folder").mkdir()
-    for place, message in (
-        ("folder", "it is a folder"),
-        ("none/a.geoq", "its folder does not exist"),
-    ):
-        with pytest.raises(FileNotFoundError, match=f"cannot be written: {message}"):
-            estimator.save(tmp_path / place)
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]

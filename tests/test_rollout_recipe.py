@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from geoq import MLP, Training, TrainRollout
-from geoq.rollout.recipe import RolloutTask
+from geoq.rollout.recipe import rollout_task
 
 QUICK = Training(n_steps=30, check_every=10)
 STEPPER = TrainRollout(
@@ -62,7 +62,7 @@ def test_networks_trained_together_equal_networks_trained_alone(recipe):
 def test_the_loss_of_a_rollout_compares_the_networks_own_states_with_the_truth():
     """u = 0, 1, 4, 9 and a network that adds 2: from 0 it reaches 2 and 4, from 1 it reaches 3 and 5."""
     states = torch.tensor([[0.0], [1.0], [4.0], [9.0]])
-    task = RolloutTask(states, 2, nn.functional.mse_loss)
+    task = rollout_task(states, 2, nn.functional.mse_loss)
     losses = [
         float(task.mean_loss(lambda x: x + 2, task.loss, torch.tensor([row]))) for row in (0, 1)
     ]

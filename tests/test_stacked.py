@@ -13,8 +13,7 @@ from geoq import GeoQ, NestedFolds, RandomFolds, Training, TrainNetwork
 from geoq.nets.mlp import MLP
 from geoq.nets.unet import UNet
 from geoq.training import recipe as recipes
-from geoq.training.loop import train
-from geoq.training.stacked import PairTask, train_together
+from geoq.training.loop import Task, train, train_together
 
 QUICK = Training(n_steps=60, batch_size=16, learning_rate=5e-3, check_every=20)
 
@@ -112,7 +111,7 @@ def test_each_member_of_a_stack_stops_at_its_own_step():
         return nn.functional.mse_loss(net(X[rows]), Y[rows])
 
     networks = [fresh(NETWORKS["mlp"]) for _ in splits]
-    task = PairTask(X, Y, nn.functional.mse_loss)
+    task = Task(X, nn.functional.mse_loss, lambda call, loss, rows: loss(Y[rows], call(X[rows])))
     together = train_together(networks, splits, [0] * 3, task, training)
     for network, result, own in zip(networks, together, splits, strict=True):
         alone = fresh(NETWORKS["mlp"])
@@ -128,7 +127,7 @@ def test_the_results_of_members_with_different_batch_sizes_have_the_order_of_the
     few, many = torch.arange(9), torch.arange(100)
     splits = [(many, few), (few, few), (many, many)]
     networks = [fresh(NETWORKS["mlp"]) for _ in splits]
-    task = PairTask(X, Y, nn.functional.mse_loss)
+    task = Task(X, nn.functional.mse_loss, lambda call, loss, rows: loss(Y[rows], call(X[rows])))
     results = train_together(networks, splits, [0] * 3, task, QUICK)
     for network, result, (_, rows) in zip(networks, results, splits, strict=True):
         loss = nn.functional.mse_loss(network(X[rows]), Y[rows])

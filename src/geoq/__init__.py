@@ -62,8 +62,4 @@ _WITH_TORCH = {
     "TrainRollout": "geoq.rollout.recipe",
     "Training": "geoq.training.loop",
 }
-__getattr__ = names_with_torch("geoq", _WITH_TORCH)
-
-
-def __dir__() -> list[str]:
-    return [*__all__, *_WITH_TORCH]
+__getattr__, __dir__ = names_with_torch("geoq", __all__, _WITH_TORCH)

@@ -51,16 +51,11 @@ def is_number(value: object) -> bool:
     return math.isfinite(value)
 
 
-def check_integer(value: Any, name: str, least: int) -> None:
-    """Raise unless the value is an integer of at least ``least``."""
-    if not is_integer(value) or value < least:
-        raise ValueError(f"{name}={value!r} must be an integer >= {least}.")
-
-
-def check_seed(value: Any, name: str) -> None:
-    """Raise unless the value is an integer."""
-    if not is_integer(value):
-        raise ValueError(f"{name}={value!r} must be an integer.")
+def check_integer(value: Any, name: str, least: int | None = None) -> None:
+    """Raise unless the value is an integer, of at least ``least``."""
+    if not is_integer(value) or (least is not None and value < least):
+        rest = "" if least is None else f" >= {least}"
+        raise ValueError(f"{name}={value!r} must be an integer{rest}.")
 
 
 def check_quantile(quantile: Any, name: str) -> None:
@@ -76,14 +71,6 @@ def check_fraction(value: Any, name: str) -> None:
     if not is_number(value) or not 0 < value <= 1:
         raise ValueError(
             f"{name}={value!r}, but it is a fraction; choose a value above 0 and at most 1."
-        )
-
-
-def check_numbers(values: Any, name: str, *, least: float) -> None:
-    """Raise unless the values are a sequence of finite numbers of at least ``least``."""
-    if not _is_sequence(values) or not all(is_number(v) and v >= least for v in values):
-        raise ValueError(
-            f"{name}={values!r} must be a tuple of numbers >= {least:g}, for example (0.5, 1.0)."
         )
 
 
@@ -182,8 +169,10 @@ def check_unit(array: np.ndarray, name: str, *, by_column: bool) -> None:
         )
 
 
-def names_with_torch(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package some names of which need torch, given the module of each of them."""
+def names_with_torch(
+    package: str, names: list[str], modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The ``__getattr__`` and ``__dir__`` of a package; besides its names it has some that need torch, in these modules."""
 
     def find(name: str) -> Any:
         if name not in modules:
@@ -197,4 +186,4 @@ def names_with_torch(package: str, modules: Mapping[str, str]) -> Callable[[str]
                 f'{package}.{name} needs PyTorch; install it with pip install "geoq[torch]".'
             ) from exc
 
-    return find
+    return find, lambda: [*names, *modules]

@@ -77,7 +77,7 @@ __all__ = [
     "WithMemory",
     "identity",
 ]
-_WITH_TORCH = {
+WITH_TORCH = {
     "FieldFactor": "geoq.bounds.factor",
     "IndicatorBound": "geoq.bounds.indicator",
     "NormScaledBound": "geoq.bounds.paper",
@@ -93,8 +93,4 @@ _WITH_TORCH = {
     "prediction": "geoq.bounds.network",
     "probability_error_values": "geoq.bounds.indicator",
 }
-__getattr__ = names_with_torch("geoq.parts", _WITH_TORCH)
-
-
-def __dir__() -> list[str]:
-    return [*__all__, *_WITH_TORCH]
+__getattr__, __dir__ = names_with_torch("geoq.parts", __all__, WITH_TORCH)

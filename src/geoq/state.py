@@ -1,26 +1,30 @@
 """One file of arrays and numbers for a calibrated estimator: a walk over dataclasses, in the format of safetensors.
 
-A file contains no code: ``CLASSES`` lists everything that a file can build. The user's callables are not in it; their answers at a few
-stored inputs are, so that another callable is recognised. A file is written beside its target under another name, and replaces the
-target when it is complete. The digest in a file detects damage. It is not a signature: whoever writes a file can also compute it.
+A file contains no code: ``all_classes`` lists everything that a file can build. The user's callables are not in it; their answers at a
+few stored inputs are, so that another callable is recognised. The digest in a file detects damage. It is not a signature: whoever
+writes a file can also compute it.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
-from uuid import uuid4
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from geoq import surrogate as errors
 from geoq.arrays import is_tensor, to_numbers
 from geoq.checks import check_fitted, warn
+from geoq.data.metric import identity
 from geoq.data.table import Table, build
 from geoq.surrogate import check_callable
+from geoq.training.checkpoint import replaced
 
 FORMAT = "geoq 4"
 # Fields that are callables of the user.
@@ -33,146 +37,153 @@ ERROR_FRACTION = 0.01
 ROUNDING = {4: 1e-5, 8: 1e-10}
 # What building an estimator raises if the content of a file is incomplete or of another type.
 _UNUSABLE = (KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError)
+# The modules of what is fitted. The modules that need torch are imported for files that name one of their classes.
+FITTED = tuple(
+    f"geoq.{part}"
+    for part in ("bounds.", "core.", "data.", "regions.", "rollout.", "training.loop")
+)
+FUNCTIONS = (errors.absolute_error, errors.norm_error, errors.relative_norm_error, identity)
+# The arrays that were packed, by their ids, with the paths of their first owners.
+Seen: TypeAlias = dict[int, tuple[str, np.ndarray]]
 
 
-def classes(*, with_torch: bool = False) -> dict[str, type]:
-    """Everything that a file can build; with torch also the networks."""
-    from geoq.state_classes import all_classes
+def _is_known(kind: Any) -> bool:
+    """Whether a file can name this class: it is a dataclass or a network of these modules."""
+    return kind.__module__.startswith(FITTED) and (
+        is_dataclass(kind) or hasattr(kind, "state_dict")
+    )
 
+
+def all_classes(*, with_torch: bool = False) -> list[Any]:
+    """The dataclasses, networks and functions that a file can name; with torch also from modules that need it."""
+    from geoq import parts
+
+    for name in {*parts.WITH_TORCH.values()} if with_torch else ():
+        import_module(name)
+    found: list[Any] = [*FUNCTIONS]
+    for name, module in [*sys.modules.items()]:
+        if name.startswith(FITTED):
+            own = [kind for kind in vars(module).values() if isinstance(kind, type)]
+            found += [kind for kind in own if kind.__module__ == name and _is_known(kind)]
+            found += getattr(module, "FUNCTIONS", ())
+    found.remove(Table)  # stored by its numbers; the domain has the same name
+    return found
+
+
+def _by_name(*, with_torch: bool = False) -> dict[str, Any]:
     return {kind.__name__: kind for kind in all_classes(with_torch=with_torch)}
 
 
-class _Packer:
-    """Dataclasses as JSON, with their arrays stored once under the path of their first owner."""
-
-    def __init__(self) -> None:
-        self.arrays: dict[str, np.ndarray] = {}
-        self.known = classes()
-        self._paths: dict[int, str] = {}
-        self._kept: list[Any] = []  # so that no id is used twice
-
-    def pack(self, thing: Any, path: str) -> Any:
-        """The thing as JSON."""
-        if thing is None or isinstance(thing, bool | str):
-            return thing
-        if isinstance(thing, np.ndarray):
-            if thing.flags.f_contiguous and not thing.flags.c_contiguous:
-                return {"transposed": self._stored(thing, path)}
-            return {"array": self._stored(thing, path)}
-        if isinstance(thing, int | np.integer):
-            return int(thing)
-        if isinstance(thing, float | np.floating):
-            return _packed_number(float(thing))
-        if isinstance(thing, tuple | list):
-            items = [self.pack(part, f"{path}.{i}") for i, part in enumerate(thing)]
-            return {type(thing).__name__: items}
-        if isinstance(thing, slice):
-            return {"slice": [thing.start, thing.stop, thing.step]}
-        if isinstance(thing, Mapping):
-            items = [[self.pack(k, path), self.pack(v, f"{path}.{k}")] for k, v in thing.items()]
-            return {"dict": items}
-        if isinstance(thing, Table):
-            recipe = None if thing.schema is None else thing.recipe
-            return {"table": self.pack((recipe, thing.array), path)}
-        if is_tensor(thing):
-            return {"tensor": self.pack(to_numbers(thing, path), path)}
-        return self._object(thing, path)
-
-    def _object(self, thing: Any, path: str) -> Any:
-        name = type(thing).__name__
-        if self.known.get(name) is not type(thing):
-            named = getattr(thing, "__name__", None)
-            if named in self.known and self.known[named] is thing:
-                return {"function": named}
-            raise TypeError(
-                f"{path} is a {name}, an object of the user, which a file cannot hold; use an object of geoq."
-            )
-        if hasattr(thing, "state_dict"):  # a network, which has the arguments of its class
-            weights = {k: v.cpu().numpy() for k, v in thing.state_dict().items()}
-            # The file sorts the names; the first one is the kind.
-            return {
-                "network": name,
-                "settings": self.pack(cast(Any, thing).config, f"{path}.settings"),
-                "weights": {k: self.pack(v, f"{path}.{k}") for k, v in weights.items()},
-            }
-        assert is_dataclass(thing)
-        own = [f.name for f in fields(thing) if f.name not in CALLABLES]
-        parts = {n: self.pack(getattr(thing, n), f"{path}.{n}") for n in own}
-        return {"class": name, "fields": parts}
-
-    def _stored(self, array: np.ndarray, path: str) -> str:
-        if id(array) not in self._paths:
-            self._paths[id(array)] = path
-            self._kept.append(array)
-            # The same order in memory after loading, as products of matrices round differently in another order.
-            fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-            self.arrays[path] = array.T if fortran else np.asarray(array, order="C")
-        return self._paths[id(array)]
+def _packed(thing: Any, path: str, seen: Seen) -> Any:
+    """The thing as JSON; its arrays are stored once."""
+    if thing is None or isinstance(thing, bool | str):
+        return thing
+    if isinstance(thing, np.ndarray):
+        # The same order in memory after loading, as products of matrices round differently in another order.
+        kind = "transposed" if _is_transposed(thing) else "array"
+        return {kind: seen.setdefault(id(thing), (path, thing))[0]}
+    if isinstance(thing, int | np.integer):
+        return int(thing)
+    if isinstance(thing, float | np.floating):
+        return float(thing) if math.isfinite(thing) else {"number": repr(float(thing))}
+    if isinstance(thing, tuple | list):
+        items = [_packed(part, f"{path}.{i}", seen) for i, part in enumerate(thing)]
+        return {type(thing).__name__: items}
+    if isinstance(thing, slice):
+        return {"slice": [thing.start, thing.stop, thing.step]}
+    if isinstance(thing, Mapping):
+        items = [
+            [_packed(k, path, seen), _packed(v, f"{path}.{k}", seen)] for k, v in thing.items()
+        ]
+        return {"dict": items}
+    if isinstance(thing, Table):
+        recipe = None if thing.schema is None else thing.recipe
+        return {"table": _packed((recipe, thing.array), path, seen)}
+    if is_tensor(thing):
+        return {"tensor": _packed(to_numbers(thing, path), path, seen)}
+    return _packed_object(thing, path, seen)
 
 
-def _packed_number(number: float) -> Any:
-    return number if math.isfinite(number) else {"number": repr(number)}
-
-
-class _Unpacker:
-    """The inverse of ``_Packer``. An array that several parts share is one array again."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.arrays, self.known = arrays, classes()
-        self._transposed: dict[str, np.ndarray] = {}
-
-    def unpack(self, tree: Any) -> Any:
-        """The thing that the JSON describes."""
-        if not isinstance(tree, dict):
-            return tree
-        ((kind, content),) = [*tree.items()][:1]
-        if kind == "array":
-            return self.arrays[content]
-        if kind == "transposed":
-            return self._transposed.setdefault(content, self.arrays[content].T)
-        if kind == "number":
-            return float(content)
-        if kind == "slice":
-            return slice(*content)
-        if kind == "missing":
-            return _missing(content)
-        if kind in ("tuple", "list"):
-            parts = [self.unpack(part) for part in content]
-            return tuple(parts) if kind == "tuple" else parts
-        if kind == "dict":
-            return {self.unpack(key): self.unpack(part) for key, part in content}
-        if kind == "table":
-            recipe, array = self.unpack(content)
-            return array if recipe is None else build(array, *recipe)
-        if kind == "tensor":
-            import torch
-
-            return torch.from_numpy(np.array(self.unpack(content)))
-        if content not in self.known:
-            self.known = classes(with_torch=True)
-        if kind == "function":
-            return self.known[content]
-        if kind == "network":
-            return self._network(tree)
-        made: Any = object.__new__(self.known[content])
-        if {*tree["fields"]} != {f.name for f in fields(made)} - {*CALLABLES}:
-            raise KeyError(f"{content} has other fields")
-        for name, part in tree["fields"].items():
-            object.__setattr__(made, name, self.unpack(part))
-        return made
-
-    def _network(self, tree: Any) -> Any:
-        import torch
-
-        config = self.unpack(tree["settings"])
-        with torch.device("meta"):  # no random weights
-            network: Any = self.known[tree["network"]](**config)
-        weights = {
-            name: torch.from_numpy(np.array(self.unpack(part)))
-            for name, part in tree["weights"].items()
+def _packed_object(thing: Any, path: str, seen: Seen) -> Any:
+    name = type(thing).__name__
+    if not _is_known(type(thing)):
+        named = getattr(thing, "__name__", "")
+        if _by_name().get(named) is thing:
+            return {"function": named}
+        raise TypeError(
+            f"{path} is a {name}, an object of the user, which a file cannot hold; use an object of geoq."
+        )
+    if hasattr(thing, "state_dict"):  # a network, which has the arguments of its class
+        weights = {k: v.cpu().numpy() for k, v in thing.state_dict().items()}
+        # The file sorts the names; the first one is the kind.
+        return {
+            "network": name,
+            "settings": _packed(thing.config, f"{path}.settings", seen),
+            "weights": {k: _packed(v, f"{path}.{k}", seen) for k, v in weights.items()},
         }
-        network.load_state_dict(weights, assign=True)
-        return network.eval()
+    own = [f.name for f in fields(thing) if f.name not in CALLABLES]
+    parts = {n: _packed(getattr(thing, n), f"{path}.{n}", seen) for n in own}
+    return {"class": name, "fields": parts}
+
+
+def _is_transposed(array: np.ndarray) -> bool:
+    return array.flags.f_contiguous and not array.flags.c_contiguous
+
+
+def _unpacked(tree: Any, arrays: dict[str, np.ndarray], known: dict[str, Any]) -> Any:
+    """The thing that the JSON describes. An array that several parts share is one array again."""
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, content),) = [*tree.items()][:1]
+    unpacked = partial(_unpacked, arrays=arrays, known=known)
+    if kind == "array":
+        return arrays[content]
+    if kind == "transposed":
+        return arrays.setdefault(f"{content} transposed", arrays[content].T)
+    if kind == "number":
+        return float(content)
+    if kind == "slice":
+        return slice(*content)
+    if kind == "missing":
+        return _missing(content)
+    if kind in ("tuple", "list"):
+        parts = [unpacked(part) for part in content]
+        return tuple(parts) if kind == "tuple" else parts
+    if kind == "dict":
+        return {unpacked(key): unpacked(part) for key, part in content}
+    if kind == "table":
+        recipe, array = unpacked(content)
+        return array if recipe is None else build(array, *recipe)
+    if kind == "tensor":
+        return _tensor(unpacked(content))
+    if content not in known:
+        known.update(_by_name(with_torch=True))
+    if kind == "function":
+        return known[content]
+    if kind == "network":
+        weights = {name: _tensor(unpacked(part)) for name, part in tree["weights"].items()}
+        return _network(known[content], unpacked(tree["settings"]), weights)
+    made: Any = object.__new__(known[content])
+    if {*tree["fields"]} != {f.name for f in fields(made)} - {*CALLABLES}:
+        raise KeyError(f"{content} has other fields")
+    for name, part in tree["fields"].items():
+        object.__setattr__(made, name, unpacked(part))
+    return made
+
+
+def _tensor(array: np.ndarray) -> Any:
+    import torch
+
+    return torch.from_numpy(np.array(array))
+
+
+def _network(kind: Any, config: dict[str, Any], weights: dict[str, Any]) -> Any:
+    import torch
+
+    with torch.device("meta"):  # no random weights
+        network = kind(**config)
+    network.load_state_dict(weights, assign=True)
+    return network.eval()
 
 
 def _missing(name: str) -> Any:
@@ -198,21 +209,25 @@ def save(
 
     check_fitted(estimator)
     fitted = estimator.fitted_ if calibration else estimator.fitted_.without_tuples()
-    packer = _Packer()
+    seen: Seen = {}
     tree = {
         "estimator": type(estimator).__name__,
-        "settings": _settings(estimator, packer),
-        "fitted": packer.pack(fitted, "fitted"),
-        "answers": packer.pack(fitted.answers(), "answers"),
+        "settings": _settings(estimator, seen),
+        "fitted": _packed(fitted, "fitted", seen),
+        "answers": _packed(fitted.answers(), "answers", seen),
         "labels": None if labels is None else dict(labels),
     }
     text = json.dumps(tree, sort_keys=True)
-    metadata = {"format": FORMAT, "tree": text, "digest": _digest(text, packer.arrays)}
-    with _scratch_file(Path(path)) as scratch:
-        save_file(packer.arrays, scratch, metadata)
+    arrays = {
+        path: array.T if _is_transposed(array) else np.asarray(array, order="C")
+        for path, array in seen.values()
+    }
+    metadata = {"format": FORMAT, "tree": text, "digest": _digest(text, arrays)}
+    with replaced(Path(path)) as scratch:
+        save_file(arrays, scratch, metadata)
 
 
-def _settings(estimator: Any, packer: _Packer) -> dict[str, Any]:
+def _settings(estimator: Any, seen: Seen) -> dict[str, Any]:
     """The settings that a file can hold, and the names of the user's callables; the others have their defaults after loading."""
     found = {}
     for name, value in estimator.get_params().items():
@@ -221,27 +236,11 @@ def _settings(estimator: Any, packer: _Packer) -> dict[str, Any]:
         # The callables of the calibration, whatever was set afterwards.
         used = getattr(estimator.fitted_, name, value) if name in CALLABLES else value
         try:
-            found[name] = packer.pack(used, f"settings.{name}")
+            found[name] = _packed(used, f"settings.{name}", seen)
         except TypeError:
             if name in CALLABLES:
                 found[name] = {"missing": name}
     return found
-
-
-@contextmanager
-def _scratch_file(target: Path) -> Iterator[Path]:
-    """A file beside the target, which replaces the target at the end."""
-    if target.is_dir() or not target.parent.is_dir():
-        raise FileNotFoundError(
-            f"{target} cannot be written: {'it is a folder' if target.is_dir() else 'its folder does not exist'}; pass the path of "
-            "a file."
-        )
-    scratch = target.with_name(f".{target.name}.{uuid4().hex}")
-    try:
-        yield scratch
-        scratch.replace(target)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def _digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
@@ -285,26 +284,17 @@ def load(
     if tree.get("estimator") != cls.__name__:
         kind = tree.get("estimator")
         raise ValueError(f"{path} holds a {kind}; load it with {kind}.load.")
-    if surrogate is None:
-        raise TypeError(
-            f"surrogate=None, but {path} contains no model; pass the model that it was calibrated with (surrogate_ of the estimator "
-            "that was saved)."
-        )
     check_callable(surrogate, "surrogate")
     given = {name: part for name, part in callables.items() if part is not None}
     for name, part in given.items():
         check_callable(part, name)
     try:
-        unpacker = _Unpacker(arrays)
-        settings = {n: unpacker.unpack(p) for n, p in tree["settings"].items()}
-        expected = unpacker.unpack(tree["answers"])
-        fitted = unpacker.unpack(tree["fitted"])
-        settings |= given
-        estimator = cls(surrogate, None, **settings)
-        known = {name: getattr(estimator, name, None) for name in CALLABLES}
-        del known["train_surrogate"]
-        for name, part in known.items():
-            object.__setattr__(fitted, name, part)
+        unpacked = partial(_unpacked, arrays=arrays, known=_by_name())
+        settings = {n: unpacked(p) for n, p in tree["settings"].items()}
+        expected, fitted = unpacked(tree["answers"]), unpacked(tree["fitted"])
+        estimator = cls(surrogate, None, **(settings | given))
+        for name in {*CALLABLES} - {"train_surrogate"}:
+            object.__setattr__(fitted, name, getattr(estimator, name, None))
         probes = fitted.probes
     except _UNUSABLE as exc:
         raise ValueError(

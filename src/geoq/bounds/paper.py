@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from geoq.arrays import chunks, per_row
 from geoq.bounds.fields import Bounds, check_cells
 from geoq.bounds.network import pinball
-from geoq.checks import check_numbers, check_object, check_widths
+from geoq.checks import check_object, check_widths
 from geoq.core.geometry import Features
 from geoq.core.tuples import Tuples
 from geoq.data.domain import Grid, Layout, Shape, Shapes
@@ -238,7 +238,6 @@ class NormScaledFieldBound:
     def __post_init__(self) -> None:
         check_widths(self.widths, "widths")
         check_object(self.training, Training, "training", "Training(n_steps=1000)")
-        check_numbers(self.weights, "weights", least=0)
 
     def check_shapes(self, shapes: Shapes, layout: Layout) -> None:
         """Raise for displacements and errors on different grids, and for weights that do not fit the error."""

@@ -3,11 +3,11 @@
 from typing import Any
 
 from geoq.arrays import few_threads
-from geoq.training.checkpoint import FinishedFolds
+from geoq.training.checkpoint import Checkpoint
 from geoq.training.sources import ShowProgress, trainings
 
 
-def calibrate(task: Any, show: ShowProgress, finished: FinishedFolds | None) -> Any:
+def calibrate(task: Any, show: ShowProgress, finished: Checkpoint | None) -> Any:
     """Calibrate the error bound of a surrogate.
 
     Args:

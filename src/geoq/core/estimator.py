@@ -22,13 +22,13 @@ from geoq.regions.region import PaperRegion, Region, SafeRegion
 from geoq.surrogate import ErrorFunctional, Surrogate, TrainSurrogate, absolute_error
 from geoq.training.checkpoint import Checkpoint
 from geoq.training.sources import (
+    PairFolds,
     PredictedFolds,
     ShowProgress,
     TrainedFolds,
     TrainingTime,
     measure,
     progress_bar,
-    source_of,
 )
 
 # Settings are shown in full up to this many characters. Longer settings are shown by the name of their type.
@@ -212,9 +212,8 @@ class GeoQ:
             6
         """
         pairs = Pairs.of(self, x, y, groups)
-        source, splits = source_of(self.train_surrogate), pairs.plan.splits
-        data = pairs.x, pairs.for_training
-        return measure(source, *data, splits, pairs.n_trainings)
+        source = PairFolds(self.train_surrogate, pairs.x, pairs.for_training)
+        return measure(source, pairs.plan.splits, pairs.n_trainings)
 
     @property
     def surrogate_(self) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from geoq.arrays import few_threads
-from geoq.checks import check_integer, check_object, check_seed, is_number, shortened, warn
+from geoq.checks import check_integer, check_object, is_number, shortened, warn
 
 # Successive samples with at least this correlation are alike. It is measured in at most about this many cells.
 ALIKE, MOST_CELLS = 0.5, 500
@@ -99,7 +99,7 @@ class RandomFolds:
 
     def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
         del y, groups
-        check_seed(self.random_state, "RandomFolds.random_state")
+        check_integer(self.random_state, "RandomFolds.random_state")
         distinct = distinct_rows(points)
         n_distinct = int(distinct.max()) + 1
         _check_fold_count("RandomFolds", self.n_folds, n_distinct, "distinct points")
@@ -126,7 +126,7 @@ class ClusterFolds:
         from sklearn.cluster import KMeans
 
         del y, groups
-        check_seed(self.random_state, "ClusterFolds.random_state")
+        check_integer(self.random_state, "ClusterFolds.random_state")
         _check_fold_count("ClusterFolds", self.n_folds, len(points), "points")
         # K-means warns of too few distinct points; they raise below.
         with warnings.catch_warnings(action="ignore"), few_threads(points.size):

@@ -44,14 +44,14 @@ from geoq.data.process import Process
 from geoq.data.table import Table, check_same_order, input_rows, output_names, output_rows
 from geoq.neighbors import near_copies, sketch
 from geoq.surrogate import TrainSurrogate, absolute_error, answers_of, errors_of
-from geoq.training.checkpoint import Checkpoint, FinishedFolds, array_id
+from geoq.training.checkpoint import Checkpoint, array_id
 from geoq.training.sources import (
     Fold,
+    PairFolds,
     Report,
     count_trainings,
     fold_predictions,
     is_pretrained,
-    source_of,
     train_deployed,
 )
 
@@ -129,7 +129,7 @@ class Pairs:
         how, n_folds = self.how, len(self.plan.splits)
         return count_trainings(how.surrogate, how.train_surrogate, n_folds)
 
-    def open_checkpoint(self, place: Any) -> FinishedFolds | None:
+    def open_checkpoint(self, place: Any) -> Checkpoint | None:
         """The checkpoint in the folder; raises unless it belongs to these data, folds and settings."""
         if place is None or is_pretrained(self.how.train_surrogate):
             return None
@@ -166,7 +166,7 @@ class Pairs:
             check_finite(prediction, "surrogate(x)", way_out)
         return errors_of(prediction, self.how.error_functional, y, native(self.y))
 
-    def relate(self, surrogate: Any, finished: FinishedFolds | None) -> SimpleNamespace:
+    def relate(self, surrogate: Any, finished: Checkpoint | None) -> SimpleNamespace:
         """The observed errors and the coordinates of all points (lines 2 to 4)."""
         ask = partial(predict, surrogate, self.mask)
         prediction = answers_of(surrogate, self.x, "surrogate")
@@ -198,7 +198,7 @@ class Pairs:
         answers = ask(mixed)
         return at_data if np.isinf(answers).any() else Probes.of(ask, mixed, answers)
 
-    def _metric(self, ask: Any, finished: FinishedFolds | None) -> FittedMetric | None:
+    def _metric(self, ask: Any, finished: Checkpoint | None) -> FittedMetric | None:
         """The fitted metric; None for a representation of the user. A resumed run uses the metric of the first run."""
         if not isinstance(self.how.representation, Metric):
             return None
@@ -236,10 +236,11 @@ class Pairs:
     ) -> Iterator[tuple[int, np.ndarray]]:
         """The predictions of the fold surrogates (line 7); none if the deployed surrogate has not seen the data."""
         del surrogate
-        source = source_of(self.how.train_surrogate)
-        if source is None:
+        recipe = self.how.train_surrogate
+        if recipe is None:
             return iter(())
-        return fold_predictions(source, self.x, self.for_training, folds.folds, progress, finished)
+        source = PairFolds(recipe, self.x, self.for_training)
+        return fold_predictions(source, folds.folds, progress, finished)
 
     def tuples(self, points: SimpleNamespace, held_out: "HeldOutPoints") -> Tuples:
         """The calibration tuples (line 10), and the cells that are exact."""

@@ -30,6 +30,10 @@ def signed_displacement(features: RolloutFeatures) -> Psi:
     return np.concatenate([moved, features.support_distance[..., None]], axis=2)
 
 
+# What a file can name.
+FUNCTIONS = (signed_displacement,)
+
+
 @dataclass(frozen=True)
 class AdditiveRecursion:
     r"""The paper's scheme: each step adds a nonnegative increment to the bound (section on the Kuramoto-Sivashinsky equation).

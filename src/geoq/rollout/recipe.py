@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from geoq.arrays import is_tensor
 from geoq.checks import check_integer, check_object
-from geoq.training.loop import Training, seeded, train
+from geoq.training.loop import Call, Loss, Task, Training, can_stack, seeded, train, train_together
 from geoq.training.recipe import (
     STACK_NUMBERS,
     TrainedNetwork,
@@ -22,7 +22,6 @@ from geoq.training.recipe import (
     mean_squared_error,
     single,
 )
-from geoq.training.stacked import Call, Loss, can_stack, train_together
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class TrainRollout:
         for task, training, rows in self._stages(torch.cat(tensors), [runs], n_forcing):
             # Initial weights and dropout use the same random numbers one after the other, as in every training.
             with seeded(training.random_state):
-                network = network or self._new_network(task)
+                network = network or self._new_network(task.inputs, n_forcing)
                 train(network, task.loss_of, training, *rows[0])
         trained = TrainedNetwork(network)
         return partial(_forced, trained) if n_forcing else trained
@@ -93,7 +92,7 @@ class TrainRollout:
         stages, networks = list(self._stages(single(states, "states"), runs, 0)), []
         for _ in runs:
             with seeded(self.training.random_state):
-                networks.append(self._new_network(stages[0][0]))
+                networks.append(self._new_network(stages[0][0].inputs, 0))
         n_decays = self.training.n_decays + self.fine_tuning.n_decays
         if len(runs) < 2 or n_decays or not can_stack(networks[0], stages[0][0]):
             return [self([states[run] for run in own]) for own in runs]
@@ -103,7 +102,7 @@ class TrainRollout:
 
     def _stages(
         self, inputs: Tensor, runs: Sequence[Sequence[np.ndarray]], n_forcing: int
-    ) -> Iterator[tuple["RolloutTask", Training, list[tuple[Tensor, Tensor]]]]:
+    ) -> Iterator[tuple[Task, Training, list[tuple[Tensor, Tensor]]]]:
         """The trainings on pairs and on rollouts, and for each network the rows whose rollouts it is trained on and holds out."""
         for own in runs:
             self.check_lengths([len(run) for run in own])
@@ -116,12 +115,12 @@ class TrainRollout:
                 places = torch.from_numpy(starts).to(inputs.device)
                 learned, held_out = training.hold_out(torch.arange(len(places)).to(places))
                 rows.append((places[learned], places[held_out]))
-            yield RolloutTask(inputs, n_steps, self.loss, n_forcing), training, rows
+            yield rollout_task(inputs, n_steps, self.loss, n_forcing), training, rows
 
-    def _new_network(self, task: "RolloutTask") -> nn.Module:
-        rows = task.inputs[:1]
+    def _new_network(self, inputs: Tensor, n_forcing: int) -> nn.Module:
+        rows = inputs[:1]
         network = self.make_network().to(rows.device)
-        check_network(network, self.make_network, rows, task.split(rows)[0])
+        check_network(network, self.make_network, rows, split(rows, rows.ndim, n_forcing)[0])
         return network
 
     def check_lengths(self, lengths: list[int]) -> None:
@@ -134,33 +133,27 @@ class TrainRollout:
             )
 
 
-@dataclass(frozen=True)
-class RolloutTask:
+def rollout_task(inputs: Tensor, n_rollout: int, loss: Loss, n_forcing: int = 0) -> Task:
     """The mean loss over the steps of rollouts from rows of the inputs: states, then their forcing along the first axis."""
 
-    inputs: Float[Tensor, " n *state"]
-    n_rollout: int
-    loss: Loss
-    n_forcing: int = 0
-
-    def split(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The states and their forcing; several networks add dimensions before the samples."""
-        sizes = [self.inputs.shape[1] - self.n_forcing, self.n_forcing]
-        states, forcing = inputs.split(sizes, dim=1 - self.inputs.ndim)
-        return states, forcing
-
-    def loss_of(self, network: nn.Module, rows: Tensor) -> Tensor:
-        return self.mean_loss(network, self.loss, rows)
-
-    def mean_loss(self, call: Call, loss: Loss, rows: Int[Tensor, " *n"]) -> Tensor:
-        state, total = self.inputs[rows], torch.zeros((), device=rows.device)
-        for step in range(1, self.n_rollout + 1):
-            truth, forcing = self.split(self.inputs[rows + step])
+    def mean_loss(call: Call, loss: Loss, rows: Tensor) -> Tensor:
+        state, total = inputs[rows], torch.zeros((), device=rows.device)
+        for step in range(1, n_rollout + 1):
+            truth, forcing = split(inputs[rows + step], inputs.ndim, n_forcing)
             state = call(state)
             total = total + loss(truth, state)
-            if self.n_forcing:
-                state = torch.cat([state, forcing], dim=1 - self.inputs.ndim)
-        return total / self.n_rollout
+            if n_forcing:
+                state = torch.cat([state, forcing], dim=1 - inputs.ndim)
+        return total / n_rollout
+
+    return Task(inputs, loss, mean_loss)
+
+
+def split(rows: Tensor, n_dims: int, n_forcing: int) -> tuple[Tensor, Tensor]:
+    """The states and their forcing; several networks add dimensions before the samples."""
+    axis = 1 - n_dims
+    states, forcing = rows.split([rows.shape[axis] - n_forcing, n_forcing], dim=axis)
+    return states, forcing
 
 
 def _forced(network: TrainedNetwork, states: Any, forcing: Any) -> Any:

@@ -18,7 +18,7 @@ from geoq.core.geometry import Geometry, Space
 from geoq.core.plan import FoldPlan
 from geoq.core.tuples import Points
 from geoq.data.coordinates import Coordinates
-from geoq.data.probes import N_PROBES, First, Probes, check_first, keep_first
+from geoq.data.probes import N_PROBES, First, Probes
 from geoq.neighbors import Neighbors, copied_runs
 from geoq.quantiles import n_required
 from geoq.regions.region import SAFE, SafeRegion
@@ -31,7 +31,7 @@ from geoq.rollout.memory import REMEDY
 from geoq.rollout.series import DataRange, Rollouts, RowLayout, Series, next_states, roll_out
 from geoq.surrogate import TRAINED, check_callable
 from geoq.training import sources
-from geoq.training.checkpoint import Checkpoint, FinishedFolds, array_id
+from geoq.training.checkpoint import Checkpoint, array_id
 from geoq.training.sources import Fold, Report, TrainedFolds
 
 if TYPE_CHECKING:
@@ -60,36 +60,17 @@ class FoldRollouts:
     first: First = field(default_factory=list, repr=False, compare=False)
 
     @property
-    def pretrained(self) -> bool:
-        """Whether the surrogates are given."""
-        return isinstance(self.recipe, TrainedFolds)
-
-    @property
     def _together(self) -> bool:
         return hasattr(self.recipe, "train_many") and self.layout.forcing is None
 
-    def n_together(self, x: Any, y: Any, n_folds: int) -> int:
-        if self.pretrained:
-            return int(self.recipe.n_together(x, y, n_folds))
+    def n_together(self, n_folds: int) -> int:
+        sources.check_count(self.recipe, n_folds)
         return self.recipe.n_together(self.series.native(slice(None))) if self._together else 1
 
-    def predictions(self, x: Any, y: Any, folds: Sequence[Fold]) -> list[Rollouts]:
-        del x, y
-        if self.pretrained:
-            surrogates = [self.recipe.surrogates[fold.number] for fold in folds]
-        else:
-            with add_note_on_error(f"while training {sources.describe_folds(folds)}"):
-                surrogates = self.train([fold.training_rows for fold in folds])
-            check_first(self.first)
-        rollouts = []
-        for surrogate, fold in zip(surrogates, folds, strict=True):
-            with add_note_on_error(f"while rolling out the surrogate of {fold}"):
-                rollouts.append(self.answers(surrogate, fold))
-        if not self.pretrained:
-            ask = partial(next_states, self.layout, surrogates[0])
-            starts = self.series.native(folds[0].evaluated_rows)
-            keep_first(self.first, ask, starts, self.layout.states(rollouts[0][:, 1]), REMEDY)
-        return rollouts
+    def probe(self, surrogate: Any, fold: Fold, answers: Rollouts) -> tuple[Any, ...]:
+        """The step of a surrogate, the states from which its rollouts start, and the next states."""
+        ask, starts = partial(next_states, self.layout, surrogate), fold.evaluated_rows
+        return ask, self.series.native(starts), self.layout.states(answers[:, 1]), REMEDY
 
     def train(self, subsets: Sequence[np.ndarray]) -> list[Any]:
         """Train a surrogate on the segments of each subset of the rows, together if the recipe supports it."""
@@ -113,11 +94,12 @@ class FoldRollouts:
     def answers(self, surrogate: Any, fold: Fold) -> Rollouts:
         """The rollouts of a fold and, as further times, errors of single steps and the distances of members."""
         start, step = fold.evaluated_rows, self.layout.step(surrogate)
-        rolled = self.roll_out(surrogate, start)
-        if not self.n_members:
-            return rolled
-        distance = self.distance_to(fold.training_rows)
-        errors, (_, spread) = self.members(step, start, rolled, distance, own=True)
+        with add_note_on_error(f"while rolling out the surrogate of {fold}"):
+            rolled = self.roll_out(surrogate, start)
+            if not self.n_members:
+                return rolled
+            distance = self.distance_to(fold.training_rows)
+            errors, (_, spread) = self.members(step, start, rolled, distance, own=True)
         return np.concatenate([rolled, errors, spread], axis=1, dtype=rolled.dtype)
 
     def members(
@@ -202,7 +184,7 @@ class Trajectories:
         n_folds = sum(len(first) > 0 for first in self.starts)
         return sources.count_trainings(self.how.surrogate, self.how.train_surrogate, n_folds)
 
-    def open_checkpoint(self, place: Any) -> FinishedFolds | None:
+    def open_checkpoint(self, place: Any) -> Checkpoint | None:
         """The checkpoint in the folder; raises unless it belongs to these trajectories, folds and settings."""
         recipe = self.how.train_surrogate
         if place is None or sources.is_pretrained(recipe):
@@ -228,7 +210,7 @@ class Trajectories:
         progress("deployed surrogate")
         return trained
 
-    def relate(self, surrogate: Any, finished: FinishedFolds | None) -> Observed:
+    def relate(self, surrogate: Any, finished: Checkpoint | None) -> Observed:
         """What the features of queries are relative to, with answers to a few states (lines 2 to 4).
 
         The nearest k of a random part of the states, such as those that a fold leaves in, are on average as far as the nearest k
@@ -264,7 +246,7 @@ class Trajectories:
         return self
 
     def predictions(
-        self, folds: Any, surrogate: Any, progress: Report, finished: FinishedFolds | None
+        self, folds: Any, surrogate: Any, progress: Report, finished: Checkpoint | None
     ) -> Iterator[tuple[int, np.ndarray]]:
         """The rollouts of the fold surrogates (line 7), or of the deployed surrogate, which has seen none of these data."""
         del folds
@@ -273,7 +255,7 @@ class Trajectories:
             data = replace(data, recipe=TrainedFolds([surrogate] * len(splits)))
         pairs = zip(splits, self.starts, strict=True)
         own = [Fold(n, len(splits), rows[0], first) for n, (rows, first) in enumerate(pairs)]
-        return sources.fold_predictions(data, None, None, own, progress, finished)
+        return sources.fold_predictions(data, own, progress, finished)
 
     def put(self, number: int, answers: Rollouts) -> None:
         """Store the errors of one fold, and its features relative to the states that it leaves in (lines 8 and 9)."""

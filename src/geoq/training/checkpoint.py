@@ -9,8 +9,9 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import CodeType, ModuleType, SimpleNamespace
@@ -44,6 +45,7 @@ class Checkpoint:
     Attributes:
         folder: the folder; it is created if it does not exist.
         key: your name for the recipe and the representation. A later run then compares this name instead of code and values.
+        calibration: the identifier of the calibration, which ``fit`` sets.
 
     Example:
         >>> from geoq.parts import Checkpoint
@@ -53,19 +55,15 @@ class Checkpoint:
 
     folder: str | Path
     key: str | None = None
+    calibration: str = field(default="", repr=False)
 
     @staticmethod
     def of(place: "str | Path | Checkpoint") -> "Checkpoint":
         """The checkpoint in a folder, or a given one."""
         return place if isinstance(place, Checkpoint) else Checkpoint(place)
 
-    def open(self, facts: Mapping[str, str], callables: Mapping[str, object]) -> "FinishedFolds":
-        """Start a checkpoint, or continue the checkpoint of the same calibration.
-
-        Raises:
-            ValueError: the folder belongs to another calibration: its data, folds and settings, which ``facts`` identifies, or
-                its recipe and representation differ.
-        """
+    def open(self, facts: Mapping[str, str], callables: Mapping[str, object]) -> "Checkpoint":
+        """Start a checkpoint, or continue it; raises if the facts or the callables differ."""
         own = dict(facts) | {name: self._id(name, of) for name, of in callables.items()}
         place = Path(self.folder)
         if place.exists() and not place.is_dir():
@@ -91,7 +89,7 @@ class Checkpoint:
             raise ValueError(
                 f"checkpoint={str(place)!r} belongs to another calibration ({listed}); {way_out}"
             )
-        return FinishedFolds(place, _hash(json.dumps(own, sort_keys=True)))
+        return replace(self, calibration=_hash(json.dumps(own, sort_keys=True)))
 
     def _id(self, name: str, of: object) -> str:
         try:
@@ -102,13 +100,7 @@ class Checkpoint:
                 f"a name of your own, checkpoint=Checkpoint({str(self.folder)!r}, key='name'), from geoq.parts."
             ) from exc
 
-
-@dataclass(frozen=True)
-class FinishedFolds:
-    """The files of the finished folds, each with the identifier of the calibration."""
-
-    folder: Path
-    calibration: str
+    # An open checkpoint: the files of the finished folds, each with the identifier of the calibration.
 
     def jobs(self, proposed: list[list[Any]]) -> list[list[Any]]:
         """The folds that are trained together: the folds of the first run, or the proposed ones."""
@@ -123,7 +115,7 @@ class FinishedFolds:
 
     def first(self, name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The arrays that the first run stored under this name; they are stored now if this is the first run."""
-        file = self.folder / f"{name}.npz"
+        file = Path(self.folder) / f"{name}.npz"
         if file.exists():
             return self._read(file)
         self._write(file, arrays)
@@ -148,7 +140,7 @@ class FinishedFolds:
         self._write(self._file(fold), {f"prediction {fold}": prediction})
 
     def _file(self, fold: int) -> Path:
-        return self.folder / f"fold-{fold + 1:04d}.npz"
+        return Path(self.folder) / f"fold-{fold + 1:04d}.npz"
 
     def _read(self, file: Path) -> dict[str, np.ndarray]:
         with add_note_on_error(f"Delete {file} to compute its content again."):
@@ -167,17 +159,23 @@ class FinishedFolds:
             )
 
 
+@contextmanager
+def replaced(target: Path) -> Iterator[Path]:
+    """A file beside its target under another name, which replaces the target when it is complete."""
+    scratch = target.with_name(f".{target.name}.{uuid4().hex}")
+    try:
+        yield scratch
+        scratch.replace(target)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
 def _write(file: Path, text: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write a file beside its target under another name, which then replaces the target."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, text=np.array(text), **arrays)
     content = buffer.getvalue()
-    scratch = file.with_name(f".{file.name}.{uuid4().hex}")
-    try:
+    with replaced(file) as scratch:
         scratch.write_bytes(content + hashlib.sha256(content).digest())
-        scratch.replace(file)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def _read(file: Path) -> tuple[str, dict[str, np.ndarray]]:
@@ -208,10 +206,7 @@ def array_id(array: Any) -> str:
 
 
 def identity(of: object) -> str:
-    """An identifier of a recipe: a hash of its code and its values.
-
-    Functions, classes and variables of the user's own modules count with their values, and not by their names.
-    """
+    """A hash of the code and values of a recipe; functions, classes and variables of the user's modules count with theirs."""
     getattr(type(of), "__annotations__", None)  # Python creates them when a protocol is checked
     own = [module for module in [*sys.modules.values()] if _is_of_user(module)]
     for module in own:
@@ -236,7 +231,7 @@ def _is_of_user(module: object) -> bool:
 
 
 class _Values(cloudpickle.Pickler):  # type: ignore[misc]
-    """Code and values as bytes that are the same in every process. They cannot be read again.
+    """Code and values as bytes that are the same in every process, which cannot be read again.
 
     The order of sets, numbers of lines and names of files do not count, nor does what cloudpickle stores of its own process.
     """

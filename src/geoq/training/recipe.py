@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from geoq.arrays import chunks, is_tensor, take, to_numbers
 from geoq.checks import check_function, check_object
-from geoq.training.loop import Training, seeded, train
-from geoq.training.stacked import PairTask, can_stack, train_together
+from geoq.training.loop import Call, Loss, Task, Training, can_stack, seeded, train, train_together
 
 # Networks are trained as a stack while their batches (inputs and outputs) have at most STACK_NUMBERS numbers in total, and their
 # weights at most STACK_WEIGHTS. Larger networks gain nothing, and all of them would be in memory at once.
@@ -129,17 +128,22 @@ class TrainNetwork:
         check_recipe(self.make_network, self.loss, self.training)
 
     def __call__(self, x: Any, y: Any) -> TrainedNetwork:
-        inputs, targets = single(x, "x"), single(y, "y")
+        task, targets = self._task(x, y)
+        device = targets.device
         with seeded(self.training.random_state):
-            network = self.make_network().to(inputs.device)
-            check_network(network, self.make_network, inputs[:1], targets[:1])
-            train(
-                network,
-                lambda net, rows: self.loss(targets[rows], net(inputs[rows])),
-                self.training,
-                *self.training.hold_out(torch.arange(len(inputs), device=inputs.device)),
-            )
+            network = self.make_network().to(device)
+            check_network(network, self.make_network, task.inputs[:1], targets[:1])
+            rows = self.training.hold_out(torch.arange(len(targets), device=device))
+            train(network, task.loss_of, self.training, *rows)
         return TrainedNetwork(network)
+
+    def _task(self, x: Any, y: Any) -> tuple[Task, Tensor]:
+        inputs, targets = single(x, "x"), single(y, "y")
+
+        def mean_loss(call: Call, loss: Loss, rows: Tensor) -> Tensor:
+            return loss(targets[rows], call(inputs[rows]))
+
+        return Task(inputs, self.loss, mean_loss), targets
 
     def n_together(self, x: Any, y: Any) -> int:
         """The number of networks to train together: as many as the limits on numbers and weights allow.
@@ -156,22 +160,16 @@ class TrainNetwork:
     def train_many(
         self, x: Any, y: Any, subsets: Sequence[Int[Any, " _"]], seeds: Sequence[int] | None = None
     ) -> list[TrainedNetwork]:
-        """Train a network on each subset of the rows, all together if possible.
+        """Train a network on each subset of the rows, all together if possible, with the seed of ``training`` if no seeds are given.
 
         Each network equals ``self.with_seed(seed)(x[rows], y[rows])`` up to rounding.
-
-        Args:
-            x: inputs, one per row.
-            y: reference outputs, one per row.
-            subsets: the row numbers of each network.
-            seeds: the seed of each network; ``training.random_state`` for all if None.
         """
-        task = PairTask(single(x, "x"), single(y, "y"), self.loss)
+        task, targets = self._task(x, y)
         seeds = [self.training.random_state] * len(subsets) if seeds is None else [*map(int, seeds)]
         recipes = [self.with_seed(seed) for seed in seeds]
         device = task.inputs.device
         networks = [recipe._new_network().to(device) for recipe in recipes]
-        check_network(networks[0], self.make_network, task.inputs[:1], task.targets[:1])
+        check_network(networks[0], self.make_network, task.inputs[:1], targets[:1])
         if len(networks) < 2 or self.training.n_decays or not can_stack(networks[0], task):
             return [
                 recipe(take(x, r), take(y, r)) for recipe, r in zip(recipes, subsets, strict=True)

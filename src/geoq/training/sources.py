@@ -3,8 +3,9 @@
 Fold surrogates are trained here one by one or together, trained on a cluster, or trained elsewhere. The calibration needs only their
 predictions at some points. A surrogate stays in the process that trained it; only predictions are transferred and kept.
 
-A source of fold surrogates has ``pretrained``, whether it trains nothing; ``n_together(x, y, n_folds)``, how many folds are computed
-together; and ``predictions(x, y, folds)``, one array for each of these folds.
+A source of fold surrogates has the data and the ``recipe``. ``n_together(n_folds)`` is the number of folds that are computed together.
+``train(subsets)`` trains surrogates, ``answers(surrogate, fold)`` are the predictions of one, and ``probe(surrogate, fold, answers)`` is
+what ``keep_first`` keeps of it.
 """
 
 import logging
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Int
@@ -24,7 +25,7 @@ from geoq.checks import add_note_on_error
 from geoq.data.probes import First, check_first, keep_first
 from geoq.data.table import Table, lacking_levels
 from geoq.surrogate import TRAINED, Surrogate, TrainSurrogate, answers_of, check_callable
-from geoq.training.checkpoint import FinishedFolds
+from geoq.training.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -147,16 +148,6 @@ class TrainedFolds:
     """
 
     surrogates: Sequence[Surrogate]
-    pretrained: ClassVar[bool] = True
-
-    def n_together(self, x: Any, y: Any, n_folds: int) -> int:
-        del x, y
-        _check_count("TrainedFolds", self.surrogates, n_folds)
-        return 1
-
-    def predictions(self, x: Any, y: Any, folds: Sequence[Fold]) -> list[np.ndarray]:
-        del y
-        return [evaluate_fold(self.surrogates[fold.number], x, fold) for fold in folds]
 
 
 @dataclass(frozen=True)
@@ -178,70 +169,86 @@ class PredictedFolds:
     """
 
     arrays: Sequence[Any]
-    pretrained: ClassVar[bool] = True
 
     def __repr__(self) -> str:
         return f"PredictedFolds of {len(self.arrays)} folds"
 
-    def n_together(self, x: Any, y: Any, n_folds: int) -> int:
-        del y
-        _check_count("PredictedFolds", self.arrays, n_folds)
-        for number, given in enumerate(self.arrays):
-            name = f"arrays[{number}]"
-            n = given.shape[0] if is_lazy(given) else len(to_numbers(given, name))
-            if n != len(x):
-                raise ValueError(
-                    f"PredictedFolds.{name} has {n} rows, but x has {len(x)} rows; pass a prediction for every row of x."
-                )
-        return 1
-
-    def predictions(self, x: Any, y: Any, folds: Sequence[Fold]) -> list[np.ndarray]:
-        del x, y
-        return [
-            answers_of(
-                lambda part: part,
-                take(stored(self.arrays[fold.number]), fold.evaluated_rows),
-                f"the prediction of {fold}",
-            )
-            for fold in folds
-        ]
-
-
-def _check_count(source: str, given: Sequence[Any], n_folds: int) -> None:
-    if len(given) != n_folds:
-        raise ValueError(
-            f"{source} has {len(given)} entries, but there are {n_folds} folds; pass one entry per fold, in the order of the folds."
-        )
-
 
 @dataclass(frozen=True)
-class FreshFolds:
-    """Fold surrogates trained with the recipe of the user; ``first`` keeps the first one while the next one is trained."""
+class PairFolds:
+    """The source for pairs; ``first`` keeps the first surrogate while the next one is trained."""
 
-    train_surrogate: TrainSurrogate
+    recipe: Any
+    x: Any
+    y: Any
     first: First = field(default_factory=list, repr=False, compare=False)
-    pretrained: ClassVar[bool] = False
 
-    def n_together(self, x: Any, y: Any, n_folds: int) -> int:
-        del n_folds
-        recipe: Any = self.train_surrogate
-        return recipe.n_together(native(x), native(y)) if hasattr(recipe, "train_many") else 1
+    def n_together(self, n_folds: int) -> int:
+        check_count(self.recipe, n_folds)
+        if isinstance(self.recipe, PredictedFolds):
+            for number, given in enumerate(self.recipe.arrays):
+                name, n = f"arrays[{number}]", len(self.x)
+                n_rows = given.shape[0] if is_lazy(given) else len(to_numbers(given, name))
+                if n_rows != n:
+                    raise ValueError(
+                        f"PredictedFolds.{name} has {n_rows} rows, but x has {n} rows; pass a prediction for every row of x."
+                    )
+        if not hasattr(self.recipe, "train_many"):
+            return 1
+        return int(self.recipe.n_together(native(self.x), native(self.y)))
 
-    def predictions(self, x: Any, y: Any, folds: Sequence[Fold]) -> list[np.ndarray]:
-        with add_note_on_error(f"while training {describe_folds(folds)}"):
-            surrogates = train_each(self.train_surrogate, x, y, [f.training_rows for f in folds])
-        check_first(self.first)
-        predictions = [
-            evaluate_fold(surrogate, x, fold)
-            for surrogate, fold in zip(surrogates, folds, strict=True)
-        ]
-        keep_first(
-            self.first,
-            partial(answers_of, surrogates[0], name="surrogate"),
-            take(x, folds[0].evaluated_rows),
-            predictions[0],
+    def train(self, subsets: Sequence[np.ndarray]) -> list[Surrogate]:
+        return train_each(self.recipe, self.x, self.y, subsets)
+
+    def answers(self, surrogate: Any, fold: Fold) -> np.ndarray:
+        rows = fold.evaluated_rows
+        if isinstance(self.recipe, PredictedFolds):
+            own = take(stored(surrogate), rows)
+            return answers_of(lambda part: part, own, f"the prediction of {fold}")
+        new = isinstance(self.x, Table) and lacking_levels(self.x, fold.training_rows)
+        unknown = (
+            f"; its training rows lack {new}, so the model must accept new categories, for example with "
+            "OneHotEncoder(handle_unknown='ignore')"
         )
-        return predictions
+        with add_note_on_error(f"while evaluating the surrogate of {fold}{unknown if new else ''}"):
+            return answers_of(surrogate, take(self.x, rows), "surrogate")
+
+    def probe(self, surrogate: Surrogate, fold: Fold, answers: np.ndarray) -> tuple[Any, ...]:
+        ask = partial(answers_of, surrogate, name="surrogate")
+        return ask, take(self.x, fold.evaluated_rows), answers
+
+
+def check_count(recipe: Any, n_folds: int) -> None:
+    """Raise unless surrogates or predictions from elsewhere are one per fold."""
+    given = _given(recipe)
+    if given is not None and len(given) != n_folds:
+        raise ValueError(
+            f"{type(recipe).__name__} has {len(given)} entries, but there are {n_folds} folds; pass one entry per fold, in the order "
+            "of the folds."
+        )
+
+
+def _given(recipe: Any) -> Sequence[Any] | None:
+    """What was trained elsewhere, one entry per fold; None for a recipe."""
+    if isinstance(recipe, PredictedFolds):
+        return recipe.arrays
+    return recipe.surrogates if isinstance(recipe, TrainedFolds) else None
+
+
+def predictions_of(source: Any, folds: Sequence[Fold]) -> list[np.ndarray]:
+    """The predictions of the surrogates of these folds, which are trained here or are given."""
+    given = _given(source.recipe)
+    if given is not None:
+        return [source.answers(given[fold.number], fold) for fold in folds]
+    together = f" to {folds[-1]} together" if len(folds) > 1 else ""
+    with add_note_on_error(
+        f"while training the surrogate{'s' * bool(together)} of {folds[0]}{together}"
+    ):
+        surrogates = source.train([fold.training_rows for fold in folds])
+    check_first(source.first)
+    answers = [source.answers(*pair) for pair in zip(surrogates, folds, strict=True)]
+    keep_first(source.first, *source.probe(surrogates[0], folds[0], answers[0]))
+    return answers
 
 
 def train_each(
@@ -267,37 +274,14 @@ def train_deployed(recipe: TrainSurrogate, x: Any, y: Any) -> Surrogate:
     return trained
 
 
-def evaluate_fold(surrogate: Surrogate, x: Any, fold: Fold) -> np.ndarray:
-    """The predictions of the surrogate at the rows ``fold.evaluated_rows``."""
-    new = isinstance(x, Table) and lacking_levels(x, fold.training_rows)
-    unknown = (
-        f"; its training rows lack {new}, so the model must accept new categories, for example with "
-        "OneHotEncoder(handle_unknown='ignore')"
-    )
-    with add_note_on_error(f"while evaluating the surrogate of {fold}{unknown if new else ''}"):
-        return answers_of(surrogate, take(x, fold.evaluated_rows), "surrogate")
-
-
 def is_pretrained(train_surrogate: object) -> bool:
     """Whether nothing is trained: the fold surrogates were trained elsewhere, or there is no recipe."""
     return train_surrogate is None or isinstance(train_surrogate, TrainedFolds | PredictedFolds)
 
 
-def source_of(train_surrogate: Any) -> Any:
-    """The source of the fold surrogates; None if every fold uses the deployed surrogate, which has not seen the data."""
-    return train_surrogate if is_pretrained(train_surrogate) else FreshFolds(train_surrogate)
-
-
 def count_trainings(surrogate: object, train_surrogate: object, n_folds: int) -> int:
     """The number of trainings: one per fold, and one for a deployed surrogate that is not given."""
     return n_folds * (not is_pretrained(train_surrogate)) + (surrogate is None)
-
-
-def describe_folds(folds: Sequence[Fold]) -> str:
-    """A phrase for the surrogates of these folds, for messages."""
-    if len(folds) == 1:
-        return f"the surrogate of {folds[0]}"
-    return f"the surrogates of {folds[0]} to {folds[-1]} together"
 
 
 def in_jobs(folds: list[T], n_together: int, n_workers: int) -> list[list[T]]:
@@ -307,12 +291,7 @@ def in_jobs(folds: list[T], n_together: int, n_workers: int) -> list[list[T]]:
 
 
 def fold_predictions(
-    source: Any,
-    x: Any,
-    y: Any,
-    folds: Sequence[Fold],
-    progress: Report,
-    checkpoint: FinishedFolds | None,
+    source: Any, folds: Sequence[Fold], progress: Report, checkpoint: Checkpoint | None
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Iterate over fold numbers and the predictions of the fold surrogates, in the order in which they are finished.
 
@@ -323,7 +302,7 @@ def fold_predictions(
 
     # A fold without rows to evaluate needs no surrogate.
     needed = [fold for fold in folds if len(fold.evaluated_rows)]
-    jobs = in_jobs(needed, source.n_together(x, y, len(folds)), effective_n_jobs(None))
+    jobs = in_jobs(needed, source.n_together(len(folds)), effective_n_jobs(None))
     if checkpoint is not None:
         # The same jobs as in the interrupted run: rounding depends on which networks are trained together.
         jobs = checkpoint.jobs(jobs)
@@ -335,14 +314,15 @@ def fold_predictions(
         progress(f"{plural(len(job), 'fold')} from the checkpoint", 0, len(job))
         for fold in job:
             yield fold.number, checkpoint.load(fold.number, len(fold.evaluated_rows))
-    # One tuple, not four arguments: Dask stores larger arguments on a single worker, and they are lost if it fails.
-    tasks = [(source, x, y, job) for job in missing]
-    done: Iterable[tuple[list[int], list[np.ndarray]]] = map(_predictions_of, tasks)
-    if not source.pretrained:  # workers are used for trainings only
+    # One tuple, not two arguments: Dask stores larger arguments on a single worker, and they are lost if it fails.
+    tasks = [(source, job) for job in missing]
+    done: Iterable[tuple[list[int], list[np.ndarray]]] = map(_computed, tasks)
+    trained = not is_pretrained(source.recipe)
+    if trained:  # workers are used for trainings only
         parallel = Parallel(return_as="generator_unordered")
-        done = parallel(delayed(_predictions_of)(task) for task in tasks)
+        done = parallel(delayed(_computed)(task) for task in tasks)
     for numbers, predictions in done:
-        if not source.pretrained:
+        if trained:
             n = len(numbers)
             progress(str(folds[numbers[0]]) if n == 1 else f"{n} folds", n)
         for number, prediction in zip(numbers, predictions, strict=True):
@@ -351,9 +331,9 @@ def fold_predictions(
             yield number, prediction
 
 
-def _predictions_of(task: tuple[Any, Any, Any, list[Fold]]) -> tuple[list[int], list[np.ndarray]]:
-    source, x, y, folds = task
-    return [fold.number for fold in folds], source.predictions(x, y, folds)
+def _computed(task: tuple[Any, list[Fold]]) -> tuple[list[int], list[np.ndarray]]:
+    source, folds = task
+    return [fold.number for fold in folds], predictions_of(source, folds)
 
 
 def check_sources(surrogate: object, train_surrogate: object, arguments: str) -> None:
@@ -412,19 +392,19 @@ class TrainingTime:
 
 
 def measure(
-    source: Any, x: Any, y: Any, splits: Sequence[tuple[np.ndarray, np.ndarray]], n_trainings: int
+    source: Any, splits: Sequence[tuple[np.ndarray, np.ndarray]], n_trainings: int
 ) -> TrainingTime:
-    """Train and evaluate the surrogates of one job, and estimate the time of all; without a source nothing is trained."""
-    if source is None or source.pretrained:
+    """Train and evaluate the surrogates of one job, and estimate the time of all; without a recipe nothing is trained."""
+    if is_pretrained(source.recipe):
         return TrainingTime(n_trainings)
     from joblib import effective_n_jobs  # here, because it takes long to import
 
     folds = [Fold(n, len(splits), *split) for n, split in enumerate(splits)]
     n_workers = effective_n_jobs(None)
-    jobs = in_jobs(folds, source.n_together(x, y, len(folds)), n_workers)
+    jobs = in_jobs(folds, source.n_together(len(folds)), n_workers)
     # The job whose size is nearest to the mean.
     sizes = np.array([sum(len(fold.training_rows) for fold in job) for job in jobs])
     job = jobs[int(abs(sizes - sizes.mean()).argmin())]
     began = time.perf_counter()
-    source.predictions(x, y, job)
+    predictions_of(source, job)
     return TrainingTime(n_trainings, len(job), time.perf_counter() - began, n_workers)
