@@ -4,8 +4,9 @@ r"""The default bound for fields: a scale for each cell, and a learned factor fo
     \widehat E_{cj}(x) = \lambda f_{cj}(x) \, b_{cj}(x) + 2 L_{cj} (\Delta d(x) - d_r)_+
 
 The scale s and the natural scale r give the size of the error in each cell, q is the error that a companion of the surrogate
-expects, and k and a are numbers; without a companion a is 0. The factor f sees the fields of the query, q and the support distance; it is used only if it lowers the loss on held-out tuples. The lift lambda makes the bound hold
-inside the data in every family of folds. Outside, beyond the distance d_r, the bound grows with the steepest slope L.
+expects, and k and a are numbers; without a companion a is 0. The factor f sees the fields of the query, q and the support distance;
+it is used only if it lowers the loss on held-out tuples. The lift lambda makes the bound hold inside the data in every family of
+folds. Outside, beyond the distance d_r, the bound grows with the steepest slope L.
 
 The bound does not use the anchor error, because the errors of the nearest fields are a poor predictor of the cells in which a field
 is wrong. The distances between fields are nearly equal, so that a power law fitted to their short range would be arbitrary.
@@ -44,13 +45,11 @@ RANK = 3
 MIN_FRACTION = 1e-3
 # The edge of the data is this quantile of the support distances of the interpolating tuples.
 EDGE_QUANTILE = 0.95
-# The slope beyond the edge is this multiple of the steepest e / d. It is larger than 1, because support distances inside the data
-# are not close to zero, so that e / d underestimates the slope outside.
+# The slope beyond the edge is this multiple of the steepest e / d, which is too small, because no distance inside is close to 0.
 STEEPNESS = 2.0
 # The power a of the expected error is one of these. The expected error counts up to this multiple of its largest held-out value.
 POWERS, REACH = (0.0, 0.25, 0.5, 0.75, 1.0), 10.0
-# Quantiles of a channel, the coefficient, a bound without a factor, and the lift are computed from at most about this many
-# values.
+# Quantiles of a channel, the coefficient, a bound without a factor, and the lift are computed from about this many values.
 MAX_CHANNEL_VALUES, MAX_VALUES, MAX_CHECKED, MAX_RATIOS = 2**17, 200_000, 60_000, 2**22
 
 
@@ -103,20 +102,18 @@ class FieldBound:
         fitted = FittedFields(reference, one, edge, _steepest_slope(tuples, quantile))
         if tuples.opinion is not None:
             fitted = _with_power(tuples, fitted, quantile)
-        scale = _scale(tuples, fitted, quantile)
-        fitted = replace(fitted, scale=scale)
+        fitted = replace(fitted, scale=_scale(tuples, fitted, quantile))
         # The coefficient k with the smallest pinball loss: the quantile of e / (s r), weighted by s r.
-        some = tuples.subsample(max(1000, MAX_VALUES // len(scale)))
+        some = tuples.subsample(max(1000, MAX_VALUES // len(one)))
         ratio, bound = _ratios(some, fitted, MAX_VALUES)
         if bound.any():
             weight = some.weight[:, None] * bound
-            scale = scale * weighted_quantile(ratio.ravel(), weight.ravel(), quantile)
-            fitted = replace(fitted, scale=scale)
+            coefficient = weighted_quantile(ratio.ravel(), weight.ravel(), quantile)
+            fitted = replace(fitted, scale=fitted.scale * coefficient)
         learned = self._factor().fit(tuples, fitted.plain, quantile)
-        some = tuples.subsample(max(1000, MAX_CHECKED // len(scale)))
+        some = tuples.subsample(max(1000, MAX_CHECKED // len(one)))
         factor, checked, factors = learned or (None, some, 1.0)
-        lift = _lift(checked, factors, fitted, quantile)
-        return replace(fitted, factor=factor, lift=lift)
+        return replace(fitted, factor=factor, lift=_lift(checked, factors, fitted, quantile))
 
     def _factor(self) -> Any:
         """How the factor is learned; not at all without torch."""
@@ -145,17 +142,9 @@ def check_cells(model: object, shapes: Shapes, layout: Layout) -> None:
 
 @dataclass(frozen=True)
 class FittedFields:
-    """The fitted bound of fields.
+    """The fitted bound: r, k s of each value (0 in exact cells), d_r, the slope L of each value, a, f (if any) and lambda.
 
-    Attributes:
-        reference: the fitted natural scale r; None means 1.
-        scale: k s of each value of the flattened error; 0 in exact cells.
-        edge: the distance d_r, up to which a query counts as interpolation.
-        slope: the steepest slope L of each value.
-        power: the power a of the expected error; 0 without a companion.
-        most: the largest expected error that counts.
-        factor: the learned factor f; None if there is none.
-        lift: the lift lambda.
+    Expected errors count up to ``most``.
     """
 
     reference: FittedClimatology | None

@@ -41,9 +41,8 @@ LOGITS = np.array([math.log(level / (1 - level)) for level in TABLE])
 REACH = math.log(3)
 # A law is fitted to at most this many values (tuples times outputs).
 MAX_VALUES = 200_000
-# Added to the errors, in units of their scale, before the logarithm.
-MIN_ERROR = 1e-5
-MIN_SCALE = 1e-300
+# Added to the errors, in units of their scale, before the logarithm, and the smallest scale.
+MIN_ERROR, MIN_SCALE = 1e-5, 1e-300
 # Smallest weight of a tuple for the intercepts of a blend.
 MIN_INSIDE = 0.02
 # The features in units of the error, which enter in units of its scale plus this, as logarithms.

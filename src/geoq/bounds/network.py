@@ -59,14 +59,7 @@ def expected_error(features: Features, _: Any) -> np.ndarray:
 
 
 # The functions that a file can name.
-FUNCTIONS: tuple[Seen, ...] = (
-    inputs,
-    prediction,
-    displacement,
-    anchor_error,
-    log_bound,
-    expected_error,
-)
+FUNCTIONS = (inputs, prediction, displacement, anchor_error, log_bound, expected_error)
 
 
 def check_sees(sees: Any) -> None:

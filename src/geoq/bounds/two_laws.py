@@ -21,14 +21,14 @@ cross-fitted tuples. Here the anchor error is one of the features, so the increm
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from geoq.arrays import chunks, flat, joined, permutation
 from geoq.bounds.climatology import Climatology, FittedClimatology, natural_scale
-from geoq.bounds.fields import Bounds
+from geoq.bounds.fields import Bounds, Values
 from geoq.bounds.law import (
     LEVEL,
     LEVELS,
@@ -47,8 +47,6 @@ from geoq.data.masks import filled_with_means
 from geoq.data.metric import FittedMetric
 from geoq.quantiles import pinball_loss, weighted_quantiles
 
-# One value per query and output of the surrogate, of which there can be more than errors.
-Values: TypeAlias = Float[np.ndarray, " n n_values"]
 # Penalty on the slopes: of the law of the interpolating folds, divided by their number of tuples, and of the other law.
 RIDGE_INSIDE, RIDGE_OUTSIDE = 15.0, 0.01
 # The weights of the laws with and without the process are inversely proportional to this power of their losses on the folds.
