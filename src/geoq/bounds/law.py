@@ -98,8 +98,8 @@ class Law:
 
         The slopes minimise the pinball losses of all ``levels`` together, with the penalty ``ridge``. Without a ``blend`` the
         intercepts come from the regression. With one they are set for the bound that is blended with another law, from residuals
-        that are held out by parts, because the residuals of the fit would be too small. A blend has pi, the logarithm of the other law at
-        the level 0.95, its shift at each level of ``TABLE``, and the part of each tuple.
+        that are held out by parts: the residuals of the fit would be too small. A blend has pi, the logarithm of the other law
+        at the level 0.95, its shift at each level of ``TABLE``, and the part of each tuple.
         """
         scale, outputs = _scale(error, weight), _some_outputs(len(error), counted)
         present = ~np.isnan(np.take_along_axis(error, outputs, 1))

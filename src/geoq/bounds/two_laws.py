@@ -221,7 +221,8 @@ class FittedTwoLaws:
     def recalibrated(self, tuples: Tuples) -> "FittedTwoLaws":
         """The same bound, which covers the tuples of the interpolating folds at the level 0.95."""
         features, counted = tuples.features, tuples.counted
-        bound = self._bound(features, LEVEL, overhang=False)[:, counted]
+        # A bound without a metric has no overhang.
+        bound = replace(self, metric=None)._bound(features, LEVEL)[:, counted]
         error = flat(tuples.error)[:, counted].astype(float)
         scale = self.laws.inside.scale[counted] * natural_scale(features, self.reference)
         ratio = np.log((error + MIN_ERROR * scale) / bound)
@@ -241,7 +242,7 @@ class FittedTwoLaws:
         relation: Any = features.relation
         return 0.0 if self.resemblance is None else self.resemblance(relation)[:, None]
 
-    def _bound(self, features: Features, level: float, *, overhang: bool = True) -> Errors:
+    def _bound(self, features: Features, level: float) -> Errors:
         natural, pi = natural_scale(features, self.reference), self._pi(features)
         own, opinion = self.known.law_features(features, natural), features.opinion
         assert opinion is not None
@@ -252,7 +253,7 @@ class FittedTwoLaws:
         left = opinion.left[:, None]
         weight = np.where(step < 0, weight * (1 - left**2), weight)
         bound = natural * np.exp(log + weight * step + (1 - pi) * self.shift)
-        if overhang and self.metric is not None and self.metric.sensitivity is not None:
+        if self.metric is not None and self.metric.sensitivity is not None:
             size = _per_output(self.metric.overhang(features.inputs), bound.shape[1])
             # Where the process has data near the query, q contains the overhang.
             unknown = 1 - weight * (1 - np.sqrt(left))
