@@ -16,7 +16,7 @@ BUDGET = {
     "src/geoq": 2254,
     "src/geoq/bounds": 2259,
     "src/geoq/core": 3280,
-    "src/geoq/data": 2460,
+    "src/geoq/data": 2208,
     "src/geoq/nets": 322,
     "src/geoq/planning": 1100,
     "src/geoq/plots": 837,

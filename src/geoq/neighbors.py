@@ -45,11 +45,9 @@ class Neighbors:
         self.points = points
 
     @cached_property
-    def _tree(self) -> Any:
-        return cKDTree(self.points)
-
-    @cached_property
-    def _products(self) -> Any:
+    def _engine(self) -> Any:
+        if self.points.shape[1] <= MAX_TREE_DIMS:
+            return cKDTree(self.points)
         from sklearn.neighbors import NearestNeighbors  # here: a slow import
 
         return NearestNeighbors(algorithm="brute").fit(self.points)
@@ -121,10 +119,10 @@ class Neighbors:
     def _proposed(self, queries: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
         """The m nearest points up to rounding, sorted by their distances and then by their indices."""
         if self.points.shape[1] <= MAX_TREE_DIMS:
-            found = self._tree.query(queries, m)
+            found = self._engine.query(queries, m)
             distance, index = (part.reshape(len(queries), m) for part in found)
         else:
-            distance, index = self._products.kneighbors(queries, m)
+            distance, index = self._engine.kneighbors(queries, m)
             distance = distance.astype(float)
             self._refine(queries, distance, index)
         order = np.lexsort((index, distance), axis=1)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
@@ -241,7 +242,9 @@ def layout_of(domain: Domain | None, shapes: Shapes) -> Layout:
     if few_errors and (len(inputs) < 2 or math.prod(inputs[-2:]) < 2 * MIN_CELLS):
         return Layout()
     _check_channels_first(shapes)
-    common = _common_end(error, inputs)
+    pairs = zip(error[::-1], inputs[::-1], strict=False)
+    n_common = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+    common = error[len(error) - n_common :]
     before = inputs[: len(inputs) - len(common)]
     if common == error and before and before[-1] >= max(common, default=math.inf):
         # A plane of inputs with a line of errors, or channels on a line.
@@ -251,14 +254,6 @@ def layout_of(domain: Domain | None, shapes: Shapes) -> Layout:
     certain = 0 < len(common) < min(len(error), len(inputs))
     layout = Grid(_grid_axes(end, shapes, channels_before=certain)).layout(shapes)
     return layout if math.prod(layout.cells) >= MIN_CELLS else Layout()
-
-
-def _common_end(a: Shape, b: Shape) -> Shape:
-    """The last axes that two shapes have in common."""
-    n_axes = 0
-    while n_axes < min(len(a), len(b)) and a[-1 - n_axes] == b[-1 - n_axes]:
-        n_axes += 1
-    return a[len(a) - n_axes :]
 
 
 def _grid_axes(end: Shape, shapes: Shapes, *, channels_before: bool) -> int:

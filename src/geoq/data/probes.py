@@ -52,15 +52,11 @@ class Probes:
             with add_note_on_error(f"while calling {name} on a batch of one row"):
                 alone = ask(inputs[:1])
             difference = _difference(alone, known[:1], _rounding(known))
-        if difference:
-            probes._raise(name, difference, remedy)
-        return probes
-
-    def _raise(self, name: str, difference: float, remedy: str) -> None:
-        """Name the cause of different answers: random numbers, or the other rows of the batch."""
-        first, second = self.ask(self.inputs), self.ask(self.inputs)
-        again = _difference(second, first, _rounding(first))
-        if again:
+        if not difference:
+            return probes
+        # The cause is either random numbers, or the other rows of the batch.
+        first, second = ask(inputs), ask(inputs)
+        if again := _difference(second, first, _rounding(first)):
             raise ValueError(
                 f"{name} gave two answers to the same inputs, up to {again:.3g} apart, so {_CONSEQUENCE[name]} would be "
                 f"random; switch dropout and sampling off, or fix their seed.{remedy}"
@@ -77,8 +73,7 @@ class Probes:
         # The same batch, so the answers are equal except on a GPU that adds in a random order.
         allowed = SAME_BATCH_FRACTION * abs(np.nan_to_num(self.answers)).max()
         answers = self.ask(take(self.inputs, backwards))
-        difference = _difference(answers, self.answers, allowed)
-        if difference:
+        if difference := _difference(answers, self.answers, allowed):
             raise ValueError(
                 f"{what}: its predictions differ by up to {difference:.3g} from the earlier ones. Probably train_surrogate fits "
                 "the same model object again; build the model inside the function, for example "
