@@ -136,8 +136,7 @@ def _turns(fold: Places) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     n_turns = min(N_TURNS, len(distinct))
     for turn in range(n_turns):
         held_out = number % n_turns == turn
-        kept = ~held_out if n_turns > 1 else held_out
-        yield np.flatnonzero(kept), np.flatnonzero(held_out)
+        yield np.flatnonzero(~held_out if n_turns > 1 else held_out), np.flatnonzero(held_out)
 
 
 @dataclass(frozen=True)

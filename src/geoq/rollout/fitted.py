@@ -281,14 +281,14 @@ class FittedRollouts:
 
     def describe(self) -> str:
         """The calibration, the fitted bound and the safe region, in a few sentences."""
-        error, n = self.held_out.error, len(self.reference.geometry.points)
+        error, n, bound = self.held_out.error, len(self.reference.geometry.points), self.bound
         ends = [step[~np.isnan(step)] for step in (error[:, 0], error[:, -1])]
         first, last = (float(end.mean()) if end.size else math.inf for end in ends)
-        bound = f"the bound is a {type(self.bound).__name__}"
-        bound = self.bound.describe() if hasattr(self.bound, "describe") else bound
+        name = f"the bound is a {type(bound).__name__}"
+        text = bound.describe() if hasattr(bound, "describe") else name
         return (
             f"{n} states; {len(error)} held-out rollouts of {error.shape[1]} steps, whose mean error is {first:.3g} at the first "
-            f"step and {last:.3g} at the last one. {bound[:1].upper()}{bound[1:]}. Safe means at most as far from the data as "
+            f"step and {last:.3g} at the last one. {text[:1].upper()}{text[1:]}. Safe means at most as far from the data as "
             "held-out rollouts were."
         )
 

@@ -106,12 +106,16 @@ class FoldRollouts:
         self, step: Any, start: np.ndarray, rolled: Rollouts, distance: Any, *, own: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         """Signed errors of single steps of a model that has not seen these states, and what members with these errors say."""
-        places, rows, like = self.measured(start), self.series.rows, self.series.like
-        single = roll_out(step, self.series.native(places.reshape(-1)), 1, np.inf)[:, 1]
-        errors = rows[places + 1] - single.reshape(*places.shape, *rows.shape[1:])
-        noise, inside = self.noise(errors, distance(rows[places])), self.range.cut(rolled)
+        places, inside = self.measured(start), self.range.cut(rolled)
+        errors = self.step_errors(step, places)
+        noise = self.noise(errors, distance(self.series.rows[places]))
         at = distance(inside[:, : self.n_steps : BLOCK])
-        return errors, simulate(step, inside, noise, at, self.range, like, own=own)
+        return errors, simulate(step, inside, noise, at, self.range, self.series.like, own=own)
+
+    def step_errors(self, step: Any, places: np.ndarray) -> np.ndarray:
+        """Signed errors of single steps from these rows of the data."""
+        after = roll_out(step, self.series.native(places.reshape(-1)), 1, np.inf)[:, 1]
+        return self.series.rows[places + 1] - after.reshape(*places.shape, *after.shape[1:])
 
     def distance_to(self, seen: np.ndarray) -> Callable[[Rollouts], np.ndarray]:
         """The support distance from these rows of the data; infinite for rows that are nan."""
@@ -336,10 +340,8 @@ class Trajectories:
         probes.check_unchanged()
         self._warn_of_runaways(surrogate, tuples)
         if how.train_surrogate is not None:
-            series, start = self.data.series, tuples.start
-            answer = next_states(layout, surrogate, series.native(start))
-            both = layout.outputs(series.rows[start + 1][:, None]), layout.outputs(answer[:, None])
-            error = abs(both[0] - both[1])[:, 0]
+            own = self.data.step_errors(layout.step(surrogate), tuples.start[:, None])
+            error = abs(layout.outputs(own))[:, 0]
             warn_if_worse(error, tuples.error[:, 0], "after one step from the same states")
         bounds = along.bounds_along(bound, tuples.features)
         supported = n_leading(along.scores_along(region, tuples.features) <= SAFE)
