@@ -170,6 +170,5 @@ class FittedSum:
         return bound
 
     def describe(self) -> str:
-        """The fitted bound in words."""
         n_steps = self.n_steps
         return f"the bound is a sum of increments, whose network was trained for {n_steps} steps"

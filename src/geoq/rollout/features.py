@@ -42,7 +42,6 @@ class RolloutFeatures:
 
     @property
     def n_steps(self) -> int:
-        """The number of steps of each rollout."""
         return int(self.alive.shape[1])
 
     @property
@@ -70,7 +69,6 @@ class RolloutFeatures:
 
     @staticmethod
     def cat(parts: "list[RolloutFeatures]") -> "RolloutFeatures":
-        """The rollouts of all parts, in order."""
         joined: dict[str, Any] = {"relation": Relation.cat([part.relation for part in parts])}
         for name in ("z", "inputs", "prediction", "climatology", "alive"):
             joined[name] = np.concatenate([getattr(part, name) for part in parts])
@@ -160,7 +158,6 @@ class RolloutCalibration:
 
     @property
     def n_numbers(self) -> int:
-        """How many numbers the rollouts have in all."""
         return self.features.z.size + self.error.size
 
     @property

@@ -293,7 +293,6 @@ class FittedRollouts:
         )
 
     def without_tuples(self) -> "FittedRollouts":
-        """The same calibration for a file."""
         return replace(self, calibration=None, held_out=self.held_out.largest())
 
     def answers(self) -> dict[str, np.ndarray]:

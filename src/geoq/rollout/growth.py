@@ -243,7 +243,6 @@ class FittedGrowth:
         return replace(features, members=tuple(found))
 
     def describe(self) -> str:
-        """The bound and the reason for it, in words."""
         least, layers = min(self.losses[name] for name in STATIC), self.layers
         first = STATIC[int(self.climatological[:-1].mean() > 0.5)]
         used = " and ".join([first, *([*SOURCES][layer.place] for layer in layers)])

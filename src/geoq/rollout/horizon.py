@@ -103,7 +103,6 @@ class HeldOutRollouts:
     def of(
         bound: Values, error: Values, supported: Places, start: Places, quantile: float
     ) -> "HeldOutRollouts":
-        """The rollouts with their excess."""
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(error > 0, error / bound, 0.0)
         return HeldOutRollouts(bound, error, supported, start, quantile, ratio.max(axis=2))

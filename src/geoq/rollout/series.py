@@ -63,7 +63,6 @@ class RowLayout:
 
     @property
     def n_values(self) -> int:
-        """The number of values of a state."""
         return math.prod(self.state)
 
     @property
@@ -72,7 +71,6 @@ class RowLayout:
         return 0 if self.forcing is None else math.prod(self.forcing)
 
     def join(self, states: np.ndarray, forcing: np.ndarray | None) -> np.ndarray:
-        """States and their forcing as rows."""
         if forcing is None:
             return states
         return np.concatenate([flat(states), flat(forcing).astype(states.dtype)], axis=1)
@@ -85,7 +83,6 @@ class RowLayout:
         return states.reshape(-1, *self.state), forcing.reshape(-1, *self.forcing)
 
     def states(self, rows: np.ndarray) -> np.ndarray:
-        """The states of rows, without their forcing."""
         return rows if self.forcing is None else self.split(rows)[0]
 
     def outputs(self, rows: Rollouts) -> Values:
@@ -205,7 +202,6 @@ class Series:
 
     @property
     def lengths(self) -> Int[np.ndarray, " n_trajectories"]:
-        """The number of states of each trajectory."""
         return np.bincount(self.number)
 
     def native(self, rows: Any) -> Any:
@@ -297,7 +293,6 @@ class DataRange:
 
     @staticmethod
     def of(rows: np.ndarray, coordinates: Coordinates, n_forcing: int) -> "DataRange":
-        """The range of the rows of the data."""
         least, most = rows.min(axis=0).astype(float), rows.max(axis=0).astype(float)
         precision = np.finfo(rows.dtype).eps * np.maximum(abs(least), abs(most))
         width = np.where(most - least > N_ROUNDINGS * precision, most - least, np.inf)

@@ -161,7 +161,6 @@ class Trajectories:
 
     @staticmethod
     def of(how: "RolloutGeoQ", trajectories: Any, forcing: Any) -> "Trajectories":
-        """Check settings and data, and draw the folds."""
         _check_settings(how)
         series, layout = Series.forced(trajectories, forcing, how.output)
         longest, n_steps, rows = int(series.lengths.max()), how.n_calibration, series.rows
