@@ -22,7 +22,7 @@ BUDGET = {
     "src/geoq/plots": 837,
     "src/geoq/regions": 1215,
     "src/geoq/report": 500,
-    "src/geoq/rollout": 2655,
+    "src/geoq/rollout": 2635,
     "src/geoq/serving": 600,
     "src/geoq/training": 1332,
     "tests": 12109,
