@@ -13,7 +13,7 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 2254,
+    "src/geoq": 2242,
     "src/geoq/bounds": 2123,
     "src/geoq/core": 3280,
     "src/geoq/data": 2208,
@@ -24,11 +24,11 @@ BUDGET = {
     "src/geoq/report": 500,
     "src/geoq/rollout": 2635,
     "src/geoq/serving": 600,
-    "src/geoq/training": 1332,
+    "src/geoq/training": 1330,
     "tests": 12109,
-    "benchmarks": 13100,
+    "benchmarks": 13095,
 }
-MAX_CLASSES, MAX_PROTOCOLS = 192, 16
+MAX_CLASSES, MAX_PROTOCOLS = 150, 6
 MAX_MODULE, MAX_FUNCTION = 450, 50
 # Longer than allowed, with their present lengths; nothing may be added here.
 LONG_MODULES: dict[str, int] = {}
