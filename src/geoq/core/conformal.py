@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 
 from geoq.arrays import flat, native, per_row, take, to_numbers
 from geoq.checks import check_finite, check_object, check_quantile, is_number, shortened, warn
+from geoq.core.geometry import Relation
 from geoq.data.masks import outputs_with_nan
 from geoq.data.table import Table, check_same_order, listed, output_names, output_rows
 from geoq.quantiles import conformal_factor, error_ratios, inverse_cdf_quantile, n_required
@@ -106,8 +107,6 @@ class ConformalFactors:
     def __call__(
         self, bound: Float[np.ndarray, " n *field"], safe: Bool[np.ndarray, " n"]
     ) -> Float[np.ndarray, " n *field"]:
-        if self.safe == self.unsafe == 1:
-            return bound
         factor = np.where(safe, self.safe, self.unsafe).astype(bound.dtype)
         return bound * per_row(factor, bound)
 
@@ -240,16 +239,16 @@ def _check_new(
     if not len(near):
         return
     n_anchors = min(MAX_REPEATS, len(fitted.geometry.points))
-    wider = replace(fitted.geometry, n_anchors=n_anchors)
-    wide, _ = replace(fitted, geometry=wider).parts_of(take(x, near))
-    anchors = wide["anchors"]
+    wide = replace(fitted, geometry=replace(fitted.geometry, n_anchors=n_anchors))
+    parts: list[Any] = [part[1].relation for part in wide.views(take(x, near))]
+    relation = Relation.cat(parts)
+    anchors, distance = relation.anchors, relation.anchor_distance
     # A file without tuples keeps the observed errors of the calibration points, but not their outputs.
     known, given = (
         (fitted.error, error) if fitted.tuples is None else (fitted.tuples.points.outputs, outputs)
     )
     known, given = np.nan_to_num(flat(known)), np.nan_to_num(flat(given))[near]
     gap = abs(known[anchors] - given[:, None]).max(axis=2)
-    distance = wide["anchor_distance"]
     same = (gap <= SAME_VALUE * abs(known).max()) & (distance <= SAME_POINT * limit / ROUNDED[0])
     if not same.any():
         scale = max(float(known.std()), float(np.max(fitted.typical.error)))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -43,7 +43,7 @@ from geoq.data.probes import N_PROBES, Probes
 from geoq.data.process import Process
 from geoq.data.table import Table, check_same_order, input_rows, output_names, output_rows
 from geoq.neighbors import near_copies, sketch
-from geoq.surrogate import TrainSurrogate, absolute_error, answers_of, errors_of
+from geoq.surrogate import absolute_error, answers_of, errors_of
 from geoq.training.checkpoint import Checkpoint, array_id
 from geoq.training.sources import (
     Fold,
@@ -131,18 +131,12 @@ class Pairs:
 
     def open_checkpoint(self, place: Any) -> Checkpoint | None:
         """The checkpoint in the folder; raises unless it belongs to these data, folds and settings."""
-        if place is None or is_pretrained(self.how.train_surrogate):
+        how = self.how
+        if place is None or is_pretrained(how.train_surrogate):
             return None
-        facts = {
-            "x": array_id(self.x),
-            "y": array_id(self.y),
-            "folds": self.plan.identity,
-            "n_anchors": str(self.how.n_anchors),
-        }
-        callables = {
-            "representation": self.how.representation,
-            "train_surrogate": self.how.train_surrogate,
-        }
+        facts = {"x": array_id(self.x), "y": array_id(self.y), "folds": self.plan.identity}
+        facts["n_anchors"] = str(how.n_anchors)
+        callables = {"representation": how.representation, "train_surrogate": how.train_surrogate}
         return Checkpoint.of(place).open(facts, callables)
 
     # Algorithm 1
@@ -151,7 +145,7 @@ class Pairs:
         """The given surrogate, or one that is trained on all data (line 1)."""
         if self.how.surrogate is not None:
             return self.how.surrogate
-        recipe = cast(TrainSurrogate, self.how.train_surrogate)
+        recipe: Any = self.how.train_surrogate
         trained = train_deployed(recipe, self.x, self.for_training)
         progress("deployed surrogate")
         return trained
