@@ -20,7 +20,12 @@ from benchmarks.third_party import table as third_party
 from benchmarks.weather import table as weather
 
 # The results files of tables with another name.
-FILES = {"kinds": "defaults", "kinds_confirmation": "third_fresh", "unseen": "fourth_fresh"}
+FILES = {
+    "kinds": "defaults",
+    "kinds_confirmation": "third_fresh",
+    "unseen": "fourth_fresh",
+    "in_short": "fourth_fresh",
+}
 
 
 def forrester(record):
@@ -97,6 +102,7 @@ TABLES = {
     ),
     **dict.fromkeys(("kinds", "kinds_confirmation"), suite.kinds),
     "unseen": suite.unseen,
+    "in_short": suite.in_short,
     "ablation": suite.ablation,
     "one_input": suite.one_input,
     "tables": suite.data_frames,
@@ -121,7 +127,8 @@ TABLES = {
 def render(name, folder=RESULTS):
     """All tables of a name in Markdown, with the signs of other runs and the footer."""
     record = load(FILES.get(name, name), folder)
-    return f"{signed(TABLES[name](record), record['rows'])}\n\n{footer(record)}"
+    text = signed(TABLES[name](record), record["rows"])
+    return text if name == "in_short" else f"{text}\n\n{footer(record)}"
 
 
 def marked(page):

@@ -221,6 +221,18 @@ def unseen(record):
     return md.as_table(head, lines)
 
 
+def in_short(record):
+    """The loss of named methods divided by the loss of GeoQ over all queries, and their coverage by kind of query."""
+    lines = []
+    for method, name in PUBLIC.items():
+        found = {shift: versus(record["rows"], method, shift) for shift in COLUMNS}
+        ratio = found["all"][0]
+        loss = f"{ratio.mean:.1f} ({ratio.range})"
+        covered = (md.number(found[shift][1]) for shift in SHIFTS)
+        lines.append([name, "1" if method == "GeoQ" else loss, *covered])
+    return md.as_table(["method", "loss", "inside", "just outside", "far outside"], lines)
+
+
 def versus(rows, method, shift):
     """The loss of a method over the loss of GeoQ, and its coverage; in its version with the smallest loss over all queries."""
     ours = md.select(rows, method="GeoQ")
