@@ -1,4 +1,4 @@
-"""Are the bounds of fields narrow? Ten problems of all forms, against two simple methods and with other settings of GeoQ.
+"""Are the bounds of fields narrow? Thirteen problems of all forms, against two simple methods and without the companion.
 
     python -m benchmarks.fields.bounds --jobs 14          # about five minutes on 16 cores
     python -m benchmarks.fields.bounds --small
@@ -7,12 +7,13 @@ The form "set aside" has a surrogate that has not seen the pairs of the calibrat
 """
 
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
-from benchmarks.fields.forms import FORMS, NODES, reduced
+from benchmarks.fields.forms import FORMS, NEW, NODES, reduced
 from benchmarks.fields.operator import train
 from benchmarks.fields.problems import PROBLEMS
 from benchmarks.record import QUANTILE
@@ -20,23 +21,31 @@ from benchmarks.runs import Benchmark, script
 from benchmarks.third_party.rivals import conformal_quantile
 from geoq import GeoQ, Mesh, RandomFolds, Training
 from geoq.metrics import coverage, pinball
-from geoq.parts import FieldBound, FieldFactor, inputs
+from geoq.parts import FieldBound, FieldFactor
 
-ALL = PROBLEMS | FORMS
+ALL = PROBLEMS | FORMS | NEW
 FULL = {"n_train": 300, "n_queries": 200, "sizes": (200, 50), "n_folded": 100, "n_steps": 500}
 SMALL = {"n_train": 30, "n_queries": 10, "sizes": (30,), "n_folded": 25, "n_steps": 3}
-# The factor sees the inputs and the prediction (x, p), the default, or the inputs alone (x).
-OURS = {"GeoQ (x, p)": FieldFactor(), "GeoQ (x)": FieldFactor(sees=(inputs,))}
+
+
+@dataclass(frozen=True)
+class Alone(FieldBound):
+    """The default without a companion."""
+
+    uses_companion: ClassVar[bool] = False
+
+
+OURS = {"GeoQ": FieldBound, "GeoQ (no companion)": Alone}
 RIVALS = ("per cell", "regression")
 
 
 def estimator(name, method, surrogate, recipe, *, small):
     """GeoQ with the domain of the problem."""
-    factor, domain = OURS[method], Mesh(NODES) if name == "Poisson on a mesh" else None
+    factor, domain = FieldFactor(), Mesh(NODES) if name == "Poisson on a mesh" else None
     if small:
         training = Training(n_steps=5, batch_size=8, check_every=5)
         factor = replace(factor, training=training, widths=(4,), n_splits=2)
-    bound = FieldBound(factor=factor)
+    bound = OURS[method](factor=factor)
     return GeoQ(surrogate, recipe, folds=RandomFolds(5), domain=domain, bound_model=bound)
 
 

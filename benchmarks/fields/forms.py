@@ -6,7 +6,14 @@ from scipy.sparse.linalg import spsolve
 from scipy.spatial import Delaunay
 from scipy.spatial.distance import cdist
 
-from benchmarks.fields.problems import DARCY, Problem, darcy, darcy_fields
+from benchmarks.fields.problems import (
+    DARCY,
+    Problem,
+    burgers_fields,
+    darcy,
+    darcy_fields,
+    random_fields,
+)
 
 # An L-shaped plate with irregular nodes, denser at the inner corner.
 N_NODES = 300
@@ -112,9 +119,55 @@ def reduced(x, y, n_axes=24, ridge=1e-3):
     return surrogate
 
 
+# Three problems that were written before the companion was run on them, and run once.
+def phases(x, time=1.0, n_steps=200):
+    """Allen-Cahn, u_t = 0.01 u_xx + u - u^3, on a periodic interval."""
+    for _ in range(n_steps):
+        curved = (np.roll(x, 1, 2) - 2 * x + np.roll(x, -1, 2)) * (x.shape[2] / 2 / np.pi) ** 2
+        x = x + time / n_steps * (0.01 * curved + x - x**3)
+    return x
+
+
+def reaction(x, time=1.0, n_steps=100):
+    """FitzHugh-Nagumo in a periodic square: a fast variable that diffuses, and a slow one."""
+    u, v = x[:, 0], x[:, 1]
+    for _ in range(n_steps):
+        beside = sum(np.roll(u, shift, axis) for shift in (-1, 1) for axis in (1, 2)) - 4 * u
+        change = 0.5 * beside + u - u**3 / 3 - v
+        u, v = u + time / n_steps * change, v + time / n_steps * 0.3 * (u + 0.7 - 0.8 * v)
+    return np.stack([u, v], axis=1)
+
+
+def reagents(rng, n):
+    parts = [random_fields(rng, n, (16, 16), 3.0) for _ in range(2)]
+    return 1.5 * np.stack(parts, axis=1)
+
+
+def media(rng, n):
+    """Logarithm of the square of the speed, and the displacement at the start."""
+    return np.stack([0.4 * random_fields(rng, n, (64,), 2.0), random_fields(rng, n, (64,), 3.0)], 1)
+
+
+def wave(x, time=1.5, n_steps=150):
+    """The displacement of a wave at rest in a medium whose speed depends on the place, on a periodic interval."""
+    size, dt = 2 * np.pi / x.shape[2], time / n_steps
+    stiffness, u, speed = np.exp(x[:, 0]), x[:, 1], np.zeros_like(x[:, 1])
+    for _ in range(n_steps):
+        force = np.roll(u, -1, 1) - 2 * u + np.roll(u, 1, 1)
+        speed = speed + dt * stiffness * force / size**2
+        u = u + dt * speed
+    return u[:, None]
+
+
+NEW = (
+    Problem("Allen-Cahn", burgers_fields(), {}, phases),
+    Problem("FitzHugh-Nagumo", reagents, {}, reaction, n_modes=4),
+    Problem("Wave in a medium", media, {}, wave, in_time=False),
+)
 _FORMS = (
     Problem("Poisson on a mesh", conductivities, {}, poisson),
     Problem("Plume of five parameters", plume_parameters, {}, plume),
     Problem("Three numbers of a Darcy flow", darcy_fields(), {}, outflow),
 )
 FORMS = {problem.name: problem for problem in _FORMS}
+NEW = {problem.name: problem for problem in NEW}

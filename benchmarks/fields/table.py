@@ -35,7 +35,7 @@ def summary(record):
     )
 
 
-OURS = "GeoQ (x, p)"
+OURS = "GeoQ"
 # A set of queries is a hazard if the bound covers fewer of its values; harmless sets have small errors that are covered.
 HAZARD, HARMLESS, MISSED = 0.90, 0.95, 0.2
 
@@ -55,7 +55,7 @@ def _missed(rows):
 
 
 def bounds(record):
-    """Pinball losses relative to the simple methods, and without the prediction as an input of the factor."""
+    """Pinball losses relative to the simple methods, and to GeoQ without a companion."""
     cases = group(record["rows"], "setting", "n", "form")
 
     def over(other):
@@ -66,7 +66,8 @@ def bounds(record):
         "loss / regression": over("regression"),
         "coverage": only(mean("coverage", 3), method=OURS),
         "coverage, per cell": only(mean("coverage", 3), method="per cell"),
-        "loss / loss without the prediction": over("GeoQ (x)"),
+        "loss / loss without a companion": over("GeoQ (no companion)"),
+        "coverage without it": only(mean("coverage", 3), method="GeoQ (no companion)"),
     }
     named = {f"{setting} | {n}, {form}": own for (setting, n, form), own in cases.items()}
     return table("problem | pairs", named, columns)
