@@ -19,7 +19,7 @@ class NoTorch:
 
 sys.meta_path.insert(0, NoTorch)
 warnings.simplefilter("error")
-warnings.filterwarnings("ignore", "A Gaussian process through the same data")
+warnings.filterwarnings("ignore", "A Gaussian process through the same data|A regression on the same fields")
 
 import numpy as np
 from sklearn.linear_model import Ridge
@@ -55,9 +55,8 @@ with warnings.catch_warnings(record=True) as caught:
     assert bound.shape == (2, 12, 16)
 plain = GeoQ(np.sqrt, None, folds=RandomFolds(5), domain=Grid(2), bound_model=FieldBound(factor=NoFactor()))
 np.testing.assert_array_equal(plain.fit(abs(waves), abs(waves)).bound(abs(waves[:2])), bound)
-told = [str(w.message) for w in caught]
-assert len(told) == 1, told
-assert 'geoq[torch]' in told[0], told
+told = [str(w.message) for w in caught if "geoq[torch]" in str(w.message)]
+assert len(told) == 1, [str(w.message) for w in caught]
 field.save(folder / "field.geoq")
 GeoQ.load(folder / "field.geoq", surrogate=np.sqrt)
 
