@@ -43,8 +43,7 @@ class BackgroundPenalty(parts.NormScaledFieldBound):
         weight = torch.where(typical > 0, 1 / typical, 0)
 
         def loss(net, rows):
-            features = tuples[rows.numpy()].features
-            estimate = net(torch.from_numpy(features.flat), torch.from_numpy(features.norm))
+            estimate = net(tuples[rows.numpy()].features)
             calm = error[rows] <= self.background
             each = pinball(increment[rows].to(estimate), estimate, quantile)
             return (weight * (each + self.penalty * calm * estimate)).mean()
