@@ -211,7 +211,7 @@ REFUSALS = {
     "a query without a row axis": (lambda: FITTED.assess(NEW[0]), V, "a single query needs a first dimension of 1"),
     "no query": (lambda: FITTED.assess(NEW[:0]), V, "pass at least one query"),
     # models
-    "no recipe": (lambda: GeoQ(rough), T, "required positional argument: 'train_surrogate'"),
+    "no recipe": (lambda: GeoQ(rough), T, r"pass a function train_surrogate\(x, y\).*, or None if the surr"),
     "no model at all": (lambda: fit(None, None), V, "surrogate=None and train_surrogate=None"),
     "a number as surrogate": (lambda: fit(3), T, "surrogate must be callable"),
     "a class as surrogate": (lambda: fit(Network), T, "surrogate must be .* the class Network"),

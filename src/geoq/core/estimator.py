@@ -72,6 +72,14 @@ def represent(estimator: Any) -> str:
     return f"{type(estimator).__name__}({', '.join(parts)}), {state}"
 
 
+def _no_recipe() -> Any:
+    """Raise for a missing recipe: ``train_surrogate=None`` is a statement about the data."""
+    raise TypeError(
+        "GeoQ needs train_surrogate, the recipe for the fold surrogates; pass a function train_surrogate(x, y) that returns a "
+        "trained model, or None if the surrogate has never seen the data that fit will receive."
+    )
+
+
 @dataclass(eq=False, repr=False)
 class GeoQ:
     r"""Error bound, safe flag and reason for the predictions of a fixed, trained surrogate.
@@ -113,7 +121,9 @@ class GeoQ:
     """
 
     surrogate: Surrogate | None
-    train_surrogate: TrainSurrogate | TrainedFolds | PredictedFolds | None
+    train_surrogate: TrainSurrogate | TrainedFolds | PredictedFolds | None = field(
+        default_factory=_no_recipe
+    )
     _: KW_ONLY
     quantile: float = 0.95
     domain: Domain | None = None

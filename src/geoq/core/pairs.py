@@ -4,8 +4,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -160,7 +159,7 @@ class Pairs:
             check_finite(prediction, "surrogate(x)", way_out)
         return errors_of(prediction, self.how.error_functional, y, native(self.y))
 
-    def relate(self, surrogate: Any, finished: Checkpoint | None) -> SimpleNamespace:
+    def relate(self, surrogate: Any, finished: Checkpoint | None) -> "ObservedPoints":
         """The observed errors and the coordinates of all points (lines 2 to 4)."""
         ask = partial(predict, surrogate, self.mask)
         prediction = answers_of(surrogate, self.x, "surrogate")
@@ -174,13 +173,8 @@ class Pairs:
         space = embed(self.how.representation, metric, self.x, self.coordinates(self.inputs))
         if metric is None:
             check_finite(space.z, "representation(x)", "representation must return finite numbers")
-        return SimpleNamespace(
-            space=space,
-            metric=metric,
-            error=error,
-            prediction=prediction,
-            probes=self._probes(ask, prediction, space),
-        )
+        probes = self._probes(ask, prediction, space)
+        return ObservedPoints(space, metric, error, prediction, probes)
 
     def _probes(self, ask: Any, prediction: np.ndarray, space: Space) -> Probes:
         """Probes between the data, where interpolating models differ; at the data if the surrogate has no answers between them."""
@@ -214,7 +208,7 @@ class Pairs:
         sided = getattr(self.how.bound_for(self.layout), "uses_neighborhood", True)
         return Geometry(space, self.how.n_anchors, self.n_support, sided)
 
-    def folds(self, points: SimpleNamespace) -> "HeldOutPoints":
+    def folds(self, points: "ObservedPoints") -> "HeldOutPoints":
         """The held-out points of all folds, related to the points that their fold left in."""
         geometry = self.geometry(points.space)
         parts = []
@@ -236,7 +230,7 @@ class Pairs:
         source = PairFolds(recipe, self.x, self.for_training)
         return fold_predictions(source, folds.folds, progress, finished)
 
-    def tuples(self, points: SimpleNamespace, held_out: "HeldOutPoints") -> Tuples:
+    def tuples(self, points: "ObservedPoints", held_out: "HeldOutPoints") -> Tuples:
         """The calibration tuples (line 10), and the cells that are exact."""
         plan, rows = self.plan, self.plan.point
         found = held_out.found or {"errors": points.error, "predictions": points.prediction}
@@ -280,7 +274,7 @@ class Pairs:
         return region
 
     def fitted(
-        self, surrogate: Any, points: SimpleNamespace, tuples: Tuples, bound: Any, region: Any
+        self, surrogate: Any, points: "ObservedPoints", tuples: Tuples, bound: Any, region: Any
     ) -> Fitted:
         """What answers queries (lines 13 to 17)."""
         points.probes.check_unchanged()
@@ -313,7 +307,7 @@ class Pairs:
             error_functional=self.how.error_functional,
         )
 
-    def _compare_opinions(self, surrogate: Any, points: SimpleNamespace, tuples: Tuples) -> None:
+    def _compare_opinions(self, surrogate: Any, points: "ObservedPoints", tuples: Tuples) -> None:
         """Warn if the process is the better model, or if the surrogate was probably trained on the data."""
         alone = self.how.train_surrogate is None
         if alone and warn_if_trained_on(points.prediction, self.outputs):
@@ -340,6 +334,16 @@ class Pairs:
             abs(between - opinion.mean),
             np.sqrt(process.signal) * opinion.left[:, None],
         )
+
+
+class ObservedPoints(NamedTuple):
+    """All points with the predictions and the observed errors of the deployed surrogate."""
+
+    space: Space
+    metric: FittedMetric | None
+    error: Float[np.ndarray, " n *field"]
+    prediction: Float[np.ndarray, " n *output"]
+    probes: Probes
 
 
 @dataclass
