@@ -500,3 +500,9 @@ def test_assess_and_save_before_fit_and_reasons_of_other_rollouts_are_refused(tm
             call(small(None, untouched))
     with pytest.raises(IndexError, match="rollout=3, but 3 were assessed; choose 0 to"):
         fitted().assess(QUERIES[:3], 5).reason(3)
+
+
+def test_steps_past_the_calibration_horizon_are_reported():
+    estimator, starts = fitted(), QUERIES[:2]
+    with pytest.warns(UserWarning, match="but errors were measured for .* steps, the calibration"):
+        estimator.assess(starts, estimator.n_calibration + 1)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 from geoq.arrays import chunks, flat, joined, restore, to_numbers
-from geoq.checks import check_index, check_integer
+from geoq.checks import check_index, check_integer, warn
 from geoq.data.coordinates import CHANGED
 from geoq.regions.region import SAFE
 from geoq.rollout.features import Reference, RolloutCalibration, bounds_along, scores_along
@@ -194,6 +194,11 @@ class FittedRollouts:
         along = layout.along(forcing, len(start), n_steps)
         largest = tolerance_of(tolerance, self.reference, self.held_out.bound.shape[2])
         trust = None if largest is None else self.held_out.trust(largest)
+        if n_steps > (n_measured := self.held_out.bound.shape[1]):
+            warn(
+                f"n_steps={n_steps}, but errors were measured for {n_measured} steps, the calibration horizon. The bounds of later "
+                "steps have the calibration of this step and can be too small, also where they are safe; raise n_calibration."
+            )
         rows = layout.join(start, None if along is None else along[:, 0])
         lost = self.reference.coordinates.unusable(rows).any(axis=1)
         # A row of the data stands in for a row without an answer.
