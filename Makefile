@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Threads that wait should sleep: on a busy machine spinning ones cost minutes.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test lint docs-check format setup bench memory results results-gpu results-list golden clean
+.PHONY: demo test lint docs docs-check format setup bench memory results results-gpu results-list golden clean
 
 demo: setup  ## Calibrate GeoQ around a small neural surrogate of the Forrester function
 	$(BIN)/geoq demo
@@ -19,6 +19,9 @@ lint: setup  ## Lint and types alone
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: setup  ## The site, with its gallery, in build/site; warnings are errors. Open build/site/index.html
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -q -j 2 -c docs -d build/doctrees . build/site
 
 docs-check: setup  ## The examples, links, names and words of the documentation
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_docs.py tests/test_readme.py

@@ -13,7 +13,7 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 2237,
+    "src/geoq": 2317,
     "src/geoq/bounds": 2123,
     "src/geoq/core": 3286,
     "src/geoq/data": 2208,
@@ -25,8 +25,9 @@ BUDGET = {
     "src/geoq/rollout": 2640,
     "src/geoq/serving": 600,
     "src/geoq/training": 1330,
-    "tests": 12109,
+    "tests": 12309,
     "benchmarks": 13175,
+    "docs/gallery": 1000,
 }
 MAX_CLASSES, MAX_PROTOCOLS = 147, 4
 MAX_MODULE, MAX_FUNCTION = 450, 50

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from geoq.training.loop import Training as Training
     from geoq.training.recipe import TrainNetwork as TrainNetwork
 
+__version__ = "0.1.0"
 # Without the names that need PyTorch, so that a star import works without it.
 __all__ = [
     "Assessment",
