@@ -98,7 +98,7 @@ def test_factors_by_hand():
     np.testing.assert_array_equal(error_ratios(error, bound)[:, 0], [0.0, math.inf, 0.5, np.nan])
     ratio, safe = np.repeat([2.0, 5.0], 30)[:, None], np.arange(60) < 30
     factors = factors_of(ratio, safe)
-    assert factors == ConformalFactors(safe=2.0, unsafe=5.0, n_pairs=60)
+    assert (factors.safe, factors.unsafe, factors.n_pairs) == (2.0, 5.0, 60)
     bound = factors(np.ones((60, 3)), safe)
     assert bound[[0, -1]].tolist() == [[2.0] * 3, [5.0] * 3]
 

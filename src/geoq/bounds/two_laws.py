@@ -42,7 +42,7 @@ from geoq.bounds.law import (
     exceeding,
 )
 from geoq.core.geometry import Features, Relation, anchor_mean
-from geoq.core.tuples import Tuples
+from geoq.core.tuples import Points, Tuples
 from geoq.data.masks import filled_with_means
 from geoq.data.metric import FittedMetric
 from geoq.quantiles import pinball_loss, weighted_quantiles
@@ -231,6 +231,13 @@ class FittedTwoLaws:
         level = exceeding(LEVEL, len(tuples))
         found = weighted_quantiles(ratio[present], weight[present], (level,))
         return replace(self, shift=float(found[0]))
+
+    def with_points(self, points: Points, error: np.ndarray) -> "FittedTwoLaws":
+        """The same laws with other last points; these have held-out errors, as the surrogate was not trained on them."""
+        outputs = filled_with_means(flat(points.outputs).astype(float))
+        of_fit = self.known.held_out_error[: len(outputs) - len(error)]
+        held_out = np.concatenate([of_fit, flat(error).astype(float)])
+        return replace(self, known=replace(self.known, outputs=outputs, held_out_error=held_out))
 
     def __call__(self, features: Features, quantile: float | None = None) -> Bounds:
         shape, level = features.anchor_error.shape, quantile or self.quantile

@@ -7,7 +7,7 @@ r"""``GeoQ.conformalize``: factors on a bound, computed from errors that the bou
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -66,12 +66,21 @@ class ConformalFactors:
     """One factor on the bounds of safe queries, and one on the bounds of other queries.
 
     If too few of the others were set aside, theirs is the factor for safe queries, but at least 1. ``n_pairs`` counts the pairs that were
-    set aside; 0 before ``conformalize``.
+    set aside; 0 before ``conformalize``. ``n_safe`` and ``n_unsafe`` count the queries behind each factor, also those of ``update``,
+    whose ``lift`` is the smallest factor that is used.
     """
 
     safe: float = 1.0
     unsafe: float = 1.0
     n_pairs: int = 0
+    n_safe: int = 0
+    n_unsafe: int = 0
+    lift: float = 0.0
+
+    @property
+    def used(self) -> tuple[float, float]:
+        """The factors of other queries and of safe ones."""
+        return max(self.unsafe, self.lift), max(self.safe, self.lift)
 
     @staticmethod
     def fit(
@@ -102,12 +111,14 @@ class ConformalFactors:
                 f"the fraction {quantile:g} of the errors of the pairs is 0, so the conformal factor would be 0 and all bounds 0; "
                 "the factor 1 is used. Check that the surrogate was not trained on these pairs."
             )
-        return ConformalFactors(factors[0] or 1.0, factors[1] or 1.0, len(safe))
+        n_safe = int(safe.sum())
+        counts = len(safe), n_safe, len(safe) - n_safe
+        return ConformalFactors(factors[0] or 1.0, factors[1] or 1.0, *counts)
 
     def __call__(
         self, bound: Float[np.ndarray, " n *field"], safe: Bool[np.ndarray, " n"]
     ) -> Float[np.ndarray, " n *field"]:
-        factor = np.where(safe, self.safe, self.unsafe).astype(bound.dtype)
+        factor = np.where(safe, *self.used[::-1]).astype(bound.dtype)
         return bound * per_row(factor, bound)
 
 
@@ -161,23 +172,9 @@ def conformalized(fitted: "Fitted", x: Any, y: Any, guarantee: WholeField | None
             f"{type(fitted.bound).__name__} cannot be conformalized: its bound is one of two values, and a factor on it does not "
             "raise its coverage; choose a higher quantile, or compare several quantile levels with bounds(x, levels)."
         )
-    queries, given = fitted.rows_of(x), _named(output_rows(y), fitted.output_names)
-    check_same_order(queries, given)
-    outputs = _finite_outputs(fitted, given)
-    if len(outputs) != len(queries):
-        raise ValueError(
-            f"x has {len(queries)} rows and y has {len(outputs)}; each input needs its reference output."
-        )
-    answer, lost = replace(fitted, conformal=ConformalFactors()).parts_of(queries)
-    if lost.any():
-        row = int(lost.argmax())
-        raise ValueError(
-            f"pair {row} of {len(queries)} has no bound: {fitted.why_lost(queries, row, None)}."
-        )
-    # A cell that the surrogate has masked has no bound, so its error does not count.
-    prediction = np.nan_to_num(answer["prediction"])
-    error = errors_of(prediction, fitted.error_functional, outputs, native(given))
-    _check_new(fitted, queries, outputs, error, answer)
+    pairs = checked_pairs(replace(fitted, conformal=ConformalFactors()), x, y)
+    check_new(fitted, pairs)
+    error, answer = pairs.error, pairs.answer
     _warn_of_wrong_exact(fitted, error)
     if fitted.exact is not None:
         error = np.where(fitted.exact, np.nan, error)
@@ -198,6 +195,41 @@ def conformalized(fitted: "Fitted", x: Any, y: Any, guarantee: WholeField | None
             "bounds."
         )
     return replace(fitted, conformal=factors)
+
+
+class CheckedPairs(NamedTuple):
+    """Pairs of the user with the errors of the surrogate and the answers there."""
+
+    queries: Any
+    outputs: np.ndarray
+    error: np.ndarray
+    answer: dict[str, np.ndarray]
+
+    def of_rows(self, rows: np.ndarray) -> "CheckedPairs":
+        """Some of the pairs."""
+        parts = {name: values[rows] for name, values in self.answer.items()}
+        return CheckedPairs(take(self.queries, rows), self.outputs[rows], self.error[rows], parts)
+
+
+def checked_pairs(fitted: "Fitted", x: Any, y: Any) -> CheckedPairs:
+    """The pairs as numbers; raises for pairs that are unusable."""
+    queries, given = fitted.rows_of(x), _named(output_rows(y), fitted.output_names)
+    check_same_order(queries, given)
+    outputs = _finite_outputs(fitted, given)
+    if len(outputs) != len(queries):
+        raise ValueError(
+            f"x has {len(queries)} rows and y has {len(outputs)}; each input needs its reference output."
+        )
+    answer, lost = fitted.parts_of(queries)
+    if lost.any():
+        row = int(lost.argmax())
+        raise ValueError(
+            f"pair {row} of {len(queries)} has no bound: {fitted.why_lost(queries, row, None)}."
+        )
+    # A cell that the surrogate has masked has no bound, so its error does not count.
+    prediction = np.nan_to_num(answer["prediction"])
+    error = errors_of(prediction, fitted.error_functional, outputs, native(given))
+    return CheckedPairs(queries, outputs, error, answer)
 
 
 def _finite_outputs(fitted: "Fitted", y: Any) -> np.ndarray:
@@ -227,13 +259,12 @@ def _named(y: Any, known: tuple[str, ...] | None) -> Any:
     return Table(y.native[[y.native.columns[j] for j in order]], y.array[:, order])
 
 
-def _check_new(
-    fitted: "Fitted", x: Any, outputs: np.ndarray, error: np.ndarray, answer: dict[str, np.ndarray]
-) -> None:
+def check_new(fitted: "Fitted", pairs: CheckedPairs) -> None:
     """Raise for a pair that equals one of the calibration in x and y, or for most pairs if they do up to rounding.
 
     A repeated x with another y is a new measurement.
     """
+    x, outputs, error, answer = pairs
     limit = ROUNDED[0] * fitted.typical.distance
     near = np.flatnonzero(answer["anchor_distance"][:, 0] <= limit)
     if not len(near):

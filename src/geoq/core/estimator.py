@@ -11,11 +11,12 @@ from geoq.bounds.two_laws import TwoLawBound
 from geoq.checks import check_fitted, check_quantile
 from geoq.core.assessment import Assessment
 from geoq.core.calibrate import calibrate
-from geoq.core.conformal import ConformalFactors, WholeField, conformalized
+from geoq.core.conformal import WholeField, conformalized
 from geoq.core.fitted import Fitted
 from geoq.core.folds import ClusterFolds, Folds, default_folds
 from geoq.core.opinion import compared
 from geoq.core.pairs import Pairs
+from geoq.core.update import refit_due, updated
 from geoq.data.domain import Domain, Layout
 from geoq.data.metric import Metric, SensitivityMetric, identity
 from geoq.regions.region import PaperRegion, Region, SafeRegion
@@ -294,6 +295,26 @@ class GeoQ:
         self.fitted_ = conformalized(self._fitted, x, y, guarantee)
         return self
 
+    def update(self, x: Any, y: Any) -> "GeoQ":
+        """Add verified queries to the data of the bound and of the safe region, without a training.
+
+        Queries near them get the bounds and flags that their errors allow, and the factors of the bound follow these errors. The
+        surrogate does not change. A warning tells when a new ``fit`` is due. Afterwards no coverage is guaranteed.
+
+        Args:
+            x: inputs that were simulated after ``fit``. Rows that were added before change nothing.
+            y: their reference outputs.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: the pairs are unusable, some of them are pairs of ``fit``, or the estimator was saved without its data.
+            TypeError: the bound cannot be scaled.
+        """
+        self.fitted_ = updated(self._fitted, x, y)
+        return self
+
     def save(self, path: str | Path, *, calibration: bool = True) -> None:
         """Write the calibrated estimator to one file of arrays and numbers.
 
@@ -345,10 +366,17 @@ class GeoQ:
             text = f"{text}. {influence[:1].upper()}{influence[1:]}"
         covered = (
             "No coverage is guaranteed, since conformalize was not called."
-            if factors == ConformalFactors()
+            if not factors.n_pairs
             else f"The bounds are multiplied by the conformal factors {factors.safe:.3g} (safe) and {factors.unsafe:.3g} (not safe), "
             f"from {factors.n_pairs} pairs that were set aside."
         )
+        if fitted.n_verified:
+            unsafe, own = factors.used
+            due = refit_due(fitted)
+            covered = (
+                f"{fitted.n_verified} of the points are verified queries; since then the bounds are multiplied by {own:.3g} (safe) and "
+                f"{unsafe:.3g} (not safe), and no coverage is guaranteed. {f'{due}; a new fit is due.' if due else ''}".strip()
+            )
         safe = "Safe means within the region of the held-out points."
         return f"{_calibration(fitted)} {text}. {safe} {covered}"
 

@@ -93,6 +93,7 @@ class Fitted:
         families: the names of the fold schemes.
         tuples: the calibration tuples; None in a file that was saved without them.
         probes: a few inputs, at which a file has the answers of the callables.
+        verified: the predictions at the last points, which ``update`` has added; None without them.
     """
 
     quantile: float
@@ -119,6 +120,12 @@ class Fitted:
     surrogate: Any = field(repr=False)
     representation: Any = field(repr=False)
     error_functional: Any = field(repr=False)
+    verified: Float[np.ndarray, " n_verified *output"] | None = None
+
+    @property
+    def n_verified(self) -> int:
+        """How many of the points ``update`` has added."""
+        return 0 if self.verified is None else len(self.verified)
 
     def rows_of(self, x: Any) -> Any:
         """Queries as rows; raises unless they have the columns or the shape of ``fit``."""
@@ -168,8 +175,12 @@ class Fitted:
             prediction = np.where(per_row(finite, prediction), prediction, 0)
             z = np.where(per_row(finite, space.z), space.z, self.geometry.points.z[0])
             space = replace(space, z=z)
+        return self.features_of(space, prediction), absent | ~finite, gaps
+
+    def features_of(self, space: Space, prediction: np.ndarray) -> Features:
+        """The features of queries in the coordinates of the geometry."""
         relation = self.geometry.relate(space)
-        features = Features(
+        return Features(
             displacement(space.z, relation.anchors, self.geometry.points.z),
             relation.support_distance,
             anchor_mean(relation.anchors, self.error),
@@ -178,7 +189,6 @@ class Fitted:
             relation,
             self._opinion(space.normalized),
         )
-        return features, absent | ~finite, gaps
 
     def _coordinates(self, x: Any, inputs: np.ndarray, prediction: np.ndarray) -> np.ndarray:
         """T of queries. Beyond the range of a periodic input they are those inside it if the model answers the same there."""
@@ -228,7 +238,7 @@ class Fitted:
         score = np.where(changed, np.inf, score)
         return score, score <= SAFE
 
-    def _bound(
+    def scaled_bound(
         self, features: Features, gaps: Any, safe: np.ndarray, level: float | None = None
     ) -> np.ndarray:
         """The bounds with the conformal factors; 0 in exact cells and nan in cells that the surrogate has masked."""
@@ -265,7 +275,7 @@ class Fitted:
 
         def parts(features: Features, gaps: Any) -> dict[Any, np.ndarray]:
             score, safe = self._flags(features)
-            bound = self._bound(features, gaps, safe)
+            bound = self.scaled_bound(features, gaps, safe)
             anchor, relation = _with_gaps(features.anchor_error, gaps), features.relation
             assert relation is not None
             return {
@@ -314,7 +324,8 @@ class Fitted:
     def bound_of(self, x: Any) -> Any:
         """The error bounds, without the other parts in memory."""
         return self._fields(
-            x, lambda features, gaps: {0: self._bound(features, gaps, self._flags(features)[1])}
+            x,
+            lambda features, gaps: {0: self.scaled_bound(features, gaps, self._flags(features)[1])},
         )[0]
 
     def bounds(self, x: Any, levels: Any) -> dict[float, Any]:
@@ -326,8 +337,8 @@ class Fitted:
         def parts(features: Features, gaps: Any) -> dict[Any, np.ndarray]:
             safe = self._flags(features)[1]
             if has_levels:
-                return {level: self._bound(features, gaps, safe, level) for level in wanted}
-            own = self._bound(features, gaps, safe)
+                return {level: self.scaled_bound(features, gaps, safe, level) for level in wanted}
+            own = self.scaled_bound(features, gaps, safe)
             return {level: f(own, safe) for level, f in zip(wanted, factors, strict=True)}
 
         return self._fields(x, parts)

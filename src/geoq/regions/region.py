@@ -114,6 +114,12 @@ class Region:
         thresholds = thresholds_of(np.concatenate(found), self.quantile).clip(least)
         return replace(self, scores=fitted, view=view[:0], thresholds=thresholds)
 
+    def with_points(self, points: Points) -> "Region":
+        """The same thresholds, with scores that compare queries with these points."""
+        view: Any = FieldView.of(points) if _are_fields(points) else TableView.of(points)
+        scores = tuple(score.fit(view) for score in self.scores or ())
+        return replace(self, scores=scores, view=view[:0])
+
     def _ratios(self, queries: View) -> Float[np.ndarray, " n n_scores"]:
         return _scores(self.scores or (), queries) / self.thresholds
 
