@@ -66,8 +66,8 @@ class ConformalFactors:
     """One factor on the bounds of safe queries, and one on the bounds of other queries.
 
     If too few of the others were set aside, theirs is the factor for safe queries, but at least 1. ``n_pairs`` counts the pairs that were
-    set aside; 0 before ``conformalize``. ``n_safe`` and ``n_unsafe`` count the queries behind each factor, also those of ``update``,
-    whose ``lift`` is the smallest factor that is used.
+    set aside; 0 before ``conformalize``. ``n_safe`` and ``n_unsafe`` count the queries behind each factor, verified ones as well;
+    ``lift`` is the smallest factor that is used, from ``update``.
     """
 
     safe: float = 1.0

@@ -299,7 +299,7 @@ class GeoQ:
         """Add verified queries to the data of the bound and of the safe region, without a training.
 
         Queries near them get the bounds and flags that their errors allow, and the factors of the bound follow these errors. The
-        surrogate does not change. A warning tells when a new ``fit`` is due. Afterwards no coverage is guaranteed.
+        surrogate does not change. There is a warning when a new ``fit`` is due. Afterwards no coverage is guaranteed.
 
         Args:
             x: inputs that were simulated after ``fit``. Rows that were added before change nothing.
