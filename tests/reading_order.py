@@ -2,6 +2,7 @@
 
 READING_ORDER = [
     "checks",
+    "data.column",
     "data.table",
     "arrays",
     "quantiles",

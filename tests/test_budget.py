@@ -15,8 +15,8 @@ ROOT = PACKAGE.parents[1]
 BUDGET = {
     "src/geoq": 2317,
     "src/geoq/bounds": 2130,
-    "src/geoq/core": 3548,
-    "src/geoq/data": 2208,
+    "src/geoq/core": 3549,
+    "src/geoq/data": 2276,
     "src/geoq/nets": 321,
     "src/geoq/planning": 1100,
     "src/geoq/plots": 837,

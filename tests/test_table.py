@@ -17,7 +17,7 @@ from sklearn.preprocessing import OneHotEncoder
 from geoq import GeoQ, RandomFolds
 from geoq.data.coordinates import Category, Ignored, Log, Number, Part, Periodic, fit_columns
 from geoq.data.metric import Columns
-from geoq.data.table import Table, build, input_rows, output_rows
+from geoq.data.table import Table, input_rows, output_rows
 
 N = 80
 COLUMNS = ["temp", "conc", "site", "on", "day"]
@@ -197,7 +197,7 @@ def test_tables_keep_their_types_also_when_built_from_numbers(make):
     assert type(own.native) is type(x)
     assert own.native is not x
     table = input_rows(make())
-    again = build(table.array, *table.recipe)
+    again = table.schema.build(table.array)
     assert isinstance(again, Table)
     assert {n: again.native[n].to_list() for n in COLUMNS} == {
         n: table.native[n].to_list() for n in COLUMNS

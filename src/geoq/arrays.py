@@ -114,15 +114,21 @@ def take(array: Any, rows: Any) -> Any:
     return array[rows]
 
 
-def in_dtype(array: Any, like: Any) -> Any:
-    """An array or a tensor in the dtype of another one if no value changes; otherwise in its own dtype, but not in fewer bits."""
+def in_kind(array: Any, like: Any) -> Any:
+    """An array in the kind and dtype of another one if no value changes; otherwise in its own dtype, but not in fewer bits.
+
+    Tensors of floating-point numbers get the dtype of the others, because networks refuse another one.
+    """
+    if is_tensor(array) != is_tensor(like):
+        array = restore(to_numbers(array, "x"), like)
     wanted: Any = getattr(like, "dtype", None)
     own: Any = getattr(array, "dtype", None)
     if own == wanted or type(array) is not type(like) or isinstance(array, np.ma.MaskedArray):
         return array
     with np.errstate(invalid="ignore"):
         new = array.to(wanted) if is_tensor(array) else array.astype(wanted)
-    if bool(((new == array) | (array != array)).all()):  # nan stays nan  # noqa: PLR0124
+    floats = is_tensor(array) and own.is_floating_point and wanted.is_floating_point
+    if floats or bool(((new == array) | (array != array)).all()):  # nan stays nan  # noqa: PLR0124
         return new
     return array if is_tensor(array) or own.kind == "f" else array.astype(float)
 

@@ -22,7 +22,7 @@ from geoq import surrogate as errors
 from geoq.arrays import is_tensor, to_numbers
 from geoq.checks import check_fitted, warn
 from geoq.data.metric import identity
-from geoq.data.table import Table, build
+from geoq.data.table import Table
 from geoq.surrogate import check_callable
 from geoq.training.checkpoint import replaced
 
@@ -97,8 +97,7 @@ def _packed(thing: Any, path: str, seen: Seen) -> Any:
         ]
         return {"dict": items}
     if isinstance(thing, Table):
-        recipe = None if thing.schema is None else thing.recipe
-        return {"table": _packed((recipe, thing.array), path, seen)}
+        return {"table": _packed((thing.schema, thing.array), path, seen)}
     if is_tensor(thing):
         return {"tensor": _packed(to_numbers(thing, path), path, seen)}
     return _packed_object(thing, path, seen)
@@ -152,8 +151,8 @@ def _unpacked(tree: Any, arrays: dict[str, np.ndarray], known: dict[str, Any]) -
     if kind == "dict":
         return {unpacked(key): unpacked(part) for key, part in content}
     if kind == "table":
-        recipe, array = unpacked(content)
-        return array if recipe is None else build(array, *recipe)
+        schema, array = unpacked(content)
+        return array if schema is None else schema.build(array)
     if kind == "tensor":
         return _tensor(unpacked(content))
     if content not in known:

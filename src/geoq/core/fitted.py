@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import ndtri
 
-from geoq.arrays import chunks, flat, in_dtype, native, per_row, restore, take, to_numbers
+from geoq.arrays import chunks, flat, in_kind, native, per_row, restore, take, to_numbers
 from geoq.bounds.protocol import bounds_of
 from geoq.core.assessment import Assessment, SecondOpinion
 from geoq.core.conformal import ConformalFactors, level_factors, levels_of
@@ -140,7 +140,7 @@ class Fitted:
             raise ValueError(
                 f"x has shape {shape}, but GeoQ was fitted on rows of shape {own}; pass at least one query of that shape{single}."
             )
-        return rows if self.schema is not None else in_dtype(rows, native(self.probes))
+        return rows if self.schema is not None else in_kind(rows, native(self.probes))
 
     def views(
         self, x: Any

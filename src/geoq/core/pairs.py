@@ -91,6 +91,7 @@ class Pairs:
         check_settings(how)
         rows, outputs = input_rows(stored(x)), output_rows(stored(y))
         check_same_order(rows, outputs)
+        check_same_order(rows, groups, "groups")
         mask = Mask.of(outputs)
         for_training = outputs if mask is None else mask.for_training(outputs)
         inputs, numbers = check_pairs(rows, outputs, mask)

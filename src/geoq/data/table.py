@@ -11,114 +11,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-# The number of a level that does not occur in the data of ``fit``.
-UNSEEN = -1.0
+from geoq.data.column import Column, column_of
+
 # Names and levels are listed in messages up to this many.
 N_LISTED = 8
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of numbers, of dates and times, or of levels (categories, strings or booleans).
-
-    Attributes:
-        name: the name of the column.
-        kind: "number", "time" (in seconds since 1970) or "level".
-        levels: the levels in the data of ``fit``; the numbers of the column are their positions.
-        dtype: the type of a column of numbers in narwhals, the time zone of dates, or the type of the levels in Python.
-        categories: the levels that the type of a categorical column declares, in their order.
-    """
-
-    name: str
-    kind: str = "number"
-    levels: tuple[str, ...] = ()
-    dtype: str = "Float64"
-    categories: tuple[Any, ...] = ()
-
-    def cast(self, series: Any) -> Any:
-        """The values in the type of ``fit``, where nothing is lost; raises if dates or levels are of another type."""
-        import narwhals as nw
-
-        dtype = type(series.dtype).__name__
-        if self.kind == "number" and dtype != self.dtype and not series.is_null().any():
-            values = series.to_numpy()
-            with np.errstate(invalid="ignore"):
-                kept = np.array_equal(values.astype(self.dtype.lower()), values)
-            return series.cast(getattr(nw, self.dtype) if kept else nw.Float64)
-        if self.kind == "time" and series.dtype == nw.Datetime and self.dtype != "Date":
-            zone = series.dtype.time_zone or ""
-            if bool(zone) != bool(self.dtype):
-                raise TypeError(
-                    f"column {self.name!r} has {zone or 'no'} time zone, but {self.dtype or 'none'} in the data of fit; convert it."
-                )
-            return series.dt.convert_time_zone(self.dtype) if zone != self.dtype else series
-        if self.kind == "level":
-            given = _level_type(series)
-            if self.dtype and given and given != self.dtype:
-                raise TypeError(
-                    f"column {self.name!r} holds levels of the type {given}, but {self.dtype} in the data of fit, so the model "
-                    f"would not know them; convert the column, for example with .astype({self.dtype})."
-                )
-            own = _declared(series)
-            if self.categories and own is not None:
-                known = [*self.categories, *(c for c in own if c not in self.categories)]
-                if known != own:
-                    native = series.to_native().cat.set_categories(known)
-                    return nw.from_native(native, series_only=True)
-        return series
-
-    def encode(self, series: Any) -> np.ndarray:
-        """The values as numbers; raises if the column holds something else than in the data of ``fit``."""
-        import narwhals as nw
-
-        dtype = series.dtype
-        held, usable = {
-            "number": ("numbers", dtype.is_numeric() or dtype == nw.Boolean),
-            "time": ("dates", dtype in (nw.Date, nw.Datetime)),
-            "level": ("categories", not (dtype.is_float() or dtype.is_temporal())),
-        }[self.kind]
-        if not usable:
-            raise TypeError(
-                f"column {self.name!r} has dtype {dtype}, but it held {held} in the data of fit; convert it to the same type."
-            )
-        if self.kind == "level":
-            number: dict[Any, float] = {level: float(i) for i, level in enumerate(self.levels)}
-            number[None] = np.nan
-            return np.array([number.get(text, UNSEEN) for text in _texts(series)])
-        if self.kind == "time":
-            series = series.cast(nw.Datetime("us")) if dtype == nw.Date else series
-            stamps = series.dt.timestamp("us").cast(nw.Float64).to_numpy()
-            return np.asarray(stamps, dtype=float) / 1e6
-        return np.asarray(series.cast(nw.Float64).to_numpy(), dtype=float)
-
-    def text(self, value: float) -> str:
-        """A value in words."""
-        if self.kind == "level":
-            return repr(self.levels[int(value)])
-        if self.kind == "time":
-            date = np.datetime_as_string(np.datetime64(round(value), "s"))
-            return str(date).removesuffix("T00:00:00").replace("T", " ")
-        return f"{value:.4g}"
-
-    def values(self, numbers: np.ndarray, dtype: str) -> list[Any]:
-        """The values that have these numbers as Python objects, given the name of their type in narwhals."""
-
-        def value(number: float) -> Any:
-            if self.kind == "level":
-                text = self.levels[int(number)]
-                return text == "True" if dtype == "Boolean" else text
-            if self.kind == "time":
-                return np.datetime64(round(number * 1e6), "us").item()
-            return int(number) if "Int" in dtype else float(number)
-
-        return [None if np.isnan(number) else value(number) for number in numbers]
-
-
-@dataclass(frozen=True)
 class Schema:
-    """The columns of the table of ``fit``, with their levels."""
+    """The columns of the table of ``fit``, with their levels, and the library of the data frame."""
 
     columns: tuple[Column, ...]
+    library: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -136,13 +40,14 @@ class Schema:
         if names is None:
             return self
         pairs = enumerate(self.columns)
-        return Schema(tuple(replace(column, name=names[j]) for j, column in pairs))
+        return replace(self, columns=tuple(replace(column, name=names[j]) for j, column in pairs))
 
     @staticmethod
     def of(frame: Any) -> "Schema":
         """The columns of a data frame; raises if a column can be neither a number, nor a date, nor a category."""
         found = _narwhals(frame, "x")
-        return Schema(tuple(_column(found.get_column(name), str(name)) for name in found.columns))
+        columns = tuple(column_of(found.get_column(name), name) for name in found.columns)
+        return Schema(columns, found.implementation.value)
 
     def table(self, frame: Any, name: str = "x") -> "Table":
         """A data frame with these columns. Columns in another order are put into the order of ``fit``."""
@@ -154,6 +59,8 @@ class Schema:
                 "pass a table with these columns."
             )
         found = _narwhals(frame, name)
+        if found.implementation.value != self.library:
+            found = _in_library(found, self.library)
         given = {str(column): column for column in found.columns}
         lacking = [n for n in self.names if n not in given]
         beyond = [n for n in given if n not in self.names]
@@ -167,13 +74,30 @@ class Schema:
             )
         ordered = [given[n] for n in self.names]
         if ordered != found.columns:
-            found = _narwhals(frame[ordered], name)
+            found = _narwhals(found.to_native()[ordered], name)
         pairs = [(c, found.get_column(n)) for c, n in zip(self.columns, ordered, strict=True)]
         arrays = [column.encode(part) for column, part in pairs]
         changed = [new for column, part in pairs if (new := column.cast(part)) is not part]
         if changed:
             found = found.with_columns(*changed)
-        return Table(found.to_native(), np.stack(arrays, axis=1), self)
+        return Table(self._labelled(found.to_native()), np.stack(arrays, axis=1), self)
+
+    def _labelled(self, native: Any) -> Any:
+        """The data frame with the names of ``fit``, which are text in a file and can be numbers."""
+        pairs = zip(native.columns, self.columns, strict=True)
+        labels = [own if column.label is None else column.label for own, column in pairs]
+        return native if [*native.columns] == labels else native.set_axis(labels, axis=1)
+
+    def build(self, array: np.ndarray) -> "Table | None":
+        """The table with these numbers; None if the library of its data frame is not installed."""
+        try:
+            import narwhals as nw
+
+            pairs = zip(self.columns, array.T, strict=True)
+            series = {c.name: c.build(numbers, self.library) for c, numbers in pairs}
+            return Table(self._labelled(nw.from_dict(series).to_native()), array, self)
+        except ImportError:
+            return None
 
 
 # Names of inputs, one for each number. A schema also gives their values in words.
@@ -230,29 +154,6 @@ class Table:
     @cached_property
     def _orders(self) -> np.ndarray:
         return self.array.argsort(axis=0, kind="stable")
-
-    @property
-    def recipe(self) -> tuple[Any, ...]:
-        """What ``build`` needs beside the numbers: the library of the data frame, the types of its columns, and the schema."""
-        import narwhals as nw
-
-        found = nw.from_native(self.native, eager_only=True)
-        dtypes = tuple(type(dtype).__name__ for dtype in found.schema.values())
-        return found.implementation.value, dtypes, self.schema
-
-
-def build(array: np.ndarray, library: Any, dtypes: Sequence[str], schema: Schema) -> Table | None:
-    """The table with these numbers; None if the library of its data frame is not installed."""
-    try:
-        import narwhals as nw
-
-        columns = [
-            nw.new_series(c.name, c.values(numbers, dtype), getattr(nw, dtype), backend=library)
-            for c, numbers, dtype in zip(schema.columns, array.T, dtypes, strict=True)
-        ]
-        return Table(nw.from_dict({s.name: s for s in columns}).to_native(), array, schema)
-    except ImportError:
-        return None
 
 
 def is_frame(x: object) -> bool:
@@ -344,8 +245,8 @@ def output_names(y: Any) -> tuple[str, ...] | None:
     return None if name is None else (str(name),)
 
 
-def check_same_order(x: Any, y: Any) -> None:
-    """Raise if the indices of x and y have labels in common, but at other places."""
+def check_same_order(x: Any, y: Any, name: str = "y") -> None:
+    """Raise if the indices of x and of y, or of groups, have labels in common, but at other places."""
     indices: Any = [getattr(getattr(part, "native", part), "index", None) for part in (x, y)]
     own, other = indices
     if not (hasattr(own, "equals") and hasattr(other, "isin")) or own.equals(other):
@@ -353,8 +254,8 @@ def check_same_order(x: Any, y: Any) -> None:
     common = int(own.isin(other).sum())
     if common and len(own) == len(other):
         raise ValueError(
-            f"the index of y has {common} of the {len(own)} labels of the index of x, in another order; pass y.loc[x.index], drop the "
-            "same rows of x and y, or pass y.to_numpy() if the rows correspond."
+            f"the index of {name} has {common} of the {len(own)} labels of the index of x, in another order; pass {name}.loc[x.index], drop "
+            f"the same rows of x and {name}, or pass {name}.to_numpy() if the rows correspond."
         )
 
 
@@ -397,52 +298,11 @@ def _narwhals(frame: Any, name: str) -> Any:
     return nw.from_native(frame, eager_only=True)
 
 
-def _column(series: Any, name: str) -> Column:
+def _in_library(found: Any, library: Any) -> Any:
+    """The same values in a data frame of another library; as it is if that is not installed."""
     import narwhals as nw
 
-    dtype = series.dtype
-    if dtype in (nw.Date, nw.Datetime):
-        return Column(name, "time", dtype="Date" if dtype == nw.Date else dtype.time_zone or "")
-    if dtype.is_numeric():
-        return Column(name, dtype="Float64" if dtype.is_decimal() else type(dtype).__name__)
-    if dtype in (nw.Boolean, nw.String, nw.Categorical, nw.Enum, nw.Object):
-        levels = tuple(sorted({text for text in _texts(series) if text is not None}))
-        return Column(name, "level", levels, _level_type(series), tuple(_declared(series) or ()))
-    raise TypeError(
-        f"column {name!r} has dtype {dtype}, but a column must hold numbers, dates, booleans, strings or categories; convert or "
-        "drop it."
-    )
-
-
-def _declared(series: Any) -> list[Any] | None:
-    """The categories that the type of a column of pandas declares; None for other types."""
-    native = series.to_native()
-    pandas = hasattr(native, "iloc") and hasattr(native, "cat")
-    return [*native.cat.categories] if pandas else None
-
-
-def _texts(series: Any) -> list[str | None]:
-    """The levels as text; raises if a column of objects mixes strings with something else."""
-    import narwhals as nw
-
-    found = series.to_list()
-    if series.dtype == nw.Object:
-        for row, value in enumerate(found):
-            if not isinstance(value, str | bool | np.bool_) and not _is_missing(value):
-                raise TypeError(
-                    f"column {series.name!r} has dtype object, and {value!r} in row {row} is a {type(value).__name__}, not a "
-                    f"string; convert the column, for example with x[{series.name!r}].astype(float) or .astype(str)."
-                )
-    return [None if _is_missing(value) else str(value) for value in found]
-
-
-def _level_type(series: Any) -> str:
-    """The type of the levels in Python; empty without levels, or if there are several."""
-    if series.dtype.is_numeric():
-        return "int"
-    types = {type(v).__name__.rstrip("_") for v in series.to_list() if not _is_missing(v)}
-    return types.pop() if len(types) == 1 else ""
-
-
-def _is_missing(value: object) -> bool:
-    return value is None or type(value).__name__ == "NAType" or value != value  # noqa: PLR0124 (nan)
+    try:
+        return nw.from_dict({str(n): found[n].to_list() for n in found.columns}, backend=library)
+    except ImportError:
+        return found

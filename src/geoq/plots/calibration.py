@@ -16,8 +16,9 @@ from geoq.bounds.protocol import bounds_of
 from geoq.checks import check_index
 from geoq.core.assessment import N_OUTPUTS_SHOWN, Assessment, numbers_of
 from geoq.core.fitted import Fitted
+from geoq.data.column import UNSEEN, Column
 from geoq.data.coordinates import Part
-from geoq.data.table import UNSEEN, Column, Table, build, schema_of
+from geoq.data.table import Table, schema_of
 from geoq.plots import style
 
 # Of more calibration tuples than this a random subset is drawn.
@@ -286,9 +287,8 @@ def _queries(query: Any, sweep: _Sweep) -> Any:
     """The queries of a sweep in the user's kind of rows."""
     moved = np.repeat(to_numbers(query, "x0"), len(sweep.steps), axis=0)
     moved[:, sweep.number] = sweep.steps
-    if isinstance(query, Table):
-        return native(build(moved, *query.recipe))
-    return restore(moved, native(query))
+    is_table = isinstance(query, Table)
+    return native(schema_of(query).build(moved) if is_table else restore(moved, query))
 
 
 def _panel(axes: Axes, sweep: _Sweep, shown: np.ndarray) -> None:
