@@ -42,7 +42,7 @@ class Tables(HTMLParser):
 
     def __init__(self, answer):
         super().__init__()
-        self.open, self.rows, self.caption = [], [], ""
+        self.open, self.rows, self.caption, self.colours = [], [], "", []
         self.feed(answer._repr_html_())
         self.close()
         assert not self.open
@@ -50,6 +50,7 @@ class Tables(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.open.append(tag)
         if tag == "tr":
+            self.colours += ["background-color" in dict(attrs).get("style", "")] * bool(self.rows)
             self.rows.append([])
         if tag in ("td", "th"):
             self.rows[-1].append("")
@@ -69,28 +70,33 @@ def test_the_table_of_a_notebook_has_a_row_per_query_and_escapes_names():
     estimator = calibrated(X)
     tables = Tables(estimator.assess(X[:3].assign(angle=[0.0, 0.1, 9.0])))
     head, *rows = tables.rows
-    assert head == ["", "prediction", "error_hat", "safe", "support_score", "reason"]
+    assert head == ["", *X.columns, "prediction", "bound", "safe", "support_score", "reason"]
     assert [row[0] for row in rows] == INDEX[:3]
-    assert {len(row) for row in rows} == {6}
-    assert rows[2][3] == "False"
-    assert "input angle is 9, " in rows[2][5]
+    assert {len(row) for row in rows} == {len(head)}
+    assert rows[2][head.index("angle")] == "9.0"
+    assert rows[2][-3] == "False"
+    assert "input angle is 9, " in rows[2][-1]
+    assert tables.colours == [False, False, True]
     assert "The quantile level of the bounds is 0.95" in tables.caption
     speed = Tables(estimator.assess(X[:1].assign(**{"<b>speed</b>": [9.0]})))
-    assert "input <b>speed</b> is 9" in speed.rows[1][5]
+    assert "input <b>speed</b> is 9" in speed.rows[1][-1]
 
 
 def test_a_query_without_an_answer_is_in_the_table():
     answer = calibrated(ARRAY).assess(np.where([[False, False], [True, False]], np.nan, ARRAY[:2]))
     row = Tables(answer).rows[2]
-    assert row[:4] == ["1", "nan", "nan", "False"]
-    assert "input 0 is nan" in row[5]
+    assert row[:6] == ["1", "nan", "-0.9669", "nan", "nan", "False"]
+    assert "input 0 is nan" in row[-1]
     assert "query 1: no error bound, NOT safe" in repr(answer)
     assert "Assessment of 2 queries, 1 of them safe and 1 without an answer" in repr(answer)
 
 
+PARTS = ["prediction", "error_hat", "lower", "upper"]
+
+
 @pytest.mark.parametrize(("surrogate", "columns"), [
-    (model, ["prediction", "error_hat"]),
-    (two, [f"{part} output {i}" for part in ("prediction", "error_hat") for i in (0, 1)]),
+    (model, PARTS),
+    (two, [f"{part} output {i}" for part in PARTS for i in (0, 1)]),
     (field, ["prediction mean", "error_hat mean"]),
 ])  # fmt: skip
 def test_a_frame_has_a_column_per_output_and_the_mean_of_a_field(surrogate, columns):

@@ -106,6 +106,7 @@ def test_answers_do_not_depend_on_the_chunks(problem, monkeypatch, representatio
         assert_allclose(again[level], levels[level], rtol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:y ranges over")
 @pytest.mark.parametrize("low", [0.0, 1e-4])
 def test_scalar_inputs_and_outputs_need_no_second_dimension(low):
     """Positive inputs over three decades are logarithms, also without a second dimension."""

@@ -107,7 +107,7 @@ def test_an_interval_needs_one_error_per_prediction(data):
     Y = np.stack([y, 100 * X[:, 0] ** 2], axis=1)
     ours = GeoQRegressor(Ridge(), folds=FOLDS, error_functional=norm_error).fit(X, Y)
     assert ours.bound(queries).shape == (len(queries),)
-    with pytest.raises(ValueError, match="use error_functional=absolute_error"):
+    with pytest.raises(TypeError, match="use error_functional=absolute_error"):
         ours.predict_interval(queries)
 
 

@@ -23,7 +23,7 @@ from geoq.data.domain import Grid, Mesh, Table
 from geoq.data.metric import SensitivityMetric
 from geoq.regions.region import Region
 from geoq.rollout.estimator import RolloutGeoQ
-from geoq.surrogate import absolute_error, norm_error, relative_norm_error
+from geoq.surrogate import absolute_error, log_error, norm_error, relative_norm_error
 from geoq.training.sources import PredictedFolds, TrainedFolds
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ __all__ = [
     "WholeField",
     "absolute_error",
     "default_folds",
+    "log_error",
     "norm_error",
     "relative_norm_error",
 ]

@@ -44,6 +44,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         n_anchors: the number of anchors whose errors are averaged.
         n_support: the number of points that the support distance averages over; None means 20, or as many as the folds leave.
         safe_region: the rule of the safe region; None means ``Region()``.
+        limits: known limits of the outputs, a pair (low, high).
 
     Attributes:
         estimator_: the regressor fitted on all data.
@@ -73,6 +74,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
     n_anchors: int = 1
     n_support: int | None = None
     safe_region: SafeRegion | None = None
+    limits: Any = None
 
     def fit(
         self,
@@ -115,24 +117,16 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
     def predict_interval(
         self, X: Any, quantile: float | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The prediction minus and plus its bound.
+        """The ends of an interval around each prediction, see ``GeoQ.predict_interval``.
 
         Args:
             X: inputs, one row per sample.
             quantile: the level of the bound; None means the level of the estimator.
 
         Returns:
-            Two arrays in the shape of the prediction: the lower and the upper limit.
+            Two arrays in the shape of the prediction: the lower and the upper ends.
         """
-        level = self._calibrated.quantile if quantile is None else quantile
-        (bound,) = self.geoq_.bounds(self._validated(X), (level,)).values()
-        prediction = self.predict(X)
-        if bound.shape != prediction.shape:
-            raise ValueError(
-                f"errors have the shape {bound.shape[1:]} and predictions {prediction.shape[1:]}, so "
-                "their bound is no interval of the prediction; use error_functional=absolute_error, or bound(X)."
-            )
-        return prediction - bound, prediction + bound
+        return self.assess(X).interval(quantile)
 
     @property
     def _calibrated(self) -> GeoQ:

@@ -42,7 +42,13 @@ FITTED = tuple(
     f"geoq.{part}"
     for part in ("bounds.", "core.", "data.", "regions.", "rollout.", "training.loop")
 )
-FUNCTIONS = (errors.absolute_error, errors.norm_error, errors.relative_norm_error, identity)
+FUNCTIONS = (
+    errors.absolute_error,
+    errors.log_error,
+    errors.norm_error,
+    errors.relative_norm_error,
+    identity,
+)
 # The arrays that were packed, by their ids, with the paths of their first owners.
 Seen: TypeAlias = dict[int, tuple[str, np.ndarray]]
 

@@ -46,6 +46,34 @@ def relative_norm_error(y: Any, y_hat: Any) -> Any:
     return norm_error(y, y_hat) / norm_error(y, 0 * y_hat)
 
 
+def log_error(y: Any, y_hat: Any) -> Any:
+    r"""Absolute error of the logarithm of each value, for positive outputs over several decades.
+
+    .. math:: E(x) = |\log F(x) - \log \widehat F(x)|
+
+    A bound of 0.1 is a factor of 1.105. Second opinion, distances of outputs and bound work with logarithms, predictions and intervals
+    have the unit of the outputs.
+
+    Example:
+        >>> log_error(np.array([1.0, 2e6]), np.array([1.0, 1e6])).round(3)
+        array([0.   , 0.693])
+    """
+    both = (value.log() if hasattr(value, "log") else np.log(value) for value in (y, y_hat))
+    return absolute_error(*both)
+
+
+# The errors that are differences of outputs, or of their logarithms, so that a bound gives an interval.
+ELEMENTWISE = (absolute_error, log_error)
+
+
+def on_scale(values: np.ndarray, error_functional: Any) -> np.ndarray:
+    """Outputs on the scale on which their error is a difference: their logarithms for ``log_error``, nan unless they are positive."""
+    if error_functional is not log_error:
+        return values
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(values >= 0, np.log(values), np.nan).astype(values.dtype)
+
+
 def _difference(y: Any, y_hat: Any) -> Any:
     # torch does not subtract from boolean masks; NumPy treats them as 0 and 1.
     return (y * 1 if "bool" in str(y.dtype) else y) - y_hat

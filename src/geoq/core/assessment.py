@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from geoq.arrays import native
 from geoq.checks import check_index
 from geoq.data.table import is_frame
+from geoq.surrogate import ELEMENTWISE, log_error
 
 if TYPE_CHECKING:
     from geoq.core.fitted import Fitted
@@ -21,6 +22,7 @@ N_ANCHORS_SHOWN = 5
 N_ROWS_SHOWN, N_LINES_SHOWN = 20, 5
 # Errors with more numbers than this are fields, which are described by their mean.
 N_OUTPUTS_SHOWN = 10
+UNSAFE = "background-color: #f6c8c0; color: black"
 STYLE = "text-align: left; white-space: normal; max-width: 48em"
 SAFE = "safe, within the region of the held-out points"
 NOT_SAFE = "NOT safe, outside the region of the held-out points; the bound is a guess"
@@ -91,8 +93,10 @@ class Assessment:
         return "\n".join([self._title, *lines, *more])
 
     def _repr_html_(self) -> str:
-        columns, n = self._columns(), len(self)
-        names = ["", *columns, "reason"]
+        columns, n = self._columns({}), len(self)
+        inputs = self._shown_inputs()
+        words = [str(name).replace("error_hat", "bound") for name in columns]
+        names = ["", *inputs, *words, "reason"]
         head = "".join(f"<th>{escape(str(name))}</th>" for name in names)
         index: Any = getattr(native(self.asked), "index", None)
         rows = []
@@ -102,9 +106,11 @@ class Assessment:
             why = why.removeprefix("NOT safe, ").removeprefix("safe, ")
             cells = [values[query] for values in columns.values()]
             shown = [str(c) if isinstance(c, np.bool_) else f"{c:.4g}" for c in cells]
-            texts = "".join(f"<td>{escape(cell)}</td>" for cell in shown)
+            asked = [values[query] for values in inputs.values()]
+            texts = "".join(f"<td>{escape(cell)}</td>" for cell in [*asked, *shown])
+            colour = "" if self.safe[query] else f" style='{UNSAFE}'"
             rows.append(
-                f"<tr><th>{escape(label)}</th>{texts}<td style='{STYLE}'>{escape(why)}</td></tr>"
+                f"<tr{colour}><th>{escape(label)}</th>{texts}<td style='{STYLE}'>{escape(why)}</td></tr>"
             )
         if n > N_ROWS_SHOWN:
             rows.append(f"<tr><td colspan='{len(names)}'>... {n - N_ROWS_SHOWN} more</td></tr>")
@@ -113,6 +119,17 @@ class Assessment:
             f"<table><caption>{escape(title)}</caption>"
             f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
         )
+
+    def _shown_inputs(self) -> dict[str, list[str]]:
+        """The inputs of the first queries as text, by name; none if there are too many."""
+        asked = native(self.asked)
+        if is_frame(asked) and len(asked.columns) <= N_OUTPUTS_SHOWN:
+            first = asked[:N_ROWS_SHOWN]
+            return {str(name): [str(v) for v in first[name].to_list()] for name in asked.columns}
+        if is_frame(asked) or len(asked.shape) != 2 or asked.shape[1] > N_OUTPUTS_SHOWN:
+            return {}
+        rows = numbers_of(asked[:N_ROWS_SHOWN])
+        return {f"input {j}": [f"{v:.4g}" for v in column] for j, column in enumerate(rows.T)}
 
     @property
     def _title(self) -> str:
@@ -149,12 +166,28 @@ class Assessment:
         outputs = zip(self._names_of(n, None), values.T, strict=True)
         return [pair for pair in outputs if not len(pair[1]) or not np.isnan(pair[1]).all()]
 
-    def _columns(self) -> dict[str, np.ndarray]:
-        """The columns of the table: predictions, bounds, flags and support scores."""
+    def _intervals(self, levels: Sequence[float]) -> dict[str, Any]:
+        """The ends of the intervals at the level of the estimator and at others, by name; none if there are no intervals of numbers."""
+        shape = tuple(self.prediction.shape[1:])
+        if (
+            shape != tuple(self.error_hat.shape[1:])
+            or len(shape) > 1
+            or sum(shape) > N_OUTPUTS_SHOWN
+        ):
+            return {}
+        found: dict[str, Any] = {}
+        for level in (None, *levels):
+            at = "" if level is None else f" {level:g}"
+            found |= zip((f"lower{at}", f"upper{at}"), self.interval(level), strict=True)
+        return found
+
+    def _columns(self, intervals: dict[str, Any]) -> dict[str, np.ndarray]:
+        """The columns of the table: predictions, bounds, intervals, flags and support scores."""
+        parts = {"prediction": self.prediction, "error_hat": self.error_hat} | intervals
         found = {
             f"{name} {output}".rstrip(): values
-            for name in ("prediction", "error_hat")
-            for output, values in self.outputs_of(getattr(self, name))
+            for name, part in parts.items()
+            for output, values in self.outputs_of(part)
         }
         return found | {name: numbers_of(getattr(self, name)) for name in ("safe", "support_score")}
 
@@ -170,16 +203,33 @@ class Assessment:
 
     @property
     def lower(self) -> Float[Any, " n *output"]:
-        """Lower ends of the intervals: prediction minus bound."""
-        return self.prediction - self._of_each_output()
+        """Lower ends of the intervals, see ``interval``."""
+        return self.interval()[0]
 
     @property
     def upper(self) -> Float[Any, " n *output"]:
-        """Upper ends of the intervals: prediction plus bound."""
-        return self.prediction + self._of_each_output()
+        """Upper ends of the intervals, see ``interval``."""
+        return self.interval()[1]
+
+    def interval(self, quantile: float | None = None) -> tuple[Any, Any]:
+        """The lower and the upper ends of the intervals that contain the reference outputs with this probability.
+
+        They are the prediction minus and plus the bound, within the ``limits`` of the outputs. For safe queries the two sides differ
+        if the largest held-out errors of a table have clearly one sign, unless ``conformalize`` was called. With ``log_error``
+        they are the prediction divided by a factor and multiplied by it.
+
+        Args:
+            quantile: the level of the bound; None means the level of the estimator.
+        """
+        level = self.quantile if quantile is None else quantile
+        bound = self._of_each_output()
+        if level != self.quantile:
+            (bound,) = self.fitted.bounds(native(self.asked), (level,)).values()
+        return self.fitted.interval(self.prediction, bound, self.safe, level)
 
     def _of_each_output(self) -> Any:
-        if tuple(self.prediction.shape) != tuple(self.error_hat.shape):
+        same = tuple(self.prediction.shape) == tuple(self.error_hat.shape)
+        if not same or self.fitted.error_functional not in ELEMENTWISE:
             raise TypeError(
                 f"a prediction has shape {tuple(self.prediction.shape[1:])} and a bound has shape {tuple(self.error_hat.shape[1:])}, so "
                 "there is no interval of each output; use error_functional=absolute_error."
@@ -200,10 +250,10 @@ class Assessment:
         """
         return self.fitted.second_opinion(native(self.asked))
 
-    def to_frame(self) -> Any:
-        """The predictions, bounds, flags and support scores as a data frame, one row per query.
+    def to_frame(self, levels: Sequence[float] = ()) -> Any:
+        """The predictions, bounds, intervals, flags and support scores as a data frame, one row per query.
 
-        The data frame is of the library of the queries and has their index. For queries in arrays it is of pandas, or of polars
+        For each of the ``levels`` there are the ends of its interval as well. The data frame is of the library of the queries and has their index. For queries in arrays it is of pandas, or of polars
         if pandas is not installed. Several outputs have a column each; a field has its mean.
 
         Example:
@@ -211,9 +261,9 @@ class Assessment:
             >>> x = np.linspace(0, 1, 60)[:, None]
             >>> estimator = GeoQ(lambda x: x[:, 0], None, folds=RandomFolds(5)).fit(x, np.sin(x[:, 0]))
             >>> list(estimator.assess(x[:2]).to_frame().columns)
-            ['prediction', 'error_hat', 'safe', 'support_score']
+            ['prediction', 'error_hat', 'lower', 'upper', 'safe', 'support_score']
         """
-        columns, asked = self._columns(), native(self.asked)
+        columns, asked = self._columns(self._intervals(levels)), native(self.asked)
         if is_frame(asked) and not hasattr(asked, "iloc"):
             return type(asked)(columns)
         for library in ("pandas", "polars"):
@@ -288,7 +338,8 @@ class Assessment:
             for part in (self.error_hat, self.anchor_error, self.increment)
         )
         answer = np.asarray(self.prediction[query]).reshape(-1)
-        level = f" (quantile level {self.quantile:g})"
+        of_logarithm = self.fitted.error_functional is log_error
+        level = f" (quantile level {self.quantile:g}{', of the logarithm' * of_logarithm})"
         if not self._is_list:
             mean = "mean " if len(bound) > 1 else ""
             one = self._names_of(1, outputs)[0] if not mean and outputs else ""

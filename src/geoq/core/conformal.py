@@ -18,7 +18,7 @@ from geoq.core.geometry import Relation
 from geoq.data.masks import outputs_with_nan
 from geoq.data.table import Table, check_same_order, listed, output_names, output_rows
 from geoq.quantiles import conformal_factor, error_ratios, inverse_cdf_quantile, n_required
-from geoq.surrogate import errors_of
+from geoq.surrogate import errors_of, on_scale
 
 if TYPE_CHECKING:
     from geoq.core.fitted import Fitted
@@ -194,7 +194,8 @@ def conformalized(fitted: "Fitted", x: Any, y: Any, guarantee: WholeField | None
             f"the conformal factor is {factors.safe:.3g}, so the errors of the pairs are {why}; check the pairs before you use the "
             "bounds."
         )
-    return replace(fitted, conformal=factors)
+    # The guarantee is for the bound, so the interval is the prediction plus and minus the bound again.
+    return replace(fitted, conformal=factors, tails=None)
 
 
 class CheckedPairs(NamedTuple):
@@ -229,7 +230,8 @@ def checked_pairs(fitted: "Fitted", x: Any, y: Any) -> CheckedPairs:
     # A cell that the surrogate has masked has no bound, so its error does not count.
     prediction = np.nan_to_num(answer["prediction"])
     error = errors_of(prediction, fitted.error_functional, outputs, native(given))
-    return CheckedPairs(queries, outputs, error, answer)
+    # The outputs of the data are on the scale of the error, too.
+    return CheckedPairs(queries, on_scale(outputs, fitted.error_functional), error, answer)
 
 
 def _finite_outputs(fitted: "Fitted", y: Any) -> np.ndarray:

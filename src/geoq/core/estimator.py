@@ -100,13 +100,15 @@ class GeoQ:
         representation: how distances are measured. A metric, by default ``SensitivityMetric()``, serves anchors, support
             distance, bound and safe region alike. A function phi(x), fixed and shared by all folds, is the paper's
             form: anchors are found in phi(x) and support distances are measured in standardised inputs.
-        error_functional: rho, the error that is bounded.
+        error_functional: rho, the error that is bounded; ``log_error`` for positive outputs over several decades.
         folds: which points are held out together; scikit-learn's splitters can be used as well.
         bound_model: how the bound is fitted. None means ``TwoLawBound()`` for tables and ``FieldBound()`` for fields.
         n_anchors: k_a, the number of anchors whose errors are averaged.
         n_support: k, the number of points that the support distance averages over. None means the paper's 20, or as many as
             the folds leave.
         safe_region: the rule of the safe region; ``PaperRegion()`` is the paper's.
+        limits: known limits of the outputs, a pair (low, high) of numbers or of arrays with a number for each output; None in
+            place of a number means no limit. Bounds and intervals never exceed them.
         fitted_: after ``fit``, everything that the calibration has found.
 
     Example:
@@ -135,6 +137,7 @@ class GeoQ:
     n_anchors: int = 1
     n_support: int | None = None
     safe_region: SafeRegion = field(default_factory=Region)
+    limits: Any = None
 
     @classmethod
     def paper(
@@ -265,6 +268,20 @@ class GeoQ:
             An array of bounds for each level.
         """
         return self._fitted.bounds(x, levels)
+
+    def predict_interval(self, x: Any, quantile: float | None = None) -> tuple[Any, Any]:
+        """The lower and the upper ends of intervals around the predictions, ``assess(x).interval(quantile)``.
+
+        Example:
+            >>> import numpy as np
+            >>> from geoq import GeoQ, RandomFolds
+            >>> x = np.linspace(0, 1, 60)[:, None]
+            >>> estimator = GeoQ(lambda x: x[:, 0], None, folds=RandomFolds(5), limits=(0, 1))
+            >>> lower, upper = estimator.fit(x, np.sin(x[:, 0])).predict_interval(x, 0.9)
+            >>> bool((lower >= 0).all())
+            True
+        """
+        return self.assess(x).interval(quantile)
 
     def expected_error(self, x: Any) -> Any:
         """The expected error at each query: not a bound, but a sharper map of where a field is wrong.

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from scipy.special import ndtri
 
 from geoq.arrays import chunks, flat, in_kind, native, per_row, restore, take, to_numbers
 from geoq.bounds.protocol import bounds_of
-from geoq.core.assessment import Assessment, SecondOpinion
+from geoq.core.assessment import Assessment, SecondOpinion, numbers_of
 from geoq.core.conformal import ConformalFactors, level_factors, levels_of
-from geoq.core.folds import distinct_rows
 from geoq.core.geometry import Features, Geometry, Space, anchor_mean, displacement
-from geoq.core.tuples import Tuples, Typical
+from geoq.core.intervals import Tails, interval, within_limits
+from geoq.core.tuples import Repeats, Tuples, Typical
 from geoq.data.companion import Companion
 from geoq.data.coordinates import Coordinates, Part
 from geoq.data.domain import Layout
@@ -25,7 +25,7 @@ from geoq.data.process import Opinion, Process
 from geoq.data.table import Names, Schema, Table, input_rows, is_frame
 from geoq.quantiles import error_ratios
 from geoq.regions.region import SAFE
-from geoq.surrogate import answers_of, check_callable, errors_of
+from geoq.surrogate import answers_of, check_callable, errors_of, log_error, on_scale
 
 # A function of the features of a chunk of queries, and of the cells that the surrogate has masked there.
 Parts: TypeAlias = Callable[[Features, Any], dict[Any, np.ndarray]]
@@ -33,34 +33,9 @@ Parts: TypeAlias = Callable[[Features, Any], dict[Any, np.ndarray]]
 PERIODIC = 1e-5
 
 
-@dataclass(frozen=True)
-class Repeats:
-    """How often the inputs of each row occur in the data, and the standard deviation of the outputs of equal inputs.
-
-    The bound is for the next measurement at a query, not for the mean of many measurements, so it contains this spread.
-    """
-
-    count: Int[np.ndarray, " n"]
-    spread: Float[np.ndarray, " n *output"]
-
-    @staticmethod
-    def of(points: np.ndarray, outputs: np.ndarray) -> "Repeats | None":
-        """The repeats of the data; None if all inputs differ."""
-        place = distinct_rows(flat(points))
-        n_distinct = int(place.max()) + 1
-        if n_distinct == len(place):
-            return None
-        count, values = np.bincount(place), np.nan_to_num(flat(outputs).astype(float))
-        total, squares = np.zeros((2, n_distinct, values.shape[1]))
-        np.add.at(total, place, values)
-        np.add.at(squares, place, (values - (total / count[:, None])[place]) ** 2)
-        spread = np.sqrt(squares / np.maximum(count - 1, 1)[:, None])  # unbiased
-        return Repeats(count[place], spread[place].reshape(outputs.shape))
-
-
-def predict(surrogate: Any, mask: Mask | None, x: Any) -> np.ndarray:
-    """The predictions of a surrogate, with the mask of y; they can be nan or infinite."""
-    answers = answers_of(surrogate, x, "surrogate")
+def predict(surrogate: Any, mask: Mask | None, x: Any, error_functional: Any = None) -> np.ndarray:
+    """The predictions of a surrogate, with the mask of y, on the scale of their error; they can be nan or infinite."""
+    answers = on_scale(answers_of(surrogate, x, "surrogate"), error_functional)
     return answers if mask is None else mask.filled(answers)
 
 
@@ -94,6 +69,8 @@ class Fitted:
         tuples: the calibration tuples; None in a file that was saved without them.
         probes: a few inputs, at which a file has the answers of the callables.
         verified: the predictions at the last points, which ``update`` has added; None without them.
+        limits: the known limits of the outputs, or None.
+        tails: the factors of the two sides of an interval where errors are lopsided, or None.
     """
 
     quantile: float
@@ -121,11 +98,21 @@ class Fitted:
     representation: Any = field(repr=False)
     error_functional: Any = field(repr=False)
     verified: Float[np.ndarray, " n_verified *output"] | None = None
+    limits: tuple[np.ndarray, np.ndarray] | None = None
+    tails: Tails | None = None
 
     @property
     def n_verified(self) -> int:
         """How many of the points ``update`` has added."""
         return 0 if self.verified is None else len(self.verified)
+
+    def _scaled(self, values: np.ndarray) -> np.ndarray:
+        """Outputs on the scale of their error, on which all features are."""
+        return on_scale(values, self.error_functional)
+
+    def _outputs(self, values: np.ndarray) -> np.ndarray:
+        """Values on the scale of the error in the unit of the outputs."""
+        return np.exp(values) if self.error_functional is log_error else values
 
     def rows_of(self, x: Any) -> Any:
         """Queries as rows; raises unless they have the columns or the shape of ``fit``."""
@@ -163,7 +150,7 @@ class Fitted:
             known = self.probes if absent.all() else take(x, np.flatnonzero(~absent))
             x = take(known, np.where(absent, 0, np.cumsum(~absent) - 1))
             inputs = to_numbers(x, "x")
-        prediction = answers_of(self.surrogate, x, "surrogate")
+        prediction = self._scaled(answers_of(self.surrogate, x, "surrogate"))
         if self.mask is not None:
             if self.mask.fill is not None and prediction.shape[1:] == self.output_shape:
                 gaps = np.isnan(prediction) & ~self.mask.cells
@@ -198,7 +185,8 @@ class Fitted:
         if not len(rows):
             return found
         moved = self.coordinates.within_periods(inputs[rows])
-        there = predict(self.surrogate, self.mask, rows_like(moved, take(x, rows)))
+        again = rows_like(moved, take(x, rows))
+        there = predict(self.surrogate, self.mask, again, self.error_functional)
         near = np.isclose(there, prediction[rows], PERIODIC, PERIODIC * self.typical.error.max())
         same = rows[flat(near).all(axis=1)]
         found[np.ix_(same, np.flatnonzero(limits))] = 0
@@ -219,7 +207,7 @@ class Fitted:
         def parts(features: Features, gaps: Any) -> dict[Any, np.ndarray]:
             del gaps
             opinion: Any = features.opinion
-            values = {"prediction": opinion.mean, "deviation": opinion.deviation}
+            values = {"prediction": self._outputs(opinion.mean), "deviation": opinion.deviation}
             shape = (len(features), *self.output_shape)
             return {name: value.reshape(shape) for name, value in values.items()}
 
@@ -244,6 +232,7 @@ class Fitted:
         """The bounds with the conformal factors; 0 in exact cells and nan in cells that the surrogate has masked."""
         bound = self.conformal(bounds_of(self.bound, features, level), safe)
         bound = self._between_levels(features, bound, self.quantile if level is None else level)
+        bound = within_limits(self, features.prediction, bound)
         if self.exact is not None:
             bound = np.where(self.exact, bound.dtype.type(0), bound)
         return _with_gaps(bound, gaps)
@@ -279,7 +268,7 @@ class Fitted:
             anchor, relation = _with_gaps(features.anchor_error, gaps), features.relation
             assert relation is not None
             return {
-                "prediction": _with_gaps(features.prediction, gaps),
+                "prediction": _with_gaps(self._outputs(features.prediction), gaps),
                 "error_hat": bound,
                 "safe": safe,
                 "support_score": score,
@@ -339,9 +328,23 @@ class Fitted:
             if has_levels:
                 return {level: self.scaled_bound(features, gaps, safe, level) for level in wanted}
             own = self.scaled_bound(features, gaps, safe)
-            return {level: f(own, safe) for level, f in zip(wanted, factors, strict=True)}
+            return {
+                level: within_limits(self, features.prediction, f(own, safe))
+                for level, f in zip(wanted, factors, strict=True)
+            }
 
         return self._fields(x, parts)
+
+    def interval(self, prediction: Any, bound: Any, safe: Any, level: float) -> tuple[Any, Any]:
+        """The ends of the intervals around predictions with bounds at this level, in the user's kind of array."""
+        one, size, flag = map(numbers_of, (prediction, bound, safe))
+        found = interval(self, one, size, flag, level)
+        lower, upper = (restore(end, prediction) for end in found)
+        return (
+            (lower, upper)
+            if self.mask is None
+            else (self.mask.hidden(lower), self.mask.hidden(upper))
+        )
 
     def _level_factors(self, levels: list[float]) -> list[ConformalFactors]:
         """Factors on the bound for other levels, from the calibration tuples."""
@@ -407,7 +410,7 @@ class Fitted:
         filled = (
             np.ma.filled(prediction, 0) if isinstance(prediction, np.ma.MaskedArray) else prediction
         )
-        prediction = to_numbers(filled, "prediction")
+        prediction = self._scaled(to_numbers(filled, "prediction"))
         inputs = self._coordinates(asked, to_numbers(asked, "x"), prediction)
         known: Any = names
         if isinstance(asked, Table) and asked.schema is not None:

@@ -17,19 +17,28 @@ from geoq.checks import (
     warn,
 )
 from geoq.data.coordinates import Coordinates
-from geoq.data.domain import Domain, Shapes
+from geoq.data.domain import Domain, Layout, Shapes
 from geoq.data.masks import Mask, outputs_with_nan
 from geoq.data.metric import Metric, StandardizedMetric
 from geoq.data.probes import N_PROBES, Probes
 from geoq.data.table import Table, first_few
 from geoq.quantiles import n_required
 from geoq.regions.region import SafeRegion
-from geoq.surrogate import check_callable, evaluate, one_row_each, relative_norm_error
+from geoq.surrogate import (
+    absolute_error,
+    check_callable,
+    evaluate,
+    log_error,
+    one_row_each,
+    relative_norm_error,
+)
 from geoq.training.sources import check_sources
 
 if TYPE_CHECKING:
     from geoq.core.estimator import GeoQ
 
+# Outputs over more decades than this, without the lowest and the highest 1 %, raise a warning if their mean is this many medians.
+MANY_DECADES, MEDIANS = 3.0, 5.0
 REMOVE = "remove or impute these samples first"
 
 
@@ -87,6 +96,12 @@ def check_models(how: "GeoQ", x: Any, outputs: np.ndarray) -> None:
                 f"error_functional=relative_norm_error divides by the norm of y, but y[{zero[0]}] is zero ({len(zero)} of "
                 f"{len(outputs)} rows are); remove these rows, or use norm_error."
             )
+    if how.error_functional is log_error and not (outputs > 0).all():
+        place = np.argwhere(~(outputs > 0))[0].tolist()
+        raise ValueError(
+            f"error_functional=log_error needs positive outputs, but y[{', '.join(map(str, place))}] is {outputs[tuple(place)]:.4g}; use "
+            "relative_norm_error, or remove these rows and masked cells."
+        )
     if not isinstance(x, Table) or how.surrogate is None:
         return
     missing = np.isnan(x.array)
@@ -128,6 +143,23 @@ def shapes_of(how: "GeoQ", x: Any, y: Any, outputs: np.ndarray) -> Shapes:
         z = phi(rows)
         Probes.of(phi, rows, z, "representation")
     return Shapes(*(part.shape[1:] for part in (z, found, inputs, few)))
+
+
+def warn_of_decades(how: "GeoQ", outputs: np.ndarray, layout: Layout) -> None:
+    """Warn if the outputs of a table range over many decades: the largest of them determine a bound of absolute errors."""
+    if how.error_functional is not absolute_error or not layout.is_table:
+        return
+    columns = flat(outputs)
+    for j in np.flatnonzero((columns > 0).all(axis=0)).tolist():
+        low, median, high = np.quantile(columns[:, j], (0.01, 0.5, 0.99))
+        if columns[:, j].mean() > MEDIANS * median and high > low * 10**MANY_DECADES:
+            name = "y" if columns.shape[1] == 1 else f"y[:, {j}]"
+            warn(
+                f"{name} ranges over {math.log10(high / low):.1f} decades, from {low:.2g} to {high:.2g}, and the bound of its absolute error is fitted "
+                "best to the largest values. If relative errors matter, pass error_functional=log_error (from geoq import "
+                "log_error): a bound is then a factor, and intervals keep the unit of y. A model of log(y) is often better, too."
+            )
+            return
 
 
 def warn_if_few(quantile: float, n_groups: int) -> None:

@@ -14,8 +14,9 @@ from geoq.bounds.protocol import fit_bound
 from geoq.checks import add_note_on_error, check_finite, warn
 from geoq.core.agreement import Answers, fold_answers, mean_error, warn_of_folds
 from geoq.core.conformal import ConformalFactors
-from geoq.core.fitted import Fitted, Repeats, embed, predict
+from geoq.core.fitted import Fitted, embed, predict
 from geoq.core.geometry import Geometry, Relation, Space, anchor_mean
+from geoq.core.intervals import Tails, limits_of
 from geoq.core.opinion import (
     CLEARLY,
     compared,
@@ -31,9 +32,10 @@ from geoq.core.pair_checks import (
     coordinates_of,
     shapes_of,
     warn_if_few,
+    warn_of_decades,
 )
 from geoq.core.plan import FoldPlan, draw_folds
-from geoq.core.tuples import Points, Tuples
+from geoq.core.tuples import Points, Repeats, Tuples
 from geoq.data.coordinates import Coordinates, regular_gaps
 from geoq.data.domain import Layout, layout_of
 from geoq.data.masks import Mask, exact_cells, filled_with_means
@@ -42,7 +44,7 @@ from geoq.data.probes import N_PROBES, Probes
 from geoq.data.process import Process
 from geoq.data.table import Table, check_same_order, input_rows, output_names, output_rows
 from geoq.neighbors import near_copies, sketch
-from geoq.surrogate import absolute_error, answers_of, errors_of
+from geoq.surrogate import ELEMENTWISE, absolute_error, answers_of, errors_of, log_error, on_scale
 from geoq.training.checkpoint import Checkpoint, array_id
 from geoq.training.sources import (
     Fold,
@@ -84,6 +86,7 @@ class Pairs:
     plan: FoldPlan
     layout: Layout
     n_support: int
+    limits: tuple[np.ndarray, np.ndarray] | None = None
 
     @staticmethod
     def of(how: "GeoQ", x: Any, y: Any, groups: Any) -> "Pairs":
@@ -100,7 +103,9 @@ class Pairs:
         check_models(how, rows, numbers)
         known = coordinates_of(how.representation, inputs, rows)
         points = flat(known(inputs))
-        if inputs.ndim == 2 and how.error_functional is absolute_error:
+        rho = how.error_functional
+        limits = limits_of(how.limits, numbers, rho)
+        if inputs.ndim == 2 and rho in ELEMENTWISE:
             known = replace(known, gaps=regular_gaps(points))
         # Near copies lie at one place, so that the folds hold them out together.
         places = np.asarray(points, dtype=float)[near_copies(points, numbers)]
@@ -116,12 +121,13 @@ class Pairs:
         shapes = shapes_of(how, rows, outputs, numbers)
         layout = layout_of(how.domain, shapes)
         logger.info("%d %s", len(rows), layout.described())
+        warn_of_decades(how, numbers, layout)
         model = how.bound_for(layout)
         if hasattr(model, "check_shapes"):
             model.check_shapes(shapes, layout)
-        return Pairs(
-            how, rows, outputs, inputs, numbers, for_training, mask, known, plan, layout, n_support
-        )
+        numbers = on_scale(numbers, rho)
+        parts = rows, outputs, inputs, numbers, for_training, mask, known, plan, layout, n_support
+        return Pairs(how, *parts, limits)
 
     @property
     def n_trainings(self) -> int:
@@ -153,17 +159,21 @@ class Pairs:
     def errors(self, prediction: np.ndarray, rows: Any) -> np.ndarray:
         """The errors of predictions at some rows, whose masked cells do not count."""
         y, way_out = self.outputs[rows], "surrogate must return finite numbers"
+        rho = self.how.error_functional
+        if rho is log_error:
+            rho, way_out = absolute_error, "with error_functional=log_error it must be positive"
         if self.mask is not None and prediction.shape == y.shape:
             prediction = np.where(np.isnan(y), 0, prediction)
             way_out += ", or mask y there"
         if prediction.shape == y.shape:
             check_finite(prediction, "surrogate(x)", way_out)
-        return errors_of(prediction, self.how.error_functional, y, native(self.y))
+        return errors_of(prediction, rho, y, native(self.y))
 
     def relate(self, surrogate: Any, finished: Checkpoint | None) -> "ObservedPoints":
         """The observed errors and the coordinates of all points (lines 2 to 4)."""
-        ask = partial(predict, surrogate, self.mask)
-        prediction = answers_of(surrogate, self.x, "surrogate")
+        rho = self.how.error_functional
+        ask = partial(predict, surrogate, self.mask, error_functional=rho)
+        prediction = on_scale(answers_of(surrogate, self.x, "surrogate"), rho)
         error = self.errors(prediction, slice(None))
         if self.mask is not None:
             prediction = self.mask.filled(prediction)
@@ -306,6 +316,8 @@ class Pairs:
             surrogate=surrogate,
             representation=self.how.representation,
             error_functional=self.how.error_functional,
+            limits=self.limits,
+            tails=Tails.of(tuples, bound, self.how),
         )
 
     def _compare_opinions(self, surrogate: Any, points: "ObservedPoints", tuples: Tuples) -> None:
@@ -326,7 +338,8 @@ class Pairs:
         if not alone or len(z) < 3 or not isinstance(process, Process):
             return
         mixed = mixed_rows(self.inputs, z)
-        between = flat(predict(surrogate, self.mask, rows_like(mixed, self.x))).astype(float)
+        asked, rho = rows_like(mixed, self.x), self.how.error_functional
+        between = flat(predict(surrogate, self.mask, asked, rho)).astype(float)
         coordinates = self.coordinates(mixed)
         there = coordinates if points.metric is None else points.metric(coordinates)
         opinion = process(flat(there).astype(float))
@@ -381,6 +394,7 @@ class HeldOutPoints:
         """Store the errors of one fold, given the predictions of its surrogate (line 8)."""
         fold, relation, pairs = self.folds[number], self.relations[number], self.pairs
         n, asked = len(relation), fold.evaluated_rows
+        prediction = on_scale(prediction, pairs.how.error_functional)
         used, places = np.unique(relation.anchors, return_inverse=True)
         with add_note_on_error(f"while evaluating the surrogate of {fold}"):
             error = pairs.errors(prediction, asked)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from geoq.arrays import chunks, permutation
-from geoq.core.folds import count_independent
+from geoq.arrays import chunks, flat, permutation
+from geoq.core.folds import count_independent, distinct_rows
 from geoq.core.geometry import Features, Relation, Space, anchor_mean, displacement
 from geoq.data.companion import Companion
 from geoq.data.coordinates import Coordinates, spread
@@ -218,6 +218,31 @@ class Typical:
     distance: float
     support_distance: float
     error: Float[np.ndarray, " n_channels"]
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """How often the inputs of each row occur in the data, and the standard deviation of the outputs of equal inputs.
+
+    The bound is for the next measurement at a query, not for the mean of many measurements, so it contains this spread.
+    """
+
+    count: Int[np.ndarray, " n"]
+    spread: Float[np.ndarray, " n *output"]
+
+    @staticmethod
+    def of(points: np.ndarray, outputs: np.ndarray) -> "Repeats | None":
+        """The repeats of the data; None if all inputs differ."""
+        place = distinct_rows(flat(points))
+        n_distinct = int(place.max()) + 1
+        if n_distinct == len(place):
+            return None
+        count, values = np.bincount(place), np.nan_to_num(flat(outputs).astype(float))
+        total, squares = np.zeros((2, n_distinct, values.shape[1]))
+        np.add.at(total, place, values)
+        np.add.at(squares, place, (values - (total / count[:, None])[place]) ** 2)
+        spread = np.sqrt(squares / np.maximum(count - 1, 1)[:, None])  # unbiased
+        return Repeats(count[place], spread[place].reshape(outputs.shape))
 
 
 def _lower_median(values: np.ndarray) -> float:

@@ -22,9 +22,9 @@ from jaxtyping import Bool, Float
 from geoq.arrays import flat, take, to_numbers
 from geoq.checks import warn
 from geoq.core.conformal import CheckedPairs, ConformalFactors, check_new, checked_pairs
-from geoq.core.fitted import Fitted, Repeats, embed
+from geoq.core.fitted import Fitted, embed
 from geoq.core.geometry import Space
-from geoq.core.tuples import Points
+from geoq.core.tuples import Points, Repeats
 from geoq.data.masks import filled_with_means
 from geoq.data.process import Process
 from geoq.quantiles import conformal_factor, error_ratios, inverse_cdf_quantile

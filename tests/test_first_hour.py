@@ -1,0 +1,138 @@
+"""What a user reaches for in the first hour: intervals, limits, targets over decades and labels."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.linear_model import LinearRegression, Ridge
+
+from geoq import GeoQ, RandomFolds, log_error, norm_error, relative_norm_error
+
+RNG = np.random.default_rng(0)
+X, NEW = RNG.uniform(size=(400, 2)), RNG.uniform(size=(2000, 2))
+FOLDS = RandomFolds(5)
+
+
+def train(x, y):
+    return LinearRegression().fit(x, y).predict
+
+
+def within(answer, truth):
+    return (answer.lower <= truth) & (truth <= answer.upper)
+
+
+@pytest.fixture(scope="module")
+def waits():
+    """Exponential waiting times with the mean 2: a few long ones, none below 0, and a surrogate that knows the mean."""
+    y, truth = (np.random.default_rng(i).exponential(2.0, size=n) for i, n in ((1, 400), (2, 2000)))
+    settings = {"folds": FOLDS, "limits": (0, None)}
+    return GeoQ(lambda x: 0 * x[:, 0] + 2, None, **settings).fit(X, y), truth
+
+
+def test_lopsided_errors_have_intervals_with_two_equal_tails(waits):
+    estimator, truth = waits
+    answer = estimator.assess(NEW)
+    above, below = (truth > answer.upper)[answer.safe], (truth < answer.lower)[answer.safe]
+    assert within(answer, truth)[answer.safe].mean() == pytest.approx(0.95, abs=0.025)
+    assert above.mean() == pytest.approx(0.025, abs=0.015)
+    assert below.mean() == pytest.approx(0.025, abs=0.015)
+    # The bound alone misses on one side only.
+    assert ((truth < answer.prediction - answer.bound)[answer.safe]).mean() < 0.005
+    assert (answer.upper - answer.prediction > 1.05 * answer.bound)[answer.safe].all()
+    # Outside the data, an error can have either sign.
+    far = estimator.assess(NEW[:5] + 9.0)
+    assert not far.safe.any()
+    assert_array_equal(far.upper, far.prediction + far.bound)
+
+
+def test_the_levels_of_intervals_are_nested_and_the_guarantee_is_symmetric(waits, tmp_path):
+    estimator, truth = waits
+    answer = estimator.assess(NEW)
+    ends = [answer.interval(level) for level in (0.5, 0.8, 0.95)]
+    for level, (lower, upper) in zip((0.5, 0.8, 0.95), ends, strict=True):
+        assert ((lower <= truth) & (truth <= upper)).mean() == pytest.approx(level, abs=0.04)
+    assert (ends[0][1] < ends[1][1]).all()
+    assert_array_equal(ends[2], (answer.lower, answer.upper))
+    assert_array_equal(estimator.predict_interval(NEW, 0.8), ends[1])
+    columns = answer.to_frame(levels=(0.8,)).columns
+    assert [*columns[:6]] == ["prediction", "error_hat", "lower", "upper", "lower 0.8", "upper 0.8"]
+    estimator.save(tmp_path / "waits.geoq")
+    loaded = GeoQ.load(tmp_path / "waits.geoq", surrogate=estimator.surrogate)
+    assert_array_equal(loaded.assess(NEW).lower, answer.lower)
+    both = loaded.conformalize(NEW[:900], truth[:900]).assess(NEW[900:])
+    symmetric = both.prediction + both.bound
+    assert_array_equal(both.upper, symmetric)
+
+
+def test_symmetric_errors_have_symmetric_intervals():
+    y = X @ [1.0, 2.0] + 0.1 * np.random.default_rng(3).normal(size=400)
+    answer = GeoQ(None, train, folds=FOLDS).fit(X, y).assess(NEW)
+    assert_array_equal(answer.lower, answer.prediction - answer.error_hat)
+    assert_array_equal(answer.upper, answer.prediction + answer.error_hat)
+
+
+def test_neither_bounds_nor_intervals_exceed_the_limits():
+    share = X[:, :1] * [1.0, 100.0]
+    estimator = GeoQ(None, lambda x, y: Ridge(20.0).fit(x, y).predict, limits=(0, [1.0, 100.0]))
+    answer = estimator.fit(X, share).assess(10 * NEW)
+    assert (answer.lower >= 0).all()
+    assert (answer.upper <= [1, 100]).all()
+    farther = np.maximum(abs(answer.prediction), abs([1, 100] - answer.prediction))
+    assert (answer.bound <= farther).all()
+    assert (answer.bound == farther).any()
+    assert (estimator.bounds(10 * NEW, (0.99,))[0.99] <= farther).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"limits": (0.5, 1)}, r"limits=\(0.5, 1\), but y\[\d+\] is .* that all outputs respect"),
+        ({"limits": (1, 0)}, "but y|low is not below high"),
+        ({"limits": 3}, r"must be a pair \(low, high\)"),
+        ({"limits": (0, 1), "error_functional": norm_error}, "norm_error is no difference of outp"),
+        ({"error_functional": log_error}, r"log_error needs positive outputs, but y\[0\] is -"),
+    ],
+)
+def test_unusable_limits_and_outputs_are_refused_before_any_training(settings, message):
+    def never(x, y):
+        raise AssertionError
+
+    y = X[:, 0] - ("error_functional" in settings and "limits" not in settings)
+    with pytest.raises(ValueError, match=message):
+        GeoQ(None, never, **settings).fit(X, y)
+
+
+def test_a_relative_error_is_no_interval():
+    estimator = GeoQ(None, train, folds=FOLDS, error_functional=relative_norm_error)
+    with pytest.raises(TypeError, match="no interval of each output"):
+        _ = estimator.fit(X, 1 + X[:, 0] ** 2).assess(NEW).lower
+
+
+def decades(x, seed):
+    noise = np.random.default_rng(seed).normal(size=len(x))
+    return np.exp(18 * x[:, 0] + 0.1 * noise)
+
+
+def train_logarithm(x, y):
+    line = LinearRegression().fit(x, np.log(y))
+    return lambda x: np.exp(line.predict(x))
+
+
+def test_outputs_over_decades_have_a_warning_and_logarithmic_errors_cure_it():
+    y, truth = decades(X, 4), decades(NEW, 5)
+    with pytest.warns(UserWarning, match=r"ranges over 7\.\d decades.*error_functional=log_error"):
+        plain = GeoQ(None, train_logarithm, folds=FOLDS).fit(X, y).assess(NEW)
+    estimator = GeoQ(None, train_logarithm, folds=FOLDS, error_functional=log_error).fit(X, y)
+    answer = estimator.assess(NEW)
+    assert_allclose(answer.prediction, plain.prediction)
+    assert_allclose(answer.upper / answer.prediction, np.exp(answer.bound))
+    assert_allclose(answer.lower / answer.prediction, np.exp(-answer.bound))
+    assert within(answer, truth).mean() > 0.93
+    # The bound of absolute errors is too large for most of the outputs.
+    assert (answer.upper - answer.lower < 0.1 * (plain.upper - plain.lower)).mean() > 0.5
+    assert "(quantile level 0.95, of the logarithm)" in answer.reason(0)
+    # The second opinion has the unit of y.
+    assert_allclose(np.log(answer.second_opinion.prediction), 18 * NEW[:, 0], atol=0.2)
+    # An error of logarithms is the absolute error of a model of log(y).
+    same = GeoQ(None, train, folds=FOLDS).fit(X, np.log(y)).assess(NEW)
+    assert_allclose(answer.bound, same.bound, rtol=1e-6)
+    assert_array_equal(answer.safe, same.safe)
