@@ -13,23 +13,23 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 2317,
-    "src/geoq/bounds": 2130,
-    "src/geoq/core": 3549,
-    "src/geoq/data": 2276,
+    "src/geoq": 2392,
+    "src/geoq/bounds": 2225,
+    "src/geoq/core": 3879,
+    "src/geoq/data": 2291,
     "src/geoq/nets": 321,
     "src/geoq/planning": 1100,
-    "src/geoq/plots": 837,
+    "src/geoq/plots": 862,
     "src/geoq/regions": 1221,
     "src/geoq/report": 500,
-    "src/geoq/rollout": 2640,
+    "src/geoq/rollout": 2680,
     "src/geoq/serving": 600,
-    "src/geoq/training": 1330,
-    "tests": 12629,
+    "src/geoq/training": 1350,
+    "tests": 12929,
     "benchmarks": 13175,
     "docs/gallery": 1000,
 }
-MAX_CLASSES, MAX_PROTOCOLS = 152, 4
+MAX_CLASSES, MAX_PROTOCOLS = 156, 4
 MAX_MODULE, MAX_FUNCTION = 450, 50
 # Longer than allowed, with their present lengths; nothing may be added here.
 LONG_MODULES: dict[str, int] = {}
