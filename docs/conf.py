@@ -1,7 +1,7 @@
 """The settings of the site. ``make docs`` builds it from docs/, the README and the published tables, without a connection."""
 
 import re
-import sys
+import warnings
 from pathlib import Path
 
 from docutils import nodes
@@ -11,7 +11,6 @@ from sphinx.application import Sphinx
 from geoq import __version__
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # the gallery's scripts share nothing with the tests
 project, author, version, release = "geoq", "The geoq developers", __version__, __version__
 project_copyright = "The geoq developers, BSD-3-Clause"
 root_doc = "docs/index"
@@ -53,6 +52,8 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 
+# The output of an example shows a warning without the folder of this machine.
+warnings.formatwarning = lambda message, category, *_, **__: f"{category.__name__}: {message}\n"
 sphinx_gallery_conf = {
     "examples_dirs": str(HERE / "gallery"),
     "gallery_dirs": str(HERE / "examples"),
@@ -63,6 +64,8 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "remove_config_comments": True,
     "show_memory": False,
+    "show_signature": False,
+    "download_all_examples": False,
     "min_reported_time": 1000,
     "write_computation_times": False,
     "within_subsection_order": "FileNameSortKey",

@@ -1,16 +1,21 @@
 """The site: every page has a place, every public name has an entry, and the pages build without a warning or a connection."""
 
+import ast
 import importlib
 import pkgutil
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+
+import pytest
 
 import geoq
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+GALLERY = sorted((DOCS / "gallery").glob("*.py"))
 
 
 def public_names() -> set[str]:
@@ -40,6 +45,29 @@ def test_every_page_has_one_place_in_the_navigation():
     rows = re.findall(r"^\| \[.*?\]\(([^)#]+)\)", (DOCS / "index.md").read_text(), re.MULTILINE)
     pages = {path.name for path in DOCS.glob("*.md")} - {"index.md"}
     assert sorted(row for row in rows if "/" not in row) == sorted(pages)
+
+
+@pytest.mark.parametrize("script", GALLERY, ids=lambda path: path.stem)
+def test_a_script_of_the_gallery_is_short_and_states_what_it_teaches(script):
+    text = script.read_text()
+    assert len(text.splitlines()) <= 60
+    assert ast.get_docstring(ast.parse(text)).count("You learn:") == 1
+
+
+@pytest.mark.parametrize("number", ["03", "05", "06", "18"])
+def test_a_quick_script_of_the_gallery_draws_a_picture(number, monkeypatch):
+    """All scripts are executed by ``make docs``."""
+    import matplotlib.pyplot as plt
+
+    monkeypatch.setattr(plt, "show", lambda: None)
+    (script,) = [path for path in GALLERY if path.stem.startswith(f"plot_{number}")]
+    with plt.rc_context({"backend": "agg"}), warnings.catch_warnings():
+        exec(compile(script.read_text(), script.name, "exec"), {"__name__": "gallery"})  # noqa: S102
+    drawn = [axes for number in plt.get_fignums() for axes in plt.figure(number).axes]
+    plt.close("all")
+    assert len(drawn) >= 1
+    assert all(axes.has_data() for axes in drawn)
+    assert any(axes.get_title() for axes in drawn)
 
 
 def test_the_site_builds_without_a_warning_and_reads_nothing_from_outside(tmp_path):
