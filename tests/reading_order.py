@@ -25,6 +25,11 @@ READING_ORDER = [
     "parts",
     "sklearn",
     "xarray",
+    "report.evidence",
+    "report.svg",
+    "report.contents",
+    "report.render",
+    "report",
     "cli",
     "__main__",
 ]

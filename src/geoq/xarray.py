@@ -129,7 +129,7 @@ class Labelled:
         own = [n for n, c in first.coords.items() if self.dim in c.dims]
         own += [n for n, c in first.coords.items() if self._rolls and not c.dims]
         like = xr.zeros_like(first.drop_vars(own).isel({self.dim: 0}))
-        arrays = [_on_grid(part, like, name).transpose(self.dim, *like.dims) for part in parts]
+        arrays = [on_grid(part, like, name).transpose(self.dim, *like.dims) for part in parts]
         return like, [a if a.chunks is None else a.copy(data=stored(a.data)) for a in arrays]
 
     def assess(
@@ -163,7 +163,7 @@ class Labelled:
         """Scale the bound of a ``GeoQ`` so that it holds on pairs that ``fit`` has not seen."""
         check_fitted(self, "estimator_")
         pairs = ((part, self.like_[name], name) for name, part in (("x", x), ("y", y)))
-        x, y = (_on_grid(*pair).transpose(self.dim, *pair[1].dims) for pair in pairs)
+        x, y = (on_grid(*pair).transpose(self.dim, *pair[1].dims) for pair in pairs)
         _check_labels(y, x, [self.dim], "y")
         self.estimator_.conformalize(x.values, masked_where_nan(y.values), guarantee=guarantee)
         return self
@@ -184,8 +184,8 @@ class Labelled:
             return str(answer.reason(0)).replace("rollout 0", f"rollout from {label or 'x'}", 1)
         layout = answer.fitted.layout
         cells = like.dims[-len(layout.cells) :] if layout.holds(like.shape) else ()
-        names, anchors = _names(like.isel(dict.fromkeys(cells, 0))), self.like_["samples"]
-        outputs = _names(y) if answer.error_hat.shape[1:] == y.shape else None
+        names, anchors = names_of(like.isel(dict.fromkeys(cells, 0))), self.like_["samples"]
+        outputs = names_of(y) if answer.error_hat.shape[1:] == y.shape else None
         known = {"labels": anchors.get_index(self.dim), "names": names, "outputs": outputs}
         return str(answer.reason(0, name=label, **known))
 
@@ -194,7 +194,7 @@ class Labelled:
         check_fitted(self, "estimator_")
         like, given, times = self.like_["x"], self.like_.get("forcing"), self.like_.get("times")
         scalars = [n for n, c in like.coords.items() if not c.dims]
-        states = _on_grid(x, like, "x").drop_vars(scalars, errors="ignore")
+        states = on_grid(x, like, "x").drop_vars(scalars, errors="ignore")
         if self._rolls:
             check_integer(n_steps, "n_steps", 1)
         if (given is None) != (forcing is None):
@@ -210,7 +210,7 @@ class Labelled:
                 step = times["step"].values
                 starts = states[self.dim] + starts * step
             forcing = _at_times(forcing, starts, self.dim, step)
-        forcing, core = _on_grid(forcing, given, "forcing"), {*itertools.chain(*self._core)}
+        forcing, core = on_grid(forcing, given, "forcing"), {*itertools.chain(*self._core)}
         arrays = xr.align(states, forcing, join="exact", exclude=core)
         return [*xr.broadcast(*arrays, exclude=core)]
 
@@ -358,7 +358,7 @@ def _stacked(data: Any, name: str, like: Any = None) -> xr.DataArray:
     return data
 
 
-def _on_grid(data: Any, like: xr.DataArray, name: str) -> xr.DataArray:
+def on_grid(data: Any, like: xr.DataArray, name: str) -> xr.DataArray:
     """A DataArray with the dimensions, labels and units of ``like``, and any further dimensions."""
     array = _stacked(data, name, like)
     missing = [dim for dim in like.dims if dim not in array.dims]
@@ -400,7 +400,7 @@ def _vectors(array: Any) -> np.ndarray:
     return values[:, None] if values.ndim == 1 else values
 
 
-def _names(like: xr.DataArray) -> list[str] | None:
+def names_of(like: xr.DataArray) -> list[str] | None:
     """A name for each value: its labels along all dimensions."""
     labels = [[f"{dim} {label}" for label in like.get_index(dim)] for dim in like.dims]
     return [", ".join(parts) for parts in itertools.product(*labels)] if labels else None

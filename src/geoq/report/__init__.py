@@ -1,0 +1,93 @@
+"""A report about a calibration that can be sent to others: one HTML page, or the same content as a model card or as JSON."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from geoq.checks import check_fitted
+from geoq.data.masks import masked_where_nan
+from geoq.report.contents import of_pairs, of_rollouts
+from geoq.report.render import FORMATS
+
+__all__ = ["report"]
+
+
+def report(
+    estimator: Any,
+    path: str | Path,
+    x_test: Any = None,
+    y_test: Any = None,
+    planned: Any = None,
+    *,
+    names: Any = None,
+    outputs: Any = None,
+) -> None:
+    """Write what is known about a calibration to one file: the same calibration gives the same bytes.
+
+    Args:
+        estimator: a fitted ``GeoQ``, ``RolloutGeoQ``, ``GeoQRegressor`` or ``Labelled``.
+        path: the file. ``.html`` is a page with pictures, without scripts and references; ``.md`` and ``.json`` have its
+            sentences and tables.
+        x_test: inputs of pairs that neither surrogate nor ``fit`` has seen; initial states for forecasts, or a pair of initial
+            states and forcing. Without them, the held-out errors of the calibration are counted.
+        y_test: their reference outputs; for forecasts the true states after each step.
+        planned: queries without reference outputs: how many are safe, and where they are.
+        names: names of the inputs; the columns of the table or their numbers if None.
+        outputs: names of the outputs, with units if you like.
+
+    Example:
+        >>> import numpy as np
+        >>> from geoq import GeoQ, RandomFolds
+        >>> from geoq.report import report
+        >>> x = np.random.default_rng(0).uniform(size=(60, 2))
+        >>> estimator = GeoQ(lambda x: x[:, 0], None, folds=RandomFolds(5)).fit(x, x[:, 0] ** 2)
+        >>> report(estimator, "report.html", planned=x + 0.5)  # doctest: +SKIP
+    """
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise ValueError(
+            f"path={str(path)!r} has the suffix {path.suffix!r}; choose {', '.join(FORMATS)}."
+        )
+    if (x_test is None) != (y_test is None):
+        raise ValueError(
+            "x_test and y_test belong together; pass both, or queries without outputs as planned."
+        )
+    if hasattr(estimator, "like_"):
+        labelled, estimator = estimator, estimator.estimator_
+        x_test, y_test, planned = (
+            None if part is None else _array(labelled, part, name)
+            for part, name in ((x_test, "x"), (y_test, "y"), (planned, "x"))
+        )
+        names, outputs = names or _names(labelled, "x"), outputs or _names(labelled, "y")
+    core = getattr(estimator, "geoq_", estimator)
+    check_fitted(core)
+    if hasattr(core.fitted_, "reference"):
+        found = of_rollouts(core, outputs, (x_test, y_test), planned)
+    else:
+        found = of_pairs(core, names, outputs, (x_test, y_test), planned)
+    path.write_text(FORMATS[path.suffix](found), encoding="utf-8")
+
+
+def _array(labelled: Any, part: Any, name: str) -> np.ndarray:
+    """Samples of labelled arrays in the order of ``fit``; raises for other labels or units."""
+    from geoq.xarray import STEP, on_grid
+
+    like, grid = labelled.like_[name], on_grid(part, labelled.like_[name], name)
+    dims = [labelled.dim, *([STEP] if STEP in grid.dims else []), *like.dims]
+    values = np.ascontiguousarray(grid.transpose(*dims).values)
+    values = (
+        values if like.dims or hasattr(labelled.estimator_.fitted_, "layout") else values[..., None]
+    )
+    return masked_where_nan(values) if name == "y" else values
+
+
+def _names(labelled: Any, name: str) -> list[str] | None:
+    """The labels of the values of a row, without those of cells."""
+    from geoq.xarray import names_of
+
+    like, layout = labelled.like_[name], getattr(labelled.estimator_.fitted_, "layout", None)
+    cells = like.dims[-len(layout.cells) :] if layout and layout.holds(like.shape) else ()
+    found = names_of(like.isel(dict.fromkeys(cells, 0)))
+    units = like.attrs.get("units")
+    return found or ([f"{like.name or name} ({units})"] if units else None)
