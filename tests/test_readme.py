@@ -13,7 +13,17 @@ PICTURES = ROOT / "docs" / "pictures.md"
 # Pages whose code blocks are fragments about the reader's own data.
 FRAGMENTS = {"cost.md", "rollouts.md", "weather.md"}
 # The modules of these packages are named in the tree as well.
-NAMED_PACKAGES = ("data", "core", "bounds", "regions", "rollout", "training", "nets", "plots")
+NAMED_PACKAGES = (
+    "data",
+    "core",
+    "bounds",
+    "regions",
+    "rollout",
+    "training",
+    "nets",
+    "plots",
+    "report",
+)
 
 
 def code_blocks(page: Path) -> list[str]:

@@ -72,11 +72,11 @@ def scatter(series: dict[tuple[str, str], np.ndarray], labels: tuple[str, str], 
     parts += [_text((LEFT + RIGHT) / 2, BASE + 30, labels[0], "middle")]
     parts += [_text(10, 156, labels[1], "middle", ' transform="rotate(-90 10 156)"')]
     for (kind, name), (x, y) in series.items():
-        mark = "h0" if kind == "dot" else "m-2 -2l4 4m0 -4l-4 4"
-        path = "".join(f"M{_n(a)} {_n(b)}{mark}" for a, b in zip(across(x), up(y), strict=True))
-        line = TOP + 14 + 15 * [*series].index((kind, name))
-        key = f"M{LEFT + 12} {line - 4}{mark}"
-        parts += [f'<path class="{kind}" d="{path}{key}"/>', _text(LEFT + 20, line, name)]
+        look = "h0" if kind == "dot" else "m-2 -2l4 4m0 -4l-4 4"
+        path = "".join(f"M{_n(a)} {_n(b)}{look}" for a, b in zip(across(x), up(y), strict=True))
+        row = TOP + 14 + 15 * [*series].index((kind, name))
+        key = f"M{LEFT + 12} {row - 4}{look}"
+        parts += [f'<path class="{kind}" d="{path}{key}"/>', _text(LEFT + 20, row, name)]
     parts.append(_line(across(ends[0]), up(ends[0]), across(ends[1]), up(ends[1]), "level"))
     return _picture(BASE + 36, title, parts)
 
