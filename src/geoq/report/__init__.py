@@ -53,24 +53,24 @@ def report(
         raise ValueError(
             "x_test and y_test belong together; pass both, or queries without outputs as planned."
         )
+    given = [x_test, y_test, planned]
     if hasattr(estimator, "like_"):
-        labelled, estimator = estimator, estimator.estimator_
-        x_test, y_test, planned = (
-            None if part is None else _array(labelled, part, name)
-            for part, name in ((x_test, "x"), (y_test, "y"), (planned, "x"))
-        )
-        names, outputs = names or _names(labelled, "x"), outputs or _names(labelled, "y")
+        given = [_array(estimator, part, n) for part, n in zip(given, "xyx", strict=True)]
+        names, outputs = names or _names(estimator, "x"), outputs or _names(estimator, "y")
+        estimator = estimator.estimator_
     core = getattr(estimator, "geoq_", estimator)
     check_fitted(core)
     if hasattr(core.fitted_, "reference"):
-        found = of_rollouts(core, outputs, (x_test, y_test), planned)
+        found = of_rollouts(core, outputs, (given[0], given[1]), given[2])
     else:
-        found = of_pairs(core, names, outputs, (x_test, y_test), planned)
+        found = of_pairs(core, names, outputs, (given[0], given[1]), given[2])
     path.write_text(FORMATS[path.suffix](found), encoding="utf-8")
 
 
 def _array(labelled: Any, part: Any, name: str) -> np.ndarray:
     """Samples of labelled arrays in the order of ``fit``; raises for other labels or units."""
+    if part is None:
+        return None
     from geoq.xarray import STEP, on_grid
 
     like, grid = labelled.like_[name], on_grid(part, labelled.like_[name], name)
