@@ -67,7 +67,7 @@ def report(
     path.write_text(FORMATS[path.suffix](found), encoding="utf-8")
 
 
-def _array(labelled: Any, part: Any, name: str) -> np.ndarray:
+def _array(labelled: Any, part: Any, name: str) -> np.ndarray | None:
     """Samples of labelled arrays in the order of ``fit``; raises for other labels or units."""
     if part is None:
         return None
