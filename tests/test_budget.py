@@ -21,7 +21,7 @@ BUDGET = {
     "src/geoq/planning": 1100,
     "src/geoq/plots": 862,
     "src/geoq/regions": 1221,
-    "src/geoq/report": 797,
+    "src/geoq/report": 795,
     "src/geoq/rollout": 2680,
     "src/geoq/serving": 600,
     "src/geoq/training": 1350,

@@ -33,11 +33,9 @@ def report(
             states and forcing. Without them, the held-out errors of the calibration are counted.
         y_test: their reference outputs; for forecasts the true states after each step.
         planned: queries without reference outputs: how many are safe, and where they are.
-        names: names of the inputs; the columns of the table or their numbers if None.
-        outputs: names of the outputs, with units if you like.
+        names, outputs: names of inputs and outputs, with units if you like; those of the table or numbers if None.
 
     Example:
-        >>> import numpy as np
         >>> from geoq import GeoQ, RandomFolds
         >>> from geoq.report import report
         >>> x = np.random.default_rng(0).uniform(size=(60, 2))
