@@ -27,13 +27,13 @@ def report(
 
     Args:
         estimator: a fitted ``GeoQ``, ``RolloutGeoQ``, ``GeoQRegressor`` or ``Labelled``.
-        path: the file. ``.html`` is a page with pictures, without scripts and references; ``.md`` and ``.json`` have its
-            sentences and tables.
+        path: ``.html`` is a page without scripts and references; ``.md`` and ``.json`` have its sentences and tables.
         x_test: inputs of pairs that neither surrogate nor ``fit`` has seen; initial states for forecasts, or a pair of initial
-            states and forcing. Without them, the held-out errors of the calibration are counted.
+            states and forcing. Without them, the held-out errors are counted.
         y_test: their reference outputs; for forecasts the true states after each step.
         planned: queries without reference outputs: how many are safe, and where they are.
-        names, outputs: names of inputs and outputs, with units if you like; those of the table or numbers if None.
+        names: names of the inputs; the columns of the table or their numbers if None.
+        outputs: names of the outputs, with units if you like.
 
     Example:
         >>> from geoq import GeoQ, RandomFolds
