@@ -81,7 +81,7 @@ def _array(labelled: Any, part: Any, name: str) -> np.ndarray | None:
 
 
 def _names(labelled: Any, name: str) -> list[str] | None:
-    """The labels of the values of a row, without those of cells."""
+    """The labels of the values of a row, without the labels of cells."""
     from geoq.xarray import names_of
 
     like, layout = labelled.like_[name], getattr(labelled.estimator_.fitted_, "layout", None)
