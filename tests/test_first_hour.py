@@ -3,9 +3,14 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.tree import DecisionTreeRegressor
+from threadpoolctl import threadpool_info, threadpool_limits
 
-from geoq import GeoQ, RandomFolds, log_error, norm_error, relative_norm_error
+from geoq import GeoQ, RandomFolds, default_folds, log_error, norm_error, relative_norm_error
+from geoq.core.plan import draw_folds
+from geoq.sklearn import GeoQRegressor
 
 RNG = np.random.default_rng(0)
 X, NEW = RNG.uniform(size=(400, 2)), RNG.uniform(size=(2000, 2))
@@ -136,3 +141,45 @@ def test_outputs_over_decades_have_a_warning_and_logarithmic_errors_cure_it():
     same = GeoQ(None, train, folds=FOLDS).fit(X, np.log(y)).assess(NEW)
     assert_allclose(answer.bound, same.bound, rtol=1e-6)
     assert_array_equal(answer.safe, same.safe)
+
+
+@pytest.mark.parametrize(
+    ("n_trainings", "families"), [(15, [5, 5, 5]), (10, [5, 3, 2]), (8, [5, 3])]
+)
+def test_default_folds_exist_with_fewer_trainings(n_trainings, families):
+    plan = draw_folds(default_folds(n_trainings=n_trainings), X)
+    assert np.bincount(plan.family).tolist() == families
+    with pytest.raises(ValueError, match=r"n_trainings=7, but 15, 10 or 8 trainings"):
+        default_folds(n_trainings=7)
+
+
+def test_a_prefit_regressor_is_calibrated_on_new_rows_without_training():
+    y = np.sin(5 * X[:, 0]) + X[:, 1]
+    tree = DecisionTreeRegressor(max_depth=4, random_state=0).fit(X[:200], y[:200])
+    model = GeoQRegressor(tree, prefit=True, folds=FOLDS).fit(X[200:], y[200:])
+    plain = GeoQ(tree.predict, None, folds=FOLDS).fit(X[200:], y[200:])
+    assert model.estimator_ is tree
+    assert_array_equal(model.bound(NEW), plain.bound(NEW))
+    with pytest.raises(NotFittedError, match="DecisionTreeRegressor"):
+        GeoQRegressor(DecisionTreeRegressor(), prefit=True).fit(X, y)
+
+
+def test_processes_give_the_answers_of_one_process():
+    y = X[:, 0] ** 2
+    one, two = (GeoQRegressor(Ridge(), folds=RandomFolds(3), n_jobs=n).fit(X, y) for n in (None, 2))
+    assert_array_equal(one.bound(NEW[:9]), two.bound(NEW[:9]))
+
+
+def test_trainings_on_few_rows_use_one_thread_of_openmp():
+    seen = []
+
+    def train_and_look(x, y):
+        found = [p for p in threadpool_info() if p["user_api"] == "openmp"]
+        seen.extend(p["num_threads"] for p in found if "torch" not in p["filepath"])
+        return train(x, y)
+
+    with threadpool_limits(2, user_api="openmp"):
+        GeoQ(None, train_and_look, folds=RandomFolds(2)).fit(X, X[:, 0] ** 2)
+        after = [p["num_threads"] for p in threadpool_info() if p["user_api"] == "openmp"]
+    assert set(seen) == {1}
+    assert 2 in after

@@ -150,6 +150,7 @@ def test_a_search_finds_the_setting_of_a_pipeline_inside_a_pipeline(data):
     inside = GeoQRegressor(make_pipeline(PolynomialFeatures(), Ridge(alpha=1e-6)), folds=FOLDS)
     around = make_pipeline(StandardScaler(), inside)
     grid = {"geoqregressor__estimator__polynomialfeatures__degree": [1, 3]}
-    best = GridSearchCV(around, grid, cv=2).fit(X, X[:, 0] ** 3).best_estimator_
+    with pytest.warns(UserWarning, match=r"put the search inside, GeoQRegressor\(GridSearchCV"):
+        best = GridSearchCV(around, grid, cv=2).fit(X, X[:, 0] ** 3).best_estimator_
     assert best[-1].estimator_["polynomialfeatures"].degree == 3
     assert_allclose(best.predict(queries), queries[:, 0] ** 3, atol=1e-4)

@@ -1,5 +1,6 @@
 """The scikit-learn interface of GeoQ: a regressor with error bounds beside its predictions."""
 
+import sys
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from sklearn.utils import Tags, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from geoq.arrays import native
+from geoq.checks import warn
 from geoq.core.assessment import Assessment
 from geoq.core.estimator import GeoQ
 from geoq.core.folds import Folds
@@ -45,6 +47,8 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         n_support: the number of points that the support distance averages over; None means 20, or as many as the folds leave.
         safe_region: the rule of the safe region; None means ``Region()``.
         limits: known limits of the outputs, a pair (low, high).
+        prefit: whether the regressor is trained already and has never seen the data of ``fit``; then nothing is trained.
+        n_jobs: the number of processes that share the trainings.
 
     Attributes:
         estimator_: the regressor fitted on all data.
@@ -75,6 +79,8 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
     n_support: int | None = None
     safe_region: SafeRegion | None = None
     limits: Any = None
+    prefit: bool = False
+    n_jobs: int | None = None
 
     def fit(
         self,
@@ -92,12 +98,20 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         else:
             numbers = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
             X, y = validate_data(self, X, y, **numbers)
+        _warn_of_search_around()
         settings = self.get_params(deep=False)
-        del settings["estimator"]
+        for name in ("estimator", "prefit", "n_jobs"):
+            del settings[name]
         # GeoQ has the defaults of the settings that are None.
         chosen = {name: part for name, part in settings.items() if part is not None}
-        estimator = GeoQ(None, partial(_train, self._regressor), **chosen)
-        self.geoq_ = estimator.fit(X, y, groups=groups, checkpoint=checkpoint, progress=progress)
+        how = {"checkpoint": checkpoint, "progress": progress, "n_jobs": self.n_jobs}
+        if self.prefit:
+            check_is_fitted(self._regressor)
+            trained = partial(_predict, self._regressor, tuple(np.shape(y)[1:]))
+            estimator = GeoQ(trained, None, **chosen)
+        else:
+            estimator = GeoQ(None, partial(_train, self._regressor), **chosen)
+        self.geoq_ = estimator.fit(X, y, groups=groups, **how)
         self.estimator_ = self.geoq_.surrogate_.args[0]
         return self
 
@@ -145,6 +159,20 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = get_tags(self._regressor).target_tags.multi_output
         return tags
+
+
+def _warn_of_search_around() -> None:
+    """Warn once if a search of scikit-learn calibrates each of its candidates."""
+    frame: Any = sys._getframe()
+    while frame := frame.f_back:
+        name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if name == ("sklearn.model_selection._validation", "_fit_and_score"):
+            if frame.f_locals.get("parameters"):
+                warn(
+                    "a search around GeoQRegressor trains each candidate once for the search and once per fold of the calibration; put the "
+                    "search inside, GeoQRegressor(GridSearchCV(regressor, ...)), which calibrates the best one."
+                )
+            return
 
 
 # Partial functions, because closures cannot be pickled.

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from geoq import state
+from geoq.arrays import few_workers
 from geoq.bounds.two_laws import TwoLawBound
 from geoq.checks import check_fitted, check_quantile
 from geoq.core.assessment import Assessment
@@ -180,6 +181,7 @@ class GeoQ:
         groups: Any = None,
         checkpoint: str | Path | Checkpoint | None = None,
         progress: ShowProgress = progress_bar,
+        n_jobs: int | None = None,
     ) -> "GeoQ":
         """Calibrate on pairs of inputs and reference outputs (lines 1-12).
 
@@ -196,6 +198,7 @@ class GeoQ:
                 there when it is started again.
             progress: a function that receives a ``Progress`` after each training, such as ``print``; by default a bar on
                 terminals and in notebooks. None shows nothing. The same lines are logged at the level INFO.
+            n_jobs: the number of processes that share the trainings, -1 for one per core; None means ``joblib.parallel_config``.
 
         Returns:
             The estimator itself.
@@ -207,7 +210,8 @@ class GeoQ:
         check_quantile(self.quantile, "quantile")
         pairs = Pairs.of(self, x, y, groups)
         finished = pairs.open_checkpoint(checkpoint)
-        self.fitted_: Fitted = calibrate(pairs, progress, finished)
+        with few_workers(pairs.inputs.size, n_jobs):
+            self.fitted_: Fitted = calibrate(pairs, progress, finished)
         return self
 
     def estimate(self, x: Any, y: Any, *, groups: Any = None) -> TrainingTime:

@@ -277,17 +277,31 @@ class CombinedFolds:
         return stated[0] if stated else None
 
 
-def default_folds(interpolating: Folds | None = None) -> CombinedFolds:
-    """The default folds: three families together, 15 folds in total.
+def default_folds(interpolating: Folds | None = None, *, n_trainings: int = 15) -> CombinedFolds:
+    """The default folds: three families together, 15 folds in total; 10 or 8 if a training takes long.
 
     Args:
         interpolating: the family whose held-out points are nearest to the other points. None means ``RandomFolds(5)``; for
             a trajectory pass ``TemporalFolds(5, gap)``. If samples are windows with common outputs, use ``TemporalFolds``
             alone, because the other two families would train on the outputs of held-out windows.
+        n_trainings: 15, 10 (three clusters, two nested folds) or 8 (three nested folds), with five folds of the first family.
+
+    Example:
+        >>> default_folds(n_trainings=8)
+        CombinedFolds(RandomFolds(n_folds=5, random_state=0), NestedFolds(n_folds=3, smallest=0.16666666666666666))
     """
-    return CombinedFolds(
-        RandomFolds(5) if interpolating is None else interpolating, ClusterFolds(5), NestedFolds(5)
-    )
+    extrapolating: dict[int, tuple[Folds, ...]] = {
+        15: (ClusterFolds(5), NestedFolds(5)),
+        10: (ClusterFolds(3), NestedFolds(2, smallest=1 / 6)),
+        8: (NestedFolds(3, smallest=1 / 6),),
+    }
+    if n_trainings not in extrapolating:
+        raise ValueError(
+            f"n_trainings={n_trainings}, but 15, 10 or 8 trainings were measured; choose one of them, or RandomFolds(5) for queries inside "
+            "the data."
+        )
+    first = RandomFolds(5) if interpolating is None else interpolating
+    return CombinedFolds(first, *extrapolating[n_trainings])
 
 
 def warn_of_alike(outputs: np.ndarray, folds: Any) -> None:
