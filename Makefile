@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Threads that wait should sleep: on a busy machine spinning ones cost minutes.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test lint docs docs-check format setup bench memory results results-gpu results-list golden clean
+.PHONY: demo test lint docs docs-check format setup bench load memory results results-gpu results-list golden clean
 
 demo: setup  ## Calibrate GeoQ around a small neural surrogate of the Forrester function
 	$(BIN)/geoq demo
@@ -35,6 +35,9 @@ bench: setup  ## The speed figures of docs/speed.md
 
 memory: setup  ## The memory and file sizes of docs/cost.md
 	$(BIN)/python -m benchmarks.costs.memory
+
+load: setup  ## A hundred parallel clients of the service on this machine for a minute
+	GEOQ_LOAD_SECONDS=60 $(BIN)/pytest -q tests/test_serving.py -k parallel_clients
 
 results: setup  ## Measure again what fits two CPU cores in an hour; finished results are skipped
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,table-bench]"

@@ -96,6 +96,34 @@ def speed(record):
     )
 
 
+def serving(record):
+    columns = {"queries per second": mean("queries_per_second", 0)}
+    columns |= {"over assess in process": mean("ratio")}
+    columns |= {"median time of a request, s": mean("p50", 3), "p99, s": mean("p99", 3)}
+    return table("form | queries per request", joined(group(record["rows"], "form", "n")), columns)
+
+
+def monitor(record):
+    """Streams of verified queries, and whole monitors."""
+    stable, changed = {"false alarms": mean("false_alarms", 3)}, {"found": mean("found", 3)}
+    changed |= {"median delay": mean("delay", 0), "90 % within": mean("delay_90", 0)}
+    streams = joined(group(select(record["rows"], kind="stream"), "setting", "method"))
+    monitors = select(record["rows"], kind="whole")
+    whole = {
+        "any alarm": mean("alarm", 3),
+        "delay": mean("delay", 1),
+        "not safe": mean("unsafe", 3),
+    }
+    whole |= {"coverage": mean("coverage", 3)}
+    keys = joined(group(monitors, "n", "n_inputs", "width"))
+    return "\n\n".join(
+        [
+            table("change | method", streams, stable | changed),
+            table("points | inputs | width of the later queries", keys, whole),
+        ]
+    )
+
+
 TABLES = {
     **dict.fromkeys(
         ("defaults", "fresh", "second_fresh", "third_fresh", "fourth_fresh"), suite.summary
@@ -121,6 +149,8 @@ TABLES = {
     "cost": cost,
     "memory": memory,
     "speed": speed,
+    "serving": serving,
+    "monitor": monitor,
 }
 
 

@@ -24,7 +24,7 @@ SCRIPTS = {
     "rollouts.forced": ("forced",), "rollouts.small_states": ("small_states",), "fields.run": ("fields",),
     "fields.bounds": ("fields_bounds",), "third_party.run": ("third_party",), "weather.weatherbench": ("weather_era5",),
     "richtmyer_meshkov.run": ("richtmyer_meshkov",), "costs.cost": ("cost",), "costs.memory": ("memory",),
-    "costs.speed": ("speed",),
+    "costs.speed": ("speed",), "costs.serving": ("serving",), "monitor.run": ("monitor",),
 }
 # fmt: on
 OWN_SURROGATES = ("Split conformal", "Deep ensemble", "MC dropout", "GP (", "MAPIE")

@@ -13,7 +13,7 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 2392,
+    "src/geoq": 2692,
     "src/geoq/bounds": 2225,
     "src/geoq/core": 3879,
     "src/geoq/data": 2291,
@@ -23,13 +23,13 @@ BUDGET = {
     "src/geoq/regions": 1221,
     "src/geoq/report": 795,
     "src/geoq/rollout": 2680,
-    "src/geoq/serving": 600,
+    "src/geoq/serving": 760,
     "src/geoq/training": 1350,
-    "tests": 12929,
-    "benchmarks": 13175,
+    "tests": 13629,
+    "benchmarks": 13441,
     "docs/gallery": 1000,
 }
-MAX_CLASSES, MAX_PROTOCOLS = 156, 4
+MAX_CLASSES, MAX_PROTOCOLS = 164, 4
 MAX_MODULE, MAX_FUNCTION = 450, 50
 # Longer than allowed, with their present lengths; nothing may be added here.
 LONG_MODULES: dict[str, int] = {}

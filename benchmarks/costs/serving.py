@@ -1,0 +1,112 @@
+"""The service on the loopback of one machine: queries per second in batches, and 100 parallel clients.
+
+python -m benchmarks.costs.serving [--small] [--out FILE]
+"""
+
+import multiprocessing
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import requests
+import tritonclient.http as triton
+
+from benchmarks import record
+from benchmarks.monitor.run import calibrated
+from benchmarks.runs import parser_of
+from geoq.serving.app import server_of
+
+N_BATCH, N_CLIENTS, WIDTH = 1000, 100, 0.9
+
+
+def batches_per_second(seconds, work):
+    """How often work is done in a second, over some seconds."""
+    work()
+    n, started = 0, time.perf_counter()
+    while time.perf_counter() < started + seconds:
+        work()
+        n += 1
+    return n / (time.perf_counter() - started)
+
+
+def asked_in_batches(port, binary, seconds, found):
+    """A client process that sends batches one after the other."""
+    x = np.random.default_rng(0).uniform(-WIDTH, WIDTH, size=(N_BATCH, 3))
+    client = triton.InferenceServerClient(f"127.0.0.1:{port}")
+    tensor = triton.InferInput("x", [*x.shape], "FP64")
+    tensor.set_data_from_numpy(x, binary_data=binary)
+    names = "prediction", "error_hat", "safe", "support_score"
+    outputs = [triton.InferRequestedOutput(name, binary_data=binary) for name in names]
+    found.put(batches_per_second(seconds, lambda: client.infer("geoq", [tensor], outputs=outputs)))
+
+
+def asked_in_parallel(port, n_clients, seconds, found):
+    """A process of parallel clients, each of which sends single queries; their times."""
+    end = time.monotonic() + seconds
+
+    def client(seed):
+        rng, times = np.random.default_rng(seed), []
+        with requests.Session() as session:
+            while time.monotonic() < end:
+                content = {"name": "bound", "input": rng.uniform(-WIDTH, WIDTH, (1, 3)).tolist()}
+                started = time.perf_counter()
+                session.post(f"http://127.0.0.1:{port}/Evaluate", json=content, timeout=30).json()[
+                    "output"
+                ]
+                times.append(time.perf_counter() - started)
+        return times
+
+    with ThreadPoolExecutor(n_clients) as pool:
+        found.put(np.concatenate([*pool.map(client, range(n_clients))]))
+
+
+def main(words=None):
+    warnings.simplefilter("ignore")
+    asked = parser_of(__doc__).parse_args(words)
+    seconds, n_clients = (0.2, 4) if asked.small else (10, N_CLIENTS)
+    estimator, _, queries = calibrated(0, 500, 3)
+    x, about = queries(N_BATCH, WIDTH), {"seed": 0, "n": N_BATCH}
+    alone = batches_per_second(seconds, lambda: estimator.assess(x))
+    rows = [
+        {**about, "form": "assess in process", "queries_per_second": N_BATCH * alone, "ratio": 1.0}
+    ]
+    server = server_of(estimator, port=0)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port, spawn = (
+        server.servers[0].sockets[0].getsockname()[1],
+        multiprocessing.get_context("spawn"),
+    )
+
+    def measured(target, *settings):
+        found = spawn.Queue()
+        process = spawn.Process(target=target, args=(port, *settings, found))
+        process.start()
+        result = found.get(timeout=120)
+        process.join()
+        return result
+
+    for form, binary in (("binary tensors", True), ("JSON", False)):
+        rate = measured(asked_in_batches, binary, seconds)
+        rows.append(
+            {**about, "form": form, "queries_per_second": N_BATCH * rate, "ratio": rate / alone}
+        )
+    times = measured(asked_in_parallel, n_clients, seconds if asked.small else 60)
+    spread = {f"p{p}": float(np.quantile(times, p / 100)) for p in (50, 99)}
+    rate = len(times) / (seconds if asked.small else 60)
+    rows.append(
+        {"seed": 0, "n": 1, "form": f"{n_clients} clients", "queries_per_second": rate, **spread}
+    )
+    server.should_exit = True
+    thread.join()
+    path = record.write("serving", rows, asked.out, small=asked.small)
+    print(path)
+    return path
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Alarms of the monitor."""

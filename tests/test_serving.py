@@ -1,0 +1,416 @@
+"""The service with clients that are not a part of geoq; all traffic stays on this machine and is bounded in count and time."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import requests
+
+from geoq import GeoQ, RandomFolds
+from geoq.monitor import Monitor
+from geoq.serving.app import server_of
+from geoq.serving.page import HTML
+
+umbridge = pytest.importorskip("umbridge")
+triton = pytest.importorskip("tritonclient.http")
+BRAKE = 77.0  # the surrogate of these tests raises or sleeps at these inputs
+
+
+def truth(x):
+    return np.sin(3 * x[:, 0]) + x[:, 1]
+
+
+def surrogate(x):
+    x = np.asarray(x, dtype=float)
+    if (x[:, 0] == BRAKE).any():
+        raise RuntimeError("the mesh is tangled")
+    if (x[:, 0] == 2 * BRAKE).any():
+        time.sleep(0.8)
+    return 3 * x[:, 0] - 4 * x[:, 0] ** 3 + x[:, 1]
+
+
+def calibrated(as_x=np.asarray):
+    x = np.random.default_rng(0).uniform(-1, 1, size=(120, 2))
+    return GeoQ(surrogate, None, folds=RandomFolds(5)).fit(as_x(x), truth(x))
+
+
+@contextmanager
+def running(estimator, **settings):
+    """The address of a service in another thread."""
+    server = server_of(estimator, port=0, **settings)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def estimator():
+    return calibrated()
+
+
+@pytest.fixture(scope="module")
+def url(estimator):
+    with running(estimator, seconds=2, megabytes=0.5) as address:
+        yield address
+
+
+def infer(url, x, names=None, *, binary=True):
+    client = triton.InferenceServerClient(url.removeprefix("http://"))
+    tensor = triton.InferInput("x", list(x.shape), "FP64")
+    tensor.set_data_from_numpy(x, binary_data=binary)
+    outputs = names and [triton.InferRequestedOutput(name, binary_data=binary) for name in names]
+    return client.infer("geoq", [tensor], outputs=outputs)
+
+
+def post(url, path, content, **settings):
+    body = content if isinstance(content, bytes) else json.dumps(content)
+    return requests.post(url + path, data=body, timeout=10, **settings)
+
+
+def tensor(x):
+    return {"inputs": [{"name": "x", "shape": [*x.shape], "datatype": "FP64", "data": x.tolist()}]}
+
+
+def test_the_umbridge_client_receives_the_answers_of_assess(url, estimator):
+    point = [0.3, -0.2]
+    answer = estimator.assess(np.array([point]))
+    expected = {
+        "prediction": [[answer.prediction[0]]],
+        "bound": [[answer.error_hat[0]]],
+        "support_score": [[answer.support_score[0]]],
+    }
+    expected["assess"] = [
+        *expected["prediction"],
+        *expected["bound"],
+        [1.0],
+        *expected["support_score"],
+    ]
+    assert umbridge.supported_models(url) == [*expected]
+    for name, output in expected.items():
+        model = umbridge.HTTPModel(url, name)
+        assert model.get_input_sizes() == [2]
+        assert model.get_output_sizes() == [1] * len(output)
+        assert model([point]) == output
+        assert not model.supports_gradient()
+
+
+def test_qmcpy_integrates_the_bound(url, estimator):
+    qmcpy = pytest.importorskip("qmcpy")
+    measure = qmcpy.Uniform(qmcpy.DigitalNetB2(2, seed=7), lower_bound=-1, upper_bound=1)
+    integrand = qmcpy.UMBridgeWrapper(measure, umbridge.HTTPModel(url, "bound"))
+    points = qmcpy.DigitalNetB2(2, seed=7).gen_samples(16)
+    np.testing.assert_allclose(integrand.f(points), estimator.bound(2 * points - 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_the_inference_client_receives_the_answers_of_assess(url, estimator, binary):
+    x = np.random.default_rng(1).uniform(-1.5, 1.5, size=(50, 2))
+    x[7] = np.nan if binary else x[7]
+    answer = estimator.assess(x)
+    found = infer(url, x, binary=binary)
+    for name in ("prediction", "error_hat", "support_score", "safe"):
+        values = found.as_numpy(name)
+        assert values.dtype == (bool if name == "safe" else float)
+        np.testing.assert_array_equal(values, getattr(answer, name))
+    assert found.get_output("reason") is None
+    texts = infer(url, x[:3], ["reason"], binary=binary).as_numpy("reason")
+    assert [text if isinstance(text, str) else text.decode() for text in texts] == [
+        answer.reason(i) for i in range(3)
+    ]
+
+
+def test_the_inference_client_finds_health_and_metadata(url):
+    client = triton.InferenceServerClient(url.removeprefix("http://"))
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("geoq")
+    described = client.get_model_metadata("geoq")
+    assert described["inputs"] == [{"name": "x", "datatype": "FP64", "shape": [-1, 2]}]
+    assert [part["datatype"] for part in described["outputs"]] == [
+        "FP64",
+        "FP64",
+        "BOOL",
+        "FP64",
+        "BYTES",
+    ]
+
+
+def test_columns_of_a_data_frame_are_tensors_of_their_names():
+    pandas = pytest.importorskip("pandas")
+
+    def table(x):
+        names = np.array(["cold", "warm"])[(x[:, 1] > 0).astype(int)]
+        return pandas.DataFrame({"speed": x[:, 0], "kind": names})
+
+    x = np.random.default_rng(0).uniform(-1, 1, size=(120, 2))
+    model = GeoQ(lambda f: 2 * f["speed"].to_numpy(), None, folds=RandomFolds(5))
+    model.fit(table(x), truth(x))
+    columns = {"speed": ("FP64", [0.2, None]), "kind": ("BYTES", ["warm", "hot"])}
+    inputs = [{"name": n, "datatype": t, "shape": [2], "data": d} for n, (t, d) in columns.items()]
+    with running(model) as address:
+        found = post(
+            address,
+            "/v2/models/geoq/infer",
+            {"inputs": inputs, "outputs": [{"name": "safe"}, {"name": "prediction"}]},
+        ).json()
+        refused = post(address, "/Evaluate", {"name": "bound", "input": [[1, 2]]}).json()
+    assert [part["data"] for part in found["outputs"]] == [[True, False], [0.4, None]]
+    assert refused["error"]["type"] == "UnsupportedFeature"
+
+
+BAD = {
+    "not JSON": (b"{", "strict JSON"),
+    "NaN": (b'{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP64", "data": [NaN, 1]}]}', "strict JSON"),
+    "too deep": (b"[" * 5000, "strict JSON"),
+    "no inputs": ({"x": 1}, "needs inputs"),
+    "another name": ({"inputs": [{"name": "z", "shape": [1], "datatype": "FP64", "data": [1]}]}, "pass the inputs"),
+    "text": ({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP64", "data": ["1", "2"]}]}, "numbers alone"),
+    "flags": ({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP64", "data": [True, True]}]}, "numbers alone"),
+    "another size": ({"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP64", "data": [1, 2]}]}, "no array of the shape"),
+    "three columns": (tensor(np.zeros((1, 3))), "but GeoQ was fitted on rows of shape"),
+    "no rows": (tensor(np.zeros((0, 2))), "pass at least one query"),
+    "another type": ({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP65", "data": [1, 2]}]}, "FP65"),
+    "unknown output": (tensor(np.zeros((1, 2))) | {"outputs": [{"name": "y"}]}, "there is no output 'y'"),
+    "bytes that are not there": ({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP64", "parameters": {"binary_data_size": 16}}]}, "0 bytes follow"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_batch_is_refused_in_the_schema_of_the_protocol(url, name):
+    content, words = BAD[name]
+    response = post(url, "/v2/models/geoq/infer", content)
+    assert response.status_code == 400
+    assert [*response.json()] == ["error"]
+    assert words in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "kind", "words"),
+    [
+        ("/Evaluate", {"name": "posterior", "input": [[0, 0]]}, "ModelNotFound", "there is no model"),
+        ("/Evaluate", {"name": "bound", "input": [[0]]}, "InvalidInput", "one vector of 2 numbers"),
+        ("/Evaluate", {"name": "bound", "input": [["a", 0]]}, "InvalidInput", "numbers alone"),
+        ("/Evaluate", {"name": "bound", "input": [[None, 0]]}, "InvalidInput", "missing value"),
+        ("/Evaluate", {"name": "bound", "input": [[0, 0]], "config": {"level": 0.9}}, "InvalidInput", "no settings"),
+        ("/Gradient", {"name": "bound"}, "UnsupportedFeature", "Gradient"),
+        ("/EvaluateShMem", {"name": "bound"}, "UnsupportedFeature", "ShMem"),
+        ("/Evaluate", {"name": "bound", "input": [[1e300, 0]]}, "InvalidOutput", "NOT safe"),
+        ("/Evaluate", {"name": "bound", "input": [[BRAKE, 0]]}, "InvalidOutput", "RuntimeError: the mesh is tangled"),
+    ],
+)  # fmt: skip
+def test_a_bad_call_is_refused_with_a_type_of_umbridge(url, path, content, kind, words):
+    response = post(url, path, content)
+    assert response.status_code == (
+        500 if BRAKE in np.ravel(content.get("input", 0)).tolist() else 400
+    )
+    assert response.json()["error"]["type"] == kind
+    assert words in response.json()["error"]["message"]
+
+
+def test_requests_are_answered_together_and_one_that_fails_fails_alone(url, estimator):
+    """While the surrogate sleeps in the first request, the others wait; then they are one batch, with one query that raises."""
+    x = np.random.default_rng(2).uniform(-1, 1, size=(12, 2))
+    x[0, 0], x[5, 0] = 2 * BRAKE, BRAKE
+
+    def ask(row):
+        time.sleep(0.2 * (row > 0))
+        return post(url, "/Evaluate", {"name": "bound", "input": [x[row].tolist()]})
+
+    def batches():
+        text = requests.get(url + "/metrics", timeout=10).text
+        return float(re.search(r"geoq_batch_queries_count (\S+)", text)[1])
+
+    before = batches()
+    with ThreadPoolExecutor(12) as pool:
+        answers = [*pool.map(ask, range(12))]
+    assert [answer.status_code for answer in answers] == [200, *[200] * 4, 500, *[200] * 6]
+    good = [i for i in range(12) if i not in (0, 5)]
+    found = [answers[i].json()["output"][0][0] for i in good]
+    np.testing.assert_allclose(found, estimator.bound(x[good]), rtol=1e-6)
+    # The first request, and the others one by one since their batch failed.
+    assert batches() - before == 1 + len(good)
+
+
+def test_huge_slow_and_unknown_requests_end(url):
+    huge = post(url, "/v2/models/geoq/infer", tensor(np.zeros((100_000, 2))))
+    assert huge.status_code == 413
+    endless = requests.post(url + "/Evaluate", data=(b" " * 10_000 for _ in range(200)), timeout=10)
+    assert endless.status_code == 413
+    assert "does not exist" in requests.get(url + "/v3", timeout=10).json()["error"]
+    assert requests.get(url + "/Evaluate", timeout=10).status_code == 405
+    host, port = url.removeprefix("http://").split(":")
+    heads = (
+        b"POST /Eval",
+        b"POST /Evaluate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
+    )
+    ends = []
+    for head in heads:  # the rest never comes
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(head)
+            ends.append(connection.recv(1000)[:12])
+    assert ends == [b"", b"HTTP/1.1 408"]
+    foreign = requests.get(url + "/Info", headers={"Host": "evil.example"}, timeout=10)
+    assert "not a name of this service" in foreign.json()["error"]
+
+
+def test_a_token_is_needed_if_there_is_one(estimator):
+    with running(estimator, token="secret") as address:
+        codes = [
+            requests.get(address + path, headers=headers, timeout=10).status_code
+            for path in ("/Info", "/v2/health/live")
+            for headers in (
+                {},
+                {"Authorization": "Bearer secret"},
+                {"Authorization": "Bearer wrong"},
+            )
+        ]
+    assert codes == [401, 200, 401, 200, 200, 200]
+
+
+def test_another_host_without_a_token_gives_a_warning(estimator):
+    with pytest.warns(UserWarning, match="there is no token"):
+        server_of(estimator, host="0.0.0.0")  # does not run
+
+
+def test_the_monitor_observes_and_receives_results(estimator, tmp_path):
+    monitor = Monitor(estimator, verify=0.5, folder=tmp_path)
+    x = np.random.default_rng(3).uniform(-1, 1, size=(40, 2))
+    with running(estimator, monitor=monitor) as address:
+        drawn = infer(address, x, ["verify"]).as_numpy("verify")
+        aside = tensor(x) | {"parameters": {"observe": False}}
+        assert post(address, "/v2/models/geoq/infer", aside).status_code == 200
+        y = {
+            "name": "y",
+            "shape": [int(drawn.sum())],
+            "datatype": "FP64",
+            "data": truth(x[drawn]).tolist(),
+        }
+        results = tensor(x[drawn])
+        results["inputs"].append(y)
+        status = post(address, "/monitor", results).json()
+        text = requests.get(address + "/metrics", timeout=10).text
+        assert status == requests.get(address + "/monitor", timeout=10).json()
+    assert status["numbers"]["queries"] == 40
+    assert status["numbers"]["drawn"] == drawn.sum() > 10
+    assert status["numbers"]["outstanding"] == 0
+    assert f'geoq_monitor{{number="drawn"}} {drawn.sum():.1f}' in text
+    assert Monitor(estimator, verify=0.5, folder=tmp_path).status().numbers["queries"] == 40
+
+
+def load(url, estimator, n_clients, seconds):
+    """Answers of parallel clients, each with queries of its own, and the time of each request."""
+    end = time.monotonic() + seconds
+
+    def client(seed):
+        rng, times, wrong = np.random.default_rng(seed), [], 0
+        with requests.Session() as session:
+            while time.monotonic() < end and len(times) < 2000:
+                x = rng.uniform(-1, 1, size=(1, 2))
+                started = time.perf_counter()
+                response = session.post(
+                    url + "/Evaluate", json={"name": "bound", "input": x.tolist()}, timeout=30
+                )
+                times.append(time.perf_counter() - started)
+                wrong += not np.allclose(
+                    response.json()["output"][0], estimator.bound(x), rtol=1e-6
+                )
+        return times, wrong
+
+    with ThreadPoolExecutor(n_clients) as pool:
+        found = [*pool.map(client, range(n_clients))]
+    return np.concatenate([times for times, _ in found]), sum(wrong for _, wrong in found)
+
+
+def test_a_hundred_parallel_clients_receive_no_wrong_answer(url, estimator):
+    """For the time in the variable GEOQ_LOAD_SECONDS; ``make load`` takes a minute."""
+    seconds = float(os.environ.get("GEOQ_LOAD_SECONDS", "2"))
+    times, wrong = load(url, estimator, 100, seconds)
+    assert wrong == 0
+    assert len(times) >= 100
+
+
+SCRIPT = """
+import time
+def predict(x):
+    time.sleep(1.0 if (x[:, 0] == 154.0).any() else 0)
+    return 3 * x[:, 0] - 4 * x[:, 0] ** 3 + x[:, 1]
+"""
+
+
+def test_the_command_serves_a_file_and_finishes_what_is_under_way(estimator, tmp_path):
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    estimator.save(tmp_path / "model.geoq")
+    command = [
+        sys.executable,
+        "-m",
+        "geoq.serving",
+        "model.geoq",
+        "--surrogate",
+        "mine:predict",
+        "--port",
+        "0",
+    ]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        address = process.stderr.readline().split(" at ")[1].strip()
+        with ThreadPoolExecutor(1) as pool:
+            slow = pool.submit(
+                post, address, "/Evaluate", {"name": "prediction", "input": [[154.0, 1.0]]}
+            )
+            time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            assert slow.result().json() == {"output": [[surrogate(np.array([[154.0, 1.0]]))[0]]]}
+        assert process.wait(timeout=10) in (0, -signal.SIGTERM)
+
+
+def test_the_page_shows_prediction_bound_flag_and_reason(url, estimator, tmp_path):
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    assert not re.search(r"https?://(?!www\.w3\.org)|<script src|<link|@import", HTML)
+    command = [
+        chromium,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+    ]
+    command += [
+        "--disable-component-update",
+        "--disable-sync",
+        f"--user-data-dir={tmp_path}",
+        "--virtual-time-budget=3000",
+    ]
+    for point, flag in (([0.3, -0.2], ">safe<"), ([1.4, -0.2], "not safe: the bound is a guess")):
+        address = f"{url}/#{','.join(map(str, point))}"
+        run = subprocess.run(
+            [*command, "--dump-dom", address],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        answer = estimator.assess(np.array([point]))
+        assert flag in run.stdout
+        assert (
+            f"<td>{answer.prediction[0]:.4g}</td><td>{answer.error_hat[0]:.4g}</td>" in run.stdout
+        )
+        assert answer.explanation(0) in run.stdout
+        assert "<polygon" in run.stdout
