@@ -87,6 +87,7 @@ def for_site(text: str) -> str:
     """A page with titles in place of file names, the index in place of the README, and the gallery that the build makes."""
     text = re.sub(r"\[[\w-]+\.md\](?=\([\w./-]*\.md(?:#[\w-]+)?\))", "[]", text)
     text = re.sub(r"\]\((?:\.\./)*README\.md[^)]*\)", "](/docs/index.md)", text)
+    text = re.sub(r"\]\(gallery/(plot_\w+)\.py\)", r"](/docs/examples/\1.rst)", text)
     return text.replace("gallery/GALLERY_HEADER.rst", "examples/index.rst")
 
 
@@ -111,6 +112,9 @@ def write_sections(app: Sphinx) -> None:
     (HERE / "sections").mkdir(exist_ok=True)
     for name, (text, pages) in sections().items():
         path = HERE / "sections" / f"{name}.md"
+        if len(pages) == 1:
+            path.unlink(missing_ok=True)
+            continue
         text = re.sub(r"\]\((?=[\w.])(?!https?:)", "](../", text) + toctree(pages)
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
@@ -121,7 +125,9 @@ def read_source(app: Sphinx, name: str, source: list[str]) -> None:
     if not name.startswith("docs/examples/"):
         source[0] = for_site(source[0])
     if name == root_doc:
-        source[0] += toctree([f"sections/{section}.md" for section in sections()])
+        # A section with one page from outside, the gallery, needs no page of its own.
+        alone = {name: pages[0] for name, (_, pages) in sections().items() if len(pages) == 1}
+        source[0] += toctree([alone.get(name, f"sections/{name}.md") for name in sections()])
     elif name.startswith("benchmarks/"):
         source[0] = f"---\norphan: true\n---\n{source[0]}"
 

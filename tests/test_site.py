@@ -47,6 +47,28 @@ def test_every_page_has_one_place_in_the_navigation():
     assert sorted(row for row in rows if "/" not in row) == sorted(pages)
 
 
+def texts_of(path: Path) -> list[str]:
+    """All strings of a module; a value in an f-string is a line break."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    parts = [n.values for n in nodes if isinstance(n, ast.JoinedStr)]
+    parts += [[n] for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return [
+        "".join(
+            getattr(part, "value", "") if isinstance(part, ast.Constant) else "\n" for part in text
+        )
+        for text in parts
+    ]
+
+
+def test_every_message_that_is_explained_exists():
+    rows = re.findall(r"^\| (\".*?\") \|", (DOCS / "messages.md").read_text(), re.MULTILINE)
+    quoted = [
+        part for row in rows for text in re.findall('"(.*?)"', row) for part in text.split(" ... ")
+    ]
+    texts = [text for path in Path(geoq.__path__[0]).rglob("*.py") for text in texts_of(path)]
+    assert [q for q in quoted if not any(q in text for text in texts)] == []
+
+
 @pytest.mark.parametrize("script", GALLERY, ids=lambda path: path.stem)
 def test_a_script_of_the_gallery_is_short_and_states_what_it_teaches(script):
     text = script.read_text()
