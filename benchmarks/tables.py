@@ -98,7 +98,7 @@ def speed(record):
 
 def serving(record):
     columns = {"queries per second": mean("queries_per_second", 0)}
-    columns |= {"over assess in process": mean("ratio")}
+    columns |= {"CPU ms per request": mean("cpu_milliseconds", 1), "of assess": mean("ratio")}
     columns |= {"median time of a request, s": mean("p50", 3), "p99, s": mean("p99", 3)}
     return table("form | queries per request", joined(group(record["rows"], "form", "n")), columns)
 

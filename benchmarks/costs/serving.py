@@ -1,5 +1,7 @@
 """The service on the loopback of one machine: queries per second in batches, and 100 parallel clients.
 
+The ratio compares CPU seconds of the process of the service, because other work on the machine changes times.
+
 python -m benchmarks.costs.serving [--small] [--out FILE]
 """
 
@@ -21,14 +23,13 @@ from geoq.serving.app import server_of
 N_BATCH, N_CLIENTS, WIDTH = 1000, 100, 0.9
 
 
-def batches_per_second(seconds, work):
-    """How often work is done in a second, over some seconds."""
-    work()
+def repeated(seconds, work):
+    """How often work was done in some seconds, and how often per second."""
     n, started = 0, time.perf_counter()
     while time.perf_counter() < started + seconds:
         work()
         n += 1
-    return n / (time.perf_counter() - started)
+    return n, n / (time.perf_counter() - started)
 
 
 def asked_in_batches(port, binary, seconds, found):
@@ -39,7 +40,7 @@ def asked_in_batches(port, binary, seconds, found):
     tensor.set_data_from_numpy(x, binary_data=binary)
     names = "prediction", "error_hat", "safe", "support_score"
     outputs = [triton.InferRequestedOutput(name, binary_data=binary) for name in names]
-    found.put(batches_per_second(seconds, lambda: client.infer("geoq", [tensor], outputs=outputs)))
+    found.put(repeated(seconds, lambda: client.infer("geoq", [tensor], outputs=outputs)))
 
 
 def asked_in_parallel(port, n_clients, seconds, found):
@@ -68,10 +69,7 @@ def main(words=None):
     seconds, n_clients = (0.2, 4) if asked.small else (10, N_CLIENTS)
     estimator, _, queries = calibrated(0, 500, 3)
     x, about = queries(N_BATCH, WIDTH), {"seed": 0, "n": N_BATCH}
-    alone = batches_per_second(seconds, lambda: estimator.assess(x))
-    rows = [
-        {**about, "form": "assess in process", "queries_per_second": N_BATCH * alone, "ratio": 1.0}
-    ]
+    rows = []
     server = server_of(estimator, port=0)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -90,11 +88,16 @@ def main(words=None):
         process.join()
         return result
 
-    for form, binary in (("binary tensors", True), ("JSON", False)):
-        rate = measured(asked_in_batches, binary, seconds)
-        rows.append(
-            {**about, "form": form, "queries_per_second": N_BATCH * rate, "ratio": rate / alone}
-        )
+    for form, binary in (("assess in process", None), ("binary tensors", True), ("JSON", False)):
+        before = time.process_time()
+        if binary is None:
+            n, rate = repeated(seconds, lambda: estimator.assess(x))
+        else:
+            n, rate = measured(asked_in_batches, binary, seconds)
+        busy = 1e3 * (time.process_time() - before) / n
+        row = {**about, "form": form, "queries_per_second": N_BATCH * rate}
+        rows.append(row | {"cpu_milliseconds": busy})
+        rows[-1]["ratio"] = rows[0]["cpu_milliseconds"] / rows[-1]["cpu_milliseconds"]
     times = measured(asked_in_parallel, n_clients, seconds if asked.small else 60)
     spread = {f"p{p}": float(np.quantile(times, p / 100)) for p in (50, 99)}
     rate = len(times) / (seconds if asked.small else 60)
