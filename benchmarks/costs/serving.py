@@ -68,17 +68,14 @@ def main(words=None):
     asked = parser_of(__doc__).parse_args(words)
     seconds, n_clients = (0.2, 4) if asked.small else (10, N_CLIENTS)
     estimator, _, queries = calibrated(0, 500, 3)
-    x, about = queries(N_BATCH, WIDTH), {"seed": 0, "n": N_BATCH}
-    rows = []
+    x, rows = queries(N_BATCH, WIDTH), []
     server = server_of(estimator, port=0)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    port, spawn = (
-        server.servers[0].sockets[0].getsockname()[1],
-        multiprocessing.get_context("spawn"),
-    )
+    port = server.servers[0].sockets[0].getsockname()[1]
+    spawn = multiprocessing.get_context("spawn")
 
     def measured(target, *settings):
         found = spawn.Queue()
@@ -95,15 +92,14 @@ def main(words=None):
         else:
             n, rate = measured(asked_in_batches, binary, seconds)
         busy = 1e3 * (time.process_time() - before) / n
-        row = {**about, "form": form, "queries_per_second": N_BATCH * rate}
+        row = {"seed": 0, "n": N_BATCH, "form": form, "queries_per_second": N_BATCH * rate}
         rows.append(row | {"cpu_milliseconds": busy})
         rows[-1]["ratio"] = rows[0]["cpu_milliseconds"] / rows[-1]["cpu_milliseconds"]
     times = measured(asked_in_parallel, n_clients, seconds if asked.small else 60)
     spread = {f"p{p}": float(np.quantile(times, p / 100)) for p in (50, 99)}
     rate = len(times) / (seconds if asked.small else 60)
-    rows.append(
-        {"seed": 0, "n": 1, "form": f"{n_clients} clients", "queries_per_second": rate, **spread}
-    )
+    about = {"seed": 0, "n": 1, "form": f"{n_clients} clients"}
+    rows.append({**about, "queries_per_second": rate, **spread})
     server.should_exit = True
     thread.join()
     path = record.write("serving", rows, asked.out, small=asked.small)
