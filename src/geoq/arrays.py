@@ -135,6 +135,13 @@ def in_kind(array: Any, like: Any) -> Any:
     return array if is_tensor(array) or own.kind == "f" else array.astype(float)
 
 
+def same(one: Any, two: Any) -> bool:
+    """Whether two labels or arrays are the same, numbers up to rounding."""
+    if all(np.asarray(part).dtype.kind == "f" for part in (one, two)):
+        return np.shape(one) == np.shape(two) and np.allclose(one, two, 1e-5, 1e-6, equal_nan=True)
+    return np.array_equal(one, two)
+
+
 def own_copy(array: Any) -> Any:
     """A copy of the user's array, which a function of the user may change."""
     if is_tensor(array):
@@ -144,7 +151,7 @@ def own_copy(array: Any) -> Any:
 
 def flat(values: np.ndarray) -> np.ndarray:
     """One row of numbers for each row of fields."""
-    return values.reshape(len(values), -1)
+    return values.reshape(len(values), math.prod(values.shape[1:]))
 
 
 def per_row(values: np.ndarray, like: np.ndarray) -> np.ndarray:

@@ -21,8 +21,8 @@ SMALL = 1e9
 # Rows are equal up to rounding if they differ by at most this fraction of what differs from the neighbour of the second number, because
 # a row can have several copies. The differences are measured in this many coordinates.
 ROUNDED, N_NEAR, N_SKETCH = 1e-2, 8, 4
-# A run is a copy if more than this fraction of its rows are.
-MOST = 0.9
+# Rows of a run are copies if they are equal to this many consecutive rows of another run, up to this many times as much.
+LONG, LOOSE = 10, 5.0
 
 
 class Neighbors:
@@ -165,7 +165,9 @@ class Neighbors:
 def sketch(values: np.ndarray, n: int = N_SKETCH) -> Float[np.ndarray, " n_rows n"]:
     """At most n numbers that stand for each row: random combinations of its numbers; nan counts as 0."""
     size = int(np.prod(values.shape[1:]))
-    mixed = np.random.default_rng(0).normal(size=(min(n, size), size))
+    rng, shape = np.random.default_rng(0), (min(n, size), size)
+    # A single number must also show a common offset.
+    mixed = rng.uniform(0.5, 1.5, shape) if n == 1 else rng.normal(size=shape)
     found = np.empty((len(values), len(mixed)))
     for part in chunks(len(values), size):
         rows = np.nan_to_num(flat(values[part]).astype(float))
@@ -174,7 +176,7 @@ def sketch(values: np.ndarray, n: int = N_SKETCH) -> Float[np.ndarray, " n_rows 
     return found
 
 
-def near_copies(x: np.ndarray, y: np.ndarray) -> Int[np.ndarray, " n"]:
+def near_copies(x: np.ndarray, y: np.ndarray, times: float = 1.0) -> Int[np.ndarray, " n"]:
     """The first row that each row equals up to rounding, in x and in y; otherwise its own number."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -187,7 +189,8 @@ def near_copies(x: np.ndarray, y: np.ndarray) -> Int[np.ndarray, " n"]:
     distance, index = cKDTree(a).query(a, k + 1)
     gap = abs(b[index] - b[:, None]).max(axis=2)
     # On a line the neighbour of number k is k times as far as the first one.
-    near = [part <= ROUNDED * np.median(part[:, k]) / k for part in (distance, gap)]
+    limits = (times * ROUNDED * np.median(part[:, k]) / k for part in (distance, gap))
+    near = [part <= limit for part, limit in zip((distance, gap), limits, strict=True)]
     rows, place = np.nonzero(near[0] & near[1] & (index != own[:, None]))
     pairs = coo_array((np.ones(len(rows)), (rows, index[rows, place])), (n, n))
     _, first, group = np.unique(
@@ -197,7 +200,10 @@ def near_copies(x: np.ndarray, y: np.ndarray) -> Int[np.ndarray, " n"]:
 
 
 def copied_runs(points: np.ndarray, number: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """As ``near_copies`` for the rows of runs that consist of copies of earlier runs; otherwise the own number of each row."""
-    first = near_copies(points, points)
-    share = np.bincount(number, number[first] != number) / np.bincount(number)
-    return np.where(share[number] > MOST, first, np.arange(len(first)))
+    """As ``near_copies`` for rows that consecutive rows of an earlier run equal; otherwise the own number of each row."""
+    first = near_copies(points, points, LOOSE)
+    copied = number[first] != number
+    goes_on = copied[1:] & copied[:-1] & (np.diff(first) == 1) & (np.diff(number) == 0)
+    stretch = np.cumsum(np.r_[True, ~goes_on])
+    copied &= np.bincount(stretch)[stretch] >= LONG
+    return np.where(copied, first, np.arange(len(first)))

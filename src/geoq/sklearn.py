@@ -99,6 +99,10 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
             numbers = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
             X, y = validate_data(self, X, y, **numbers)
         _warn_of_search_around()
+        if not hasattr(self._regressor, "predict"):
+            raise TypeError(
+                f"estimator={self._regressor!r} has no predict, but it must be a regressor; pass for example estimator=Ridge()."
+            )
         settings = self.get_params(deep=False)
         for name in ("estimator", "prefit", "n_jobs"):
             del settings[name]

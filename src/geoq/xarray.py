@@ -13,11 +13,11 @@ from uuid import uuid4
 import numpy as np
 
 from geoq import state
-from geoq.arrays import stored
-from geoq.checks import check_fitted, check_integer
+from geoq.arrays import same, stored
+from geoq.checks import check_fitted, check_integer, shortened
 from geoq.core.conformal import WholeField, levels_of
 from geoq.core.estimator import GeoQ, get_params, set_params
-from geoq.core.folds import TemporalFolds, warn_of_alike
+from geoq.core.folds import warn_of_alike
 from geoq.data.masks import masked_where_nan
 from geoq.rollout.estimator import RolloutGeoQ
 from geoq.surrogate import absolute_error, norm_error
@@ -88,7 +88,7 @@ class Labelled:
         times = x.get_index(self.dim)
         _check_labels(y, x, [self.dim], "y")
         dates = times.dtype.kind == "M" or isinstance(times, xr.CFTimeIndex)
-        if isinstance(self.estimator.folds, TemporalFolds) and not times.is_monotonic_increasing:
+        if "TemporalFolds" in repr(self.estimator.folds) and not times.is_monotonic_increasing:
             raise ValueError(f"TemporalFolds needs time order; sort x and y by {self.dim!r}.")
         if dates and how.get("groups") is None:
             warn_of_alike(y.values[np.argsort(times)], self.estimator.folds)
@@ -365,13 +365,14 @@ def on_grid(data: Any, like: xr.DataArray, name: str) -> xr.DataArray:
     if missing:
         raise ValueError(f"{name} has dimensions {array.dims}, but fit also had {missing}.")
     _check_labels(array, like, like.dims, name)
-    scalars = [n for n, c in like.coords.items() if not c.dims and n in array.coords]
-    known = {n: (array.coords[n], like.coords[n]) for n in scalars if not array.coords[n].dims}
-    for what, (own, of) in {"name": (array.name, like.name), **known}.items():
-        if own is not None and of is not None and not bool(own == of):
-            own, of = (getattr(part, "values", part) for part in (own, of))
+    known: dict[Any, Any] = {"name": (array.name, like.name)}
+    for n, of in like.coords.items():
+        if n in array.coords and n != "units" and {*array[n].dims} == {*of.dims}:
+            known[n] = array[n].transpose(*of.dims).values, of.values
+    for what, (own, of) in known.items():
+        if own is not None and of is not None and not same(own, of):
             raise ValueError(
-                f"{name} has the {what} {own}, but {of} in fit; pass the same, or rename it."
+                f"{name} has the {what} {shortened(own)}, but {shortened(of)} in fit; pass the same, or rename it."
             )
     units = [np.ravel(a.coords.get("units", a.attrs.get("units", ""))) for a in (array, like)]
     for own, known in zip(*units, strict=False):

@@ -41,6 +41,7 @@ def warn_of_folds(
     outputs: Float[np.ndarray, " n"],
     deployed: Float[np.ndarray, " n *field"],
     interpolating: Sequence[int],
+    where: str = "at the data",
 ) -> None:
     """Warn of the first of four facts.
 
@@ -55,7 +56,7 @@ def warn_of_folds(
         return
     parts = [held_out[fold] for fold in interpolating]
     out, rows = (np.concatenate([part[name] for part in parts]) for name in ("error", "row"))
-    warn_if_worse(_sizes(deployed, outputs)[rows], out, "at the data")
+    warn_if_worse(_sizes(deployed, outputs)[rows], out, where)
 
 
 def _sizes(error: np.ndarray, outputs: np.ndarray) -> Float[np.ndarray, " m"]:
@@ -76,9 +77,10 @@ def _failed(held_out: dict[int, Answers], in_sample: dict[int, Answers]) -> str:
         np.array([mean_error(part[f].error) for f in folds]) for part in (held_out, in_sample)
     )
     typical = np.median(out), np.median(own)
-    failed = np.flatnonzero((out > FAILED * typical[0]) & (own > FAILED * typical[1]))
     # Interpolating surrogates have zero errors in sample, so every other error would exceed the ratio.
-    if not all(typical) or not len(failed):
+    most = FAILED * typical[1] or typical[0]
+    failed = np.flatnonzero((out > FAILED * typical[0]) & (own > most))
+    if not typical[0] or not len(failed):
         return ""
     listed = _listed([(folds[f], out[f], own[f]) for f in failed], len(folds))
     return (
@@ -150,7 +152,7 @@ def mean_of_each(error: np.ndarray) -> Float[np.ndarray, " n"]:
     rows = flat(error)
     with warnings.catch_warnings(action="ignore"):
         parts = [np.nanmean(rows[p].astype(float), axis=1) for p in chunks(*rows.shape)]
-    return np.concatenate(parts)
+    return np.concatenate(parts or [np.zeros(0)])
 
 
 def mean_error(error: np.ndarray) -> float:

@@ -9,7 +9,18 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import ndtri
 
-from geoq.arrays import chunks, flat, in_kind, native, per_row, restore, take, to_numbers
+from geoq.arrays import (
+    chunks,
+    flat,
+    in_kind,
+    is_lazy,
+    native,
+    own_copy,
+    per_row,
+    restore,
+    take,
+    to_numbers,
+)
 from geoq.bounds.protocol import bounds_of
 from geoq.core.assessment import Assessment, SecondOpinion, numbers_of
 from geoq.core.conformal import ConformalFactors, level_factors, levels_of
@@ -257,7 +268,8 @@ class Fitted:
         if self.mask is not None:
             for name in ("prediction", "error_hat", "anchor_error", "increment"):
                 answer[name] = self.mask.hidden(answer[name])
-        return Assessment(**answer, lost=lost, asked=queries, fitted=self)
+        asked = queries if is_lazy(queries) else own_copy(queries)
+        return Assessment(**answer, lost=lost, asked=asked, fitted=self)
 
     def parts_of(self, queries: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The parts of the answers as numbers, and which queries have no answer."""

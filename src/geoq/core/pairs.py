@@ -108,8 +108,10 @@ class Pairs:
         if inputs.ndim == 2 and rho in ELEMENTWISE:
             known = replace(known, gaps=regular_gaps(points))
         # Near copies lie at one place, so that the folds hold them out together.
-        places = np.asarray(points, dtype=float)[near_copies(points, numbers)]
+        copies = near_copies(points, numbers)
+        places = np.asarray(points, dtype=float)[copies]
         plan = draw_folds(how.folds, places, groups)
+        plan.warn_of_copies(copies)
         if how.train_surrogate is not None and is_pretrained(how.train_surrogate):
             plan.check_same(draw_folds(how.folds, places, groups))
         usual = max(1, min(USUAL_COUNT, plan.fewest_left_in))

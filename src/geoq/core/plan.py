@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from geoq.checks import add_note_on_error, check_object, shortened
+from geoq.checks import add_note_on_error, check_object, shortened, warn
 from geoq.core.folds import (
     ClusterFolds,
     CombinedFolds,
@@ -22,6 +22,9 @@ from geoq.core.folds import (
     count_independent,
     dependence_of,
 )
+
+# Folds that are trained on copies of more than this fraction of their held-out rows separate them; single rows can recur by chance.
+COPIED = 0.3
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,17 @@ class FoldPlan:
         plan = replace(self, splits=splits)
         plan._check_rows()
         return plan
+
+    def warn_of_copies(self, place: Int[np.ndarray, " n"]) -> None:
+        """Warn if folds are trained on copies of their held-out rows, which are rows at the same place."""
+        trained_on = [np.isin(place[held_out], place[train]) for train, held_out in self.splits]
+        share = np.concatenate(trained_on).mean()
+        if share > COPIED:
+            warn(
+                f"folds={self.name} trains on copies of {100 * share:.3g} % of its held-out rows, equal in x and y up to rounding, so "
+                "held-out errors and bounds are too small; drop the copies, pass groups, or pass folds that hold them out together, "
+                "such as RandomFolds(5)."
+            )
 
     def check_same(self, again: "FoldPlan") -> None:
         """Raise if the scheme draws other folds than these at another call: given surrogates have other held-out rows then."""

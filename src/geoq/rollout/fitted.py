@@ -214,7 +214,7 @@ class FittedRollouts:
                 answers |= {"bound_over_tolerance": ratio, "trusted_horizon": trusted}
             floats = {n: v.astype(rows.dtype) for n, v in answers.items() if v.dtype.kind == "f"}
             parts.append(answers | floats)
-        found: Any = {"lost": lost, "asked": rows, "forcing": along, "fitted": self}
+        found: Any = {"lost": lost, "asked": rows.copy(), "forcing": along, "fitted": self}
         for name in parts[0]:
             values = joined([answers[name] for answers in parts])
             values[lost] = np.nan if values.dtype.kind == "f" else 0

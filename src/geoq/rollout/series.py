@@ -87,7 +87,7 @@ class RowLayout:
 
     def outputs(self, rows: Rollouts) -> Values:
         """The bounded coordinates along rollouts."""
-        values = rows.reshape(*rows.shape[:2], -1)
+        values = rows.reshape(*rows.shape[:2], math.prod(rows.shape[2:]))
         same = np.array_equal(self.places, np.arange(values.shape[2]))
         return values if same else values[:, :, self.places]
 

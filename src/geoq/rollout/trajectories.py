@@ -1,9 +1,9 @@
 """Trajectories: what Algorithm 1 does for rollouts. The prediction of a fold surrogate is a whole rollout."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -12,24 +12,25 @@ from geoq.arrays import flat
 from geoq.bounds.climatology import Climatology
 from geoq.bounds.protocol import BoundModel
 from geoq.checks import add_note_on_error, check_integer, check_object, warn
-from geoq.core.agreement import warn_if_worse
+from geoq.core.agreement import EXACT, Answers, fold_answers, warn_of_folds
 from geoq.core.folds import ClusterFolds
 from geoq.core.geometry import Geometry, Space
 from geoq.core.plan import FoldPlan
 from geoq.core.tuples import Points
 from geoq.data.coordinates import Coordinates
-from geoq.data.probes import N_PROBES, First, Probes
-from geoq.neighbors import Neighbors, copied_runs
+from geoq.data.probes import N_PROBES, Probes
+from geoq.neighbors import copied_runs, sketch
 from geoq.quantiles import n_required
 from geoq.regions.region import SAFE, SafeRegion
 from geoq.rollout import features as along
 from geoq.rollout.features import Reference, RolloutCalibration, RolloutFeatures
 from geoq.rollout.fitted import FittedRollouts
+from geoq.rollout.fold_rollouts import FoldRollouts
 from geoq.rollout.horizon import HeldOutRollouts, n_leading
-from geoq.rollout.members import BLOCK, N_MEASURED, Noise, Source, simulate
+from geoq.rollout.members import Source
 from geoq.rollout.memory import REMEDY
-from geoq.rollout.series import DataRange, Rollouts, RowLayout, Series, next_states, roll_out
-from geoq.surrogate import TRAINED, check_callable
+from geoq.rollout.series import DataRange, Rollouts, Series, next_states
+from geoq.surrogate import check_callable
 from geoq.training import sources
 from geoq.training.checkpoint import Checkpoint, array_id
 from geoq.training.sources import Fold, Report, TrainedFolds
@@ -40,108 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 # The answers of the deployed surrogate to a few states, and all states with their geometry and climatology.
 Observed: TypeAlias = tuple[Probes, Reference]
-
-
-@dataclass(frozen=True)
-class FoldRollouts:
-    """The data, and the rollouts of fold surrogates, which a recipe trains on the segments that each fold leaves in, or are given.
-
-    A recipe that trains together receives all rows and, for each surrogate, the runs of consecutive rows that it is trained on.
-    """
-
-    series: Series
-    layout: RowLayout
-    coordinates: Coordinates
-    range: DataRange
-    n_steps: int
-    n_support: int
-    n_members: int
-    recipe: Any
-    first: First = field(default_factory=list, repr=False, compare=False)
-
-    @property
-    def _together(self) -> bool:
-        return hasattr(self.recipe, "train_many") and self.layout.forcing is None
-
-    def n_together(self, n_folds: int) -> int:
-        sources.check_count(self.recipe, n_folds)
-        return self.recipe.n_together(self.series.native(slice(None))) if self._together else 1
-
-    def probe(self, surrogate: Any, fold: Fold, answers: Rollouts) -> tuple[Any, ...]:
-        """The step of a surrogate, the states from which its rollouts start, and the next states."""
-        ask, starts = partial(next_states, self.layout, surrogate), fold.evaluated_rows
-        return ask, self.series.native(starts), self.layout.states(answers[:, 1]), REMEDY
-
-    def train(self, subsets: Sequence[np.ndarray]) -> list[Any]:
-        """Train a surrogate on the segments of each subset of the rows, together if the recipe supports it."""
-        series, split = self.series, self.layout.split
-        runs = [series.runs(rows) for rows in subsets]
-        if len(runs) > 1 and self._together:
-            surrogates = list(self.recipe.train_many(series.native(slice(None)), runs))
-        else:
-            surrogates = [self.recipe([split(series.native(run)) for run in own]) for own in runs]
-        for surrogate in surrogates:
-            check_callable(surrogate, TRAINED)
-        return surrogates
-
-    def roll_out(self, surrogate: Any, start: np.ndarray) -> Rollouts:
-        """Rollouts from these rows of the data, with the forcing of the data along them."""
-        along, n_forcing = start[:, None] + np.arange(self.n_steps + 1), self.layout.n_forcing
-        forcing = self.series.rows[along, -n_forcing:] if n_forcing else None
-        step, rows = self.layout.step(surrogate), self.series.native(start)
-        return roll_out(step, rows, self.n_steps, self.range.largest, forcing)
-
-    def answers(self, surrogate: Any, fold: Fold) -> Rollouts:
-        """The rollouts of a fold and, as further times, errors of single steps and the distances of members."""
-        start, step = fold.evaluated_rows, self.layout.step(surrogate)
-        with add_note_on_error(f"while rolling out the surrogate of {fold}"):
-            rolled = self.roll_out(surrogate, start)
-            if not self.n_members:
-                return rolled
-            distance = self.distance_to(fold.training_rows)
-            errors, (_, spread) = self.members(step, start, rolled, distance, own=True)
-        return np.concatenate([rolled, errors, spread], axis=1, dtype=rolled.dtype)
-
-    def members(
-        self, step: Any, start: np.ndarray, rolled: Rollouts, distance: Any, *, own: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Signed errors of single steps of a model that has not seen these states, and what members with these errors say."""
-        places, inside = self.measured(start), self.range.cut(rolled)
-        errors = self.step_errors(step, places)
-        noise = self.noise(errors, distance(self.series.rows[places]))
-        at = distance(inside[:, : self.n_steps : BLOCK])
-        return errors, simulate(step, inside, noise, at, self.range, self.series.like, own=own)
-
-    def step_errors(self, step: Any, places: np.ndarray) -> np.ndarray:
-        """Signed errors of single steps from these rows of the data."""
-        after = roll_out(step, self.series.native(places.reshape(-1)), 1, np.inf)[:, 1]
-        return self.series.rows[places + 1] - after.reshape(*places.shape, *after.shape[1:])
-
-    def distance_to(self, seen: np.ndarray) -> Callable[[Rollouts], np.ndarray]:
-        """The support distance from these rows of the data; infinite for rows that are nan."""
-        nu, k = self.coordinates, self.n_support
-        known = Neighbors(flat(nu(self.series.rows[seen])))
-
-        def distance(rows: Rollouts) -> np.ndarray:
-            each = rows.reshape(-1, *rows.shape[2:])
-            found, usable = np.full(len(each), np.inf), np.isfinite(flat(each)).all(axis=1)
-            found[usable] = known.nearest(flat(nu(each[usable])), k)[0].mean(axis=1)
-            return found.reshape(rows.shape[:2])
-
-        return distance
-
-    def measured(self, start: np.ndarray) -> np.ndarray:
-        """The rows after each start at which errors of single steps are measured."""
-        return start[:, None] + np.arange(min(self.n_steps, N_MEASURED))
-
-    def finite(self, errors: Rollouts) -> np.ndarray:
-        """The errors of the values of the states; an error that is not finite counts as none."""
-        errors = errors.reshape(*errors.shape[:2], -1)[..., : self.layout.n_values]
-        return np.where(np.isfinite(errors), errors, 0.0)
-
-    def noise(self, errors: Rollouts, distance: np.ndarray) -> Noise:
-        """The noise of members, from errors of single steps at these support distances."""
-        return Noise.of(self.finite(errors), distance, self.n_members, self.n_steps)
 
 
 @dataclass
@@ -158,6 +57,8 @@ class Trajectories:
     starts: list[np.ndarray]
     companions: list[Any] = field(default_factory=list)
     found: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    held_out: dict[int, Answers] = field(default_factory=dict)
+    in_sample: dict[int, Answers] = field(default_factory=dict)
 
     @staticmethod
     def of(how: "RolloutGeoQ", trajectories: Any, forcing: Any) -> "Trajectories":
@@ -178,8 +79,13 @@ class Trajectories:
         plan = FoldPlan.draw(how.folds, points, series.number).without_copies(copies)
         around = DataRange.of(rows, nu, layout.n_forcing)
         settings = n_steps, how.n_support, int(getattr(how.scheme, "n_members", 0))
-        data = FoldRollouts(series, layout, nu, around, *settings, how.train_surrogate)
-        return Trajectories(how, data, plan, _starts(how, series, plan))
+        starts, recipe = _starts(how, series, plan), how.train_surrogate
+        if recipe is not None and sources.is_pretrained(recipe):
+            again = FoldPlan.draw(how.folds, points, series.number).without_copies(copies)
+            plan.check_same(again)
+        compared = np.unique(np.concatenate(starts))[: None if recipe is not None else 0]
+        data = FoldRollouts(series, layout, nu, around, *settings, recipe, compared)
+        return Trajectories(how, data, plan, starts)
 
     @property
     def n_trainings(self) -> int:
@@ -264,7 +170,13 @@ class Trajectories:
         """Store the errors of one fold, and its features relative to the states that it leaves in (lines 8 and 9)."""
         how, data, start = self.how, self.data, self.starts[number]
         layout, n_times, seen = data.layout, data.n_steps + 1, self.plan.splits[number][0]
-        rolled, *simulated = np.split(answers, (n_times, answers.shape[1] - n_times + 1), axis=1)
+        known = data.in_sample(seen, start)
+        ends = n_times, n_times + known.shape[1], answers.shape[1] - n_times + 1
+        rolled, stepped, *simulated = np.split(answers, ends, axis=1)
+        self.held_out[number] = self._answers(start, rolled[:, 1])
+        self.in_sample[number] = self._answers(
+            known.reshape(-1), stepped.reshape(known.size, *rolled.shape[2:])
+        )
         reference = self.reference(self.space, seen, how.n_support)
         features = reference.features(rolled, how.representation, data.series.like)
         truth = data.series.rows[start[:, None] + np.arange(1, n_times)]
@@ -285,6 +197,21 @@ class Trajectories:
         last = error[features.alive[:, -1], -1]
         mean = last.mean() if last.size else np.nan
         logger.info("fold %d: mean error %.4g at the last step", number + 1, mean)
+
+    def _answers(self, places: np.ndarray, after: np.ndarray) -> Answers:
+        """The answers of a surrogate to these rows of the data after one step, and their errors."""
+        layout = self.data.layout
+        truth, found = (
+            layout.outputs(rows[:, None])[:, 0]
+            for rows in (self.data.series.rows[places + 1], after)
+        )
+        return fold_answers(places, abs(truth - found), found, self._following)
+
+    @cached_property
+    def _following(self) -> np.ndarray:
+        """A number that stands for the row after each row of the data."""
+        rows = np.roll(self.data.series.rows, -1, axis=0)
+        return sketch(self.data.layout.outputs(rows[:, None])[:, 0], 1)[:, 0]
 
     def tuples(self, *_: Any) -> RolloutCalibration:
         """The held-out rollouts of all folds with their errors (line 10)."""
@@ -335,18 +262,32 @@ class Trajectories:
         self, surrogate: Any, points: Observed, tuples: RolloutCalibration, bound: Any, region: Any
     ) -> FittedRollouts:
         """What answers queries (lines 13 to 17)."""
-        (probes, reference), layout, how = points, self.data.layout, self.how
+        (probes, reference), how = points, self.how
         probes.check_unchanged()
         self._warn_of_runaways(surrogate, tuples)
-        if how.train_surrogate is not None:
-            own = self.data.step_errors(layout.step(surrogate), tuples.start[:, None])
-            error = abs(layout.outputs(own))[:, 0]
-            warn_if_worse(error, tuples.error[:, 0], "after one step from the same states")
+        self._compare_models(surrogate, tuples)
         bounds = along.bounds_along(bound, tuples.features)
         supported = n_leading(along.scores_along(region, tuples.features) <= SAFE)
         numbers = bounds, tuples.error, supported, tuples.start, how.quantile
         known = how.quantile, reference, bound, region, HeldOutRollouts.of(*numbers), tuples
         return FittedRollouts(*known, probes.inputs, surrogate, how.representation)
+
+    def _compare_models(self, surrogate: Any, tuples: RolloutCalibration) -> None:
+        """Warn if a fold surrogate has seen its held-out states, or if the deployed one is worse or was trained on the data."""
+        first = np.nan_to_num(tuples.error[:, 0], nan=np.inf).max(axis=1)
+        if self.how.train_surrogate is not None:
+            starts = self.data.starts
+            own = self.data.step_errors(self.data.layout.step(surrogate), starts[:, None])
+            error = np.full((len(self.data.series), tuples.error.shape[2]), np.nan)
+            error[starts] = abs(self.data.layout.outputs(own))[:, 0]
+            answers = self.held_out, self.in_sample, self._following, error, [*self.held_out]
+            warn_of_folds(*answers, "after one step from the same states")
+        elif np.median(first) <= EXACT * abs(self._following).max():
+            warn(
+                "most errors of the surrogate after one step are 0, as at states that a surrogate was trained on. With "
+                "train_surrogate=None it must never have seen the trajectories; otherwise the bounds are far too small. Pass "
+                "trajectories that it was not trained on, or a function train_surrogate(segments)."
+            )
 
     def _warn_of_runaways(self, surrogate: Any, tuples: RolloutCalibration) -> None:
         """Warn if rollouts diverge, with their fraction for the fold surrogates and for the deployed surrogate."""
