@@ -37,6 +37,8 @@ READING_ORDER = [
     "serving.page",
     "serving.app",
     "serving",
+    "datafiles",
+    "demo",
     "cli",
     "__main__",
 ]

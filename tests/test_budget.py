@@ -13,15 +13,15 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 2692,
+    "src/geoq": 3097,
     "src/geoq/bounds": 2225,
     "src/geoq/core": 3884,
     "src/geoq/data": 2291,
     "src/geoq/nets": 321,
     "src/geoq/planning": 1100,
-    "src/geoq/plots": 862,
+    "src/geoq/plots": 906,
     "src/geoq/regions": 1221,
-    "src/geoq/report": 795,
+    "src/geoq/report": 801,
     "src/geoq/rollout": 2717,
     "src/geoq/serving": 760,
     "src/geoq/training": 1350,

@@ -1,6 +1,8 @@
-"""Run the ``geoq`` command with ``python -m geoq``."""
+"""``python -m geoq``."""
+
+import sys
 
 from geoq.cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,113 +1,187 @@
-"""The ``geoq`` command, which shows GeoQ on a small example."""
+"""The ``geoq`` command: calibrations and answers from files, for models in any language, and the demo."""
 
 import argparse
-import time
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
-from sklearn.compose import TransformedTargetRegressor
-from sklearn.neural_network import MLPRegressor
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
-from geoq.core.assessment import Assessment
+from geoq import datafiles, state
+from geoq.core.assessment import numbers_of
 from geoq.core.estimator import GeoQ
-from geoq.metrics import correlation, coverage, pinball
-from geoq.surrogate import Surrogate
+from geoq.core.folds import RandomFolds, default_folds
+from geoq.core.pairs import Pairs
+from geoq.demo import demo
+from geoq.report import report
+from geoq.training.sources import PredictedFolds
 
-# The surrogate is trained on random points of these intervals and queried on [0, 1].
-INTERVALS, N_POINTS = ((0.05, 0.42), (0.62, 0.9)), (72, 48)
-QUERIES = (0.3, 0.52, 0.98)
 PICTURE_FORMATS = (".png", ".pdf", ".svg", ".jpg")
-# Inputs and outputs.
-Curve: TypeAlias = tuple[np.ndarray, np.ndarray]
+# Exit codes beside 0: a refusal, and queries that are not safe although all of them must be. A wrong command line exits with 2.
+REFUSED, NOT_SAFE = 1, 3
 
 
-def forrester(x: np.ndarray) -> np.ndarray:
-    """The Forrester function as the paper prints it, with (6x - 1); the usual definition has (6x - 2)."""
-    value: np.ndarray = (6 * x - 1) ** 2 * np.sin(12 * x - 4)
-    return value
+def _note(text: object) -> None:
+    print(text, file=sys.stderr)
 
 
-def train_surrogate(x: np.ndarray, y: np.ndarray) -> Surrogate:
-    """Fit a small network of scikit-learn."""
-    settings = {"hidden_layer_sizes": (32, 32), "solver": "lbfgs", "max_iter": 1000}
-    network = make_pipeline(StandardScaler(), MLPRegressor(**settings, random_state=0))
-    model = TransformedTargetRegressor(network, transformer=StandardScaler())
-    surrogate: Surrogate = model.fit(x, y).predict
-    return surrogate
-
-
-def demo(picture: Path) -> None:
-    """Calibrate GeoQ for a small network that approximates the Forrester function; print and draw the bounds.
-
-    Args:
-        picture: the file of the picture.
-    """
-    started, rng = time.perf_counter(), np.random.default_rng(0)
-    parts = [rng.uniform(*ends, n) for ends, n in zip(INTERVALS, N_POINTS, strict=True)]
-    x, x_test = np.concatenate(parts)[:, None], np.linspace(0, 1, 1001)[:, None]
-    y, y_test = forrester(x[:, 0]), forrester(x_test[:, 0])
-    print(f"Training a network on {len(x)} points of {' and '.join(map(str, INTERVALS))} ...")
-    estimator = GeoQ(train_surrogate(x, y), train_surrogate)
-    print(f"Calibrating GeoQ with {estimator.folds!r} ...")
-    assessment = estimator.fit(x, y).assess(x_test)
-    error = abs(y_test - assessment.prediction)
-    print("\nThree queries: amid the data, in a gap, outside")
-    for row in np.searchsorted(x_test[:, 0], QUERIES):
-        print(f"\nx = {x_test[row, 0]:.3f}, true error {error[row]:.3g}")
-        print(assessment.reason(int(row)))
-    _print_table(error, assessment)
-    _draw(picture, (x[:, 0], y), (x_test[:, 0], y_test), assessment)
-    print(f"({time.perf_counter() - started:.0f} s in all)")
-
-
-def _print_table(error: np.ndarray, assessment: Assessment) -> None:
-    """Print the metrics over all queries and over the safe ones."""
-    bound, safe = assessment.error_hat, assessment.safe
-    print(f"\n{len(error)} test points on [0, 1]:\n")
-    print("| queries | pinball | correlation | coverage | fraction |")
-    print("|---|---|---|---|---|")
-    for name, where in (("all", np.ones_like(safe)), ("safe", safe)):
-        loss = pinball(error, bound, assessment.quantile, where)
-        of_bound = correlation(error, bound, where), coverage(error, bound, where)
-        print(
-            f"| {name} | {loss:.4f} | {of_bound[0]:.3f} | {of_bound[1]:.3f} | {where.mean():.3f} |"
-        )
-
-
-def _draw(picture: Path, data: Curve, truth: Curve, assessment: Assessment) -> None:
-    """The surrogate with its bounds, and below the bounds beside the true errors."""
+def _imported(name: str) -> Any:
+    """The object that ``package.module:name`` names; modules of the present folder are found."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise argparse.ArgumentTypeError(f"{name!r} does not have the form package.module:name.")
+    sys.path.insert(0, str(Path.cwd()))
     try:
-        from matplotlib.figure import Figure
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as exc:
+        raise argparse.ArgumentTypeError(f"{name!r} cannot be imported: {exc}.") from exc
 
-        from geoq.plots import style
-    except ImportError as exc:
-        print(f"\nNo picture: {exc}")
-        return
-    (x, y), prediction, bound = truth, assessment.prediction, assessment.error_hat
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    for axes in (upper, lower):
-        style.shade(axes, x, assessment.safe, "safe")
-    band = prediction - bound, prediction + bound
-    upper.fill_between(x, *band, color="0.4", alpha=0.3, lw=0, label="surrogate ± bound")
-    upper.plot(x, y, color=style.TRUE, lw=1.6, label="simulator")
-    upper.plot(x, prediction, color=style.ESTIMATE, lw=1.6, ls="--", label="surrogate")
-    upper.plot(*data, ".", color=style.TRUE, ms=5, label="data")
-    margin = 0.2 * np.ptp(y)
-    upper.set(ylabel="output", xlim=(0, 1), ylim=(y.min() - margin, y.max() + margin))
-    lower.plot(x, abs(y - prediction), color=style.TRUE, lw=1.2, label="true error")
-    lower.plot(x, bound, color=style.ESTIMATE, lw=1.6, ls="--", label="error bound")
-    lower.set(
-        xlabel="input", ylabel="error", yscale="log", ylim=(3e-5 * np.ptp(y), 3 * bound.max())
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _runs(asked: argparse.Namespace) -> tuple[Any, Any, Any, dict[str, list[str]]]:
+    """Inputs, outputs and groups of the file of runs, and the names of inputs and outputs."""
+    columns = datafiles.read(asked.data)
+    groups = asked.groups and datafiles.chosen(columns, [asked.groups], asked.data)[0]
+    last = [name for name in columns if name != groups][-1:]
+    outputs = datafiles.chosen(columns, asked.outputs or last, asked.data)
+    others = [name for name in columns if name not in outputs and name != groups]
+    inputs = datafiles.chosen(columns, asked.inputs or others, asked.data)
+    if not inputs:
+        raise ValueError(f"{asked.data} has no inputs beside {outputs}; name them with --inputs.")
+    _note(f"inputs: {', '.join(inputs)}; outputs: {', '.join(outputs)}")
+    y = datafiles.stacked(columns, outputs)
+    if len(outputs) == 1 and y.ndim == 2 and columns[outputs[0]].ndim == 1:
+        y = y[:, 0]
+    names = {"inputs": inputs, "outputs": outputs}
+    return datafiles.stacked(columns, inputs), y, columns[groups] if groups else None, names
+
+
+def _folds(asked: argparse.Namespace) -> int:
+    """Write which rows each external training must leave out: the rows that its fold is not trained on."""
+    x, y, groups, _ = _runs(asked)
+    scheme = RandomFolds(asked.folds) if asked.folds else default_folds()
+    splits = Pairs.of(GeoQ(None, _no_training, folds=scheme), x, y, groups).plan.splits
+    columns = {"row": np.arange(len(x))}
+    for number, (seen, _) in enumerate(splits, 1):
+        columns[f"fold_{number}"] = np.ones(len(x), dtype=int)
+        columns[f"fold_{number}"][seen] = 0
+    datafiles.write(asked.out, columns)
+    print(
+        f"{asked.out}: {len(splits)} trainings; number k leaves out the rows with 1 in the column fold_k. Predict all {len(x)} rows with each "
+        "of these models, and with the deployed model, which is trained on all rows."
     )
-    style.label_logarithms(lower.yaxis)
-    for axes in (upper, lower):
-        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    figure.savefig(picture, dpi=150)
-    print(f"\nPicture: {picture}")
+    return 0
+
+
+def _no_training(x: Any, y: Any) -> Any:
+    raise NotImplementedError
+
+
+def _fit(asked: argparse.Namespace) -> int:
+    """Calibrate with given predictions, or with a surrogate and a recipe in Python, and save the calibration."""
+    x, y, groups, names = _runs(asked)
+    surrogate, recipe = asked.surrogate, asked.train
+    if asked.predictions:
+        found = datafiles.predictions_of(asked.predictions, names["outputs"], len(x))
+        surrogate, recipe = datafiles.tabulated(x, found[0]), PredictedFolds(found[1:])
+        if not found[1:]:
+            _note(
+                "No predictions of folds are given, so the model must never have seen these rows."
+            )
+            recipe = None
+    elif surrogate is None and recipe is None:
+        raise ValueError("no model is given; pass --predictions, or --surrogate and --train.")
+    scheme = RandomFolds(asked.folds) if asked.folds else default_folds()
+    estimator = GeoQ(surrogate, recipe, quantile=asked.quantile, folds=scheme)
+    estimator.fit(x, y, groups=groups, checkpoint=asked.checkpoint, progress=_note)
+    state.save(asked.out, estimator, labels=names)
+    print(f"{estimator.describe()}\n{asked.out}: saved")
+    return 0
+
+
+def _queries(path: str, labels: Any, fitted: Any) -> tuple[dict[str, np.ndarray], Any]:
+    """All columns of a file, and the inputs of the queries among them."""
+    columns = datafiles.read(path)
+    names = labels.get("inputs") or (fitted.schema.names if fitted.schema else [*columns])
+    return columns, datafiles.stacked(columns, datafiles.chosen(columns, names, path))
+
+
+def _answered(labels: Any, x: Any, paths: Sequence[str] | None) -> np.ndarray | None:
+    """The predictions at queries that were made elsewhere; None if a surrogate is given."""
+    if not paths:
+        return None
+    return datafiles.predictions_of(paths, labels.get("outputs", ["prediction"]), len(x))[0]
+
+
+def _assess(asked: argparse.Namespace) -> int:
+    """Write bounds, flags and reasons beside the queries."""
+    _check_model(asked)
+    estimator, labels = datafiles.load(asked.model, asked.surrogate)
+    columns, x = _queries(asked.queries, labels, estimator.fitted_)
+    predictions = _answered(labels, x, asked.predictions)
+    if predictions is not None:
+        datafiles.with_predictions(estimator, x, predictions)
+    answer, outputs = estimator.assess(x), labels.get("outputs")
+    for name, part in (("prediction", answer.prediction), ("bound", answer.error_hat)):
+        values = numbers_of(part)
+        if outputs and values.shape[1:] == (len(outputs),):
+            columns |= {f"{name} of {own}": values[:, j] for j, own in enumerate(outputs)}
+        else:
+            columns[f"{name} of {outputs[0]}" if outputs else name] = values
+    safe, inputs = numbers_of(answer.safe), labels.get("inputs")
+    names = (
+        inputs if inputs and estimator.fitted_.coordinates.input_shape == (len(inputs),) else None
+    )
+    why = [answer.explanation(i, names) or answer.safety(i, names) for i in range(len(answer))]
+    columns |= {"safe": safe.astype(int), "support score": numbers_of(answer.support_score)}
+    datafiles.write(asked.out, columns | {"reason": np.array(why, dtype=object)})
+    print(f"{asked.out}: {int(safe.sum())} of {len(safe)} queries are safe")
+    return NOT_SAFE if asked.require_safe and not safe.all() else 0
+
+
+def _check_model(asked: argparse.Namespace) -> None:
+    if (asked.surrogate is None) == (not asked.predictions):
+        raise ValueError("pass either --predictions or --surrogate.")
+
+
+def _report(asked: argparse.Namespace) -> int:
+    """Write a report, with a test and planned queries if they are given."""
+    estimator, labels = datafiles.load(asked.model, asked.surrogate)
+    given, known = {}, []
+    for name, path, paths in (
+        ("x_test", asked.test, asked.predictions),
+        ("planned", asked.planned, asked.planned_predictions),
+    ):
+        if path is not None:
+            columns, given[name] = _queries(path, labels, estimator.fitted_)
+            known.append((given[name], _answered(labels, given[name], paths)))
+        if name == "x_test" and path is not None:
+            outputs = datafiles.chosen(columns, labels.get("outputs", []), path)
+            y = datafiles.stacked(columns, outputs)
+            given["y_test"] = y.reshape(len(y), *estimator.fitted_.output_shape)
+    if known and asked.surrogate is None:
+        if any(predictions is None for _, predictions in known):
+            raise ValueError(
+                "queries need predictions; pass --predictions and --planned-predictions, or --surrogate."
+            )
+        parts = [np.concatenate(part) for part in zip(*known, strict=True)]
+        datafiles.with_predictions(estimator, *parts)
+    report(estimator, asked.out, **given, names=labels.get("inputs"), outputs=labels.get("outputs"))
+    print(f"{asked.out}: report on {asked.model}")
+    return 0
+
+
+def _demo(asked: argparse.Namespace) -> int:
+    print(demo(asked.picture))
+    return 0
 
 
 def _picture(text: str) -> Path:
@@ -120,13 +194,89 @@ def _picture(text: str) -> Path:
     return path
 
 
-def main() -> None:
-    """Run the ``geoq`` command with the arguments of the command line."""
-    about = "Error bounds for trained surrogate models."
-    parser = argparse.ArgumentParser(prog="geoq", description=about)
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser; the arguments of ``serve`` need the extra ``serve`` and are read only if it is asked for."""
+    parser = argparse.ArgumentParser(
+        prog="geoq", description="Error bounds for trained surrogate models."
+    )
     commands = parser.add_subparsers(required=True, metavar="command")
-    about = "calibrate GeoQ for a small network, print and draw its bounds"
-    command = commands.add_parser("demo", help=about)
-    about = "file of the picture (default: demo.png)"
-    command.add_argument("--picture", type=_picture, default="demo.png", help=about)
-    demo(parser.parse_args().picture)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], about: str) -> Any:
+        added = commands.add_parser(
+            name, help=about, description=f"{about[:1].upper()}{about[1:]}."
+        )
+        added.set_defaults(run=run)
+        return partial(added.add_argument)
+
+    add = command("demo", _demo, "calibrate bounds for a small network, print and draw them")
+    add("--picture", type=_picture, default="demo.png", help="file of the picture (demo.png)")
+    ways = (
+        ("folds", _folds, "folds.csv", "write which rows each external training must leave out"),
+        ("fit", _fit, "model.geoq", "calibrate bounds and save the calibration"),
+    )
+    for name, run, out, about in ways:
+        add = command(name, run, about)
+        add("--data", required=True, help="runs, one per row: .csv, .parquet, .npz or .nc")
+        add("--outputs", type=_names, help="columns of the outputs, with commas (the last one)")
+        add("--inputs", type=_names, help="columns of the inputs (all others)")
+        add("--groups", help="column of labels; rows with one label are held out together")
+        add("--folds", type=int, help="number of random folds (15 folds of three kinds)")
+        add("--out", default=out, help=f"file to write ({out})")
+    add("--quantile", type=float, default=0.95, help="quantile level of the bound (0.95)")
+    add("--checkpoint", help="folder that keeps finished folds, to continue an interrupted run")
+    add("--train", type=_imported, metavar="MODULE:NAME", help="function train(x, y)")
+    model = {"type": _imported, "metavar": "MODULE:NAME", "help": "function predict(x)"}
+    files = "predictions that were made elsewhere"
+    add("--surrogate", **model)
+    add("--predictions", nargs="+", metavar="FILE", help=f"{files}: deployed, fold_1, ...")
+    add = command("assess", _assess, "write bounds, flags and reasons for queries")
+    add("model", help="file that fit has written")
+    add("queries", help="queries, one per row")
+    add("--predictions", nargs="+", metavar="FILE", help=files)
+    add("--surrogate", **model)
+    add("--out", default="answer.csv", help="file to write (answer.csv)")
+    add("--require-safe", action="store_true", help=f"exit with {NOT_SAFE} unless all are safe")
+    add = command("report", _report, "write a report as .html, .md or .json")
+    add("model", help="file that fit has written")
+    add("--test", metavar="FILE", help="new runs with their outputs")
+    add("--predictions", nargs="+", metavar="FILE", help=f"{files}, at the new runs")
+    add("--planned", metavar="FILE", help="planned queries")
+    add("--planned-predictions", nargs="+", metavar="FILE", help=f"{files}, at these")
+    add("--surrogate", **model)
+    add("--out", default="report.html", help="file to write (report.html)")
+    about = "answer clients of UM-Bridge and the Open Inference Protocol, and a page of sliders"
+    served = commands.add_parser("serve", help=about)
+    if "serve" in arguments[:1]:
+        service = import_module("geoq.serving.__main__")
+        service.add_arguments(served)
+        served.set_defaults(run=lambda asked: service.serve(asked) or 0)
+    return parser
+
+
+def _sentence(exc: BaseException) -> str:
+    """An exception as one sentence, with its place in the user's own code."""
+    text = " ".join([str(exc) or type(exc).__name__, *getattr(exc, "__notes__", ())])
+    frames = [f for f in traceback.extract_tb(exc.__traceback__) if Path(f.filename).is_file()]
+    own = [
+        f for f in frames if "geoq" not in Path(f.filename).parts and "-packages" not in f.filename
+    ]
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    kind = (
+        ""
+        if isinstance(exc, ValueError | TypeError | OSError | ImportError)
+        else f"{type(exc).__name__}: "
+    )
+    return f"{kind}{' '.join(text.split())}{place}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the ``geoq`` command; returns its exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: _note(f"warning: {message}")
+        try:
+            asked = _parser(given).parse_args(given)
+            return int(asked.run(asked))
+        except Exception as exc:  # noqa: BLE001 (refusals of all kinds are one sentence)
+            _note(f"geoq: {_sentence(exc)}")
+            return REFUSED

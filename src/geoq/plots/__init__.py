@@ -1,6 +1,6 @@
 """Pictures of calibrations and answers.
 
-``calibration`` and ``inputs`` draw a fitted ``GeoQ``; ``summary``, ``fields`` and ``rollouts`` draw an assessment;
+``calibration`` and ``inputs`` draw a fitted ``GeoQ``; ``summary``, ``curve``, ``fields`` and ``rollouts`` draw an assessment;
 ``error_over_input`` and ``estimate_against_error`` draw arrays into axes. Each function returns the axes. Lines differ in colour
 and in dash, so that the pictures can be read in grey.
 """
@@ -12,6 +12,7 @@ except ImportError as exc:
 
 from geoq.plots.answers import error_over_input, estimate_against_error, fields, rollouts, summary
 from geoq.plots.calibration import calibration, inputs
+from geoq.plots.curve import curve
 
-__all__ = ["calibration", "error_over_input", "estimate_against_error", "fields", "inputs"]
+__all__ = ["calibration", "curve", "error_over_input", "estimate_against_error", "fields", "inputs"]
 __all__ += ["rollouts", "summary"]

@@ -28,12 +28,15 @@ def scatter_by_flag(axes: Axes, x: Numbers, y: Numbers, safe: Bool[np.ndarray, "
             axes.scatter(x[mask], y[mask], c=color, marker=marker, label=name, **style)
 
 
-def shade(axes: Axes, at: np.ndarray, safe: Bool[np.ndarray, " n"], label: str) -> None:
-    """Shade the stretches between successive places that are safe."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], safe.astype(int), [0]])))
+def shade(
+    axes: Axes, at: np.ndarray, where: Bool[np.ndarray, " n"], label: str, **look: Any
+) -> None:
+    """Shade the stretches between successive places where the condition holds."""
+    look = look or {"color": SHADE, "lw": 0}
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], where.astype(int), [0]])))
     for start, stop in edges.reshape(-1, 2):
         name = label if start == edges[0] else None
-        axes.axvspan(at[start], at[stop - 1], color=SHADE, lw=0, label=name)
+        axes.axvspan(at[start], at[stop - 1], label=name, **look)
 
 
 def prepare(figure: object, engine: Literal["constrained", "compressed"] = "constrained") -> None:

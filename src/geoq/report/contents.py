@@ -36,7 +36,7 @@ def _part(text: str, columns: str = "", rows: Sequence[Any] = (), chart: str = "
     return {"text": text, "columns": columns.split(", "), "rows": rows, "chart": chart}
 
 
-def _identity(core: Any, *data: np.ndarray) -> Part:
+def _identity(text: str, core: Any, *data: np.ndarray) -> Part:
     digest = hashlib.sha256()
     for array in data:
         digest.update(
@@ -49,7 +49,7 @@ def _identity(core: Any, *data: np.ndarray) -> Part:
         ["versions", ", ".join(f"{name} {version(name)}" for name in names)],
         ["Python", platform.python_version()],
     ]
-    return _part(core.describe(), "what, value", rows)
+    return _part(text, "what, value", rows)
 
 
 def _guarantee(fitted: Any) -> str:
@@ -220,12 +220,20 @@ def _why(label: str, rows: Rows, answers: dict[str, Any], i: int, names: Any) ->
     return [str(i), why if rows["first"][i] else f"NOT safe: {why}"]
 
 
+def _named(text: str, names: Sequence[str] | None) -> str:
+    """A description with the names of the inputs in place of their numbers."""
+    if names is None:
+        return text
+    return re.sub(r"\binput (\d+)\b", lambda found: names[int(found[1])], text)
+
+
 def _report(core: Any, about: Part, found: dict[str, Rows], answers: dict[str, Any]) -> Report:
     """All sections; the first rows are the test pairs if there are some, and else the held-out ones."""
     label, columns, level = next(iter(found), ""), about["columns"], core.quantile
     rows, tested = found.get(label, {}), label == TEST
     if label == PLANNED:
         rows = {}
+    what, _, how = _named(core.describe(), about["names"]).partition(". ")
     kinds = ("safe", "not safe") if tested else about["kinds"]
     note = (
         "Errors of the test pairs."
@@ -239,7 +247,7 @@ def _report(core: Any, about: Part, found: dict[str, Rows], answers: dict[str, A
     head = "input, fraction of the variation of the errors, errors are largest at, times the mean error there"
     intervals = f"The quantile level is {level:g}. Intervals have the level {evidence.CONFIDENCE:g}, and a row counts once."
     return {
-        "What this is": [_identity(core, *about["data"])],
+        "What this is": [_identity(f"{what}.", core, *about["data"])],
         "The guarantee": [_part(_guarantee(core.fitted_))],
         "Five numbers": [_numbers(about, found if rows else {}, kinds)],
         "Where the data and the queries are": [
@@ -263,6 +271,7 @@ def _report(core: Any, about: Part, found: dict[str, Rows], answers: dict[str, A
             )
         ],
         "The second opinion": [_part(about["opinion"])],
+        "How the bound was calibrated": [_part(how)],
         "What is not guaranteed": [_part(text) for text in LIMITS],
     }
 

@@ -40,7 +40,7 @@ def _html(part: Part) -> str:
     head = "".join(f"<th>{name}</th>" for name in names)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
     if not part["chart"]:
-        return f"<p>{text}</p>{table}\n"
+        return f"<p>{text}</p>{table}\n" if text else table
     folded = f"<details><summary>Numbers</summary>{table}</details>" if rows else ""
     return f"<figure><figcaption>{text}</figcaption>{part['chart']}{folded}</figure>\n"
 
@@ -53,7 +53,8 @@ def to_markdown(report: Report) -> str:
         for part in parts:
             rows = [part["columns"], ["---"] * len(part["columns"]), *part["rows"]]
             table = [f"| {' | '.join(_plain(_shown(c)) for c in row)} |" for row in rows]
-            lines += ["", _plain(part["text"]), *(["", *table] if part["rows"] else [])]
+            lines += ["", _plain(part["text"])] if part["text"] else []
+            lines += ["", *table] if part["rows"] else []
     return "\n".join(lines) + "\n"
 
 
