@@ -13,7 +13,7 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 3097,
+    "src/geoq": 3115,
     "src/geoq/bounds": 2225,
     "src/geoq/core": 3884,
     "src/geoq/data": 2291,
@@ -25,7 +25,7 @@ BUDGET = {
     "src/geoq/rollout": 2717,
     "src/geoq/serving": 760,
     "src/geoq/training": 1350,
-    "tests": 13938,
+    "tests": 14147,
     "benchmarks": 13441,
     "docs/gallery": 1000,
 }
