@@ -5,7 +5,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -194,22 +193,8 @@ def _picture(text: str) -> Path:
     return path
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser; the arguments of ``serve`` need the extra ``serve`` and are read only if it is asked for."""
-    parser = argparse.ArgumentParser(
-        prog="geoq", description="Error bounds for trained surrogate models."
-    )
-    commands = parser.add_subparsers(required=True, metavar="command")
-
-    def command(name: str, run: Callable[[argparse.Namespace], int], about: str) -> Any:
-        added = commands.add_parser(
-            name, help=about, description=f"{about[:1].upper()}{about[1:]}."
-        )
-        added.set_defaults(run=run)
-        return partial(added.add_argument)
-
-    add = command("demo", _demo, "calibrate bounds for a small network, print and draw them")
-    add("--picture", type=_picture, default="demo.png", help="file of the picture (demo.png)")
+def _add_file_commands(command: Callable[..., Any]) -> None:
+    """Add the commands that read and write files; ``command`` returns a function that adds an argument."""
     ways = (
         ("folds", _folds, "folds.csv", "write which rows each external training must leave out"),
         ("fit", _fit, "model.geoq", "calibrate bounds and save the calibration"),
@@ -244,6 +229,25 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     add("--planned-predictions", nargs="+", metavar="FILE", help=f"{files}, at these")
     add("--surrogate", **model)
     add("--out", default="report.html", help="file to write (report.html)")
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser; the arguments of ``serve`` need the extra ``serve`` and are read only if it is asked for."""
+    parser = argparse.ArgumentParser(
+        prog="geoq", description="Error bounds for trained surrogate models."
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], about: str) -> Any:
+        added = commands.add_parser(
+            name, help=about, description=f"{about[:1].upper()}{about[1:]}."
+        )
+        added.set_defaults(run=run)
+        return added.add_argument
+
+    add = command("demo", _demo, "calibrate bounds for a small network, print and draw them")
+    add("--picture", type=_picture, default="demo.png", help="file of the picture (demo.png)")
+    _add_file_commands(command)
     about = "answer clients of UM-Bridge and the Open Inference Protocol, and a page of sliders"
     served = commands.add_parser("serve", help=about)
     if "serve" in arguments[:1]:
