@@ -13,7 +13,7 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 3115,
+    "src/geoq": 3119,
     "src/geoq/bounds": 2225,
     "src/geoq/core": 3884,
     "src/geoq/data": 2291,
