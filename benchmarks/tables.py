@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.fields import table as fields
 from benchmarks.markdown import footer, group, joined, mean, select, signed, table
 from benchmarks.paper import everywhere_and_safe, methods_table, ratios, seconds_of_paper
+from benchmarks.planning import table as planning
 from benchmarks.record import RESULTS, ROOT, load
 from benchmarks.richtmyer_meshkov import table as richtmyer_meshkov
 from benchmarks.rollouts import table as rollouts
@@ -146,6 +147,8 @@ TABLES = {
     "fields": fields.summary,
     "fields_bounds": fields.bounds,
     "third_party": third_party.summary,
+    "propose": planning.propose,
+    "optimise": planning.optimise,
     "cost": cost,
     "memory": memory,
     "speed": speed,

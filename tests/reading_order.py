@@ -22,6 +22,8 @@ READING_ORDER = [
     "rollout",
     "monitor",
     "metrics",
+    "planning.distances",
+    "planning",
     "plots",
     "parts",
     "sklearn",

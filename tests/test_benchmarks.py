@@ -25,6 +25,7 @@ SCRIPTS = {
     "fields.bounds": ("fields_bounds",), "third_party.run": ("third_party",), "weather.weatherbench": ("weather_era5",),
     "richtmyer_meshkov.run": ("richtmyer_meshkov",), "costs.cost": ("cost",), "costs.memory": ("memory",),
     "costs.speed": ("speed",), "costs.serving": ("serving",), "monitor.run": ("monitor",),
+    "planning.propose": ("propose",), "planning.optimise": ("optimise",),
 }
 # fmt: on
 OWN_SURROGATES = ("Split conformal", "Deep ensemble", "MC dropout", "GP (", "MAPIE")

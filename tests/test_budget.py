@@ -25,8 +25,8 @@ BUDGET = {
     "src/geoq/rollout": 2717,
     "src/geoq/serving": 760,
     "src/geoq/training": 1350,
-    "tests": 14147,
-    "benchmarks": 13441,
+    "tests": 14395,
+    "benchmarks": 13875,
     "docs/gallery": 1000,
 }
 MAX_CLASSES, MAX_PROTOCOLS = 164, 4

@@ -236,7 +236,7 @@ class FittedTwoLaws:
         """The same laws with other last points; these have held-out errors, as the surrogate was not trained on them."""
         outputs = filled_with_means(flat(points.outputs).astype(float))
         of_fit = self.known.held_out_error[: len(outputs) - len(error)]
-        held_out = np.concatenate([of_fit, flat(error).astype(float)])
+        held_out = np.concatenate([of_fit, error.reshape(-1, of_fit.shape[1]).astype(float)])
         return replace(self, known=replace(self.known, outputs=outputs, held_out_error=held_out))
 
     def __call__(self, features: Features, quantile: float | None = None) -> Bounds:

@@ -224,7 +224,7 @@ class Fitted:
 
         return SecondOpinion(**self._fields(x, parts))
 
-    def _flags(self, features: Features) -> tuple[np.ndarray, np.ndarray]:
+    def flags(self, features: Features) -> tuple[np.ndarray, np.ndarray]:
         """The support scores (line 15) and the safe flags (line 16)."""
         score = np.asarray(self.region.support_score(features), dtype=float)
         if score.shape != (len(features),):
@@ -275,7 +275,7 @@ class Fitted:
         """The parts of the answers as numbers, and which queries have no answer."""
 
         def parts(features: Features, gaps: Any) -> dict[Any, np.ndarray]:
-            score, safe = self._flags(features)
+            score, safe = self.flags(features)
             bound = self.scaled_bound(features, gaps, safe)
             anchor, relation = _with_gaps(features.anchor_error, gaps), features.relation
             assert relation is not None
@@ -292,9 +292,9 @@ class Fitted:
                 "support_distance": features.support_distance,
             }
 
-        return self._of_all(queries, parts)
+        return self.of_all(queries, parts)
 
-    def _of_all(self, queries: Any, of: Parts) -> tuple[dict[Any, np.ndarray], np.ndarray]:
+    def of_all(self, queries: Any, of: Parts) -> tuple[dict[Any, np.ndarray], np.ndarray]:
         """Arrays of all queries, given a function of the features and gaps of a chunk; and which queries have no answer."""
         n, arrays = len(queries), {}
         lost = np.zeros(n, dtype=bool)
@@ -317,7 +317,7 @@ class Fitted:
         """Fields of all queries as arrays of the user's kind, with the mask of y."""
         queries = self.rows_of(x)
         kind = native(queries) if self.schema is None else None
-        found = {name: restore(v, kind) for name, v in self._of_all(queries, of)[0].items()}
+        found = {name: restore(v, kind) for name, v in self.of_all(queries, of)[0].items()}
         if self.mask is None:
             return found
         return {name: self.mask.hidden(values) for name, values in found.items()}
@@ -326,7 +326,7 @@ class Fitted:
         """The error bounds, without the other parts in memory."""
         return self._fields(
             x,
-            lambda features, gaps: {0: self.scaled_bound(features, gaps, self._flags(features)[1])},
+            lambda features, gaps: {0: self.scaled_bound(features, gaps, self.flags(features)[1])},
         )[0]
 
     def bounds(self, x: Any, levels: Any) -> dict[float, Any]:
@@ -336,7 +336,7 @@ class Fitted:
         factors = [] if has_levels else self._level_factors(wanted)
 
         def parts(features: Features, gaps: Any) -> dict[Any, np.ndarray]:
-            safe = self._flags(features)[1]
+            safe = self.flags(features)[1]
             if has_levels:
                 return {level: self.scaled_bound(features, gaps, safe, level) for level in wanted}
             own = self.scaled_bound(features, gaps, safe)
