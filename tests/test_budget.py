@@ -13,9 +13,9 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 3119,
-    "src/geoq/bounds": 2225,
-    "src/geoq/core": 3884,
+    "src/geoq": 3126,
+    "src/geoq/bounds": 2286,
+    "src/geoq/core": 3885,
     "src/geoq/data": 2291,
     "src/geoq/nets": 321,
     "src/geoq/planning": 1100,
@@ -25,7 +25,7 @@ BUDGET = {
     "src/geoq/rollout": 2717,
     "src/geoq/serving": 760,
     "src/geoq/training": 1350,
-    "tests": 14395,
+    "tests": 14452,
     "benchmarks": 13875,
     "docs/gallery": 1000,
 }

@@ -1,15 +1,20 @@
 """What a user reaches for in the first hour: intervals, limits, targets over decades and labels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from made import made_tuples
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression, Ridge
-from sklearn.tree import DecisionTreeRegressor
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from geoq import GeoQ, RandomFolds, default_folds, log_error, norm_error, relative_norm_error
+from geoq.bounds.protocol import model_for
 from geoq.core.plan import draw_folds
+from geoq.parts import FieldBound, LabelBound, misclassification_values, probability_error_values
 from geoq.sklearn import GeoQRegressor
 
 RNG = np.random.default_rng(0)
@@ -183,3 +188,56 @@ def test_trainings_on_few_rows_use_one_thread_of_openmp():
         after = [p["num_threads"] for p in threadpool_info() if p["user_api"] == "openmp"]
     assert set(seen) == {1}
     assert 2 in after
+
+
+def labels(x, seed):
+    logit = 6 * np.sin(6 * x[:, 0]) + 0 * x[:, 1]
+    return (np.random.default_rng(seed).uniform(size=len(x)) < 1 / (1 + np.exp(-logit))).astype(
+        float
+    )
+
+
+def train_labels(x, y):
+    return DecisionTreeClassifier(max_leaf_nodes=8, random_state=0).fit(x, y)
+
+
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_errors_of_labels_and_probabilities_take_two_values_and_fit_says_so(probabilities):
+    y, truth = labels(X, 6), labels(NEW, 7)
+
+    def train_one(x, y):
+        model = train_labels(x, y)
+        return (lambda x: model.predict_proba(x)[:, 1]) if probabilities else model.predict
+
+    name = "probability_error_values" if probabilities else "misclassification_values"
+    with pytest.warns(UserWarning, match=rf"bound_model=LabelBound\(values={name}\)"):
+        estimator = GeoQ(None, train_one, folds=FOLDS).fit(X, y)
+    answer = estimator.assess(NEW)
+    error = abs(truth - answer.prediction)
+    p = answer.prediction
+    values = np.stack([np.minimum(p, 1 - p), np.maximum(p, 1 - p)])
+    assert np.isclose(answer.bound, values, atol=1e-6).any(axis=0).all()
+    assert (error <= answer.bound + 1e-9).mean() > 0.93
+    # The expected error is calibrated, and larger where the label is wrong.
+    expected, wrong = estimator.expected_error(NEW), abs(truth - p) > 0.5
+    assert expected.mean() == pytest.approx(error.mean(), abs=0.04)
+    assert expected[wrong].mean() > 1.5 * expected[~wrong].mean()
+    same = GeoQ(None, train_one, folds=FOLDS, bound_model=LabelBound(VALUES[probabilities]))
+    assert_array_equal(same.fit(X, y).bound(NEW), answer.bound)
+
+
+VALUES = misclassification_values, probability_error_values
+
+
+def test_numbers_and_fields_of_zeros_and_ones_have_their_own_bound_models():
+    rng = np.random.default_rng(8)
+    fields, wrong = (rng.uniform(size=(30, 1, 8, 8)) < p for p in (0.5, 0.1))
+    parts = {"outputs": fields.astype(float), "prediction": (fields ^ wrong).astype(float)}
+    tuples = made_tuples(wrong.astype(float), fields.astype(float), distance=np.ones(30), **parts)
+    how = GeoQ(None, train)
+    with pytest.warns(UserWarning, match=r"IndicatorBound\(values=misclassification_values\)"):
+        assert type(model_for(how, tuples)).__name__ == "IndicatorBound"
+    numbers = replace(tuples, predictions=tuples.predictions + 0.5)
+    assert type(model_for(how, numbers)).__name__ == "FieldBound"
+    chosen = GeoQ(None, train, bound_model=FieldBound())
+    assert model_for(chosen, tuples) is chosen.bound_model

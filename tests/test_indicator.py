@@ -9,14 +9,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import expit, logit
 
 from geoq import GeoQ, Grid, Mesh, RandomFolds, Training
-from geoq.bounds.indicator import (
-    IndicatorBound,
-    Prior,
+from geoq.bounds.indicator import IndicatorBound, Prior
+from geoq.bounds.network import displacement, inputs, log_bound
+from geoq.bounds.two_values import (
     logit_error_values,
     misclassification_values,
     probability_error_values,
 )
-from geoq.bounds.network import displacement, inputs, log_bound
 from geoq.data.domain import Layout, Shapes
 
 GRID = (6, 8)

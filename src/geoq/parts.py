@@ -7,7 +7,7 @@ setting                   parts
                           ``identity``
 ``bound_model=``          ``TwoLawBound``; ``FieldBound`` with ``Climatology``, ``NoFactor`` or ``FieldFactor``, which sees
                           ``inputs``, ``prediction``, ``displacement``, ``anchor_error``, ``log_bound`` or ``expected_error``;
-                          ``IndicatorBound`` with
+                          ``IndicatorBound`` or ``LabelBound`` with
                           ``misclassification_values``, ``probability_error_values`` or ``logit_error_values``; of the paper
                           ``NormScaledBound`` and ``NormScaledFieldBound``
 ``safe_region=``          ``PaperRegion``; scores of ``Region``: ``EachInput``, ``PrincipalAxes``, ``EachPair``, ``Unexplained``,
@@ -22,6 +22,12 @@ rollouts                  ``MemberGrowth`` with ``RandomFeatures``, ``AdditiveRe
 from geoq.bounds.climatology import Climatology
 from geoq.bounds.fields import FieldBound, NoFactor
 from geoq.bounds.two_laws import TwoLawBound
+from geoq.bounds.two_values import (
+    LabelBound,
+    logit_error_values,
+    misclassification_values,
+    probability_error_values,
+)
 from geoq.checks import names_with_torch
 from geoq.data.coordinates import Category, Ignored, Log, Number, Periodic
 from geoq.data.metric import Columns, StandardizedMetric, identity
@@ -55,6 +61,7 @@ __all__ = [
     "EachPair",
     "FieldBound",
     "Ignored",
+    "LabelBound",
     "Log",
     "MemberGrowth",
     "Moments",
@@ -76,6 +83,9 @@ __all__ = [
     "Windows",
     "WithMemory",
     "identity",
+    "logit_error_values",
+    "misclassification_values",
+    "probability_error_values",
 ]
 WITH_TORCH = {
     "FieldFactor": "geoq.bounds.factor",
@@ -88,9 +98,6 @@ WITH_TORCH = {
     "expected_error": "geoq.bounds.network",
     "inputs": "geoq.bounds.network",
     "log_bound": "geoq.bounds.network",
-    "logit_error_values": "geoq.bounds.indicator",
-    "misclassification_values": "geoq.bounds.indicator",
     "prediction": "geoq.bounds.network",
-    "probability_error_values": "geoq.bounds.indicator",
 }
 __getattr__, __dir__ = names_with_torch("geoq.parts", __all__, WITH_TORCH)

@@ -14,7 +14,6 @@ the same prediction, and m in each cell. With few fields, networks that start fr
 from m.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -27,17 +26,20 @@ from torch import Tensor, nn
 from geoq.arrays import chunks, joined, permutation
 from geoq.bounds.fields import Bounds, Maps, check_cells, low_rank_maps
 from geoq.bounds.network import FieldNetwork, Seen, Sight, check_sees, inputs, log_bound, prediction
+from geoq.bounds.two_values import (
+    FUNCTIONS,
+    TwoValues,
+    largest_difference,
+    misclassification_values,
+    two_values,
+)
 from geoq.checks import check_function, check_integer, check_object, check_widths
 from geoq.core.geometry import Features
 from geoq.core.tuples import Tuples
 from geoq.data.domain import Layout, Shapes
 from geoq.training.loop import Training, TrainingResult, seeded, train
 
-# A function from predictions to the two values that the error can take there, the smaller one first.
-TwoValues = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 Flags: TypeAlias = Bool[np.ndarray, " n n_channels n_cells"]
-# Predictions can be rounded, so an error can differ from one of the two values by this fraction of the larger value.
-TOLERANCE = 1e-3
 # Frequencies are at least this and at most 1 minus this. The weight of a channel in the loss is the inverse of the frequency of
 # the larger value.
 MIN_FREQUENCY = 1e-6
@@ -45,42 +47,6 @@ MIN_FREQUENCY = 1e-6
 MAX_CHANNEL_VALUES = 2**19
 # Bins of predictions, and the fewest errors of the rarer value in each, so that few errors make no peaks.
 N_BINS, MIN_PER_BIN = 64, 8
-
-
-def misclassification_values(predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The two errors of a predicted class: 0 if it is right, 1 if it is wrong.
-
-    Example:
-        >>> misclassification_values(np.array([2.0, 0.0]))
-        (array([0., 0.]), array([1., 1.]))
-    """
-    return np.zeros_like(predicted), np.ones_like(predicted)
-
-
-def probability_error_values(predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The two errors of a predicted probability if the truth is 0 or 1.
-
-    Example:
-        >>> probability_error_values(np.array([0.25, 0.5]))
-        (array([0.25, 0.5 ]), array([0.75, 0.5 ]))
-    """
-    other = 1 - predicted
-    return np.minimum(predicted, other), np.maximum(predicted, other)
-
-
-def logit_error_values(predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The two errors of the probability that belongs to a predicted logit if the truth is 0 or 1.
-
-    Example:
-        >>> logit_error_values(np.array([0.0]))
-        (array([0.5]), array([0.5]))
-    """
-    larger = 1 / (1 + np.exp(-abs(predicted)))
-    return 1 - larger, larger
-
-
-# The functions that a file can name.
-FUNCTIONS = (misclassification_values, probability_error_values, logit_error_values)
 
 
 @dataclass(frozen=True)
@@ -129,12 +95,12 @@ class IndicatorBound:
 
     def check_errors(self, predicted: np.ndarray, error: np.ndarray) -> None:
         """Raise for errors that take other values; the message names the function that fits the errors if there is one."""
-        difference = _largest_difference(self.values, predicted, error)
+        difference = largest_difference(self.values, predicted, error)
         if not difference:
             return
         way_out = "pass the two values as values=, threshold the errors in error_functional, or use FieldBound()"
         for own in FUNCTIONS:
-            if predicted.shape == error.shape and not _largest_difference(own, predicted, error):
+            if predicted.shape == error.shape and not largest_difference(own, predicted, error):
                 way_out = f"they fit values={own.__name__} (from geoq.parts import {own.__name__})"
                 break
         name = getattr(self.values, "__name__", self.values)
@@ -183,7 +149,7 @@ class IndicatorBound:
             stored = tuples.row[rows]
             error = np.where(exact, 0, tuples.errors[stored])
             self.check_errors(tuples.predictions[stored], tuples.errors[stored])
-            values = _two_values(self.values, tuples.predictions[stored], error)
+            values = two_values(self.values, tuples.predictions[stored], error)
             larger[rows], present[rows] = error >= (values[0] + values[1]) / 2, ~np.isnan(error)
         shape = (len(tuples), n_channels, -1)
         return larger.reshape(shape), present.reshape(shape)
@@ -215,12 +181,12 @@ class FittedIndicator:
 
     def expected_error(self, features: Features) -> Bounds:
         """The mean of the error; it is not a bound, but it distinguishes cells that have the same bound."""
-        smaller, larger = _two_values(self.values, features.prediction, features.anchor_error)
+        smaller, larger = two_values(self.values, features.prediction, features.anchor_error)
         return smaller + self.probability(features) * (larger - smaller)
 
     def __call__(self, features: Features, quantile: float | None = None) -> Bounds:
         level = self.quantile if quantile is None else quantile
-        smaller, larger = _two_values(self.values, features.prediction, features.anchor_error)
+        smaller, larger = two_values(self.values, features.prediction, features.anchor_error)
         return np.where(self.probability(features) > 1 - level, larger, smaller)
 
     def describe(self) -> str:
@@ -237,23 +203,6 @@ def _logit(network: nn.Module, sight: Sight, prior: "Prior", features: Features)
     correction: Tensor = network(sight(features))
     offset = torch.from_numpy(prior(features.prediction)).to(correction)
     return correction.view(-1, *offset.shape[-2:]) + offset
-
-
-def _two_values(values: TwoValues, predicted: np.ndarray, like: np.ndarray) -> list[np.ndarray]:
-    """The two values, with the shape and dtype of the errors."""
-    return [own.reshape(like.shape).astype(like.dtype) for own in values(predicted)]
-
-
-def _largest_difference(values: TwoValues, predicted: np.ndarray, error: np.ndarray) -> float:
-    """The largest difference of an error to the nearer of its two values; 0 if all differences are tolerated."""
-    largest, fits = 0.0, True
-    for rows in chunks(len(error), 8 * error[:1].size):
-        smaller, larger = _two_values(values, predicted[rows], error[rows])
-        gap = np.minimum(abs(error[rows] - smaller), abs(error[rows] - larger))
-        gap = np.nan_to_num(gap)
-        largest = max(largest, float(gap.max()))
-        fits = fits and bool((gap <= TOLERANCE * abs(larger)).all())
-    return 0.0 if fits else largest
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from geoq.checks import warn
 from geoq.core.geometry import Features
 from geoq.core.tuples import Tuples
+from geoq.data.domain import Shapes
 
 
 @runtime_checkable
@@ -37,6 +39,36 @@ def fit_bound(model: BoundModel, tuples: Tuples, quantile: float) -> Callable[..
         )
     bounds_of(fitted, tuples[:8].features)
     return fitted
+
+
+def model_for(how: Any, tuples: Tuples) -> BoundModel:
+    """The chosen model of the bound, or the default for the layout; for outputs 0 and 1 the one for errors of two values."""
+    from geoq.bounds.two_values import LabelBound, values_of
+
+    usual: BoundModel = how.bound_for(tuples.points.layout)
+    values = None if how.bound_model is not None else values_of(tuples)
+    if values is None:
+        return usual
+    chosen: Any = LabelBound(values)
+    if not tuples.points.layout.is_table:
+        space, rows = tuples.points.space, (tuples.errors, tuples.points.outputs)
+        try:
+            from geoq.bounds.indicator import IndicatorBound  # needs torch
+
+            chosen = IndicatorBound(values)
+            shapes = Shapes(
+                space.z.shape[1:], rows[0].shape[1:], space.inputs.shape[1:], rows[1].shape[1:]
+            )
+            chosen.check_shapes(shapes, tuples.points.layout)
+        except (ImportError, ValueError):
+            return usual
+    name = type(chosen).__name__
+    warn(
+        f"all outputs are 0 or 1, so an error has one of two values, and so has the bound: fit uses bound_model={name}(values="
+        f"{values.__name__}), from geoq.parts. expected_error(x) is the probability of a wrong label. Pass bound_model to choose it "
+        "without this warning."
+    )
+    return chosen
 
 
 def bounds_of(bound: Any, features: Features, quantile: float | None = None) -> np.ndarray:

@@ -78,7 +78,7 @@ class TwoLawBound:
     def fit(self, tuples: Tuples, quantile: float) -> "FittedTwoLaws":
         """Fit the laws to all levels."""
         points, features, inner = tuples.points, tuples.features, tuples.interpolating
-        reference, known = None, _Known.of(tuples)
+        reference, known = None, Known.of(tuples)
         if self.reference is not None:
             reference = self.reference.fit(points.outputs, quantile)
         # Errors in units of the natural scale; the bound is multiplied by it at the end.
@@ -208,7 +208,7 @@ class FittedTwoLaws:
     """The fitted laws with the process and without; ``shift`` calibrates the pooled bound amid the data."""
 
     quantile: float
-    known: "_Known"
+    known: "Known"
     metric: FittedMetric | None
     reference: FittedClimatology | None
     laws: LawPair
@@ -279,7 +279,7 @@ class FittedTwoLaws:
 
 
 @dataclass(frozen=True)
-class _Known:
+class Known:
     """What the features of the laws need of the data; the range is the largest deviation that a process may expect."""
 
     outputs: Float[np.ndarray, " n_points n_values"]
@@ -288,7 +288,7 @@ class _Known:
     range: Float[np.ndarray, " n_values"]
 
     @staticmethod
-    def of(tuples: Tuples) -> "_Known":
+    def of(tuples: Tuples) -> "Known":
         inner = tuples[tuples.interpolating]
         error = flat(inner.error).astype(float)
         # Points that no interpolating fold holds out keep their observed error, and so do errors that do not count.
@@ -300,7 +300,7 @@ class _Known:
         outputs = filled_with_means(flat(tuples.points.outputs).astype(float))
         deviation = outputs.std(axis=0)
         spread = np.where(deviation > 0, deviation, 1.0)
-        return _Known(outputs, spread, held_out, np.ptp(outputs, axis=0))
+        return Known(outputs, spread, held_out, np.ptp(outputs, axis=0))
 
     def law_features(self, features: Features, natural: Any) -> LawFeatures:
         r"""The features of the laws; those in units of the error are divided by ``natural``.

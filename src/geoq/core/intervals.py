@@ -69,7 +69,8 @@ class Tails:
         """The factors from held-out errors; None if no output has lopsided errors, or if the bound has no levels."""
         inner = tuples[tuples.interpolating]
         quantile, usable = how.quantile, how.error_functional in ELEMENTWISE
-        if not (usable and inner.points.layout.is_table and getattr(bound, "has_levels", False)):
+        scaled = getattr(bound, "has_levels", False) and getattr(bound, "scalable", True)
+        if not (usable and scaled and inner.points.layout.is_table):
             return None
         error = flat(inner.points.outputs)[inner.point] - flat(inner.predictions)[inner.row]
         features, levels = inner.features, tuple(sorted({*LEVELS, quantile}))

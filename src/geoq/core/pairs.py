@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from geoq.arrays import flat, is_lazy, native, stored
-from geoq.bounds.protocol import fit_bound
+from geoq.bounds.protocol import fit_bound, model_for
 from geoq.checks import add_note_on_error, check_finite, warn
 from geoq.core.agreement import Answers, fold_answers, mean_error, warn_of_folds
 from geoq.core.conformal import ConformalFactors
@@ -274,7 +274,7 @@ class Pairs:
 
     def fit_bound(self, tuples: Tuples) -> Any:
         """Line 12."""
-        return fit_bound(self.how.bound_for(self.layout), tuples, self.how.quantile)
+        return fit_bound(model_for(self.how, tuples), tuples, self.how.quantile)
 
     def fit_region(self, tuples: Tuples) -> Any:
         """The threshold of line 16."""
