@@ -13,23 +13,23 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 3126,
+    "src/geoq": 3134,
     "src/geoq/bounds": 2286,
-    "src/geoq/core": 3885,
+    "src/geoq/core": 3963,
     "src/geoq/data": 2291,
     "src/geoq/nets": 321,
-    "src/geoq/planning": 1100,
-    "src/geoq/plots": 906,
+    "src/geoq/planning": 1225,
+    "src/geoq/plots": 968,
     "src/geoq/regions": 1221,
     "src/geoq/report": 801,
     "src/geoq/rollout": 2717,
     "src/geoq/serving": 760,
     "src/geoq/training": 1350,
-    "tests": 14452,
+    "tests": 14797,
     "benchmarks": 13875,
     "docs/gallery": 1000,
 }
-MAX_CLASSES, MAX_PROTOCOLS = 164, 4
+MAX_CLASSES, MAX_PROTOCOLS = 168, 4
 MAX_MODULE, MAX_FUNCTION = 450, 50
 # Longer than allowed, with their present lengths; nothing may be added here.
 LONG_MODULES: dict[str, int] = {}

@@ -19,6 +19,7 @@ NAMED_PACKAGES = (
     "bounds",
     "regions",
     "rollout",
+    "planning",
     "training",
     "nets",
     "plots",

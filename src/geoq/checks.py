@@ -129,6 +129,13 @@ def check_fitted(estimator: object, attribute: str = "fitted_") -> None:
         raise NotFittedError(f"this {type(estimator).__name__} is not fitted yet; call fit first.")
 
 
+def fitted_of(estimator: Any) -> Any:
+    """What the ``fit`` of a ``GeoQ``, or of the ``GeoQ`` of a regressor, has found."""
+    estimator = getattr(estimator, "geoq_", estimator)
+    check_fitted(estimator)
+    return estimator.fitted_
+
+
 def check_finite(array: np.ndarray, name: str, way_out: str) -> None:
     """Raise for NaN and infinity."""
     # The sum is finite unless a value is not, or the sum overflows; so most arrays need no second look.

@@ -167,21 +167,9 @@ def conformalized(fitted: "Fitted", x: Any, y: Any, guarantee: WholeField | None
     """The same calibration with factors from pairs that neither surrogate nor calibration has seen."""
     if guarantee is not None:
         check_object(guarantee, WholeField, "guarantee", "WholeField(0.9)")
-    if not getattr(fitted.bound, "scalable", True):
-        raise TypeError(
-            f"{type(fitted.bound).__name__} cannot be conformalized: its bound is one of two values, and a factor on it does not "
-            "raise its coverage; choose a higher quantile, or compare several quantile levels with bounds(x, levels)."
-        )
-    pairs = checked_pairs(replace(fitted, conformal=ConformalFactors()), x, y)
-    check_new(fitted, pairs)
-    error, answer = pairs.error, pairs.answer
-    _warn_of_wrong_exact(fitted, error)
-    if fitted.exact is not None:
-        error = np.where(fitted.exact, np.nan, error)
-    ratio = error_ratios(error, answer["error_hat"])
-    counts = ~np.isnan(ratio).all(axis=1)
-    safe = answer["safe"][counts]
-    factors = ConformalFactors.fit(ratio[counts], safe, fitted.quantile, guarantee)
+    pairs = pairs_aside(fitted, x, y)
+    ratio = error_ratios(pairs.error, pairs.answer["error_hat"])
+    factors = ConformalFactors.fit(ratio, pairs.answer["safe"], fitted.quantile, guarantee)
     if not 1 / FAR <= factors.safe <= FAR:
         why = (
             "far smaller than at held-out points. Probably the surrogate was trained on these pairs, or fold surrogates are much "
@@ -196,6 +184,22 @@ def conformalized(fitted: "Fitted", x: Any, y: Any, guarantee: WholeField | None
         )
     # The guarantee is for the bound, so the interval is the prediction plus and minus the bound again.
     return replace(fitted, conformal=factors, tails=None)
+
+
+def pairs_aside(fitted: "Fitted", x: Any, y: Any) -> "CheckedPairs":
+    """Pairs that neither surrogate nor calibration has seen and that have an error, with bounds without factors."""
+    if not getattr(fitted.bound, "scalable", True):
+        raise TypeError(
+            f"{type(fitted.bound).__name__} cannot be conformalized: its bound is one of two values, and a factor on it does not "
+            "raise its coverage; choose a higher quantile, or compare several quantile levels with bounds(x, levels)."
+        )
+    pairs = checked_pairs(replace(fitted, conformal=ConformalFactors()), x, y)
+    check_new(fitted, pairs)
+    _warn_of_wrong_exact(fitted, pairs.error)
+    if fitted.exact is not None:
+        pairs = pairs._replace(error=np.where(fitted.exact, np.nan, pairs.error))
+    ratio = error_ratios(pairs.error, pairs.answer["error_hat"])
+    return pairs.of_rows(np.flatnonzero(~np.isnan(ratio).all(axis=1)))
 
 
 class CheckedPairs(NamedTuple):

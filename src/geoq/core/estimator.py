@@ -16,6 +16,7 @@ from geoq.core.conformal import WholeField, conformalized
 from geoq.core.fitted import Fitted
 from geoq.core.folds import ClusterFolds, Folds, default_folds
 from geoq.core.opinion import compared
+from geoq.core.pair_checks import beyond_text
 from geoq.core.pairs import Pairs
 from geoq.core.update import refit_due, updated
 from geoq.data.domain import Domain, Layout
@@ -179,6 +180,7 @@ class GeoQ:
         y: Any,
         *,
         groups: Any = None,
+        planned: Any = None,
         checkpoint: str | Path | Checkpoint | None = None,
         progress: ShowProgress = progress_bar,
         n_jobs: int | None = None,
@@ -194,6 +196,8 @@ class GeoQ:
                 may return anything there, and the answers are masked arrays. The recipe receives 0 in cells that are masked in all
                 rows; if other cells are masked, it receives the masked array, with nan under the mask.
             groups: a label per row; rows with the same label are held out together.
+            planned: inputs at which the surrogate will be used, in the kind and shape of x. ``planning.MatchedFolds`` chooses the
+                folds by them. With any folds a warning states how many of them are beyond all held-out points.
             checkpoint: a folder, or a ``Checkpoint``, that keeps each finished fold. A run that was interrupted continues from
                 there when it is started again.
             progress: a function that receives a ``Progress`` after each training, such as ``print``; by default a bar on
@@ -208,13 +212,13 @@ class GeoQ:
                 before any training.
         """
         check_quantile(self.quantile, "quantile")
-        pairs = Pairs.of(self, x, y, groups)
+        pairs = Pairs.of(self, x, y, groups, planned)
         finished = pairs.open_checkpoint(checkpoint)
         with few_workers(pairs.inputs.size, n_jobs):
             self.fitted_: Fitted = calibrate(pairs, progress, finished)
         return self
 
-    def estimate(self, x: Any, y: Any, *, groups: Any = None) -> TrainingTime:
+    def estimate(self, x: Any, y: Any, *, groups: Any = None, planned: Any = None) -> TrainingTime:
         """Train the surrogate of one fold, and estimate the time of all trainings of ``fit`` with the same arguments.
 
         Returns:
@@ -229,7 +233,7 @@ class GeoQ:
             >>> estimator.estimate(x, np.sin(3 * x[:, 0])).n_trainings
             6
         """
-        pairs = Pairs.of(self, x, y, groups)
+        pairs = Pairs.of(self, x, y, groups, planned)
         source = PairFolds(self.train_surrogate, pairs.x, pairs.for_training)
         return measure(source, pairs.plan.splits, pairs.n_trainings)
 
@@ -399,7 +403,8 @@ class GeoQ:
                 f"{unsafe:.3g} (not safe), and no coverage is guaranteed. {f'{due}; a new fit is due.' if due else ''}".strip()
             )
         safe = "Safe means within the region of the held-out points."
-        return f"{_calibration(fitted)} {text}. {safe} {covered}"
+        planned = f" {beyond_text(fitted.beyond)}" if fitted.beyond is not None else ""
+        return f"{_calibration(fitted)}{planned} {text}. {safe} {covered}"
 
     __repr__ = represent
     get_params = get_params

@@ -77,6 +77,7 @@ class Fitted:
         repeats: repeated measurements in the data; None if all inputs differ.
         schema: the columns of the table of ``fit``; None for arrays.
         families: the names of the fold schemes.
+        beyond: the fraction of the planned queries that are beyond all held-out points; None without planned queries.
         tuples: the calibration tuples; None in a file that was saved without them.
         probes: a few inputs, at which a file has the answers of the callables.
         verified: the predictions at the last points, which ``update`` has added; None without them.
@@ -102,6 +103,7 @@ class Fitted:
     schema: Schema | None
     output_names: tuple[str, ...] | None
     families: tuple[str, ...]
+    beyond: float | None
     conformal: ConformalFactors
     tuples: Tuples | None
     probes: Any

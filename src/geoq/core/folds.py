@@ -67,7 +67,8 @@ def distinct_rows(points: np.ndarray) -> Int[np.ndarray, " n"]:
     return np.array([found.setdefault(d, len(found)) for d in digests])
 
 
-def _check_fold_count(scheme: str, n_folds: Any, n_things: int, things: str) -> None:
+def check_fold_count(scheme: str, n_folds: Any, n_things: int, things: str) -> None:
+    """Raise unless things can be divided into this number of folds."""
     check_integer(n_folds, f"{scheme}.n_folds", 1)
     if not 2 <= n_folds <= n_things:
         usable = (
@@ -102,7 +103,7 @@ class RandomFolds:
         check_integer(self.random_state, "RandomFolds.random_state")
         distinct = distinct_rows(points)
         n_distinct = int(distinct.max()) + 1
-        _check_fold_count("RandomFolds", self.n_folds, n_distinct, "distinct points")
+        check_fold_count("RandomFolds", self.n_folds, n_distinct, "distinct points")
         order = np.random.default_rng(self.random_state).permutation(n_distinct)
         fold = np.empty(n_distinct, dtype=int)
         fold[order] = np.sort(np.arange(n_distinct) % self.n_folds)  # as numpy.array_split
@@ -127,12 +128,12 @@ class ClusterFolds:
 
         del y, groups
         check_integer(self.random_state, "ClusterFolds.random_state")
-        _check_fold_count("ClusterFolds", self.n_folds, len(points), "points")
+        check_fold_count("ClusterFolds", self.n_folds, len(points), "points")
         # K-means warns of too few distinct points; they raise below.
         with warnings.catch_warnings(action="ignore"), few_threads(points.size):
             kmeans = KMeans(self.n_folds, n_init=4, random_state=self.random_state)
             clusters = kmeans.fit_predict(points)
-        _check_fold_count("ClusterFolds", self.n_folds, len(np.unique(clusters)), "distinct points")
+        check_fold_count("ClusterFolds", self.n_folds, len(np.unique(clusters)), "distinct points")
         # Rounding must not separate rows with equal inputs.
         distinct = distinct_rows(points)
         first = np.unique(distinct, return_index=True)[1]
@@ -156,7 +157,7 @@ class TemporalFolds:
 
     def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
         del y, groups
-        _check_fold_count("TemporalFolds", self.n_folds, len(points), "points")
+        check_fold_count("TemporalFolds", self.n_folds, len(points), "points")
         check_integer(self.gap, "TemporalFolds.gap", 0)
         rows = np.arange(len(points))
         for held_out in np.array_split(rows, self.n_folds):
@@ -184,7 +185,7 @@ class GroupFolds:
         codes = self._codes(groups)
         sizes = np.bincount(codes)
         n_folds = len(sizes) if self.n_folds is None else self.n_folds
-        _check_fold_count("GroupFolds", n_folds, len(sizes), "groups")
+        check_fold_count("GroupFolds", n_folds, len(sizes), "groups")
         fold_of_group, load = np.empty_like(sizes), np.zeros(n_folds, dtype=int)
         for group in np.argsort(-sizes, kind="stable"):
             fold_of_group[group] = load.argmin()
@@ -220,7 +221,7 @@ class NestedFolds:
 
     def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
         del y, groups
-        _check_fold_count("NestedFolds", self.n_folds, len(points) - 1, "proper nested subsets")
+        check_fold_count("NestedFolds", self.n_folds, len(points) - 1, "proper nested subsets")
         distance = np.linalg.norm(points - points.mean(axis=0), axis=1)
         centre_first = np.argsort(distance, kind="stable")
         smallest = 1 / (self.n_folds + 1) if self.smallest is None else self.smallest

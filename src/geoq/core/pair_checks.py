@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from geoq.arrays import flat, native, restore, to_numbers
+from geoq.arrays import flat, native, permutation, restore, to_numbers
 from geoq.bounds.protocol import check_bound_model
 from geoq.checks import (
     add_note_on_error,
@@ -21,7 +21,7 @@ from geoq.data.domain import Domain, Layout, Shapes
 from geoq.data.masks import Mask, outputs_with_nan
 from geoq.data.metric import Metric, StandardizedMetric
 from geoq.data.probes import N_PROBES, Probes
-from geoq.data.table import Table, first_few
+from geoq.data.table import Table, first_few, input_rows
 from geoq.quantiles import n_required
 from geoq.regions.region import SafeRegion
 from geoq.surrogate import (
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 # Outputs over more decades than this, without the lowest and the highest 1 %, raise a warning if their mean is this many medians.
 MANY_DECADES, MEDIANS = 3.0, 5.0
 REMOVE = "remove or impute these samples first"
+# Of more planned queries a random subset of this size stands for all.
+MOST_PLANNED = 5_000
 
 
 def check_settings(how: "GeoQ") -> None:
@@ -129,6 +131,34 @@ def coordinates_of(representation: Any, inputs: np.ndarray, x: Any) -> Coordinat
             "points, for example Coordinates.fit(points, logarithms=False)."
         )
     return coordinates
+
+
+def planned_coordinates(planned: Any, x: Any, known: Coordinates) -> np.ndarray | None:
+    """T of the planned queries, or of some of them; raises unless they have the columns or the shape of ``x``."""
+    if planned is None:
+        return None
+    schema = x.schema if isinstance(x, Table) else None
+    rows = input_rows(planned) if schema is None else schema.table(planned, "planned")
+    numbers = to_numbers(rows, "planned")
+    if not numbers.size or numbers.shape[1:] != known.input_shape:
+        raise ValueError(
+            f"planned has shape {numbers.shape}, but a row of x has shape {known.input_shape}; pass at least one query of that shape."
+        )
+    unusable = known.unusable(numbers).any(axis=1)
+    if unusable.any():
+        raise ValueError(
+            f"planned has {int(unusable.sum())} of {len(numbers)} rows with missing or infinite values, the first one is row "
+            f"{int(unusable.argmax())}; leave them out."
+        )
+    return known(numbers[np.sort(permutation(len(numbers))[:MOST_PLANNED])])
+
+
+def beyond_text(fraction: float) -> str:
+    """What it means that a fraction of the planned queries is beyond all held-out points."""
+    return (
+        f"{100 * fraction:.3g} % of the planned queries are farther from the data than any held-out point was from the points that its "
+        f"fold left in{'; their bound is a guess' if fraction else ''}."
+    )
 
 
 def shapes_of(how: "GeoQ", x: Any, y: Any, outputs: np.ndarray) -> Shapes:

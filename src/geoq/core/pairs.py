@@ -26,10 +26,12 @@ from geoq.core.opinion import (
     with_second_opinion,
 )
 from geoq.core.pair_checks import (
+    beyond_text,
     check_models,
     check_pairs,
     check_settings,
     coordinates_of,
+    planned_coordinates,
     shapes_of,
     warn_if_few,
     warn_of_decades,
@@ -43,7 +45,7 @@ from geoq.data.metric import FittedMetric, Metric, rows_like
 from geoq.data.probes import N_PROBES, Probes
 from geoq.data.process import Process
 from geoq.data.table import Table, check_same_order, input_rows, output_names, output_rows
-from geoq.neighbors import near_copies, sketch
+from geoq.neighbors import Neighbors, near_copies, sketch
 from geoq.surrogate import ELEMENTWISE, absolute_error, answers_of, errors_of, log_error, on_scale
 from geoq.training.checkpoint import Checkpoint, array_id
 from geoq.training.sources import (
@@ -65,6 +67,8 @@ logger = logging.getLogger(__name__)
 USUAL_COUNT = 20
 # In-sample errors are measured at about this many training points of a fold, and at fewer large fields.
 N_IN_SAMPLE, IN_SAMPLE_NUMBERS = 256, 2**19
+# More than this fraction of the planned queries beyond all held-out points gives a warning.
+FEW = 0.01
 
 
 @dataclass(frozen=True)
@@ -87,9 +91,10 @@ class Pairs:
     layout: Layout
     n_support: int
     limits: tuple[np.ndarray, np.ndarray] | None = None
+    planned: np.ndarray | None = None  # the coordinates T of planned queries
 
     @staticmethod
-    def of(how: "GeoQ", x: Any, y: Any, groups: Any) -> "Pairs":
+    def of(how: "GeoQ", x: Any, y: Any, groups: Any, planned: Any = None) -> "Pairs":
         """Check settings and data, and draw the folds."""
         check_settings(how)
         rows, outputs = input_rows(stored(x)), output_rows(stored(y))
@@ -110,10 +115,11 @@ class Pairs:
         # Near copies lie at one place, so that the folds hold them out together.
         copies = near_copies(points, numbers)
         places = np.asarray(points, dtype=float)[copies]
-        plan = draw_folds(how.folds, places, groups)
+        asked = planned_coordinates(planned, rows, known)
+        plan = draw_folds(how.folds, places, groups, asked)
         plan.warn_of_copies(copies)
         if how.train_surrogate is not None and is_pretrained(how.train_surrogate):
-            plan.check_same(draw_folds(how.folds, places, groups))
+            plan.check_same(draw_folds(how.folds, places, groups, asked))
         usual = max(1, min(USUAL_COUNT, plan.fewest_left_in))
         n_support = usual if how.n_support is None else how.n_support
         plan.check(n_anchors=how.n_anchors, n_support=n_support)
@@ -129,7 +135,7 @@ class Pairs:
             model.check_shapes(shapes, layout)
         numbers = on_scale(numbers, rho)
         parts = rows, outputs, inputs, numbers, for_training, mask, known, plan, layout, n_support
-        return Pairs(how, *parts, limits)
+        return Pairs(how, *parts, limits, asked)
 
     @property
     def n_trainings(self) -> int:
@@ -230,7 +236,18 @@ class Pairs:
             # The rows of the data, not of the fold.
             rows = {"anchors": seen[found.anchors], "near": seen[found.near].astype(np.int32)}
             parts.append(replace(found, **rows))
+        beyond = self.beyond(points.space, points.metric, max(part.nearest.max() for part in parts))
+        if beyond is not None and beyond > FEW:
+            warn(beyond_text(beyond))
         return HeldOutPoints(self, parts)
+
+    def beyond(self, space: Space, metric: FittedMetric | None, farthest: float) -> float | None:
+        """The fraction of the planned queries that are farther from the data than held-out points are from the points left in."""
+        if self.planned is None:
+            return None
+        there = self.planned if metric is None else metric(self.planned)
+        nearest = Neighbors(flat(space.normalized)).nearest(flat(there), 1)[0]
+        return float((nearest > farthest).mean())
 
     def predictions(
         self, folds: "HeldOutPoints", surrogate: Any, progress: Report, finished: Any
@@ -312,6 +329,7 @@ class Pairs:
             schema=self.x.schema if isinstance(self.x, Table) else None,
             output_names=output_names(self.y),
             families=self.plan.family_names,
+            beyond=self.beyond(known.space, points.metric, tuples.relation.nearest.max()),
             conformal=ConformalFactors(),
             tuples=tuples,
             probes=points.probes.inputs,

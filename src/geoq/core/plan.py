@@ -3,11 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from inspect import signature
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from geoq.arrays import flat
 from geoq.checks import add_note_on_error, check_object, shortened, warn
 from geoq.core.folds import (
     ClusterFolds,
@@ -48,7 +50,12 @@ class FoldPlan:
 
     @staticmethod
     def draw(
-        folds: Any, points: Float[np.ndarray, " n d"], groups: Groups, *, whole: bool = False
+        folds: Any,
+        points: Float[np.ndarray, " n d"],
+        groups: Groups,
+        queries: Points | None = None,
+        *,
+        whole: bool = False,
     ) -> "FoldPlan":
         """Draw the folds of a scheme, of whole groups if wanted; raises for folds that train on nothing or hold out nothing."""
         check_object(folds, Folds, "folds", "RandomFolds(5)")
@@ -56,9 +63,9 @@ class FoldPlan:
         splits, family = [], []
         for number, scheme in enumerate(schemes):
             drawn = (
-                _of_whole_groups(scheme, points, groups)
+                _of_whole_groups(scheme, points, groups, queries)
                 if whole and groups is not None
-                else scheme.split(points, None, groups)
+                else _split(scheme, points, groups, queries)
             )
             own = [_rows_of(pair, f"fold {n} of {scheme!r}") for n, pair in enumerate(drawn, 1)]
             splits += own
@@ -165,12 +172,14 @@ class FoldPlan:
                 )
 
 
-def draw_folds(folds: Any, points: Float[np.ndarray, " n d"], groups: Any = None) -> FoldPlan:
+def draw_folds(
+    folds: Any, points: Float[np.ndarray, " n d"], groups: Any = None, queries: Any = None
+) -> FoldPlan:
     """Draw the folds of a scheme; if there are groups, every fold holds out whole groups."""
     if groups is None:
-        return FoldPlan.draw(folds, points, None)
+        return FoldPlan.draw(folds, points, None, queries)
     labels, codes = group_codes(groups, len(points))
-    plan = FoldPlan.draw(folds, points, codes, whole=True)
+    plan = FoldPlan.draw(folds, points, codes, queries, whole=True)
     for fold, (train, held_out) in enumerate(plan.splits, start=1):
         both = np.intersect1d(codes[train], codes[held_out])
         if both.size:
@@ -219,14 +228,23 @@ def group_codes(groups: Any, n_points: int) -> tuple[np.ndarray, np.ndarray]:
         ) from exc
 
 
-def _of_whole_groups(scheme: Folds, points: Points, codes: np.ndarray) -> Splits:
+def _split(scheme: Any, points: Points, groups: Groups, queries: Points | None) -> Splits:
+    """The folds of a scheme, which receives the planned queries if its ``split`` takes them."""
+    if queries is None or "queries" not in signature(scheme.split).parameters:
+        return scheme.split(points, None, groups)
+    return scheme.split(points, None, groups, queries=flat(queries).astype(float))
+
+
+def _of_whole_groups(
+    scheme: Folds, points: Points, codes: np.ndarray, queries: Points | None
+) -> Splits:
     """The folds of a scheme; one that receives no labels divides the groups, each at the mean of its points."""
     if isinstance(scheme, CombinedFolds):
         for own in scheme.schemes:
-            yield from _of_whole_groups(own, points, codes)
+            yield from _of_whole_groups(own, points, codes, queries)
         return
     if not isinstance(scheme, RandomFolds | ClusterFolds | NestedFolds):
-        yield from scheme.split(points, None, codes)
+        yield from _split(scheme, points, codes, queries)
         return
     sizes = np.bincount(codes)
     means = np.zeros((len(sizes), points.shape[1]))

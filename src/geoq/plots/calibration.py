@@ -11,14 +11,15 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from geoq.arrays import flat, is_tensor, native, restore, to_numbers
+from geoq.arrays import flat, is_tensor, native, permutation, restore, take, to_numbers
 from geoq.bounds.protocol import bounds_of
-from geoq.checks import check_index
+from geoq.checks import check_index, fitted_of
 from geoq.core.assessment import N_OUTPUTS_SHOWN, Assessment, numbers_of
 from geoq.core.fitted import Fitted
 from geoq.data.column import UNSEEN, Column
 from geoq.data.coordinates import Part
 from geoq.data.table import Table, schema_of
+from geoq.neighbors import Neighbors
 from geoq.plots import style
 
 # Of more calibration tuples than this a random subset is drawn.
@@ -54,7 +55,7 @@ def calibration(figure: Figure, estimator: Any, *, output: int = 0) -> list[Axes
         ['RandomFolds', 'ClusterFolds', 'NestedFolds']
     """
     style.prepare(figure)
-    fitted = style.fitted_of(estimator)
+    fitted = fitted_of(estimator)
     drawn, of_output = _held_out(fitted, output)
     looks = [FAMILIES[number % len(FAMILIES)] for number in range(len(fitted.families))]
     own = [drawn["family"] == number for number in range(len(fitted.families))]
@@ -149,6 +150,75 @@ def _errors_of_folds(axes: Axes, drawn: dict[str, np.ndarray], families: Sequenc
     axes.legend(fontsize=8, **style.OPAQUE)
 
 
+def distances(figure: Figure, estimator: Any, xq: Any) -> Axes:
+    """Draw the distances of planned queries to the data, and of the held-out points to the points that their fold left in.
+
+    Bounds rest on held-out points at the same distances, so a good family of folds follows the curve of the planned queries. The legend
+    has the Wasserstein distance W of each family to this curve. The lower branch contains the planned queries that are safe.
+
+    Args:
+        figure: an empty figure; 7 x 4.5 inches are suitable.
+        estimator: a fitted ``GeoQ`` or ``GeoQRegressor``, with its calibration tuples.
+        xq: the planned queries; of more than 5,000 a random subset is drawn.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> from geoq import GeoQ, RandomFolds, plots
+        >>> x = np.random.default_rng(0).uniform(size=(60, 2))
+        >>> estimator = GeoQ(lambda x: x[:, 0], None, folds=RandomFolds(5)).fit(x, x[:, 0] ** 2)
+        >>> axes = plots.distances(Figure(figsize=(7, 4.5)), estimator, 1.3 * x)
+        >>> [line.get_label().split(",")[0] for line in axes.lines]
+        ['data among themselves', 'held out by RandomFolds', 'planned queries', 'planned and safe']
+    """
+    from scipy.stats import wasserstein_distance  # here: a slow import
+
+    style.prepare(figure)
+    fitted = fitted_of(estimator)
+    if getattr(fitted, "tuples", None) is None:
+        raise ValueError(
+            "plots.distances draws the calibration tuples of a GeoQ, which this estimator or its file does not have; save it with them."
+        )
+    planned, safe = _planned(fitted, xq)
+    z = flat(fitted.geometry.points.normalized)
+    among = Neighbors(z).nearest(z[permutation(len(z))[:MOST_TUPLES]], 2)[0][:, 1]
+    axes = figure.subplots()
+    _steps(axes, among, len(among), "data among themselves", color="#8c8c8c", ls=":")
+    found = fitted.tuples.relation.nearest
+    for number, name in enumerate(fitted.families):
+        own = found[fitted.tuples.family == number]
+        label = f"held out by {name}, W = {wasserstein_distance(own, planned):.2g}"
+        color, _ = FAMILIES[number % len(FAMILIES)]
+        _steps(axes, own, len(own), label, color=color, ls="-.")
+    _steps(axes, planned, len(planned), "planned queries", color=style.TRUE, lw=2.2)
+    label = f"planned and safe, {safe.mean():.0%}"
+    _steps(axes, planned[safe], len(planned), label, color=style.TRUE, ls="--")
+    ends = np.quantile(np.concatenate([planned, found]), [0.01, 1])
+    if ends[0] > 0 and ends[1] > 100 * ends[0]:
+        axes.set_xscale("log")
+        style.label_logarithms(axes.xaxis)
+    axes.set(xlabel="distance to the nearest point", ylabel="fraction", ylim=(0, 1.02))
+    axes.legend(loc="lower right", fontsize=8, **style.OPAQUE)
+    return axes
+
+
+def _planned(fitted: Fitted, xq: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The distances of planned queries to the nearest point of the data, and which are safe."""
+    rows = fitted.rows_of(xq)
+    rows = take(rows, np.sort(permutation(len(rows))[:MOST_TUPLES]))
+    views: Any = [(f.relation, fitted.flags(f)[1], lost) for _, f, lost, _ in fitted.views(rows)]
+    views = [(relation.nearest, *others) for relation, *others in views]
+    nearest, safe, lost = (np.concatenate(parts) for parts in zip(*views, strict=True))
+    if lost.all():
+        raise ValueError("all planned queries have missing or infinite inputs; pass others.")
+    return nearest[~lost], safe[~lost]
+
+
+def _steps(axes: Axes, values: np.ndarray, n: int, label: str, **look: Any) -> None:
+    """Draw how many of n values are at most as large as each place."""
+    ordered = np.sort(values)
+    axes.step(ordered, np.arange(1, len(values) + 1) / n, where="post", label=label, **look)
+
+
 def inputs(
     figure: Figure, estimator: Any, x0: Any, *, names: Sequence[str] | None = None, output: int = 0
 ) -> list[Axes]:
@@ -174,7 +244,7 @@ def inputs(
         ['input 0', 'input 1']
     """
     style.prepare(figure)
-    fitted = style.fitted_of(estimator)
+    fitted = fitted_of(estimator)
     query = _one_row(fitted, x0)
     sweeps = _sweeps(fitted, query)
     if not sweeps:

@@ -10,7 +10,6 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from geoq.checks import check_fitted
 from geoq.core.assessment import numbers_of
 
 Numbers: TypeAlias = Float[np.ndarray, " *shape"]
@@ -89,13 +88,6 @@ def label_logarithms(*axes: Axis) -> None:
         axis.set_major_locator(LogLocator(subs=subs, numticks=numticks))
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.set_minor_formatter(NullFormatter())
-
-
-def fitted_of(estimator: Any) -> Any:
-    """What the ``fit`` of a ``GeoQ``, or of the ``GeoQ`` of a regressor, has found."""
-    estimator = getattr(estimator, "geoq_", estimator)
-    check_fitted(estimator)
-    return estimator.fitted_
 
 
 def check_shape(values: Any, name: str, like: Any, what: str) -> None:
