@@ -160,3 +160,8 @@ def test_fields_and_masked_outputs_are_updated():
     assert estimator.fitted_.n_verified == 5
     assert after.error_hat.shape == before.error_hat.shape
     assert (after.support_distance <= before.support_distance + 1e-12).all()
+
+
+def test_a_single_query_very_near_the_data_is_new():
+    estimator, x = calibrated(), drawn(80, -1, 1, 0)[:1] + 1e-5
+    assert estimator.update(x, truth(x)).fitted_.n_verified == 1

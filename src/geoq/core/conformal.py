@@ -265,8 +265,8 @@ def _named(y: Any, known: tuple[str, ...] | None) -> Any:
     return Table(y.native[[y.native.columns[j] for j in order]], y.array[:, order])
 
 
-def check_new(fitted: "Fitted", pairs: CheckedPairs) -> None:
-    """Raise for a pair that equals one of the calibration in x and y, or for most pairs if they do up to rounding.
+def check_new(fitted: "Fitted", pairs: CheckedPairs, most: float = MOST) -> None:
+    """Raise for a pair that equals one of the calibration in x and y, or if more than ``most`` of the pairs do up to rounding.
 
     A repeated x with another y is a new measurement.
     """
@@ -290,7 +290,7 @@ def check_new(fitted: "Fitted", pairs: CheckedPairs) -> None:
     if not same.any():
         scale = max(float(known.std()), float(np.max(fitted.typical.error)))
         rounded = (gap <= ROUNDED[1] * scale) & (distance <= limit)
-        same = rounded & (rounded.any(axis=1).sum() > MOST * len(x))
+        same = rounded & (rounded.any(axis=1).sum() > most * len(x))
     if same.any():
         row, place = np.argwhere(same)[0]
         raise ValueError(

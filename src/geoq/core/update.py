@@ -52,7 +52,7 @@ def updated(fitted: Fitted, x: Any, y: Any) -> Fitted:
     pairs = pairs.of_rows(np.flatnonzero(~_verified_before(fitted, pairs)))
     if not len(pairs.error):
         return fitted
-    check_new(fitted, pairs)
+    check_new(fitted, pairs, most=1.0)  # an optimum can be very near a point of fit
     ratio = error_ratios(pairs.error, pairs.answer["error_hat"])
     if fitted.exact is not None:
         ratio[:, fitted.exact.reshape(-1)] = np.nan

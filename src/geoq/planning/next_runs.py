@@ -35,7 +35,7 @@ class Proposal:
         rows: the rows of the candidates.
         gains: how much each pick lowers the mean bound of the queries; without queries, the bound at each pick.
         bound_before: the mean bound of the queries (of the candidates without queries), with the pending runs as data.
-        bound_after: this mean with the picks as data too. It is an estimate: the law of the bound over the distance continues.
+        bound_after: an estimate of this mean after a training with the pending runs and the picks, by the law of the distance.
         safe_before: the fraction of the queries that are safe.
         safe_after: this fraction with pending runs and picks as data.
         random_rows: rows of the queries that were drawn at random, to be simulated as well: an unbiased sample of the plan, for

@@ -32,6 +32,8 @@ N_COMPARED, WIDTHS = 2048, (0.2, 0.05, 0.01)
 # A decrease of at least this fraction of the predicted one doubles the radius; a new best value is this much lower, relative to the
 # deviation of the objective in the data.
 GOOD, SMALLEST = 0.75, 1e-3
+# An input that is nearer to the data than this fraction of the typical distance is not asked.
+NEAR = 1e-3
 
 
 def constraint(estimator: Any, tolerance: Any = None) -> NonlinearConstraint:
@@ -231,7 +233,9 @@ class TrustRegionSearch:
                 abs(self._objective(end, "predictions") - value)
                 for end in (own - bound, own + bound)
             ]
+            near: Any = features.relation
             return {
+                "near": near.nearest,
                 "value": self._objective(mean, "predictions"),
                 "of": value,
                 "error": np.maximum(*ends),
@@ -240,6 +244,7 @@ class TrustRegionSearch:
 
         found, lost = fitted.of_all(_rows(fitted, x), parts)
         value, smallest = found["value"], SMALLEST * self._scale
-        usable = found["safe"] & ~lost & (value < self.best[2] - smallest)
+        usable = found["near"] > NEAR * fitted.typical.support_distance
+        usable &= found["safe"] & ~lost & (value < self.best[2] - smallest)
         usable &= found["of"] - found["error"] < self.best[2] - smallest
         return value, found["error"], usable
