@@ -149,6 +149,8 @@ TABLES = {
     "third_party": third_party.summary,
     "propose": planning.propose,
     "optimise": planning.optimise,
+    "matched_folds": planning.matched_folds,
+    "planned_guarantees": planning.planned_guarantees,
     "cost": cost,
     "memory": memory,
     "speed": speed,

@@ -26,6 +26,7 @@ SCRIPTS = {
     "richtmyer_meshkov.run": ("richtmyer_meshkov",), "costs.cost": ("cost",), "costs.memory": ("memory",),
     "costs.speed": ("speed",), "costs.serving": ("serving",), "monitor.run": ("monitor",),
     "planning.propose": ("propose",), "planning.optimise": ("optimise",),
+    "planning.folds": ("matched_folds",), "planning.guarantees": ("planned_guarantees",),
 }
 # fmt: on
 OWN_SURROGATES = ("Split conformal", "Deep ensemble", "MC dropout", "GP (", "MAPIE")

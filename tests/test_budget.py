@@ -26,7 +26,7 @@ BUDGET = {
     "src/geoq/serving": 760,
     "src/geoq/training": 1350,
     "tests": 14797,
-    "benchmarks": 13875,
+    "benchmarks": 14125,
     "docs/gallery": 1000,
 }
 MAX_CLASSES, MAX_PROTOCOLS = 168, 4

@@ -2,7 +2,18 @@
 
 import statistics
 
-from benchmarks.markdown import compare, group, mean, number, only, page, select, table, values
+from benchmarks.markdown import (
+    compare,
+    group,
+    joined,
+    mean,
+    number,
+    only,
+    page,
+    select,
+    table,
+    values,
+)
 
 PAIRED = {"over": ("problem",), "within": ("setting", "seed")}
 
@@ -63,4 +74,41 @@ def optimise(record):
         "Mean distance above the minimum, in standard deviations of the outputs:",
         table("problem", group(rows, "problem"), each | calls),
         table("surrogate", group(rows, "setting"), each | calls),
+    )
+
+
+def matched_folds(record):
+    """Losses over the losses of the default folds at each width of the plan, and how well held-out errors estimate the error."""
+    parts, rows = [], record["rows"]
+    default = select(rows, method="default folds, 15 trainings")
+    columns = {
+        "loss / default folds": lambda own: compare(own, default, **PAIRED),
+        "coverage": mean("coverage"),
+        "safe": mean("safe_fraction"),
+        "coverage of safe queries": mean("safe_coverage"),
+        "estimated / true error": lambda own: number(
+            statistics.geometric_mean(values(own, "estimated_over_true"))
+        ),
+        "mean abs(log) of it": mean("bias"),
+    }
+    for width, own in group(rows, "setting").items():
+        parts += [f"The plan is {width} times as wide as the data:"]
+        parts += [table("folds", group(own, "method"), columns)]
+    return page(*parts)
+
+
+def planned_guarantees(record):
+    """Coverage with and without weights, and false decisions."""
+    rows = record["rows"]
+    covered = {"coverage": mean("coverage", 3), "standard error": mean("standard_error", 3)}
+    covered |= {"infinite": mean("infinite", 3), "effective pairs": mean("n_effective", 0)}
+    false = {"false": mean("false", 3), "standard error": mean("standard_error", 3)}
+    false |= {"accepted": mean("accepted", 3)}
+    of = {p: select(rows, problem=p) for p in ("coverage", "acceptance")}
+    each = joined(group(of["acceptance"], "method", "tolerance", "n"))
+    return page(
+        "Coverage at the nominal level 0.9:",
+        table("weights | pairs", joined(group(of["coverage"], "method", "n")), covered),
+        "False decisions among the accepted queries:",
+        table("pairs and weights | allowed | pairs", each, false),
     )
