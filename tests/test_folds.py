@@ -181,6 +181,19 @@ def test_groups_are_held_out_whole_in_all_families(folds):
     assert len(set(plan.family)) == len(getattr(folds, "schemes", [folds]))
 
 
+def test_copies_at_the_centre_count_once_in_nested_folds():
+    """A central composite design with six runs at its centre; without them the subsets are the same."""
+    runs = np.concatenate(
+        [np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]]), 1.5 * np.eye(2), -1.5 * np.eye(2)]
+    )
+    repeated = np.concatenate([runs, np.zeros((6, 2))])
+    held_out = [h.tolist() for _, h in NestedFolds(5).split(repeated)]
+    once = [h.tolist() for _, h in NestedFolds(5).split(np.concatenate([runs, np.zeros((1, 2))]))]
+    assert held_out == once
+    assert [len(h) for h in held_out] == [2, 3, 5, 6, 8]
+    FoldPlan.draw(default_folds(), repeated, None)  # raises for a fold without training points
+
+
 @pytest.mark.parametrize("folds", [RandomFolds(5), ClusterFolds(5), NestedFolds(5), default_folds()], ids=repr)  # fmt: skip
 def test_all_default_folds_hold_out_rows_with_equal_inputs_together(folds):
     places = np.repeat(np.linspace(-1, 1, 30), 4)[np.random.default_rng(0).permutation(120)]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from made import Largest
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.linear_model import Ridge
 
 from geoq import GeoQ, Grid, Mesh, RandomFolds, Region
 from geoq.core.geometry import Features
@@ -127,7 +128,8 @@ def test_a_smaller_weight_accepts_inputs_without_influence():
 
     def assessed(weight):
         region = Region((EachInput(min_weight=weight),))
-        return of_table(box(0), surrogate=lambda x: x[:, 0], safe_region=region).assess(queries)
+        data = box(0, 90)  # too few points to measure the influence
+        return of_table(data, surrogate=lambda x: x[:, 0], safe_region=region).assess(queries)
 
     strict, loose = assessed(1.0), assessed(0.01)
     assert strict.safe.mean() < 0.05 < loose.safe.mean()
@@ -375,3 +377,62 @@ def test_the_largest_ratio_of_several_scores_decides():
     queries = region.view.of_queries(features)
     every = [s(queries) / t for s, t in zip(region.scores, region.thresholds, strict=True)]
     assert_allclose(region.support_score(features), np.max(every, axis=0))
+
+
+# Beyond the range of an input, and between levels.
+
+
+def test_an_input_without_influence_does_not_decide_and_an_influential_one_does():
+    """The last input has no influence; the bound of a query that is safe only because of this has a margin."""
+    estimator = of_table(box(0), surrogate=lambda x: np.sin(2 * x[:, 0]) + x[:, 1] ** 2 + x[:, 2])
+    inside = box(1, 200)
+    calm, moved = (estimator.assess(column(inside, j, 1.3)) for j in (3, 2))
+    assert calm.safe.mean() > 0.6
+    assert not moved.safe.any()
+    for features in (view[1] for view in estimator.fitted_.views(column(inside, 3, 1.3))):
+        assert_allclose(
+            calm.error_hat[calm.safe], 1.25 * estimator.fitted_.bound(features)[calm.safe]
+        )
+        assert (features.change[calm.safe] <= 0.15).all()
+    assert "where prediction and Gaussian process hardly change" in calm.reason(
+        int(calm.safe.argmax())
+    )
+    assert not estimator.assess(
+        column(inside, 3, 2.1)
+    ).safe.any()  # more than half of the range beyond
+    plain = estimator.assess(inside)
+    raw = np.concatenate(
+        [estimator.fitted_.bound(view[1]) for view in estimator.fitted_.views(inside)]
+    )
+    assert_array_equal(plain.error_hat, raw)
+
+
+@pytest.mark.parametrize(
+    ("data", "j", "value"),
+    [(box(0, 90), 3, 1.3), (column(box(0), 3, codes(0)[:, 1]), 3, 3)],
+    ids=["few points", "a code"],
+)
+def test_an_input_without_influence_decides_where_little_is_known(data, j, value):
+    estimator = of_table(data, surrogate=lambda x: np.sin(2 * x[:, 0]) + x[:, 1])
+    assert not estimator.assess(column(data, j, value)).safe.any()
+
+
+def test_between_levels_the_bound_contains_the_error_at_levels_that_were_left_out():
+    """A kink between the levels of a factorial design, which no held-out point shows."""
+
+    def truth(x):
+        return abs(x[:, 0] - 0.13) + x[:, 1]
+
+    def train(x, y):
+        return Ridge().fit(x, y).predict
+
+    grid = np.stack(np.meshgrid(*[np.linspace(-1, 1, 6)] * 2), axis=-1).reshape(-1, 2)
+    estimator, queries = GeoQ(None, train).fit(grid, truth(grid)), box(1, 300, 2)
+    answer = estimator.assess(queries)
+    assert answer.safe.mean() > 0.9
+    assert (abs(answer.prediction - truth(queries)) <= answer.error_hat).mean() > 0.95
+    between = estimator.fitted_.between
+    assert between.shape == (2 * 4 * 6, 1)  # four inner levels of two inputs, six runs at each
+    opinion = answer.second_opinion
+    least = abs(answer.prediction - opinion.prediction) + np.quantile(between, 0.95, method="inverted_cdf")  # fmt: skip
+    assert (answer.error_hat >= least - 1e-12).all()

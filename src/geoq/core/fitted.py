@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy.special import ndtri
 
 from geoq.arrays import (
     chunks,
@@ -23,6 +22,7 @@ from geoq.arrays import (
 )
 from geoq.bounds.protocol import bounds_of
 from geoq.core.assessment import Assessment, SecondOpinion, numbers_of
+from geoq.core.beyond import change_beyond, with_margins
 from geoq.core.conformal import ConformalFactors, level_factors, levels_of
 from geoq.core.geometry import Features, Geometry, Space, anchor_mean, displacement
 from geoq.core.intervals import Tails, interval, within_limits
@@ -72,6 +72,7 @@ class Fitted:
         error: the observed errors of the deployed surrogate; an absent cell has the mean error of the cell.
         error_size: the observed error of each point, averaged over its field.
         process: a second model of the data, a Gaussian process or a companion; None if the bound does not use one.
+        between: the errors of the process at levels of a lattice that it has not seen; None without a lattice.
         typical: medians over the calibration, for explanations.
         exact: the cells in which all errors are zero.
         repeats: repeated measurements in the data; None if all inputs differ.
@@ -92,6 +93,7 @@ class Fitted:
     error: Float[np.ndarray, " n *field"]
     error_size: Float[np.ndarray, " n"]
     process: Process | Companion | None
+    between: Float[np.ndarray, " m p"] | None
     bound: Any
     region: Any
     typical: Typical
@@ -180,7 +182,7 @@ class Fitted:
     def features_of(self, space: Space, prediction: np.ndarray) -> Features:
         """The features of queries in the coordinates of the geometry."""
         relation = self.geometry.relate(space)
-        return Features(
+        features = Features(
             displacement(space.z, relation.anchors, self.geometry.points.z),
             relation.support_distance,
             anchor_mean(relation.anchors, self.error),
@@ -189,6 +191,11 @@ class Fitted:
             relation,
             self._opinion(space.normalized),
         )
+        return self._beyond(features)
+
+    def _beyond(self, features: Features) -> Features:
+        """The features with the changes beyond the ranges."""
+        return replace(features, change=change_beyond(features, self.metric, self.process))
 
     def _coordinates(self, x: Any, inputs: np.ndarray, prediction: np.ndarray) -> np.ndarray:
         """T of queries. Beyond the range of a periodic input they are those inside it if the model answers the same there."""
@@ -243,23 +250,13 @@ class Fitted:
         self, features: Features, gaps: Any, safe: np.ndarray, level: float | None = None
     ) -> np.ndarray:
         """The bounds with the conformal factors; 0 in exact cells and nan in cells that the surrogate has masked."""
-        bound = self.conformal(bounds_of(self.bound, features, level), safe)
-        bound = self._between_levels(features, bound, self.quantile if level is None else level)
+        bound, own = bounds_of(self.bound, features, level), self.quantile
+        bound = with_margins(bound, features, safe, self, own if level is None else level)
+        bound = self.conformal(bound, safe)
         bound = within_limits(self, features.prediction, bound)
         if self.exact is not None:
             bound = np.where(self.exact, bound.dtype.type(0), bound)
         return _with_gaps(bound, gaps)
-
-    def _between_levels(self, features: Features, bound: np.ndarray, level: float) -> np.ndarray:
-        """Between the levels of a lattice, where no point was held out, the bound contains what the process expects."""
-        opinion, inputs = features.opinion, flat(features.inputs)
-        between = (self.coordinates.at_levels(inputs) != inputs).any(axis=1)
-        if opinion is None or not between.any():
-            return bound
-        expected = abs(flat(features.prediction) - opinion.mean)
-        expected = expected + ndtri((1 + level) / 2) * opinion.deviation
-        floor = np.where(between[:, None], expected, 0).reshape(bound.shape)
-        return np.maximum(bound, floor).astype(bound.dtype)
 
     def assess(self, x: Any) -> Assessment:
         """Error bound, safe flag and their parts at each query (lines 13 to 17)."""
@@ -440,7 +437,7 @@ class Fitted:
             inputs,
             opinion=self._opinion(inputs if self.metric is None else self.metric(inputs)),
         )
-        return str(self.region.explain(features, known))
+        return str(self.region.explain(self._beyond(features), known))
 
 
 def _with_gaps(values: np.ndarray, gaps: np.ndarray | None) -> np.ndarray:

@@ -221,18 +221,20 @@ class NestedFolds:
 
     def split(self, points: Points, y: None = None, groups: Groups = None) -> Splits:
         del y, groups
-        check_fold_count("NestedFolds", self.n_folds, len(points) - 1, "proper nested subsets")
-        distance = np.linalg.norm(points - points.mean(axis=0), axis=1)
+        # Copies at the centre count once; otherwise the smallest subsets could hold nothing else.
+        distinct = distinct_rows(points)
+        places = points[np.unique(distinct, return_index=True)[1]]
+        check_fold_count("NestedFolds", self.n_folds, len(places) - 1, "proper nested subsets")
+        distance = np.linalg.norm(places - points.mean(axis=0), axis=1)
         centre_first = np.argsort(distance, kind="stable")
         smallest = 1 / (self.n_folds + 1) if self.smallest is None else self.smallest
         if not is_number(smallest) or not 0 < smallest < 1:
             raise ValueError(
                 f"NestedFolds(smallest={smallest!r}): smallest is a fraction of the points, strictly between 0 and 1."
             )
-        distinct = distinct_rows(points)
         for stage in range(1, self.n_folds + 1):
-            n_kept = round(len(points) * (1 - (1 - smallest) * stage / self.n_folds))
-            held_out = np.isin(distinct, distinct[centre_first[n_kept:]])
+            n_kept = round(len(places) * (1 - (1 - smallest) * stage / self.n_folds))
+            held_out = ~np.isin(distinct, centre_first[:n_kept])
             yield np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 

@@ -152,6 +152,8 @@ class Features:
         inputs: coordinates T(x).
         relation: the anchors and the nearest points; None along rollouts.
         opinion: what a second model of the data predicts, one row of numbers per query; None without one.
+        change: how much prediction and second model change beyond the ranges of the inputs, relative to the expected error; None for
+            calibration tuples.
     """
 
     displacement: Float[np.ndarray, " n *z"]
@@ -161,6 +163,7 @@ class Features:
     inputs: Float[np.ndarray, " n *coordinates"]
     relation: Relation | None = None
     opinion: Opinion | None = None
+    change: Float[np.ndarray, " n"] | None = None
 
     def __len__(self) -> int:
         return len(self.support_distance)

@@ -13,6 +13,7 @@ from geoq.arrays import flat, is_lazy, native, stored
 from geoq.bounds.protocol import fit_bound, model_for
 from geoq.checks import add_note_on_error, check_finite, warn
 from geoq.core.agreement import Answers, fold_answers, mean_error, warn_of_folds
+from geoq.core.beyond import errors_at_levels
 from geoq.core.conformal import ConformalFactors
 from geoq.core.fitted import Fitted, embed, predict
 from geoq.core.geometry import Geometry, Relation, Space, anchor_mean
@@ -318,6 +319,7 @@ class Pairs:
             error=known.error,
             error_size=np.nanmean(flat(points.error), axis=1),
             process=known.process,
+            between=errors_at_levels(known, known.process, flat(filled_with_means(self.outputs))),
             bound=bound,
             region=region,
             typical=tuples.typical(),

@@ -45,6 +45,8 @@ UNEQUAL = math.sqrt(12)
 MAX_ONCE, MAX_LEVELS = 0.5, 20
 # A gap between two levels is regular if it is at most this many times the larger gap beside it, and at least ``MIN_GAPS`` of them exist.
 REGULAR, MIN_GAPS = 1.5, 3
+# Up to this fraction of single runs beside a lattice leave it a lattice.
+FEW = 0.1
 # Farther from the data than this many standard deviations, the square of a distance overflows.
 FARTHEST = 1e15
 
@@ -325,6 +327,8 @@ def regular_gaps(values: Float[np.ndarray, " n k"]) -> Float[np.ndarray, " n_gap
     found = [np.zeros((0, 3))]
     for j, column in enumerate(np.unique(values.round(9), axis=0).T):
         levels, count = np.unique(column, return_counts=True)
+        if (count == 1).sum() <= FEW * len(column):
+            levels, count = levels[count > 1], count[count > 1]
         gap = np.diff(levels)
         beside = np.pad(gap, 1)
         regular = np.flatnonzero(

@@ -15,7 +15,7 @@ from scipy.spatial import cKDTree
 
 from geoq.arrays import chunks
 from geoq.checks import check_fraction, check_integer
-from geoq.data.coordinates import Part
+from geoq.data.coordinates import MIN_DISTINCT, Part
 from geoq.data.metric import input_weights
 from geoq.neighbors import Neighbors
 from geoq.regions.views import Axes, Score, TableView, Values, View
@@ -24,8 +24,6 @@ from geoq.regions.views import Axes, Score, TableView, Values, View
 MAX_PAIRED = 30
 # Principal axes with a smaller deviation are directions in which the data do not vary.
 MIN_DEVIATION = 1e-3
-# Inputs with a weight below the first number hardly change the prediction; they have the second one as their weight.
-INERT, INERT_WEIGHT = 0.1, 0.3
 # Distances off the span of the axes below this many ``MIN_DEVIATION`` are rounding.
 ROUNDING = 0.01
 # The number of nearest states of a surface, and a deviation from it that counts as rounding, in standard deviations.
@@ -82,17 +80,23 @@ class EachInput(Score):
 
     def fit(self, points: TableView) -> "EachInput":
         every = np.ones(len(points.importance), dtype=bool)
-        weight = input_weights(points.importance, every, 0.0)
-        least = np.where(weight < INERT, min(INERT_WEIGHT, self.min_weight), self.min_weight)
-        return replace(self, points=points.t, weight=np.maximum(weight, least))
+        weight = input_weights(points.importance, every, self.min_weight)
+        return replace(self, points=points.t, weight=weight)
 
     @cached_property
     def _values(self) -> Values:
         return Values(np.ones_like(self.weight), np.sort(self.points.T, axis=1))
 
     def gaps(self, queries: TableView) -> np.ndarray:
-        """The weighted distance of each coordinate to the nearest value in the data."""
-        return np.asarray(self.weight * self._values.gaps(queries.at_levels))
+        """The weighted distance of each coordinate to the nearest value in the data; 0 beyond a range where nothing happens."""
+        low, high = self._values.taken[:, 0], self._values.taken[:, -1]
+        calm = queries.calm[:, None] & self._many & ((queries.t < low) | (queries.t > high))
+        return np.where(calm, 0.0, self.weight * self._values.gaps(queries.at_levels))
+
+    @cached_property
+    def _many(self) -> np.ndarray:
+        """Which coordinates have enough values to be more than codes or levels."""
+        return (np.diff(self._values.taken, axis=1) > 0).sum(axis=1) + 1 >= MIN_DISTINCT
 
     def explain(self, query: TableView, limit: float) -> str:
         score = self.gaps(query)[0]
@@ -129,10 +133,11 @@ class EachInput(Score):
         j = int(beyond.argmax())
         if beyond[j] <= 0:
             return ""
-        return (
-            f"{query.described(j, self.points)} is {beyond[j]:.2g} standard deviations out of its range, which is less than its "
-            "influence on the prediction allows"
-        )
+        why = "which is less than its influence on the prediction allows"
+        if query.calm[0]:
+            why = "where prediction and Gaussian process hardly change, so the bound is only a quarter larger"
+        far = f"{beyond[j]:.2g} standard deviations out of its range"
+        return f"{query.described(j, self.points)} is {far}, {why}"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ Grids: TypeAlias = Float[np.ndarray, " n channels *grid"]
 TINY = 1e-12
 # Between levels of the data, a process that leaves this part of its deviation unexplained cannot replace a nearer point.
 UNKNOWN = 0.5
+# Beyond the range of an input nothing happens if prediction and process change by at most this part of the expected error.
+LITTLE = 0.15
 # Rows of a table are scored in chunks of this many.
 CHUNK_ROWS = 20_000
 # The outputs of at most this many points are compared with the inputs, to recognise steps in time.
@@ -46,12 +48,14 @@ class TableView:
         at_levels: the same; queries between levels are moved to the nearer level.
         support_distance: mean distance of queries to the nearest points; 0 for the points of the data.
         left: the fraction of the deviation of queries that a Gaussian process leaves unexplained; 0 without one.
+        calm: which queries are beyond the range of an input where hardly anything changes.
     """
 
     t: Float[np.ndarray, " n m"]
     at_levels: Float[np.ndarray, " n m"]
     support_distance: Float[np.ndarray, " n"]
     left: Float[np.ndarray, " n"]
+    calm: Bool[np.ndarray, " n"]
     coordinates: Coordinates
     metric: FittedMetric | None
     names: Names | None = None
@@ -63,7 +67,7 @@ class TableView:
     def of(points: Points) -> "TableView":
         t = flat(points.inputs)[:, points.coordinates.varies].astype(float)
         none = np.zeros(len(t))
-        return TableView(t, t, none, none, points.coordinates, points.metric)
+        return TableView(t, t, none, none, none > 0, points.coordinates, points.metric)
 
     def of_queries(self, features: Features, names: Names | None = None) -> "TableView":
         """Queries in the same coordinates; raises unless there is one name per input."""
@@ -79,14 +83,17 @@ class TableView:
             left = features.opinion.left
             moved = self.coordinates.at_levels(features.inputs)[:, varies]
             at_levels = np.where(left[:, None] < UNKNOWN, moved, t)
-        parts: Any = {"t": t, "at_levels": at_levels, "left": left, "names": names}
+        calm = (
+            np.zeros(len(t), dtype=bool) if features.change is None else features.change <= LITTLE
+        )
+        parts: Any = {"t": t, "at_levels": at_levels, "left": left, "calm": calm, "names": names}
         return replace(self, **parts, support_distance=features.support_distance)
 
     def __len__(self) -> int:
         return len(self.t)
 
     def __getitem__(self, rows: slice | np.ndarray) -> "TableView":
-        names = ("t", "at_levels", "support_distance", "left")
+        names = ("t", "at_levels", "support_distance", "left", "calm")
         own: Any = {name: getattr(self, name)[rows] for name in names}
         return replace(self, **own)
 
