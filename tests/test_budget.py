@@ -13,7 +13,7 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 3134,
+    "src/geoq": 3157,
     "src/geoq/bounds": 2286,
     "src/geoq/core": 4073,
     "src/geoq/data": 2291,
@@ -21,7 +21,7 @@ BUDGET = {
     "src/geoq/planning": 1225,
     "src/geoq/plots": 968,
     "src/geoq/regions": 1233,
-    "src/geoq/report": 801,
+    "src/geoq/report": 806,
     "src/geoq/rollout": 2717,
     "src/geoq/serving": 760,
     "src/geoq/training": 1350,

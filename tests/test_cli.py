@@ -76,6 +76,7 @@ def test_the_page_does_the_whole_job_with_a_model_in_awk(tmp_path):
         inside["bound of drag [N]"]
     )
     assert "Range of each input" in (tmp_path / "drag.html").read_text()
+    assert next(row["row"] for row in answers(tmp_path / "next.csv")) == "2"  # far from the data
 
 
 def test_the_folds_file_marks_all_rows_that_a_training_must_not_see(folder, capsys):
@@ -180,12 +181,18 @@ REFUSALS = {
         "own_model:broken",
     ],
     "own_model.py is no file of geoq": ["report", "own_model.py"],
-    "pass either --predictions or --surrogate": ["assess", "model.geoq", "runs.csv"],
+    "runs.csv needs either a file of predictions or --surrogate": [
+        "assess",
+        "model.geoq",
+        "runs.csv",
+    ],
 }
 
 
 @pytest.mark.parametrize("message", REFUSALS)
 def test_a_refusal_is_one_sentence_and_the_exit_code_1(message, folder, capsys):
+    estimator = GeoQ(lambda x: x[:, 0], None, folds=RandomFolds(5))
+    estimator.fit(folder[0], folder[1]["drag [N]"]).save("model.geoq")
     Path("short.csv").write_text("drag\n1\n2\n3\n")
     Path("ragged.csv").write_text("a,b\n1,2\n3\n")
     Path("bare.csv").write_text("1,2\n3,4\n")

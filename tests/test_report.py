@@ -127,6 +127,16 @@ def test_a_test_is_counted_apart_from_the_errors_that_the_bound_was_fitted_to(ca
     assert "this is no test" in fitted[0]["text"]
 
 
+def test_queries_without_answers_and_a_test_without_safe_queries_are_counted(calibrated, tmp_path):
+    """One planned query has no input, and none of the test is safe: what cannot be counted is unknown."""
+    estimator, x = calibrated
+    planned = np.full((2, 3), np.nan)
+    card = written(tmp_path, ".md", estimator, x[:20] + 9, np.ones(20), planned)
+    assert "| coverage | unknown | test pairs, safe |" in card
+    assert "| fraction safe | 0.000 | planned queries |" in card
+    assert "| NOT safe, input 0 is nan" in card
+
+
 def test_a_report_names_the_guarantee_that_conformalize_gives(tmp_path):
     x = np.random.default_rng(0).uniform(size=(300, 2))
     y = np.sin(5 * x[:, 0])

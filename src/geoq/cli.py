@@ -17,6 +17,7 @@ from geoq.core.estimator import GeoQ
 from geoq.core.folds import RandomFolds, default_folds
 from geoq.core.pairs import Pairs
 from geoq.demo import demo
+from geoq.planning import propose
 from geoq.report import report
 from geoq.training.sources import PredictedFolds
 
@@ -106,39 +107,47 @@ def _fit(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _queries(path: str, labels: Any, fitted: Any) -> tuple[dict[str, np.ndarray], Any]:
-    """All columns of a file, and the inputs of the queries among them."""
-    columns = datafiles.read(path)
-    names = labels.get("inputs") or (fitted.schema.names if fitted.schema else [*columns])
-    return columns, datafiles.stacked(columns, datafiles.chosen(columns, names, path))
-
-
-def _answered(labels: Any, x: Any, paths: Sequence[str] | None) -> np.ndarray | None:
-    """The predictions at queries that were made elsewhere; None if a surrogate is given."""
-    if not paths:
-        return None
-    return datafiles.predictions_of(paths, labels.get("outputs", ["prediction"]), len(x))[0]
+def _loaded(
+    asked: argparse.Namespace, **files: tuple[str | None, Sequence[str] | None]
+) -> tuple[Any, dict[str, Any], dict[str, dict[str, np.ndarray]], dict[str, Any]]:
+    """The calibration with its names; and by name the columns and the inputs of files of queries, which have files of predictions."""
+    estimator, labels = datafiles.load(asked.model, asked.surrogate)
+    columns, inputs, predictions = {}, {}, []
+    for name, (path, paths) in files.items():
+        if path is None:
+            continue
+        if not isinstance(estimator, GeoQ):
+            raise TypeError(f"{asked.model} holds labelled arrays or forecasts; ask it in Python.")
+        own = columns[name] = datafiles.read(path)
+        schema = estimator.fitted_.schema
+        names = labels.get("inputs") or (schema.names if schema else [*own])
+        x = inputs[name] = datafiles.stacked(own, datafiles.chosen(own, names, path))
+        if (asked.surrogate is None) == (not paths):
+            raise ValueError(f"{path} needs either a file of predictions or --surrogate.")
+        outputs = labels.get("outputs", ["prediction"])
+        predictions += [] if not paths else [datafiles.predictions_of(paths, outputs, len(x))[0]]
+    if predictions:
+        datafiles.with_predictions(estimator, [*inputs.values()], predictions)
+    return estimator, labels, columns, inputs
 
 
 def _assess(asked: argparse.Namespace) -> int:
     """Write bounds, flags and reasons beside the queries."""
-    _check_model(asked)
-    estimator, labels = datafiles.load(asked.model, asked.surrogate)
-    columns, x = _queries(asked.queries, labels, estimator.fitted_)
-    predictions = _answered(labels, x, asked.predictions)
-    if predictions is not None:
-        datafiles.with_predictions(estimator, x, predictions)
-    answer, outputs = estimator.assess(x), labels.get("outputs")
+    files = {"queries": (asked.queries, asked.predictions)}
+    estimator, labels, found, inputs = _loaded(asked, **files)
+    answer, columns, outputs = (
+        estimator.assess(inputs["queries"]),
+        found["queries"],
+        labels.get("outputs"),
+    )
     for name, part in (("prediction", answer.prediction), ("bound", answer.error_hat)):
         values = numbers_of(part)
         if outputs and values.shape[1:] == (len(outputs),):
             columns |= {f"{name} of {own}": values[:, j] for j, own in enumerate(outputs)}
         else:
             columns[f"{name} of {outputs[0]}" if outputs else name] = values
-    safe, inputs = numbers_of(answer.safe), labels.get("inputs")
-    names = (
-        inputs if inputs and estimator.fitted_.coordinates.input_shape == (len(inputs),) else None
-    )
+    safe, names = numbers_of(answer.safe), labels.get("inputs")
+    names = names if names and estimator.fitted_.coordinates.input_shape == (len(names),) else None
     why = [answer.explanation(i, names) or answer.safety(i, names) for i in range(len(answer))]
     columns |= {"safe": safe.astype(int), "support score": numbers_of(answer.support_score)}
     datafiles.write(asked.out, columns | {"reason": np.array(why, dtype=object)})
@@ -146,35 +155,36 @@ def _assess(asked: argparse.Namespace) -> int:
     return NOT_SAFE if asked.require_safe and not safe.all() else 0
 
 
-def _check_model(asked: argparse.Namespace) -> None:
-    if (asked.surrogate is None) == (not asked.predictions):
-        raise ValueError("pass either --predictions or --surrogate.")
-
-
 def _report(asked: argparse.Namespace) -> int:
     """Write a report, with a test and planned queries if they are given."""
-    estimator, labels = datafiles.load(asked.model, asked.surrogate)
-    given, known = {}, []
-    for name, path, paths in (
-        ("x_test", asked.test, asked.predictions),
-        ("planned", asked.planned, asked.planned_predictions),
-    ):
-        if path is not None:
-            columns, given[name] = _queries(path, labels, estimator.fitted_)
-            known.append((given[name], _answered(labels, given[name], paths)))
-        if name == "x_test" and path is not None:
-            outputs = datafiles.chosen(columns, labels.get("outputs", []), path)
-            y = datafiles.stacked(columns, outputs)
-            given["y_test"] = y.reshape(len(y), *estimator.fitted_.output_shape)
-    if known and asked.surrogate is None:
-        if any(predictions is None for _, predictions in known):
-            raise ValueError(
-                "queries need predictions; pass --predictions and --planned-predictions, or --surrogate."
-            )
-        parts = [np.concatenate(part) for part in zip(*known, strict=True)]
-        datafiles.with_predictions(estimator, *parts)
+    files = {
+        "x_test": (asked.test, asked.predictions),
+        "planned": (asked.planned, asked.planned_predictions),
+    }
+    estimator, labels, columns, given = _loaded(asked, **files)
+    if asked.test is not None:
+        outputs = datafiles.chosen(columns["x_test"], labels.get("outputs", []), asked.test)
+        y = datafiles.stacked(columns["x_test"], outputs)
+        given["y_test"] = y.reshape(len(y), *estimator.fitted_.output_shape)
     report(estimator, asked.out, **given, names=labels.get("inputs"), outputs=labels.get("outputs"))
     print(f"{asked.out}: report on {asked.model}")
+    return 0
+
+
+def _propose(asked: argparse.Namespace) -> int:
+    """Write the candidates whose simulation lowers the bounds most."""
+    files = {
+        "candidates": (asked.candidates, asked.predictions),
+        "queries": (asked.planned, asked.planned_predictions),
+    }
+    estimator, _, columns, inputs = _loaded(asked, **files)
+    found = propose(estimator, inputs["candidates"], asked.n, queries=inputs.get("queries"))
+    chosen = {name: values[found.rows] for name, values in columns["candidates"].items()}
+    why = np.array([found.reason(i) for i in range(len(found))], dtype=object)
+    datafiles.write(asked.out, chosen | {"row": found.rows, "gain": found.gains, "reason": why})
+    print(
+        f"{asked.out}: {len(found)} runs; mean bound {found.bound_before:.3g} now, about {found.bound_after:.3g} with them"
+    )
     return 0
 
 
@@ -221,6 +231,15 @@ def _add_file_commands(command: Callable[..., Any]) -> None:
     add("--surrogate", **model)
     add("--out", default="answer.csv", help="file to write (answer.csv)")
     add("--require-safe", action="store_true", help=f"exit with {NOT_SAFE} unless all are safe")
+    add = command("propose", _propose, "write which of some candidates to simulate next")
+    add("model", help="file that fit has written")
+    add("candidates", help="inputs that could be simulated, one per row")
+    add("-n", type=int, default=5, help="number of runs (5)")
+    add("--predictions", nargs="+", metavar="FILE", help=f"{files}, at the candidates")
+    add("--planned", metavar="FILE", help="queries whose bounds matter (the candidates)")
+    add("--planned-predictions", nargs="+", metavar="FILE", help=f"{files}, at these")
+    add("--surrogate", **model)
+    add("--out", default="next.csv", help="file to write (next.csv)")
     add = command("report", _report, "write a report as .html, .md or .json")
     add("model", help="file that fit has written")
     add("--test", metavar="FILE", help="new runs with their outputs")

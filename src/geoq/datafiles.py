@@ -216,8 +216,13 @@ def load(path: str, surrogate: Any = None) -> tuple[Any, dict[str, Any]]:
     return state.load(path, GeoQ, surrogate=stand_in, content=(tree, arrays)), labels
 
 
-def with_predictions(estimator: Any, x: Any, predictions: np.ndarray) -> None:
-    """Replace the surrogate by its predictions at these queries."""
-    shape = estimator.fitted_.output_shape
-    known = predictions.reshape(len(predictions), *shape)
-    estimator.fitted_ = replace(estimator.fitted_, surrogate=tabulated(x, known))
+def with_predictions(estimator: Any, inputs: Sequence[Any], predictions: Sequence[Any]) -> None:
+    """Replace the surrogate by its predictions at queries from one file or from several."""
+    known = np.concatenate(predictions)
+    x = inputs[0]
+    if len(inputs) > 1:
+        nw = import_module("narwhals")
+        frames = [nw.from_native(part) for part in inputs] if is_frame(x) else []
+        x = nw.concat(frames).to_native() if frames else np.concatenate(inputs)
+    table = tabulated(x, known.reshape(len(known), *estimator.fitted_.output_shape))
+    estimator.fitted_ = replace(estimator.fitted_, surrogate=table)

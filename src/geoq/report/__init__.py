@@ -1,5 +1,6 @@
 """A report about a calibration that can be sent to others: one HTML page, or the same content as a model card or as JSON."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,7 @@ def report(
             f"path={str(path)!r} has the suffix {path.suffix!r}; choose {', '.join(FORMATS)}."
         )
     if (x_test is None) != (y_test is None):
-        raise ValueError(
-            "x_test and y_test belong together; pass both, or queries without outputs as planned."
-        )
+        raise ValueError("x_test and y_test belong together; pass both, or queries as planned.")
     given = [x_test, y_test, planned]
     if hasattr(estimator, "like_"):
         given = [_array(estimator, part, n) for part, n in zip(given, "xyx", strict=True)]
@@ -58,10 +57,11 @@ def report(
         estimator = estimator.estimator_
     core = getattr(estimator, "geoq_", estimator)
     check_fitted(core)
-    if hasattr(core.fitted_, "reference"):
-        found = of_rollouts(core, outputs, (given[0], given[1]), given[2])
-    else:
-        found = of_pairs(core, names, outputs, (given[0], given[1]), given[2])
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of means of nothing
+        if hasattr(core.fitted_, "reference"):
+            found = of_rollouts(core, outputs, (given[0], given[1]), given[2])
+        else:
+            found = of_pairs(core, names, outputs, (given[0], given[1]), given[2])
     path.write_text(FORMATS[path.suffix](found), encoding="utf-8")
 
 

@@ -75,9 +75,10 @@ def _numbers(about: Part, found: dict[str, Rows], kinds: tuple[str, str]) -> Par
     for label in [*found][:1]:
         own, first, where = found[label], found[label]["first"], f"{label}, {kinds[0]}"
         error = np.nanmean(own["error"][first], axis=0) / about["scale"]
-        p, low, high, *_ = covered(own, first)
+        p, low, high, _, n = covered(own, first)
+        text = f"{p:.3f} ({low:.3f} to {high:.3f})" if n else "unknown"
         rows += [["mean error over the deviation of the outputs", float(np.nanmean(error)), where]]
-        rows += [["coverage", f"{p:.3f} ({low:.3f} to {high:.3f})", where]]
+        rows += [["coverage", text, where]]
         rows += [["median bound", float(np.nanmedian(own["bound"][first])), where]]
     safe = [
         [name, f"{found[name]['first'].mean():.3f}"] for name in (PLANNED, TEST) if name in found
@@ -93,7 +94,7 @@ def _ranges(columns: dict[str, Any], answers: dict[str, Any]) -> list[Part]:
         points = {"data": data} if column.kind != "level" else {}
         for label, answer in answers.items() if points else ():
             values = flat(to_numbers(answer.asked, label))[:, number]
-            points[label] = values[~np.isnan(values)]
+            points |= {label: values[~np.isnan(values)]} if not np.isnan(values).all() else {}
         rounding = 1e-9 * max(abs(data.min()), abs(data.max()))
         for label, values in points.items():
             outside = (values < data.min() - rounding) | (values > data.max() + rounding)
@@ -111,8 +112,9 @@ def _distances(found: dict[str, Rows]) -> list[Part]:
         for name in dict.fromkeys(families.tolist()) if "distance" in own else ():
             values = own["distance"][families == name]
             values = values[np.isfinite(values)]
-            low, middle, high = np.quantile(values, (0.05, 0.5, 0.95)).tolist()
-            rows.append([name, middle, low, high, len(values)])
+            if len(values):
+                low, middle, high = np.quantile(values, (0.05, 0.5, 0.95)).tolist()
+                rows.append([name, middle, low, high, len(values)])
     text = "Distances to the data, in medians of the calibration: 5 %, 50 % and 95 % of the points"
     chart = svg.intervals(rows, text, 1.0, log=True) if rows else ""
     return [_part(text, "points, median, 5 %, 95 %, number", rows, chart)] if rows else []
@@ -216,8 +218,9 @@ def _why(label: str, rows: Rows, answers: dict[str, Any], i: int, names: Any) ->
         far = f"{rows['distance'][i]:.2g} medians from the data"
         return [f"row {rows['point'][i]}", f"held out by {rows['family'][i]}, {far}"]
     answer = answers[label]
-    why = answer.explanation(i, names) or answer.safety(i, names)
-    return [str(i), why if rows["first"][i] else f"NOT safe: {why}"]
+    why = answer.explanation(i, names)
+    flagged = f"NOT safe: {why}" if why else answer.safety(i, names)
+    return [str(i), why if rows["first"][i] else flagged]
 
 
 def _named(text: str, names: Sequence[str] | None) -> str:

@@ -12,7 +12,9 @@ TITLE = "Error bounds of a surrogate"
 
 
 def _shown(cell: Any) -> str:
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+    if not isinstance(cell, float):
+        return str(cell)
+    return f"{cell:.4g}" if math.isfinite(cell) else "unknown"
 
 
 def to_html(report: Report) -> str:
