@@ -33,7 +33,7 @@ format: setup  ## Rewrite the files in the house format
 bench: setup  ## The speed figures of docs/speed.md
 	$(BIN)/python -m benchmarks.costs.speed
 
-memory: setup  ## The memory and file sizes of docs/cost.md
+memory: setup  ## The memory and file sizes of docs/cost-measured.md
 	$(BIN)/python -m benchmarks.costs.memory
 
 load: setup  ## A hundred parallel clients of the service on this machine for a minute

@@ -4,8 +4,10 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from html import escape
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import geoq
@@ -65,3 +67,17 @@ def test_a_program_of_a_user_has_types(tmp_path):
     checked = run("mypy", tmp_path / "program.py")  # with the settings and the cache of `make lint`
     assert "program.py:8: error: Incompatible types in assignment" in checked.stdout
     assert checked.stdout.count("error:") == 1
+
+
+def test_completion_offers_public_names_only():
+    assert set(dir(geoq)) == {*geoq.__all__, *geoq._WITH_TORCH}
+
+
+def test_a_notebook_shows_the_settings_and_after_fit_the_description():
+    estimator = geoq.GeoQ(lambda x: x[:, 0], None, folds=geoq.RandomFolds(3))
+    assert "<lambda>" not in estimator._repr_html_()  # escaped
+    assert "held out" not in estimator._repr_html_()
+    x = np.random.default_rng(0).uniform(size=(60, 1))
+    shown = estimator.fit(x, x[:, 0] ** 2)._repr_html_()
+    assert escape(repr(estimator)) in shown
+    assert escape(estimator.describe()) in shown

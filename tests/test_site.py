@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import pkgutil
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import geoq
+from tests.test_docs import section
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -25,20 +27,38 @@ def public_names() -> set[str]:
         path = Path(geoq.__path__[0], *module.name.split(".")[1:])
         file = path / "__init__.py" if module.ispkg else path.with_suffix(".py")
         if "\n__all__" in file.read_text():
-            prefix = module.name.removeprefix("geoq.")
-            found = importlib.import_module(module.name)
-            names |= {f"{prefix}.{name}" for name in (*found.__all__, *dir_with_torch(found))}
+            found, prefix = importlib.import_module(module.name), module.name.removeprefix("geoq.")
+            own = (*found.__all__, *getattr(found, "WITH_TORCH", ()))
+            names |= {f"{prefix}.{name}" for name in own}
     return names | set(geoq.__all__) | set(geoq._WITH_TORCH)
-
-
-def dir_with_torch(module) -> list[str]:
-    return list(getattr(module, "WITH_TORCH", ()))
 
 
 def test_every_public_name_has_a_page():
     listed = re.findall(r"^   ([\w.]+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
     assert len(listed) == len(set(listed))
     assert sorted(public_names() - set(listed)) == []
+
+
+@pytest.mark.parametrize("name", sorted(public_names()))
+def test_what_has_arguments_states_what_it_returns(name):
+    module, _, last = f"geoq.{name}".rpartition(".")
+    found = getattr(importlib.import_module(module), last)
+    members = vars(found).items() if inspect.isclass(found) else [(last, found)]
+    for member, value in members:
+        function = getattr(value, "__func__", value)
+        text = getattr(function, "__doc__", None) or ""
+        if inspect.isfunction(function) and member[:1] != "_" and "Args:" in text:
+            returned = inspect.signature(function).return_annotation
+            assert "Returns" in text or returned in (None, "None"), member
+
+
+def test_pages_are_short():
+    index = (DOCS / "index.md").read_text()
+    how_to = re.findall(r"^\| \[.*?\]\((.*?)\)", section(index, "How to"), re.MULTILINE)
+    lengths = {name: len((DOCS / name).read_text().splitlines()) for name in how_to}
+    assert {name: n for name, n in lengths.items() if n > 150} == {}
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+    assert sum(len(page.read_text().split()) for page in DOCS.glob("*.md")) <= 35_000
 
 
 def test_every_page_has_one_place_in_the_navigation():

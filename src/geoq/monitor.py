@@ -31,6 +31,8 @@ from geoq.core.update import tracked
 from geoq.quantiles import error_ratios
 from geoq.training.checkpoint import array_id, replaced
 
+__all__ = ["Monitor", "Status"]
+
 # The alternatives: odds as multiples of the odds of the hypothesis, and exponents of tail probabilities of distances.
 ODDS, EXPONENTS = np.array([1.5, 2, 3, 5, 10, 30, 100]), np.array([0.7, 0.5, 0.3, 0.15])
 FILE, LOG = "monitor.json", "monitor.jsonl"

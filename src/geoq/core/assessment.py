@@ -55,10 +55,10 @@ class Assessment:
     Attributes:
         prediction: the prediction of the surrogate.
         error_hat: the bound, an upper estimate of its error: ``anchor_error + increment``.
-        safe: whether the calibration supports the bound.
-        support_score: a measure of the distance to the calibration; a query is safe if it is at most 1.
+        safe: whether the data support the bound: the query passes the tests that nearly all held-out points pass.
+        support_score: how far outside the data a query is, by the strictest of these tests; it is safe up to 1.
         anchor_error: mean observed error of the anchors.
-        increment: difference between the bound and the anchor error.
+        increment: the bound minus the anchor error; it can be negative.
         anchors: rows of the data that serve as anchors, the nearest first.
         anchor_distance: distances to the anchors in representation space.
         displacement: mean displacement from the anchors.
@@ -220,6 +220,9 @@ class Assessment:
 
         Args:
             quantile: the level of the bound; None means the level of the estimator.
+
+        Returns:
+            Two arrays in the shape of the predictions.
         """
         level = self.quantile if quantile is None else quantile
         bound = self._of_each_output()
@@ -313,6 +316,9 @@ class Assessment:
             labels: a label per row of the data, to name the anchors: a list, an array or an index; their row numbers if None.
             names: names of the inputs; the columns of the table or their numbers if None.
             outputs: names of the outputs, with units if you like; the columns of y or their numbers if None.
+
+        Returns:
+            A few lines of text.
         """
         safety = self.safety(query, names)
         name, query = name or f"query {query}", query % len(self)

@@ -1,6 +1,7 @@
 """GeoQ: Algorithm 1 of the paper as an estimator with settings."""
 
 from dataclasses import KW_ONLY, dataclass, field, fields
+from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,6 +76,13 @@ def represent(estimator: Any) -> str:
     return f"{type(estimator).__name__}({', '.join(parts)}), {state}"
 
 
+def represent_html(estimator: Any) -> str:
+    """The settings, and after ``fit`` the description if there is one, for notebooks."""
+    fitted = hasattr(estimator, "fitted_") and hasattr(estimator, "describe")
+    about = f"<p>{escape(estimator.describe())}</p>" if fitted else ""
+    return f"<p><code>{escape(represent(estimator))}</code></p>{about}"
+
+
 def _no_recipe() -> Any:
     """Raise for a missing recipe: ``train_surrogate=None`` is a statement about the data."""
     raise TypeError(
@@ -85,18 +93,26 @@ def _no_recipe() -> Any:
 
 @dataclass(eq=False, repr=False)
 class GeoQ:
-    r"""Error bound, safe flag and reason for the predictions of a fixed, trained surrogate.
+    """Error bounds for the predictions of a trained model: a bound, a safe flag and a reason for each query.
 
-    The bound is the observed error of the nearest data, the anchors, plus an increment that is learned from held-out errors:
+    The bound is a quantile of the errors at points that were held out, as a function of their distance to the data, of the errors
+    nearby, and of the difference to a Gaussian process through the same data. The model stays as it is.
 
-    .. math:: \widehat E(x) = \overline E_{k_a}(x) + g_\eta(\psi_{k_a, k}(x))  (eq:anchor_error_decomposition)
+    ======================  ======================================  ===================================
+    call                    data for ``fit``                        trainings
+    ======================  ======================================  ===================================
+    ``GeoQ(model, train)``  the training data of the model          15, each without a part of the data
+    ``GeoQ(None, train)``   the training data                       16; the first one makes the model
+    ``GeoQ(model, None)``   data that the model has **never** seen  none
+    ======================  ======================================  ===================================
+
+    Warning: in the last form, training data of the model give bounds that are far too small.
 
     Attributes:
         surrogate: the trained model, kept fixed and called on batches. None trains it on all data first.
         train_surrogate: a function ``train_surrogate(x, y)`` that returns a new surrogate. It is called once per fold, or
             once for many folds if it has ``train_many``. ``TrainedFolds`` and ``PredictedFolds`` use folds that were
-            trained elsewhere. None means that no retraining is possible: the data given to ``fit`` were never seen by the
-            surrogate, and all errors are its own.
+            trained elsewhere. None means that the surrogate has never seen the data given to ``fit``.
         quantile: the quantile level of the bound.
         domain: where inputs and errors lie: ``Table()``, ``Grid(n_axes)`` or ``Mesh(nodes)``. None finds it from the shapes.
         representation: how distances are measured. A metric, by default ``SensitivityMetric()``, serves anchors, support
@@ -150,7 +166,7 @@ class GeoQ:
     ) -> "GeoQ":
         r"""The form of the paper: its distances, cluster folds, bound and safe region; the bound needs torch.
 
-        .. math:: \widehat E(x) = \overline E_{k_a}(x) + \|\psi\| \, h_\eta(T(\psi))
+        .. math:: \widehat E(x) = \overline E_{k_a}(x) + \|\psi\| \, h_\eta(T(\psi))  (eq:anchor_error_decomposition)
 
         ``settings`` change single ones, for example ``n_anchors=50`` or ``representation=encoder``.
         """
@@ -255,7 +271,7 @@ class GeoQ:
                 in another order are put into that order.
 
         Returns:
-            One row per query. A query with a missing or infinite input has no answer: it is not safe, and its numbers are nan.
+            One row per query. A query with a missing or infinite input has no answer; it is not safe, and its numbers are nan.
         """
         return self._fitted.assess(x)
 
@@ -369,6 +385,9 @@ class GeoQ:
             representation: the representation that it was calibrated with, if it was a function.
             error_functional: the error functional, if it was a function of the user; only ``conformalize`` uses it.
 
+        Returns:
+            The calibrated estimator.
+
         Raises:
             ValueError: the file is truncated, altered or foreign, or a callable differs from the original one.
         """
@@ -406,7 +425,7 @@ class GeoQ:
         planned = f" {beyond_text(fitted.beyond)}" if fitted.beyond is not None else ""
         return f"{_calibration(fitted)}{planned} {text}. {safe} {covered}"
 
-    __repr__ = represent
+    __repr__, _repr_html_ = represent, represent_html
     get_params = get_params
     set_params = set_params
 

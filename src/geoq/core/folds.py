@@ -289,6 +289,9 @@ def default_folds(interpolating: Folds | None = None, *, n_trainings: int = 15) 
             alone, because the other two families would train on the outputs of held-out windows.
         n_trainings: 15, 10 (three clusters, two nested folds) or 8 (three nested folds), with five folds of the first family.
 
+    Returns:
+        A scheme for the argument ``folds`` of ``GeoQ``.
+
     Example:
         >>> default_folds(n_trainings=8)
         CombinedFolds(RandomFolds(n_folds=5, random_state=0), NestedFolds(n_folds=3, smallest=0.16666666666666666))

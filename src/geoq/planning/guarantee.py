@@ -210,7 +210,7 @@ def conformalize(
     weights: KnownRatio | EstimatedRatio | None = None,
     guarantee: WholeField | None = None,
 ) -> PlannedBound:
-    """Bounds that hold for queries of another distribution than the pairs set aside.
+    """Returns bounds that hold for queries of another distribution than the pairs set aside.
 
     Args:
         estimator: a fitted ``GeoQ`` or ``GeoQRegressor``, which stays as it is.

@@ -17,7 +17,7 @@ from geoq.planning.distances import MAX_TUPLES, calibration_of, mean_over_field
 
 
 def smooth(estimator: Any, surrogate: Any = None) -> Callable[[Any], Any]:
-    """A function of torch tensors, with gradients: one positive number per query; where the optimiser ends, ask ``assess``.
+    """Returns a function of torch tensors, with gradients: one positive number per query; where the optimiser ends, ask ``assess``.
 
     Args:
         estimator: a ``GeoQ`` that was fitted on an array of numbers, with the default bound.

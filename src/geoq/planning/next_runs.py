@@ -83,6 +83,9 @@ def propose(
         pending: inputs of runs that are under way; they count as data.
         n_random: how many of the runs are queries that are drawn at random.
         random_state: seed of this draw.
+
+    Returns:
+        The proposed candidates, with what they gain.
     """
     fitted = calibration_of(estimator)
     check_integer(n, "n", 1)

@@ -45,6 +45,9 @@ def constraint(estimator: Any, tolerance: Any = None) -> NonlinearConstraint:
     Args:
         estimator: a ``GeoQ`` that was fitted on an array.
         tolerance: the largest bound; None leaves the bound out.
+
+    Returns:
+        A constraint for the argument ``constraints``.
     """
     fitted = calibration_of(estimator)
     if tolerance is not None and not (is_number(tolerance) and tolerance > 0):

@@ -45,6 +45,9 @@ def summary(
         error: true errors in the shape of the bounds: ``abs(y - assessment.prediction)``.
         output: the number of the output, if there are up to ten; outputs can have different units.
 
+    Returns:
+        The axes, one for each panel.
+
     Example:
         >>> from matplotlib.figure import Figure
         >>> from geoq import GeoQ, RandomFolds, plots
@@ -122,7 +125,7 @@ def fields(
     """Draw the prediction of one query and the bound of its error; the title states whether the query is safe.
 
     Fields in the plane, on a grid or on a mesh, are drawn as maps, and fields on a line as lines. All errors are drawn with the
-    same range of values. The range is 0 to 1 if the bounds are 0 or 1, as bounds of wrong cells are.
+    same range of values. The range is 0 to 1 if the bounds are 0 or 1, as bounds of wrong cells are. Returns the axes.
 
     Args:
         figure: an empty figure; 13 x 3.6 inches are suitable for four maps, 8 x 5 inches for lines.
@@ -259,7 +262,7 @@ def rollouts(
     """Draw the largest bound at each step of some rollouts, one panel per rollout.
 
     The shaded steps are within the trusted horizon, and the title states why it ends. A bound that reaches the limit of trust
-    ends the trusted horizon. If the tolerance was given per coordinate, bounds and errors are divided by it.
+    ends the trusted horizon. If the tolerance was given per coordinate, bounds and errors are divided by it. Returns the axes.
 
     Args:
         figure: an empty figure; 8 inches of width and 2 inches of height per rollout are suitable.

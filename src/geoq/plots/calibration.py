@@ -45,6 +45,9 @@ def calibration(figure: Figure, estimator: Any, *, output: int = 0) -> list[Axes
             is drawn here.
         output: the number of the output, if there are several; a field is described by its mean.
 
+    Returns:
+        The axes, one for each panel.
+
     Example:
         >>> from matplotlib.figure import Figure
         >>> from geoq import GeoQ, plots
@@ -154,7 +157,7 @@ def distances(figure: Figure, estimator: Any, xq: Any) -> Axes:
     """Draw the distances of planned queries to the data, and of the held-out points to the points that their fold left in.
 
     Bounds rest on held-out points at the same distances, so a good family of folds follows the curve of the planned queries. The legend
-    has the Wasserstein distance W of each family to this curve. The lower branch contains the planned queries that are safe.
+    has the Wasserstein distance W of each family to this curve. The lower branch is the safe ones. Returns the axes.
 
     Args:
         figure: an empty figure; 7 x 4.5 inches are suitable.
@@ -224,7 +227,7 @@ def inputs(
 ) -> list[Axes]:
     """Draw the prediction and its bound along each input, while the other inputs stay at the query ``x0``.
 
-    The shaded stretch is safe. Ticks at the lower edge are the values of the input in the data. A category has an error bar for
+    The shaded stretch is safe. Ticks at the lower edge are the data. Returns the axes. A category has an error bar for
     each of its levels. Inputs that are constant in the data have no panel. Of more than 12 inputs the most influential are drawn.
 
     Args:

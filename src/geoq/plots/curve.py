@@ -16,7 +16,7 @@ HATCHED: dict[str, Any] = {"facecolor": "none", "edgecolor": "0.8", "hatch": "//
 def curve(
     figure: Figure, assessment: Assessment, x: Any, *, truth: Any = None, data: Any = None
 ) -> list[Axes]:
-    """Draw answers with one output over one input: blue where they are safe, hatched where they are not.
+    """Draw answers with one output over one input: blue where they are safe, hatched elsewhere. Returns the axes.
 
     Args:
         figure: an empty figure; 9 x 5.5 inches are suitable.

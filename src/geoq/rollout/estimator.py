@@ -8,7 +8,7 @@ from typing import Any
 from geoq import state
 from geoq.checks import check_fitted, check_quantile
 from geoq.core.calibrate import calibrate
-from geoq.core.estimator import get_params, represent, set_params
+from geoq.core.estimator import get_params, represent, represent_html, set_params
 from geoq.core.folds import Folds, TemporalFolds
 from geoq.regions.region import RolloutRegion, SafeRegion
 from geoq.rollout.fitted import FittedRollouts, RolloutAssessment
@@ -21,16 +21,13 @@ from geoq.training.sources import ShowProgress, TrainedFolds, progress_bar
 
 @dataclass(eq=False, repr=False)
 class RolloutGeoQ:
-    r"""Error bounds, safe flags and a trusted horizon for the rollouts of a fixed surrogate of one time step.
+    r"""Error bounds, safe flags and a trusted horizon for forecasts of many steps by a trained model of one step.
 
-    .. math:: \widehat u_{n+1} = \widehat F(\widehat u_n), \quad E_n = |u_n - \widehat u_n|, \quad E_0 = 0
+    A rollout is a forecast whose output is the next input, :math:`\widehat u_{n+1} = \widehat F(\widehat u_n)`, or
+    :math:`\widehat F(\widehat u_n, f_n)` with a given forcing. The trusted horizon is the number of steps for which it keeps a tolerance.
 
-    A forced surrogate also receives inputs that are given at every step,
-    :math:`\widehat u_{n+1} = \widehat F(\widehat u_n, f_n)`; see the argument ``forcing`` of ``fit``.
-
-    Unlike ``GeoQ``, it has no ``conformalize``, because conformal risk control on whole held-out rollouts already sets the bound
-    of each step, and no ``bounds`` at several levels, because each level needs its own fit. The schemes do not estimate an
-    ``expected_error``.
+    There is no ``conformalize``, because conformal risk control on whole held-out rollouts already sets the bound of each step, and
+    no ``bounds`` at several levels, because each level needs its own fit.
 
     Attributes:
         surrogate: the trained model, a function from a batch of states to the next states, or ``step(states, forcing)``. None
@@ -138,6 +135,9 @@ class RolloutGeoQ:
                 of their standard deviations. Without a tolerance there is a supported horizon and no trusted horizon.
             forcing: the inputs of each step if ``fit`` received a forcing: an array of shape (n, n_steps, *forcing), or (n_steps,
                 *forcing) for all rollouts. From the first step whose forcing is outside its range in the data, no step is safe.
+
+        Returns:
+            Bounds, flags and horizons, one row per rollout.
         """
         return self._fitted.assess(x0, n_steps, tolerance, forcing)
 
@@ -163,6 +163,9 @@ class RolloutGeoQ:
             surrogate: the model that the file was calibrated with; ``surrogate_`` of an estimator that has trained it.
             representation: the representation that it was calibrated with, if any.
 
+        Returns:
+            The calibrated estimator.
+
         Raises:
             ValueError: the file is truncated, altered or foreign, or a callable differs from the original one.
         """
@@ -172,6 +175,6 @@ class RolloutGeoQ:
         """The calibration, the fitted bound and the safe region, in a few sentences."""
         return self._fitted.describe()
 
-    __repr__ = represent
+    __repr__, _repr_html_ = represent, represent_html
     get_params = get_params
     set_params = set_params
