@@ -20,9 +20,9 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg import cho_solve, solve_triangular
 from scipy.optimize import minimize
-from scipy.spatial import cKDTree
 
 from geoq.arrays import permutation
+from geoq.neighbors import Neighbors
 
 # The likelihood is computed on at most this many points. With more points than the second number, some are centres.
 MAX_SEARCHED, MAX_EXACT, N_CENTRES = 200, 500, 250
@@ -144,9 +144,9 @@ class Process:
 
     @cached_property
     def _explained(self) -> tuple[Any, np.ndarray]:
-        """The tree of the other points and their vectors a, which a file does not hold."""
+        """The other points and their vectors a, which a file does not hold."""
         to_centres = self._k(_squared(self.others, self.centres))
-        return cKDTree(self.others), to_centres @ self.inverse_factor.T
+        return Neighbors(self.others), to_centres @ self.inverse_factor.T
 
     def __call__(self, queries: Float[np.ndarray, " n n_inputs"]) -> Opinion:
         """Mean, deviation and unexplained part at each query."""
@@ -166,8 +166,8 @@ class Process:
 
     def _near(self, scaled: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What the nearest other points add to the mean, and take from the unexplained variance."""
-        tree, explained = self._explained
-        near = tree.query(scaled, N_NEAREST)[1]
+        known, explained = self._explained
+        near = known.nearest(scaled, N_NEAREST)[1]
         at, a = self.others[near] - scaled[:, None], explained[near]
         size = (at * at).sum(axis=2)
         squared = size[:, :, None] + size[:, None, :] - 2 * at @ at.transpose(0, 2, 1)
