@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from geoq.arrays import flat, is_lazy, native, stored
+from geoq.arrays import CHUNK_NUMBERS, flat, is_lazy, native, stored
 from geoq.bounds.protocol import fit_bound, model_for
 from geoq.checks import add_note_on_error, check_finite, warn
 from geoq.core.agreement import Answers, fold_answers, mean_error, warn_of_folds
@@ -104,8 +104,8 @@ class Pairs:
         mask = Mask.of(outputs)
         for_training = outputs if mask is None else mask.for_training(outputs)
         inputs, numbers = check_pairs(rows, outputs, mask)
-        # Later changes of y change nothing; a memory map can be too large for a copy.
-        numbers = numbers if is_lazy(y) else numbers.copy()
+        # Later changes of y change nothing; only a memory map that is too large for a copy is used as it is.
+        numbers = numbers if is_lazy(y) and numbers.size > CHUNK_NUMBERS else numbers.copy()
         check_models(how, rows, numbers)
         known = coordinates_of(how.representation, inputs, rows)
         points = flat(known(inputs))

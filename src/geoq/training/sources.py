@@ -10,6 +10,9 @@ what ``keep_first`` keeps of it.
 
 import logging
 import math
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -321,14 +324,29 @@ def fold_predictions(
     if trained:  # workers are used for trainings only
         parallel = Parallel(return_as="generator_unordered")
         done = parallel(delayed(_computed)(task) for task in tasks)
-    for numbers, predictions in done:
-        if trained:
-            n = len(numbers)
-            progress(str(folds[numbers[0]]) if n == 1 else f"{n} folds", n)
-        for number, prediction in zip(numbers, predictions, strict=True):
-            if checkpoint is not None:
-                checkpoint.save(number, prediction)
-            yield number, prediction
+    with _termination_as_exit():
+        for numbers, predictions in done:
+            if trained:
+                n = len(numbers)
+                progress(str(folds[numbers[0]]) if n == 1 else f"{n} folds", n)
+            for number, prediction in zip(numbers, predictions, strict=True):
+                if checkpoint is not None:
+                    checkpoint.save(number, prediction)
+                yield number, prediction
+
+
+@contextmanager
+def _termination_as_exit() -> Iterator[None]:
+    """Let SIGTERM raise SystemExit, on which joblib ends its workers, unless the user handles it or this is no main thread."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _computed(task: tuple[Any, list[Fold]]) -> tuple[list[int], list[np.ndarray]]:
