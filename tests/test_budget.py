@@ -13,19 +13,19 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 3159,
+    "src/geoq": 3188,
     "src/geoq/bounds": 2286,
-    "src/geoq/core": 4101,
-    "src/geoq/data": 2291,
+    "src/geoq/core": 4104,
+    "src/geoq/data": 2294,
     "src/geoq/nets": 321,
     "src/geoq/planning": 1225,
     "src/geoq/plots": 974,
     "src/geoq/regions": 1233,
     "src/geoq/report": 806,
-    "src/geoq/rollout": 2720,
+    "src/geoq/rollout": 2738,
     "src/geoq/serving": 760,
     "src/geoq/training": 1350,
-    "tests": 14910,
+    "tests": 15100,
     "benchmarks": 14125,
     "docs/gallery": 1000,
 }

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -53,10 +54,7 @@ def to_numbers(array: Any, name: str) -> np.ndarray:
     elif is_tensor(array):
         array = _from_tensor(array, name)
     elif not isinstance(array, np.ndarray):
-        way_out = f"{name}.toarray()" if hasattr(array, "toarray") else "an array of numbers"
-        raise TypeError(
-            f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}; pass {way_out}."
-        )
+        array = _from_other(array, name)
     if (mask := np.ma.getmask(array)).any():
         raise ValueError(
             f"{name} is masked in {mask.sum()} of {mask.size} values, and the numbers under a mask mean nothing; leave these rows "
@@ -69,6 +67,7 @@ def to_numbers(array: Any, name: str) -> np.ndarray:
             "m": f"divide it by its unit, {name} / numpy.timedelta64(1, 's')",
             "M": f"pass the time since a date, ({name} - {name}[0]) / numpy.timedelta64(1, 's')",
             "f": f"pass {name}.astype(float)",
+            **dict.fromkeys("OSUT", f"code labels as numbers, such as ({name} == 'yes') * 1.0"),
             "c": "pass its real and imaginary parts as two coordinates",
         }
         raise TypeError(
@@ -80,6 +79,29 @@ def to_numbers(array: Any, name: str) -> np.ndarray:
     if size < 4 or not array.dtype.isnative:
         return array.astype("f4" if size <= 4 else "f8")
     return np.asarray(array)
+
+
+def _from_other(array: Any, name: str) -> np.ndarray:
+    """The numbers of an array of another library, such as JAX, by ``__array__`` or DLPack."""
+    way_out = f"{name}.toarray()" if hasattr(array, "toarray") else "an array of numbers"
+    if isinstance(array, tuple):
+        way_out = "the prediction alone, lambda x: model(x)[0]: geoq does not use a deviation"
+    elif way_out == "an array of numbers" and hasattr(array, "shape"):
+        for find in (np.asarray, partial(np.from_dlpack, device="cpu")):
+            try:
+                found = find(array)
+            except (TypeError, AttributeError, RuntimeError, BufferError):
+                continue
+            if found.dtype != object:
+                return np.asarray(found)
+    raise TypeError(
+        f"{name} must be a NumPy array, a torch tensor or another array, got {type(array).__name__}; pass {way_out}."
+    )
+
+
+def is_other(array: Any) -> bool:
+    """Whether an array is of another library that has the array interface of Python, such as JAX."""
+    return hasattr(array, "__array_namespace__") and not isinstance(array, np.ndarray)
 
 
 def _from_tensor(tensor: Any, name: str) -> np.ndarray:
@@ -97,9 +119,9 @@ def _from_tensor(tensor: Any, name: str) -> np.ndarray:
 
 
 def restore(values: np.ndarray, like: Any) -> Any:
-    """The values as the kind of array that ``like`` is: NumPy, or torch on the device of ``like``."""
+    """The values as the kind of array that ``like`` is: NumPy, torch on the device of ``like``, or another one."""
     if not is_tensor(like):
-        return values
+        return like.__array_namespace__().asarray(values) if is_other(like) else values
     torch = sys.modules["torch"]
     return torch.from_numpy(np.ascontiguousarray(values)).to(like.device)
 
@@ -121,7 +143,7 @@ def in_kind(array: Any, like: Any) -> Any:
 
     Tensors of floating-point numbers get the dtype of the others, because networks refuse another one.
     """
-    if is_tensor(array) != is_tensor(like):
+    if is_tensor(array) != is_tensor(like) or is_other(array) != is_other(like):
         array = restore(to_numbers(array, "x"), like)
     wanted: Any = getattr(like, "dtype", None)
     own: Any = getattr(array, "dtype", None)
@@ -146,6 +168,8 @@ def own_copy(array: Any) -> Any:
     """A copy of the user's array, which a function of the user may change."""
     if is_tensor(array):
         return array.clone()
+    if is_other(array):
+        return restore(np.array(to_numbers(array, "x")), array)
     return array.copy() if isinstance(array, Table) else array.copy(order="K")
 
 
@@ -222,7 +246,7 @@ def is_lazy(array: Any) -> bool:
         >>> is_lazy(np.zeros(3))
         False
     """
-    if isinstance(array, np.ndarray) or is_tensor(array):
+    if isinstance(array, np.ndarray) or is_tensor(array) or is_other(array):
         return isinstance(array, np.memmap)
     if any(hasattr(array, name) for name in ("__dlpack__", "to_numpy", "toarray")):
         return False

@@ -146,6 +146,10 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         """
         return self.assess(X).interval(quantile)
 
+    def describe(self) -> str:
+        """The calibration in a few sentences, see ``GeoQ.describe``."""
+        return self._calibrated.describe()
+
     @property
     def _calibrated(self) -> GeoQ:
         check_is_fitted(self, "geoq_")

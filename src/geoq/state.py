@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from geoq import surrogate as errors
-from geoq.arrays import is_tensor, to_numbers
+from geoq.arrays import is_other, is_tensor, to_numbers
 from geoq.checks import check_fitted, warn
 from geoq.data.metric import identity
 from geoq.data.table import Table
@@ -84,6 +84,7 @@ def _packed(thing: Any, path: str, seen: Seen) -> Any:
     """The thing as JSON; its arrays are stored once."""
     if thing is None or isinstance(thing, bool | str):
         return thing
+    thing = np.array(to_numbers(thing, path)) if is_other(thing) else thing
     if isinstance(thing, np.ndarray):
         # The same order in memory after loading, as products of matrices round differently in another order.
         kind = "transposed" if _is_transposed(thing) else "array"

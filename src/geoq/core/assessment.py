@@ -345,7 +345,8 @@ class Assessment:
         )
         answer = np.asarray(self.prediction[query]).reshape(-1)
         of_logarithm = self.fitted.error_functional is log_error
-        level = f" (quantile level {self.quantile:g}{', of the logarithm' * of_logarithm})"
+        factors = ", with conformal factors" if self.fitted.conformal.n_pairs else ""
+        level = f" (quantile level {self.quantile:g}{', of the logarithm' * of_logarithm}{factors})"
         if not self._is_list:
             mean = "mean " if len(bound) > 1 else ""
             one = self._names_of(1, outputs)[0] if not mean and outputs else ""

@@ -73,6 +73,8 @@ def represent(estimator: Any) -> str:
             fits = len(text) <= LONGEST_SETTING and "\n" not in text
             parts.append(f"{name}={text if fits else f'{kind}(...)'}")
     state = "fitted" if hasattr(estimator, "fitted_") else "not fitted"
+    if n := getattr(getattr(getattr(estimator, "fitted_", None), "conformal", None), "n_pairs", 0):
+        state += f", conformalized with {n} pairs"
     return f"{type(estimator).__name__}({', '.join(parts)}), {state}"
 
 

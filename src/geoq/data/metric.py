@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
-from geoq.arrays import flat
+from geoq.arrays import flat, restore
 from geoq.checks import check_fraction, check_integer
 from geoq.data.coordinates import Coordinates, Inputs, Kind, Rows, fit_columns
 from geoq.data.table import Schema, Table
@@ -257,4 +257,6 @@ def rows_like(inputs: np.ndarray, like: Any) -> Any:
     """Numbers as rows of the kind and dtype that ``like`` has."""
     if isinstance(like, Table):
         return like.like(np.asarray(inputs, dtype=float))
-    return inputs.astype(like.dtype) if isinstance(like, np.ndarray) else like.new_tensor(inputs)
+    if hasattr(like, "new_tensor"):
+        return like.new_tensor(inputs)
+    return inputs.astype(like.dtype) if isinstance(like, np.ndarray) else restore(inputs, like)

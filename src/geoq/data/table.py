@@ -191,6 +191,7 @@ def schema_of(x: Any) -> Schema:
 
 def input_rows(x: Any) -> Any:
     """Inputs as rows: a data frame becomes a table, a list becomes an array."""
+    _check_unlabelled(x, "x")
     if is_frame(x):
         table: Any = Schema.of(x).table(x)
         infinite = np.argwhere(np.isinf(table.array))
@@ -209,6 +210,7 @@ def input_rows(x: Any) -> Any:
 
 def output_rows(y: Any) -> Any:
     """Outputs as rows: a data frame or a Series becomes a table of numbers, a list becomes an array."""
+    _check_unlabelled(y, "y")
     if isinstance(y, list | tuple):
         return _stacked(y, "y")
     if is_frame(y):
@@ -219,8 +221,18 @@ def output_rows(y: Any) -> Any:
         import narwhals as nw
 
         series = nw.from_native(y, series_only=True)
+        if not (series.dtype.is_numeric() or series.dtype == nw.Boolean):
+            return series.to_numpy()  # which is refused as an array
         return Table(y, Column(str(series.name or "y")).encode(series))
     return y
+
+
+def _check_unlabelled(array: Any, name: str) -> None:
+    if hasattr(array, "dims"):
+        raise TypeError(
+            f"{name} is a {type(array).__name__} of xarray; use Labelled(estimator, dimension) (from geoq.xarray import Labelled), or "
+            f"pass {name}.values."
+        )
 
 
 def _stacked(rows: Sequence[Any], name: str) -> np.ndarray:

@@ -26,6 +26,8 @@ CONVENTION = "forcing[t] drives the step from state t to state t + 1"
 # Initial states with a grid of at least this many cells are compared as fields. The first of two axes counts channels if it is
 # short and has at most this many entries.
 MIN_CELLS, MAX_CHANNELS = 16, 16
+# Successive states differ by less than this fraction of their mean deviation; independent ones by about 1.4 times.
+ALIKE = 0.9
 # A rollout is stopped if a coordinate exceeds the absolute mean of the data by this many standard deviations: squares overflow.
 DIVERGED = 1e6
 # The values of a coordinate differ only by rounding if their range is at most this many times the precision of the largest.
@@ -165,7 +167,7 @@ class Series:
     @staticmethod
     def of(trajectories: Any, name: str = "trajectories") -> "Series":
         """Join one trajectory, an array with time as the first axis, or a list of them; raises for unusable ones."""
-        several = isinstance(trajectories, Sequence | Iterator)
+        several = isinstance(trajectories, Sequence | Iterator) or _are_rows(trajectories, name)
         listed = list(trajectories) if several else [trajectories]
         if not listed:
             raise ValueError(f"{name} is an empty list; pass at least one trajectory.")
@@ -273,6 +275,21 @@ def roll_out(
 def next_states(layout: RowLayout, surrogate: Any, rows: Any) -> np.ndarray:
     """The states after these rows; nan where they are infinite."""
     return layout.states(roll_out(layout.step(surrogate), rows, 1, np.inf)[:, 1])
+
+
+def _are_rows(array: Any, name: str) -> bool:
+    """Whether an array with three axes holds one trajectory per row, (n, n_times, n_values), and not one of shape (n_times, *state)."""
+    if len(getattr(array, "shape", ())) != 3 or min(array.shape) < 2:
+        return False
+    values = to_numbers(array, name).astype(float)
+    spread = abs(values - values.mean(axis=(0, 1))).mean() + 1e-300
+    along = [abs(np.diff(values, axis=axis)).mean() / spread < ALIKE for axis in (0, 1)]
+    if not any(along):
+        raise ValueError(
+            f"{name} has shape {values.shape}, which can be {len(values)} trajectories or one of {len(values)} times; pass list({name}) or "
+            f"[{name}]."
+        )
+    return not along[0]
 
 
 @dataclass(frozen=True)
