@@ -27,7 +27,7 @@ BUDGET = {
     "src/geoq/training": 1350,
     "tests": 15100,
     "benchmarks": 14125,
-    "docs/gallery": 1000,
+    "docs/gallery": 1120,
 }
 MAX_CLASSES, MAX_PROTOCOLS = 168, 4
 MAX_MODULE, MAX_FUNCTION = 450, 50
