@@ -30,10 +30,10 @@ format: setup  ## Rewrite the files in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup  ## The speed figures of docs/speed.md
+bench: setup  ## The speed figures of benchmarks/results/speed.md
 	$(BIN)/python -m benchmarks.costs.speed
 
-memory: setup  ## The memory and file sizes of docs/cost-measured.md
+memory: setup  ## The memory and file sizes of benchmarks/results/cost.md
 	$(BIN)/python -m benchmarks.costs.memory
 
 load: setup  ## A hundred parallel clients of the service on this machine for a minute

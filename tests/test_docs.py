@@ -22,7 +22,7 @@ TABLE_PAGES = sorted(record.RESULTS.glob("*.md"))
 LINKED_PAGES = [*PAGES, *TABLE_PAGES, ROOT / "CHANGELOG.md"]
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
-# Words that are not used, each with the reason or the word to use. docs/glossary.md explains them.
+# Words that are not used, each with the reason or the word to use. CONTRIBUTING.md explains them.
 NOT_ALLOWED = {
     r"tells|telling|told|tell(?= \w)": "data contain, describe or determine",
     r"says|said": "states, gives, returns",
