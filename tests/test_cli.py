@@ -116,6 +116,25 @@ def test_a_model_in_python_gets_the_answers_of_the_library(folder):
     np.testing.assert_array_equal(found["safe"], expected.safe)
 
 
+def test_an_interrupted_calibration_continues_from_its_checkpoint(folder, capsys):
+    """The job is stopped while fold 4 is trained; the same line then trains only what is missing."""
+    counted = """
+    calls = Path("calls").read_text() + "x"
+    Path("calls").write_text(calls)
+    if calls == "xxxxx":
+        raise OSError("out of time")
+    line"""
+    model = "from pathlib import Path" + MODEL.replace("\n    line", counted)
+    Path("own_model.py").write_text(model)  # the module itself trains once
+    Path("calls").write_text("")
+    fit = ["fit", "--data", "runs.csv", "--folds", "5", "--checkpoint", "finished"]
+    fit += ["--surrogate", "own_model:predict", "--train", "own_model:train"]
+    assert main(fit) == 1
+    assert "out of time while training the surrogate of fold 4 of 5" in capsys.readouterr().err
+    assert main(fit) == 0
+    assert "from the checkpoint" in capsys.readouterr().err
+
+
 def test_predictions_of_several_outputs_and_of_fields_come_from_files(folder):
     x, columns = folder
     datafiles.write("two.csv", columns | {"lift": x[:, 1]})

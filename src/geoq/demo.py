@@ -2,6 +2,7 @@
 
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -58,13 +59,11 @@ def demo(picture: Path) -> str:
             f"{ratio:.3g} times its bound"
         )
     try:
-        from matplotlib.figure import Figure
-
-        from geoq import plots
+        plots = import_module("geoq.plots")
     except ImportError as exc:
         lines.append(f"\nNo picture: {exc}")
     else:
-        figure = Figure(figsize=(9, 5.5))
+        figure = import_module("matplotlib.figure").Figure(figsize=(9, 5.5))
         plots.curve(figure, answer, queries[:, 0], truth=truth, data=(x[:, 0], y))
         figure.savefig(picture, dpi=150)
         lines.append(f"\nPicture: {picture}")
