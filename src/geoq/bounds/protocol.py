@@ -51,20 +51,17 @@ def model_for(how: Any, tuples: Tuples) -> BoundModel:
         return usual
     chosen: Any = LabelBound(values)
     if not tuples.points.layout.is_table:
-        space, rows = tuples.points.space, (tuples.errors, tuples.points.outputs)
+        points = tuples.points
+        parts = points.space.z, tuples.errors, points.space.inputs, points.outputs
         try:
             from geoq.bounds.indicator import IndicatorBound  # needs torch
 
             chosen = IndicatorBound(values)
-            shapes = Shapes(
-                space.z.shape[1:], rows[0].shape[1:], space.inputs.shape[1:], rows[1].shape[1:]
-            )
-            chosen.check_shapes(shapes, tuples.points.layout)
+            chosen.check_shapes(Shapes(*(part.shape[1:] for part in parts)), points.layout)
         except (ImportError, ValueError):
             return usual
-    name = type(chosen).__name__
     warn(
-        f"all outputs are 0 or 1, so an error has one of two values, and so has the bound: fit uses bound_model={name}(values="
+        f"all outputs are 0 or 1, so an error has one of two values, and so has the bound: fit uses bound_model={type(chosen).__name__}(values="
         f"{values.__name__}), from geoq.parts. expected_error(x) is the probability of a wrong label. Pass bound_model to choose it "
         "without this warning."
     )

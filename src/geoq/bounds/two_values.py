@@ -159,10 +159,7 @@ class FittedLabels:
 
     def describe(self) -> str:
         """The fitted bound in one sentence."""
-        return (
-            f"The error takes one of two values ({self.values.__name__}), and the bound is the larger one where its probability "
-            f"exceeds {1 - self.quantile:.3g}"
-        )
+        return f"An error has one of two values, and the bound is the larger one if its probability exceeds {1 - self.quantile:.3g}"
 
 
 def _columns(known: Known, features: Features, values: TwoValues) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import logit
 
 from geoq.arrays import flat, per_row
 from geoq.bounds.law import LEVELS, exceeding
@@ -46,11 +47,10 @@ def limits_of(limits: Any, outputs: np.ndarray, error_functional: Any) -> Any:
             "example limits=(0, 100)."
         ) from exc
     beyond = np.argwhere((outputs < ends[0]) | (outputs > ends[1]))
-    if len(beyond) or not (ends[0] < ends[1]).all():
-        place = tuple(beyond[0].tolist()) if len(beyond) else ()
-        fact = f"y[{', '.join(map(str, place))}] is {outputs[place]:.4g}" if place else "low < high"
+    if len(beyond):
+        name = f"y[{', '.join(map(str, beyond[0]))}]"
         raise ValueError(
-            f"limits={limits!r}, but {fact if place else 'low is not below high'}; pass limits that all outputs respect, low first."
+            f"limits={limits!r}, but {name} is {outputs[tuple(beyond[0])]:.4g}; pass limits that all outputs respect, low first."
         )
     # A logarithm has no negative argument.
     return np.maximum(low, 0.0) if error_functional is log_error else low, high
@@ -91,11 +91,9 @@ class Tails:
 
     def __call__(self, level: float) -> tuple[np.ndarray, np.ndarray]:
         """The factors of both sides at any level: linear between the levels, in the logarithm of the odds."""
-        odds = np.log(np.array([*self.levels, level]) / (1 - np.array([*self.levels, level])))
-        below, above = (
-            np.array([np.interp(odds[-1], odds[:-1], column) for column in factor.T])
-            for factor in (self.below, self.above)
-        )
+        known, wanted = logit(self.levels), logit(level)
+        factors = ([np.interp(wanted, known, c) for c in f.T] for f in (self.below, self.above))
+        below, above = map(np.array, factors)
         return below, above
 
 
