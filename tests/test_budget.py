@@ -23,9 +23,9 @@ BUDGET = {
     "src/geoq/regions": 1233,
     "src/geoq/report": 806,
     "src/geoq/rollout": 2738,
-    "src/geoq/serving": 760,
+    "src/geoq/serving": 725,
     "src/geoq/training": 1350,
-    "tests": 15120,
+    "tests": 15218,
     "benchmarks": 14125,
     "docs/gallery": 1120,
 }

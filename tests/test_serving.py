@@ -338,10 +338,11 @@ def load(url, estimator, n_clients, seconds):
     return np.concatenate([times for times, _ in found]), sum(wrong for _, wrong in found)
 
 
-def test_a_hundred_parallel_clients_receive_no_wrong_answer(url, estimator):
+def test_a_hundred_parallel_clients_receive_no_wrong_answer(estimator):
     """For the time in the variable GEOQ_LOAD_SECONDS; ``make load`` takes a minute."""
     seconds = float(os.environ.get("GEOQ_LOAD_SECONDS", "2"))
-    times, wrong = load(url, estimator, 100, seconds)
+    with running(estimator) as address:
+        times, wrong = load(address, estimator, 100, seconds)
     assert wrong == 0
     assert len(times) >= 100
 
@@ -360,7 +361,8 @@ def test_the_command_serves_a_file_and_finishes_what_is_under_way(estimator, tmp
     command = [
         sys.executable,
         "-m",
-        "geoq.serving",
+        "geoq",
+        "serve",
         "model.geoq",
         "--surrogate",
         "mine:predict",
@@ -368,7 +370,7 @@ def test_the_command_serves_a_file_and_finishes_what_is_under_way(estimator, tmp
         "0",
     ]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-        address = process.stderr.readline().split(" at ")[1].strip()
+        address = process.stderr.readline().split(" served at ")[1].strip()
         with ThreadPoolExecutor(1) as pool:
             slow = pool.submit(
                 post, address, "/Evaluate", {"name": "prediction", "input": [[154.0, 1.0]]}

@@ -1,6 +1,7 @@
 """The ``geoq`` command: calibrations and answers from files, for models in any language, and the demo."""
 
 import argparse
+import os
 import sys
 import traceback
 import warnings
@@ -193,6 +194,17 @@ def _demo(asked: argparse.Namespace) -> int:
     return 0
 
 
+def _serve(asked: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; GEOQ_TOKEN in the environment sets a token."""
+    app = import_module("geoq.serving.app")
+    estimator, labels = datafiles.load(asked.model, asked.surrogate)
+    watch = import_module("geoq.monitor").Monitor if asked.monitor else lambda *_, **__: None
+    settings = {name: getattr(asked, name) for name in ("host", "port", "megabytes", "seconds")}
+    settings |= {"token": os.environ.get("GEOQ_TOKEN"), "names": labels.get("inputs")}
+    server = app.server_of(estimator, monitor=watch(estimator, folder=asked.monitor), **settings)
+    return int(app.run(server, lambda at: _note(f"{asked.model} is served at {at}")))
+
+
 def _picture(text: str) -> Path:
     """The path of the picture; raises if a picture cannot be written there."""
     path = Path(text)
@@ -250,8 +262,7 @@ def _add_file_commands(command: Callable[..., Any]) -> None:
     add("--out", default="report.html", help="file to write (report.html)")
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser; the arguments of ``serve`` need the extra ``serve`` and are read only if it is asked for."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="geoq", description="Error bounds for trained surrogate models."
     )
@@ -268,11 +279,14 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     add("--picture", type=_picture, default="demo.png", help="file of the picture (demo.png)")
     _add_file_commands(command)
     about = "answer clients of UM-Bridge and the Open Inference Protocol, and a page of sliders"
-    served = commands.add_parser("serve", help=about)
-    if "serve" in arguments[:1]:
-        service = import_module("geoq.serving.__main__")
-        service.add_arguments(served)
-        served.set_defaults(run=lambda asked: service.serve(asked) or 0)
+    add = command("serve", _serve, about)
+    add("model", help="file that fit has written")
+    add("--surrogate", type=_imported, required=True, metavar="MODULE:NAME", help="the model")
+    add("--host", default="127.0.0.1", help="address (this machine alone)")
+    add("--port", type=int, default=4242, help="port; 0 takes a free one (4242)")
+    add("--monitor", metavar="FOLDER", help="folder of a monitor, which observes all queries")
+    add("--megabytes", type=float, default=16, help="largest request (16)")
+    add("--seconds", type=float, default=30, help="longest request and answer (30)")
     return parser
 
 
@@ -298,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: _note(f"warning: {message}")
         try:
-            asked = _parser(given).parse_args(given)
+            asked = _parser().parse_args(given)
             return int(asked.run(asked))
         except Exception as exc:  # noqa: BLE001 (refusals of all kinds are one sentence)
             _note(f"geoq: {_sentence(exc)}")

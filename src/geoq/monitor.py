@@ -1,8 +1,7 @@
 r"""A monitor of a calibrated estimator in use, with alarms that are valid whenever they are looked at (docs/monitor.md).
 
-Three hypotheses are tested after every query, each at a third of the level: the fraction of queries that are not safe is at most what the
-calibration explains, the distances of the queries to the data are exchangeable with the reference, and the bounds of verified safe queries
-cover at least the fraction ``quantile`` of the errors. Each test is a mixture of bets that start at every query k:
+Three hypotheses are tested after every query: the fraction of queries that are not safe is at most what the calibration explains, their
+distances are exchangeable with the reference, and the bounds of verified safe queries have their coverage. A test is a mixture of bets:
 
 .. math:: M_n = \frac{1}{n + 1} + \frac{1}{J} \sum_j \sum_{k \le n} \frac{1}{k (k + 1)} \prod_{i = k}^n L_j(x_i)
 
@@ -33,7 +32,7 @@ from geoq.training.checkpoint import array_id, replaced
 
 __all__ = ["Monitor", "Status"]
 
-# The alternatives: odds as multiples of the odds of the hypothesis, and exponents of tail probabilities of distances.
+# Alternatives: odds as multiples of the odds of the hypothesis, exponents of tail probabilities of distances.
 ODDS, EXPONENTS = np.array([1.5, 2, 3, 5, 10, 30, 100]), np.array([0.7, 0.5, 0.3, 0.15])
 FILE, LOG = "monitor.json", "monitor.jsonl"
 ALARMS = {
@@ -74,8 +73,7 @@ def bins_of_gaps(n_gaps: int) -> np.ndarray:
 def gains_of_rank(counts: np.ndarray, place: Any) -> np.ndarray:
     r"""Bets against exchangeability with the reference, with alternatives of tail probability :math:`V^\kappa`.
 
-    The next query falls into each of the gaps between the values of the reference and of the earlier queries with the same probability.
-    ``counts`` are the numbers of gaps per bin, and ``place`` is the bin of the query.
+    The next query falls into each gap between earlier values with the same probability; ``counts`` has the gaps per bin.
     """
     tail = np.flip(np.cumsum(np.flip(counts, -1), -1), -1) / counts.sum(-1, keepdims=True)
     tail, where = np.append(tail, 0 * tail[..., :1], axis=-1), np.asarray(place)[..., None]
@@ -110,7 +108,7 @@ def interval(total: float, n: int, level: float) -> tuple[float, float]:
 class Status:
     """What a monitor has found: ``numbers`` by name, and a sentence per alarm; ``print(status)`` states both in words.
 
-    The intervals hold at all times together. An alarm is raised when the evidence of a test reaches its limit, and stays.
+    The intervals hold at all times together. Evidence of 1 or more raises the alarm of a test, which stays.
     """
 
     numbers: dict[str, Any]
@@ -136,8 +134,7 @@ class Monitor:
 
     Args:
         estimator: a fitted ``GeoQ``; a monitor belongs to one calibration.
-        planned: queries of the intended use, drawn as later queries will be. None takes the held-out points of the calibration, for
-            queries that are drawn like the data.
+        planned: queries drawn as later queries will be. None takes the held-out points, for queries that are drawn like the data.
         level: the probability of any alarm in a stable stream, at most.
         verify: the fraction of the queries that are drawn for verification.
         folder: a folder for the state and the log, for one process. None keeps the state in memory.
@@ -166,17 +163,17 @@ class Monitor:
         own = level / len(ALARMS)
         self._most = upper_limit(n_unsafe, len(distance), own / 2)
         self.limits = {"unsafe": 2 / own, "distance": 1 / own, "coverage": 1 / own}
-        # Of verified queries that are safe or not: their number, and the sum of the fractions of values outside the bounds.
         fitted = estimator.fitted_
         arrays = fitted.geometry.points.inputs, fitted.error, self._distance
         settings = fitted.conformal, fitted.quantile, level, verify, random_state
         of = sha256("".join([*map(array_id, arrays), repr(settings)]).encode()).hexdigest()
-        state: dict[str, Any] = {"of": of, "safe": [0, 0.0], "other": [0, 0.0]}
-        state["factors"] = astuple(ConformalFactors())
+        # Verified queries that are safe or not: their number, and the sum of the fractions of values outside the bounds.
+        state: dict[str, Any] = {"of": of, "safe": [0, 0.0], "other": [0, 0.0], "pending": {}}
         state |= dict.fromkeys(("queries", "unsafe", "drawn", "chosen"), 0)
         bets = {"unsafe": len(ODDS), "distance": len(EXPONENTS), "coverage": len(ODDS)}
         state |= {"capital": {test: [0.0] * n for test, n in bets.items()}, "alarms": {}}
-        state |= {"n": dict.fromkeys(bets, 0), "bins": [0] * len(self._gaps), "pending": {}}
+        state |= {"n": dict.fromkeys(bets, 0), "bins": [0] * len(self._gaps)}
+        state["factors"] = astuple(ConformalFactors())
         self._state = state if self.folder is None else _stored(self.folder, state)
 
     def _reference(self, planned: Any) -> tuple[np.ndarray, int]:
@@ -187,19 +184,13 @@ class Monitor:
             return answer["support_distance"][~lost], int((~answer["safe"]).sum())
         quantile = getattr(fitted.region, "quantile", None)
         if fitted.tuples is None or quantile is None:
-            raise ValueError(
-                "this calibration has no tuples, or its safe region has no quantile, so the monitor has no reference; pass planned, some "
-                "queries of the intended use."
-            )
+            text = "the calibration tuples or the quantile of the safe region are not available"
+            raise ValueError(f"{text}; pass planned, some queries of the intended use.")
         inner = fitted.tuples[fitted.tuples.interpolating]
         return inner.relation.support_distance, math.ceil((1 - quantile) * len(inner))
 
     def observe(self, x: Any) -> tuple[Assessment, np.ndarray]:
-        """Assess queries and count them.
-
-        Returns:
-            The assessment, and the rows to verify: run the simulator there, and pass the results to ``verified``.
-        """
+        """Assess queries and count them; returns the assessment, and the rows to verify by the simulator."""
         answer, state = self.estimator.assess(x), self._state
         n, first = len(answer), state["queries"] + 1
         unsafe = ~to_numbers(answer.safe, "safe").astype(bool)
@@ -212,17 +203,17 @@ class Monitor:
         places = np.searchsorted(np.cumsum(self._gaps), gap[~answer.lost], "right")
         falls = np.eye(len(self._gaps), dtype=int)[places]
         before = self._gaps + state["bins"] + falls.cumsum(axis=0) - falls
-        numbers = first + np.arange(n)
-        self._bet("unsafe", gains_of_fraction(unsafe, self._most), numbers.tolist())
-        self._bet("distance", gains_of_rank(before, places), numbers[~answer.lost].tolist())
-        drawn = np.flatnonzero((random[:, 0] < self.verify) & ~answer.lost)
-        inputs, lines = to_numbers(answer.asked, "x")[drawn], []
+        self._bet("unsafe", gains_of_fraction(unsafe, self._most), range(first, first + n))
+        known = (first + np.flatnonzero(~answer.lost)).tolist()
+        self._bet("distance", gains_of_rank(before, places), known)
+        drawn, lines = np.flatnonzero((random[:, 0] < self.verify) & ~answer.lost), []
+        inputs = to_numbers(answer.asked, "x")[drawn]
         for row, key, values in zip(drawn.tolist(), _keys(inputs), inputs, strict=True):
             state["pending"].setdefault(key, []).append(first + row)
             lines.append({"query": first + row, "verify": values.tolist()})
         state["bins"] = (falls.sum(axis=0) + state["bins"]).tolist()
-        for name, number in (("queries", n), ("unsafe", int(unsafe.sum())), ("drawn", len(drawn))):
-            state[name] += number
+        for name, more in (("queries", n), ("unsafe", int(unsafe.sum())), ("drawn", len(drawn))):
+            state[name] += more
         self._write(
             {
                 "query": first,
@@ -235,10 +226,9 @@ class Monitor:
         return answer, drawn
 
     def verified(self, x: Any, y: Any) -> None:
-        """Count the results of drawn queries, one per row and in any order; ``y`` are their reference outputs.
+        """Count the reference outputs of drawn queries, in any order.
 
-        Other queries may have been chosen because they look suspicious, so they do not describe the coverage of all: their results are
-        counted as ``chosen`` and do not enter the coverage.
+        Other queries may have been chosen because they look suspicious: they are counted as ``chosen`` and do not enter the coverage.
         """
         fitted, state = self.estimator.fitted_, self._state
         pairs = checked_pairs(fitted, x, y)
@@ -262,8 +252,8 @@ class Monitor:
         factors = ConformalFactors(*state["factors"])
         ratio = ratio / np.where(safe, *factors.used[::-1])[:, None]
         state["factors"] = astuple(tracked(factors, ratio, safe, fitted.quantile))
-        found = zip(drawn[counts].tolist(), outside.tolist(), safe.tolist(), strict=True)
-        self._write(*({"query": i, "outside": o, "safe": s} for i, o, s in found))
+        found = zip(drawn[counts].tolist(), outside.tolist(), strict=True)
+        self._write(*({"query": number, "outside": fraction} for number, fraction in found))
 
     def _bet(self, test: str, gains: np.ndarray, numbers: Sequence[int]) -> None:
         """Further observations of a test; an alarm names one of the numbers."""
@@ -275,6 +265,9 @@ class Monitor:
             if test not in state["alarms"] and evidence(capital, n) >= self.limits[test]:
                 state["alarms"][test] = number
         state["capital"][test], state["n"][test] = capital.tolist(), n
+
+    def _evidence(self, test: str) -> float:
+        return float(evidence(np.array(self._state["capital"][test]), self._state["n"][test]))
 
     def _write(self, *lines: dict[str, Any]) -> None:
         """Append to the log, then replace the state."""
@@ -290,9 +283,6 @@ class Monitor:
         state = self._state
         (n_safe, outside), (n_other, others) = state["safe"], state["other"]
         low, high = interval(outside, n_safe, self.level)
-        tests = (
-            (test, np.array(bets), state["n"][test]) for test, bets in state["capital"].items()
-        )
         numbers = {name: state[name] for name in ("queries", "drawn", "chosen")} | {
             "unsafe": state["unsafe"] / max(state["queries"], 1),
             "unsafe_interval": interval(state["unsafe"], state["queries"], self.level),
@@ -304,8 +294,7 @@ class Monitor:
             "coverage_interval": (1 - high, 1 - low),
             "coverage_of_others": 1 - others / n_other if n_other else None,
             "factor": state["factors"][0],
-            "evidence": {test: float(evidence(capital, n)) for test, capital, n in tests},
-            "limits": self.limits,
+            "evidence": {test: self._evidence(test) / self.limits[test] for test in ALARMS},
         }
         alarms = (f"ALARM at {ALARMS[test].format(i)}" for test, i in state["alarms"].items())
         return Status(numbers, tuple(alarms))
@@ -313,19 +302,16 @@ class Monitor:
 
 def _keys(rows: np.ndarray) -> list[str]:
     """A fingerprint of each query; adding 0 makes -0 equal to 0."""
-    rows = np.ascontiguousarray(rows, dtype=float) + 0.0
-    return [sha256(row.tobytes()).hexdigest()[:24] for row in rows]
+    return [sha256((row.astype(float) + 0.0).tobytes()).hexdigest()[:24] for row in rows]
 
 
 def _stored(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
     """The state in the folder, or this one if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / FILE).exists():
+    if not (file := folder / FILE).exists():
         return state
-    with checks.add_note_on_error(f"Use another folder, or delete {folder / FILE} to start again."):
-        found: dict[str, Any] = json.loads((folder / FILE).read_text())
+    with checks.add_note_on_error(f"Use another folder, or delete {file} to start again."):
+        found: dict[str, Any] = json.loads(file.read_text())
         if found["of"] != state["of"]:
-            raise ValueError(
-                f"folder={str(folder)!r} has another calibration, reference or setting."
-            )
+            raise ValueError(f"{folder} has another calibration, reference or setting.")
     return found

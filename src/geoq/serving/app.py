@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol as Connection
 
-from geoq.checks import warn
+from geoq.checks import check_object, warn
 from geoq.core.assessment import Assessment, numbers_of
 from geoq.core.estimator import GeoQ
 from geoq.monitor import Monitor
@@ -221,7 +221,7 @@ class TimedConnection(Connection):
 
 
 def server_of(
-    estimator: GeoQ,
+    estimator: Any,
     *,
     host: str = "127.0.0.1",
     port: int = 4242,
@@ -229,6 +229,7 @@ def server_of(
     monitor: Monitor | None = None,
     megabytes: float = 16,
     seconds: float = 30,
+    names: Sequence[str] | None = None,
 ) -> uvicorn.Server:
     """A server of a fitted estimator; its ``run()`` serves until SIGTERM or SIGINT, and finishes what is under way.
 
@@ -240,15 +241,34 @@ def server_of(
         monitor: observes all queries, for example ``Monitor(estimator, folder="monitor")``.
         megabytes: the largest request.
         seconds: the longest time of a request, of its answer, and of what is under way after SIGTERM.
+        names: names of the inputs, if they are an array.
     """
+    check_object(estimator, GeoQ, "estimator", "GeoQ(surrogate, train).fit(x, y)")
     local, wait = host in LOOPBACK, max(1, round(seconds))
     if not local and token is None:
         warn(
             f"host={host!r} admits other machines, and there is no token; set one, or a local host."
         )
-    served, hosts = Served(estimator, monitor), LOOPBACK if local else ()
+    served, hosts = Served(estimator, monitor, names), LOOPBACK if local else ()
     service = Service(served, megabytes, seconds, token, hosts)
     settings: dict[str, Any] = {"http": TimedConnection, "lifespan": "off", "access_log": False}
     settings |= {"log_level": "warning", "server_header": False, "limit_concurrency": 512}
     settings |= {"host": host, "port": port, "timeout_graceful_shutdown": wait}
+    settings["timeout_keep_alive"] = wait
     return uvicorn.Server(uvicorn.Config(service.app, **settings))
+
+
+def run(server: uvicorn.Server, announce: Callable[[str], None]) -> int:
+    """Serve until SIGTERM or SIGINT; ``announce`` receives the address when the server answers. Returns the exit code."""
+
+    async def both() -> None:
+        work = asyncio.create_task(server.serve())
+        while not (server.started or work.done()):
+            await asyncio.sleep(0.02)
+        if server.started:
+            host, port = server.servers[0].sockets[0].getsockname()[:2]
+            announce(f"http://{host}:{port}")
+        await work
+
+    asyncio.run(both())
+    return 0

@@ -99,7 +99,7 @@ async def infer(
     def make(answer: Assessment, drawn: np.ndarray, rows: slice) -> tuple[bytes, dict[str, str]]:
         outputs, raw = [], b""
         for name, binary in wanted.items():
-            values = _output(name, answer, drawn, rows)
+            values = _output(name, answer, drawn, rows, served.names)
             kind = KINDS.get(name, "FP64")
             tensor: dict[str, Any] = {"name": name, "datatype": kind, "shape": values.shape}
             if binary and kind != "BYTES":
@@ -129,12 +129,15 @@ def _wanted(asked: dict[str, Any], served: Served) -> dict[str, bool]:
     return {o["name"]: bool(parameters_of(o).get("binary_data", everything)) for o in outputs}
 
 
-def _output(name: str, answer: Assessment, drawn: np.ndarray, rows: slice) -> np.ndarray:
+def _output(
+    name: str, answer: Assessment, drawn: np.ndarray, rows: slice, names: Any
+) -> np.ndarray:
     """The values of an output for the queries of one request."""
     numbers = range(rows.start, rows.stop)
     if name == "verify":
         return np.isin(numbers, drawn)
     if name == "reason":
-        return np.array([answer.reason(i, name=f"query {i - rows.start}") for i in numbers], object)
+        texts = (answer.reason(i, name=f"query {i - rows.start}", names=names) for i in numbers)
+        return np.array([*texts], object)
     values = np.ascontiguousarray(numbers_of(getattr(answer, name))[rows])
     return values if values.dtype.kind == "b" else values.astype(float)

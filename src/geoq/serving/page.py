@@ -31,6 +31,8 @@ def content(served: Served) -> dict[str, Any]:
         {"name": f"input {j}", "kind": "number", "ends": ends, "start": start[0, j]}
         for j, ends in enumerate(zip(low - margin, high + margin, strict=True))
     ]
+    for own, name in zip(inputs, served.names or (), strict=False):
+        own["name"] = name
     for own, column in zip(inputs, columns or (), strict=False):
         own |= {"name": column.name, "kind": column.kind, "levels": column.levels}
     return {"inputs": inputs, "shape": shape if columns is None else None, **known}

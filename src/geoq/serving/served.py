@@ -40,10 +40,11 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Served:
-    """The estimator, and the monitor that observes its queries, if there is one."""
+    """The estimator, the monitor that observes its queries, and names of its inputs."""
 
     estimator: GeoQ
     monitor: Monitor | None = None
+    names: Sequence[str] | None = None
 
     @property
     def columns(self) -> tuple[Column, ...] | None:
