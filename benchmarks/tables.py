@@ -26,6 +26,7 @@ FILES = {
     "kinds_confirmation": "third_fresh",
     "unseen": "fourth_fresh",
     "in_short": "fourth_fresh",
+    "exchange": "designs",
 }
 
 
@@ -134,6 +135,8 @@ TABLES = {
     "in_short": suite.in_short,
     "ablation": suite.ablation,
     "one_input": suite.one_input,
+    "designs": suite.designs,
+    "exchange": suite.exchange,
     "tables": suite.data_frames,
     "forrester": forrester,
     "kuramoto_sivashinsky": rollouts.kuramoto_sivashinsky,

@@ -1,6 +1,6 @@
 """False trust when one input leaves its range at a time, and in families of data that distance alone misses.
 
-    python -m benchmarks.suite.one_input --seeds 800 --jobs 16
+    python -m benchmarks.suite.one_input --seeds 900 --jobs 16
     python -m benchmarks.suite.one_input --problems hole-2-gbr ridge-mlp
     python -m benchmarks.suite.one_input --small                      # two cases
 
@@ -78,7 +78,7 @@ def measure(name, seed, wanted, *, small=False):
     for rule in wanted:
         fitted = GeoQ(deployed, remembered, safe_region=RULES[rule]).fit(x, y).fitted_
         answer = fitted.assess(queries.x)
-        error, bound = (_flat(v) for v in (abs(query_y - answer.prediction), answer.error_hat))
+        error, bound = (flat(v) for v in (abs(query_y - answer.prediction), answer.error_hat))
         importance = fitted.metric.importance.tolist()
         found.append(
             {
@@ -95,7 +95,8 @@ def measure(name, seed, wanted, *, small=False):
     return found
 
 
-def _flat(values):
+def flat(values):
+    """One row of numbers per query."""
     return np.asarray(values, dtype=float).reshape(len(values), -1)
 
 
@@ -121,7 +122,7 @@ def harmless(error, rows):
 
 def r_squared(tuples, y):
     """The fraction of the variance that the surrogates of the random folds explain on held-out points."""
-    error, outputs = _flat(tuples.error[tuples.interpolating]), _flat(y)
+    error, outputs = flat(tuples.error[tuples.interpolating]), flat(y)
     return float(1 - (error**2).sum() / ((outputs - outputs.mean(axis=0)) ** 2).sum())
 
 
@@ -129,7 +130,7 @@ CASES = [
     f"{name}-{surrogate}" for surrogate in ("gp", "mlp", "gbr", "forest") for name in ONE_INPUT
 ]
 BENCHMARK = Benchmark(
-    "one_input", CASES, measure, lambda _: list(RULES), (800,), ("hole-2-forest", "constant-forest")
+    "one_input", CASES, measure, lambda _: list(RULES), (900,), ("hole-2-forest", "constant-forest")
 )
 main = script(BENCHMARK, __doc__)
 

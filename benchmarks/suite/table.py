@@ -328,6 +328,32 @@ def one_input(record):
     )
 
 
+def designs(record):
+    """Designs of experiments between their runs, with and without five further ones."""
+    rows = md.select(record["rows"], kind="design")
+    lines = []
+    for name, own in md.group(rows, "problem").items():
+        line = [name, str(own[0]["n"])]
+        for of_method in md.group(own, "method").values():
+            covered = md.mean("safe_coverage")(of_method)
+            line.append(f"{md.mean('safe')(of_method)}, {covered}")
+        lines.append(line)
+    return md.as_table(["design", "runs", *md.group(rows, "method")], lines)
+
+
+def exchange(record):
+    """Harmless queries that are safe, and false trust, by the change that is allowed beyond a range."""
+    rows = [r for r in md.select(record["rows"], kind="exchange") if (r["r2"] or 0) >= MIN_R2]
+    lines = []
+    for method, own in md.group(rows, "method").items():
+        moved = [cell for row in own for cell in _cells(row) if cell["u"]]
+        far = [cell for cell in moved if cell["u"] > NEAR]
+        calm = md.mean("safe")(md.select(moved, harmless=True))
+        lines.append([method, str(len(own)), calm, _above(moved), _worst(moved), _worst(far)])
+    head = ["change beyond a range", "cases", "harmless safe", "cells above 5 %"]
+    return md.as_table([*head, "worst false trust", "worst, u > 1.1"], lines)
+
+
 def _case(row):
     return f"{row['problem']} {row['seed']}"
 
