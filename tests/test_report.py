@@ -145,6 +145,8 @@ def test_a_report_names_the_guarantee_that_conformalize_gives(tmp_path):
     card = written(tmp_path, ".md", estimator.conformalize(x[200:], y[200:]))
     assert "exchangeable with the 100 pairs" in card
     assert "with a probability of 0.95 or more" in card
+    card = written(tmp_path, ".md", estimator.update(x[:30] + 0.02, np.sin(5 * x[:30, 0] + 0.1)))
+    assert "Nothing is guaranteed since update received 30 verified queries" in card
 
 
 def test_forecasts_are_counted_by_lead_time(forecasts, tmp_path):

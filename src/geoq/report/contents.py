@@ -58,6 +58,8 @@ def _guarantee(fitted: Any) -> str:
             "Nothing is guaranteed for the bound of a single step, whose coverage below is measured; joint_band bounds whole forecasts that "
             "are exchangeable with the held-out ones."
         )
+    if fitted.n_verified:
+        return f"Nothing is guaranteed since update received {fitted.n_verified} verified queries; the coverage below is measured."
     if not fitted.conformal.n_pairs:
         return "Nothing is guaranteed, because conformalize was not called; the coverage below is measured."
     single, level = fitted.error[:1].size == 1, f"{fitted.quantile:g}"
