@@ -26,7 +26,7 @@ BUDGET = {
     "src/geoq/serving": 725,
     "src/geoq/training": 1350,
     "tests": 15218,
-    "benchmarks": 14283,
+    "benchmarks": 14317,
     "docs/gallery": 1120,
 }
 MAX_CLASSES, MAX_PROTOCOLS = 168, 4
