@@ -145,6 +145,10 @@ def in_kind(array: Any, like: Any) -> Any:
     """
     if is_tensor(array) != is_tensor(like) or is_other(array) != is_other(like):
         array = restore(to_numbers(array, "x"), like)
+    elif type(like) is np.ndarray and not np.ma.getmask(array).any():
+        array = np.ma.getdata(array).view(
+            np.ndarray
+        )  # of masked arrays without a mask, matrices and memory maps
     wanted: Any = getattr(like, "dtype", None)
     own: Any = getattr(array, "dtype", None)
     if own == wanted or type(array) is not type(like) or isinstance(array, np.ma.MaskedArray):

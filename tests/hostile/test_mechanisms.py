@@ -286,7 +286,8 @@ def test_arrays_and_tensors_of_any_dtype_are_those_of_fit(make):
 
     estimator = fit(surrogate, None, 1 * x[:, 0], x)
     expected = np.asarray(estimator.bound(make(new)))
-    for queries in (new, torch.from_numpy(new), new.astype(float), torch.from_numpy(new).double()):
+    plain = new, new.astype(float), np.ma.masked_array(new)
+    for queries in (*plain, torch.from_numpy(new), torch.from_numpy(new).double()):
         assert_array_equal(np.asarray(estimator.bound(queries)), expected)
 
 
