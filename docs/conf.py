@@ -41,6 +41,7 @@ html_extra_path = ["_static/root"]  # an index.html that leads to docs/index.htm
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
+    "navbar_persistent": ["search-button"],
     "navbar_end": ["theme-switcher"],
     "header_links_before_dropdown": 8,
     "show_prev_next": True,
@@ -79,7 +80,7 @@ TEX = {
     r"\\iff": r"\\Leftrightarrow",
     r"\\textstyle": "",
     r"\\tfrac(\d)(\d)": r"\\tfrac{\1}{\2}",
-    r"\\(widehat|overline) (\\mathcal )?(\w)": r"{\\\1{\2\3}}",
+    r"\\(widehat|overline) ?((?:\\mathcal )?(?:\\[a-z]+|\w))": r"\\\1{\2}{}",
 }
 
 

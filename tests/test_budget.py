@@ -23,9 +23,9 @@ BUDGET = {
     "src/geoq/regions": 1233,
     "src/geoq/report": 808,
     "src/geoq/rollout": 2738,
-    "src/geoq/serving": 725,
+    "src/geoq/serving": 732,
     "src/geoq/training": 1350,
-    "tests": 15218,
+    "tests": 15232,
     "benchmarks": 14317,
     "docs/gallery": 1120,
 }

@@ -81,3 +81,17 @@ def test_a_notebook_shows_the_settings_and_after_fit_the_description():
     shown = estimator.fit(x, x[:, 0] ** 2)._repr_html_()
     assert escape(repr(estimator)) in shown
     assert escape(estimator.describe()) in shown
+
+
+@pytest.mark.parametrize(
+    ("extra", "needed"),
+    [("plots", "matplotlib"), ("xarray", "xarray"), ("serve", "starlette"), ("torch", "torch")],
+)
+def test_a_missing_extra_is_named_with_its_command(extra, needed):
+    asked = {"serve": "serving", "torch": "parts.FieldFactor"}.get(extra, extra)
+    module, _, name = asked.partition(".")
+    program = f"import sys; sys.modules['{needed}'] = None; import geoq.{module} as m; m.{name or '__name__'}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert f'pip install "geoq[{extra}]"' in done.stderr
