@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import Ridge
 
 from geoq import GeoQ, Grid, Mesh, RandomFolds, Region
+from geoq.core.conformal import ConformalFactors
 from geoq.core.geometry import Features
 from geoq.data.coordinates import Coordinates
 from geoq.data.domain import Layout
@@ -436,3 +437,5 @@ def test_between_levels_the_bound_contains_the_error_at_levels_that_were_left_ou
     opinion = answer.second_opinion
     least = abs(answer.prediction - opinion.prediction) + np.quantile(between, 0.95, method="inverted_cdf")  # fmt: skip
     assert (answer.error_hat >= least - 1e-12).all()
+    doubled = replace(estimator.fitted_, conformal=ConformalFactors(2.0, 2.0))
+    assert_allclose(doubled.bound_of(queries), 2 * answer.error_hat)
