@@ -326,23 +326,17 @@ def selected(
         return np.zeros(0, dtype=bool)
     passed = np.append(0.0, bad_weight[order].cumsum())
     below = passed[np.searchsorted(bad[order], bound, side="right")]
-    ranked = np.sort(bound)
-    first, last = (np.searchsorted(ranked, bound, side=side) for side in ("left", "right"))
-    # In the order of the bounds the weight below is a step function, and only the ends of its steps can be the last rejection.
+    # In the order of the bounds the weight below is a step function, and only the ends of its steps can be the last rejection. If a query
+    # is a candidate, this is the end of its own step or a later one, whose p-values contain the weight of the query.
     steps = np.sort(below)
     ends = np.append(np.flatnonzero(np.diff(steps)) + 1, m)
     n_rejected = np.ones(m)
     for part in chunks(m, len(ends)):
-        own, allowed = weight[part, None], false_share / m * (total + weight[part, None])
-        after = ends >= last[part, None]
-        count = ends + ~after
-        found = np.where(steps[ends - 1] + own * after <= allowed * count, count, 1).max(axis=1)
-        # The queries with smaller bounds on its own step.
-        inside = 1 + first[part]
-        inside = np.where(below[part] <= allowed[:, 0] * inside, inside, 1)
-        n_rejected[part] = np.maximum(found, inside)
+        own = weight[part, None]
+        enough = steps[ends - 1] + own <= false_share / m * ends * (total + own)
+        n_rejected[part] = np.where(enough, ends, 1).max(axis=1)
     candidate = below + weight <= false_share / m * n_rejected * (total + weight)
     sizes = np.sort(n_rejected[candidate])
     at_least = np.arange(1, len(sizes) + 1)
-    enough = at_least[np.searchsorted(sizes, at_least, side="right") >= at_least]
-    return candidate & (n_rejected <= enough.max(initial=0))
+    kept = at_least[np.searchsorted(sizes, at_least, side="right") >= at_least]
+    return candidate & (n_rejected <= kept.max(initial=0))
