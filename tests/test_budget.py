@@ -15,7 +15,7 @@ ROOT = PACKAGE.parents[1]
 BUDGET = {
     "src/geoq": 3191,
     "src/geoq/bounds": 2286,
-    "src/geoq/core": 4104,
+    "src/geoq/core": 4107,
     "src/geoq/data": 2294,
     "src/geoq/nets": 321,
     "src/geoq/planning": 1225,

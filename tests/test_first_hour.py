@@ -1,5 +1,6 @@
 """What a user reaches for in the first hour: intervals, limits, targets over decades and labels."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,14 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from geoq import GeoQ, RandomFolds, default_folds, log_error, norm_error, relative_norm_error
 from geoq.bounds.protocol import model_for
 from geoq.core.plan import draw_folds
-from geoq.parts import FieldBound, LabelBound, misclassification_values, probability_error_values
+from geoq.metrics import pinball
+from geoq.parts import (
+    FieldBound,
+    LabelBound,
+    NoFactor,
+    misclassification_values,
+    probability_error_values,
+)
 from geoq.sklearn import GeoQRegressor
 
 RNG = np.random.default_rng(0)
@@ -241,3 +249,19 @@ def test_numbers_and_fields_of_zeros_and_ones_have_their_own_bound_models():
     assert type(model_for(how, numbers)).__name__ == "FieldBound"
     chosen = GeoQ(None, train, bound_model=FieldBound())
     assert model_for(chosen, tuples) is chosen.bound_model
+
+
+def test_fields_of_a_few_parameters_have_the_bound_with_the_smaller_held_out_loss():
+    s, rng = np.linspace(0, 1, 80), np.random.default_rng(9)
+    x, new = rng.uniform(size=(2, 80, 2))
+
+    def field(p):
+        return np.exp(-(((s - 0.3 - 0.4 * p[:, :1]) / 0.3) ** 2)) * (1 + p[:, 1:])
+
+    with warnings.catch_warnings(action="ignore"):
+        chosen = GeoQ(None, train, folds=FOLDS).fit(x, field(x))
+        usual = GeoQ(None, train, folds=FOLDS, bound_model=FieldBound(NoFactor())).fit(x, field(x))
+    answers = [estimator.assess(new) for estimator in (chosen, usual)]
+    losses = [pinball(abs(field(new) - a.prediction), a.bound, 0.95) for a in answers]
+    assert type(chosen.fitted_.bound).__name__ == "FittedTwoLaws"
+    assert losses[0] < 0.7 * losses[1]

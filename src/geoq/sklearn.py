@@ -109,12 +109,11 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         # GeoQ has the defaults of the settings that are None.
         chosen = {name: part for name, part in settings.items() if part is not None}
         how: dict[str, Any] = {"checkpoint": checkpoint, "progress": progress}
+        models: Any = None, partial(_train, self._regressor)
         if self.prefit:
             check_is_fitted(self._regressor)
-            trained = partial(_predict, self._regressor, tuple(np.shape(y)[1:]))
-            estimator = GeoQ(trained, None, **chosen)
-        else:
-            estimator = GeoQ(None, partial(_train, self._regressor), **chosen)
+            models = partial(_predict, self._regressor, tuple(np.shape(y)[1:])), None
+        estimator = GeoQ(*models, **chosen)
         self.geoq_ = estimator.fit(X, y, groups=groups, n_jobs=self.n_jobs, **how)
         self.estimator_ = self.geoq_.surrogate_.args[0]
         return self

@@ -53,10 +53,6 @@ def log_error(y: Any, y_hat: Any) -> Any:
 
     A bound of 0.1 is a factor of 1.105. Second opinion, distances of outputs and bound work with logarithms, predictions and intervals
     have the unit of the outputs.
-
-    Example:
-        >>> log_error(np.array([1.0, 2e6]), np.array([1.0, 1e6])).round(3)
-        array([0.   , 0.693])
     """
     both = (value.log() if hasattr(value, "log") else np.log(value) for value in (y, y_hat))
     return absolute_error(*both)

@@ -9,6 +9,7 @@ from geoq.checks import warn
 from geoq.core.geometry import Features
 from geoq.core.tuples import Tuples
 from geoq.data.domain import Shapes
+from geoq.data.process import Process
 
 
 @runtime_checkable
@@ -43,12 +44,14 @@ def fit_bound(model: BoundModel, tuples: Tuples, quantile: float) -> Callable[..
 
 def model_for(how: Any, tuples: Tuples) -> BoundModel:
     """The chosen model of the bound, or the default for the layout; for outputs 0 and 1 the one for errors of two values."""
+    from geoq.bounds.two_laws import TwoLawBound
     from geoq.bounds.two_values import LabelBound, values_of
 
     usual: BoundModel = how.bound_for(tuples.points.layout)
     values = None if how.bound_model is not None else values_of(tuples)
     if values is None:
-        return usual
+        fields = how.bound_model is None and not tuples.points.layout.is_table
+        return TwoLawBound() if fields and isinstance(tuples.points.process, Process) else usual
     chosen: Any = LabelBound(values)
     if not tuples.points.layout.is_table:
         points = tuples.points

@@ -94,9 +94,8 @@ class Assessment:
 
     def _repr_html_(self) -> str:
         columns, n = self._columns({}), len(self)
-        inputs = self._shown_inputs()
         words = [str(name).replace("error_hat", "bound") for name in columns]
-        names = ["", *inputs, *words, "reason"]
+        names = ["", *words, "reason"]
         head = "".join(f"<th>{escape(str(name))}</th>" for name in names)
         index: Any = getattr(native(self.asked), "index", None)
         rows = []
@@ -106,8 +105,7 @@ class Assessment:
             why = why.removeprefix("NOT safe, ").removeprefix("safe, ")
             cells = [values[query] for values in columns.values()]
             shown = [str(c) if isinstance(c, np.bool_) else f"{c:.4g}" for c in cells]
-            asked = [values[query] for values in inputs.values()]
-            texts = "".join(f"<td>{escape(cell)}</td>" for cell in [*asked, *shown])
+            texts = "".join(f"<td>{escape(cell)}</td>" for cell in shown)
             colour = "" if self.safe[query] else f" style='{UNSAFE}'"
             rows.append(
                 f"<tr{colour}><th>{escape(label)}</th>{texts}<td style='{STYLE}'>{escape(why)}</td></tr>"
@@ -119,17 +117,6 @@ class Assessment:
             f"<table><caption>{escape(title)}</caption>"
             f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
         )
-
-    def _shown_inputs(self) -> dict[str, list[str]]:
-        """The inputs of the first queries as text, by name; none if there are too many."""
-        asked = native(self.asked)
-        if is_frame(asked) and len(asked.columns) <= N_OUTPUTS_SHOWN:
-            first = asked[:N_ROWS_SHOWN]
-            return {str(name): [str(v) for v in first[name].to_list()] for name in asked.columns}
-        if is_frame(asked) or len(asked.shape) != 2 or asked.shape[1] > N_OUTPUTS_SHOWN:
-            return {}
-        rows = numbers_of(asked[:N_ROWS_SHOWN])
-        return {f"input {j}": [f"{v:.4g}" for v in column] for j, column in enumerate(rows.T)}
 
     @property
     def _title(self) -> str:

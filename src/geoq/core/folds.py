@@ -292,9 +292,6 @@ def default_folds(interpolating: Folds | None = None, *, n_trainings: int = 15) 
     Returns:
         A scheme for the argument ``folds`` of ``GeoQ``.
 
-    Example:
-        >>> default_folds(n_trainings=8)
-        CombinedFolds(RandomFolds(n_folds=5, random_state=0), NestedFolds(n_folds=3, smallest=0.16666666666666666))
     """
     extrapolating: dict[int, tuple[Folds, ...]] = {
         15: (ClusterFolds(5), NestedFolds(5)),

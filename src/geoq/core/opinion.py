@@ -10,17 +10,23 @@ from jaxtyping import Float
 from scipy.spatial import cKDTree
 
 from geoq.arrays import chunks, few_threads, flat, permutation
+from geoq.bounds.fields import FieldBound, NoFactor
+from geoq.bounds.two_laws import TwoLawBound
 from geoq.checks import warn
 from geoq.core.tuples import Tuples
 from geoq.data.companion import field_opinion
+from geoq.data.domain import MAX_COLUMNS
 from geoq.data.masks import filled_with_means
 from geoq.data.process import second_opinion
+from geoq.quantiles import pinball_loss
 
 # ``fit`` warns if the held-out errors of the process are below this fraction of the surrogate's.
 CLEARLY = 0.5
 # A companion of fields is used if its held-out error is at most this many times the surrogate's. It is fitted if each fold leaves in
 # this many pairs, and if the outputs times the number of folds have at most this many numbers.
 CLOSE, MIN_COMPANION, MAX_COMPANION = 2.0, 20, 2**24
+# The bound of tables is used for fields of a few parameters if its loss is below this fraction: a learned factor lowers the other one, too.
+SHARPER = 0.8
 # The alarm mixes the inputs of at most this many rows with the inputs of their nearest rows.
 N_MIXED = 200
 # It rings if the surrogate is this many times as far from the process there as from the outputs at the rows, and farther than the
@@ -52,6 +58,28 @@ def with_second_opinion(tuples: Tuples, model: Any) -> Tuples:
     found = replace(tuples, points=replace(points, process=companion), opinion=opinion)
     comparison = compared(found, None)
     return tuples if comparison is None or comparison[1] > CLOSE else found
+
+
+def for_parameters(plain: Tuples, usual: Tuples, how: Any) -> Tuples:
+    """For fields that depend on a few parameters: the tuples with a Gaussian process if ``TwoLawBound`` has a clearly smaller held-out loss.
+
+    Both bounds are fitted to half of the points and compared on the other half, ``FieldBound`` without its learned factor.
+    """
+    points, n_values = plain.points, len(plain.points.splits) * plain.points.outputs.size
+    usable = how.bound_model is None and points.layout.on_cells and points.metric is not None
+    usable &= plain.predictions.shape[1:] == plain.field_shape == points.outputs.shape[1:]
+    if not usable or points.coordinates.mean.size > MAX_COLUMNS or n_values > MAX_COMPANION:
+        return usual
+    sharper, losses = with_second_opinion(plain, TwoLawBound()), []
+    half = permutation(int(plain.group.max()) + 1)[plain.group] % 2 == 0
+    for model, own in ((FieldBound(factor=NoFactor()), usual), (TwoLawBound(), sharper)):
+        missed = np.zeros(len(own))
+        for out in (half, ~half):
+            bound = model.fit(own[~out], how.quantile)(own[out].features)
+            loss = np.nan_to_num(pinball_loss(own[out].error, bound, how.quantile))
+            missed[out] = flat(loss).mean(axis=1)
+        losses.append(float(own.weight @ missed))
+    return sharper if losses[1] < SHARPER * losses[0] else usual
 
 
 def compared(tuples: Tuples, names: Sequence[str] | None) -> tuple[str, float] | None:

@@ -21,6 +21,7 @@ from geoq.core.intervals import Tails, limits_of
 from geoq.core.opinion import (
     CLEARLY,
     compared,
+    for_parameters,
     mixed_rows,
     warn_if_trained_on,
     warn_of_training_rows,
@@ -40,7 +41,7 @@ from geoq.core.pair_checks import (
 from geoq.core.plan import FoldPlan, draw_folds
 from geoq.core.tuples import Points, Repeats, Tuples
 from geoq.data.coordinates import Coordinates, regular_gaps
-from geoq.data.domain import Layout, layout_of
+from geoq.data.domain import MAX_COLUMNS, Layout, layout_of
 from geoq.data.masks import Mask, exact_cells, filled_with_means
 from geoq.data.metric import FittedMetric, Metric, rows_like
 from geoq.data.probes import N_PROBES, Probes
@@ -226,6 +227,7 @@ class Pairs:
     def geometry(self, space: Space) -> Geometry:
         """The geometry of these points."""
         sided = getattr(self.how.bound_for(self.layout), "uses_neighborhood", True)
+        sided |= self.inputs[0].size <= MAX_COLUMNS
         return Geometry(space, self.how.n_anchors, self.n_support, sided)
 
     def folds(self, points: "ObservedPoints") -> "HeldOutPoints":
@@ -288,7 +290,8 @@ class Pairs:
         if held_out.found:
             answers = held_out.held_out, held_out.in_sample, held_out.outputs
             warn_of_folds(*answers, points.error, tuples.interpolating_folds)
-        return with_second_opinion(tuples, self.how.bound_for(self.layout))
+        usual = with_second_opinion(tuples, self.how.bound_for(self.layout))
+        return for_parameters(tuples, usual, self.how)
 
     def fit_bound(self, tuples: Tuples) -> Any:
         """Line 12."""
