@@ -61,12 +61,12 @@ class WithoutFeature(TwoLawBound):
     def fit(self, tuples, quantile):
         name = self.feature
 
-        class Blanked(two_laws._Known):
+        class Blanked(two_laws.Known):
             def law_features(self, features, natural):
                 known = super().law_features(features, natural)
                 return {**known, name: np.zeros_like(known[name])}
 
-        with mock.patch.object(two_laws, "_Known", Blanked):
+        with mock.patch.object(two_laws, "Known", Blanked):
             return super().fit(tuples, quantile)
 
 
