@@ -110,6 +110,10 @@ def toctree(pages: list[str]) -> str:
 
 def write_sections(app: Sphinx) -> None:
     """A page for each section of the index, which the header of the site shows."""
+    listed = re.findall(r"^   ([\w.]+)$", (HERE / "api.md").read_text(), re.MULTILINE)
+    for stub in (HERE / "api").glob("*.rst"):  # of names that are gone
+        if stub.stem.removeprefix("geoq.") not in listed:
+            stub.unlink()
     (HERE / "sections").mkdir(exist_ok=True)
     for name, (text, pages) in sections().items():
         path = HERE / "sections" / f"{name}.md"
