@@ -15,7 +15,7 @@ project, author, version, release = "geoq", "The geoq developers", __version__, 
 project_copyright = "The geoq developers, BSD-3-Clause"
 root_doc = "docs/index"
 # The sources are the pages as they stand in the repository, so that their links work here and there.
-include_patterns = ["docs/**", "*.md", "benchmarks/README.md", "benchmarks/results/*.md"]
+include_patterns = ["docs/**", "*.md", "benchmarks/*.md", "benchmarks/results/*.md"]
 exclude_patterns = ["README.md", "docs/gallery/**", "docs/_*/**"]
 extensions = [
     "myst_parser",
@@ -133,7 +133,7 @@ def read_source(app: Sphinx, name: str, source: list[str]) -> None:
         # A section with one page from outside, the gallery, needs no page of its own.
         alone = {name: pages[0] for name, (_, pages) in sections().items() if len(pages) == 1}
         source[0] += toctree([alone.get(name, f"sections/{name}.md") for name in sections()])
-    elif name.startswith("benchmarks/"):
+    elif name.startswith("benchmarks/") and f"../{name}" not in str(sections()):
         source[0] = f"---\norphan: true\n---\n{source[0]}"
 
 

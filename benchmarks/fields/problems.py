@@ -1,6 +1,6 @@
 """Field problems with shifted inputs. The reference solver answers shifted inputs too, so their true errors are known.
 
-The first four problems were used for the design of the region. The other three were not: see docs/looks.md.
+The first four problems were used for the design of the region. The other three were not: see benchmarks/looks.md.
 """
 
 from collections.abc import Callable
