@@ -206,10 +206,24 @@ def test_a_folder_of_another_monitor_or_a_damaged_file_is_refused(estimator, tmp
         Monitor(estimator, level=0.01, folder=tmp_path)
     with pytest.raises(ValueError, match="another calibration"):
         Monitor(calibrated(seed=1), folder=tmp_path)
+    for other in ("{}", "[]"):
+        (tmp_path / FILE).write_text(other)
+        with pytest.raises(ValueError, match="another calibration"):
+            Monitor(estimator, folder=tmp_path)
     (tmp_path / FILE).write_text("{")
     with pytest.raises(ValueError, match="Expecting") as caught:
         Monitor(estimator, folder=tmp_path)
     assert "to start again" in caught.value.__notes__[0]
+
+
+def test_a_monitor_of_an_earlier_calibration_is_refused():
+    estimator = calibrated()
+    monitor = Monitor(estimator)
+    estimator.conformalize(queries(60), truth(queries(60)))
+    with pytest.raises(ValueError, match="another calibration now; make a new monitor"):
+        monitor.observe(queries(1))
+    with pytest.raises(ValueError, match="another calibration now"):
+        monitor.verified(queries(1), truth(queries(1)))
 
 
 def test_planned_queries_are_the_reference(estimator):

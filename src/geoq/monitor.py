@@ -87,12 +87,7 @@ def upper_limit(n_found: int, n: int, level: float) -> float:
 
 
 def interval(total: float, n: int, level: float) -> tuple[float, float]:
-    """Confidence interval of the mean of n numbers in [0, 1] with this sum, valid for all n together: the beta mixture of Robbins.
-
-    Example:
-        >>> [round(end, 3) for end in interval(5, 100, 0.05)]
-        [0.007, 0.156]
-    """
+    """Confidence interval of the mean of n numbers in [0, 1] with this sum, valid for all n together: the beta mixture of Robbins."""
     mixture = betaln(0.5 + total, 0.5 + n - total) - betaln(0.5, 0.5) + math.log(level)
 
     def excess(mean: float) -> float:
@@ -115,18 +110,16 @@ class Status:
     alarms: tuple[str, ...]
 
     def __str__(self) -> str:
-        known = dict(self.numbers)
-        for name in ("unsafe_interval", "coverage_interval"):
-            known[name] = "{:.3g} to {:.3g}".format(*known[name])
         text = (
-            "{queries} queries: {unsafe:.3g} not safe ({unsafe_interval}; explained: {unsafe_limit:.3g}), {far:.3g} far (expected: "
-            "0.125)\n{drawn} drawn for verification, {outstanding} of them without a result"
+            "{queries} queries: {unsafe:.3g} not safe ({unsafe_interval[0]:.3g} to {unsafe_interval[1]:.3g}; explained: {unsafe_limit:.3g}), "
+            "{far:.3g} far (expected: 0.125)\n{drawn} drawn for verification, {outstanding} of them without a result"
         )
-        if known["verified"]:
-            text += "\ncoverage of {verified} verified safe queries {coverage:.3g} ({coverage_interval}), tracked factor {factor:.3g}"
-        if known["chosen"]:
+        if self.numbers["verified"]:
+            text += "\ncoverage of {verified} verified safe queries {coverage:.3g}"
+            text += " ({coverage_interval[0]:.3g} to {coverage_interval[1]:.3g}), tracked factor {factor:.3g}"
+        if self.numbers["chosen"]:
             text += "\n{chosen} results of queries that were not drawn; they do not count"
-        return "\n".join([text.format(**known), *(self.alarms or ["no alarm"])])
+        return "\n".join([text.format(**self.numbers), *(self.alarms or ["no alarm"])])
 
 
 class Monitor:
@@ -156,44 +149,47 @@ class Monitor:
         checks.check_quantile(level, "level")
         checks.check_fraction(verify, "verify")
         self.estimator, self.level, self.verify = estimator, level, verify
+        self._fitted = fitted = estimator.fitted_
         self.random_state, self.folder = random_state, None if folder is None else Path(folder)
-        distance, n_unsafe = self._reference(planned)
+        distance, n_unsafe = self._reference(fitted, planned)
         self._distance, self._gaps = np.sort(distance), bins_of_gaps(len(distance) + 1)
         # The reference is finite: half of the level of the first test is for the upper confidence limit of its fraction.
         own = level / len(ALARMS)
         self._most = upper_limit(n_unsafe, len(distance), own / 2)
         self.limits = {"unsafe": 2 / own, "distance": 1 / own, "coverage": 1 / own}
-        fitted = estimator.fitted_
         arrays = fitted.geometry.points.inputs, fitted.error, self._distance
         settings = fitted.conformal, fitted.quantile, level, verify, random_state
         of = sha256("".join([*map(array_id, arrays), repr(settings)]).encode()).hexdigest()
         # Verified queries that are safe or not: their number, and the sum of the fractions of values outside the bounds.
         state: dict[str, Any] = {"of": of, "safe": [0, 0.0], "other": [0, 0.0], "pending": {}}
-        state |= dict.fromkeys(("queries", "unsafe", "drawn", "chosen"), 0)
+        state |= dict.fromkeys(("queries", "unsafe", "drawn", "chosen"), 0) | {"alarms": {}}
         bets = {"unsafe": len(ODDS), "distance": len(EXPONENTS), "coverage": len(ODDS)}
-        state |= {"capital": {test: [0.0] * n for test, n in bets.items()}, "alarms": {}}
-        state |= {"n": dict.fromkeys(bets, 0), "bins": [0] * len(self._gaps)}
-        state["factors"] = astuple(ConformalFactors())
+        state |= {"capital": {t: [0.0] * n for t, n in bets.items()}, "bins": [0] * len(self._gaps)}
+        state |= {"n": dict.fromkeys(bets, 0), "factors": astuple(ConformalFactors())}
         self._state = state if self.folder is None else _stored(self.folder, state)
 
-    def _reference(self, planned: Any) -> tuple[np.ndarray, int]:
+    def _reference(self, fitted: Any, planned: Any) -> tuple[np.ndarray, int]:
         """Distances of the planned queries or of the held-out points, and how many of them are not safe."""
-        fitted = self.estimator.fitted_
         if planned is not None:
             answer, lost = fitted.parts_of(fitted.rows_of(planned))
             return answer["support_distance"][~lost], int((~answer["safe"]).sum())
         quantile = getattr(fitted.region, "quantile", None)
         if fitted.tuples is None or quantile is None:
-            text = "the calibration tuples or the quantile of the safe region are not available"
-            raise ValueError(f"{text}; pass planned, some queries of the intended use.")
+            raise ValueError("the calibration has no reference; pass planned, typical queries.")
         inner = fitted.tuples[fitted.tuples.interpolating]
         return inner.relation.support_distance, math.ceil((1 - quantile) * len(inner))
 
+    def _known(self) -> Any:
+        if self.estimator.fitted_ is not self._fitted:
+            raise ValueError("the estimator has another calibration now; make a new monitor.")
+        return self._fitted
+
     def observe(self, x: Any) -> tuple[Assessment, np.ndarray]:
         """Assess queries and count them; returns the assessment, and the rows to verify by the simulator."""
+        self._known()
         answer, state = self.estimator.assess(x), self._state
-        n, first = len(answer), state["queries"] + 1
         unsafe = ~to_numbers(answer.safe, "safe").astype(bool)
+        n, first, n_unsafe = len(answer), state["queries"] + 1, int(unsafe.sum())
         # Two random numbers per query: for the draw, and for its place among equal distances.
         bits = np.random.PCG64(self.random_state).advance(2 * state["queries"])
         random = np.random.Generator(bits).random((n, 2))
@@ -203,26 +199,19 @@ class Monitor:
         places = np.searchsorted(np.cumsum(self._gaps), gap[~answer.lost], "right")
         falls = np.eye(len(self._gaps), dtype=int)[places]
         before = self._gaps + state["bins"] + falls.cumsum(axis=0) - falls
-        self._bet("unsafe", gains_of_fraction(unsafe, self._most), range(first, first + n))
+        self._bet("unsafe", gains_of_fraction(unsafe, self._most))
         known = (first + np.flatnonzero(~answer.lost)).tolist()
         self._bet("distance", gains_of_rank(before, places), known)
-        drawn, lines = np.flatnonzero((random[:, 0] < self.verify) & ~answer.lost), []
+        drawn = np.flatnonzero((random[:, 0] < self.verify) & ~answer.lost)
+        lines = [{"query": first, "observed": n, "unsafe": n_unsafe, "alarms": [*state["alarms"]]}]
         inputs = to_numbers(answer.asked, "x")[drawn]
         for row, key, values in zip(drawn.tolist(), _keys(inputs), inputs, strict=True):
             state["pending"].setdefault(key, []).append(first + row)
             lines.append({"query": first + row, "verify": values.tolist()})
         state["bins"] = (falls.sum(axis=0) + state["bins"]).tolist()
-        for name, more in (("queries", n), ("unsafe", int(unsafe.sum())), ("drawn", len(drawn))):
+        for name, more in (("queries", n), ("unsafe", n_unsafe), ("drawn", len(drawn))):
             state[name] += more
-        self._write(
-            {
-                "query": first,
-                "observed": n,
-                "unsafe": int(unsafe.sum()),
-                "alarms": [*state["alarms"]],
-            },
-            *lines,
-        )
+        self._write(*lines)
         return answer, drawn
 
     def verified(self, x: Any, y: Any) -> None:
@@ -230,51 +219,43 @@ class Monitor:
 
         Other queries may have been chosen because they look suspicious: they are counted as ``chosen`` and do not enter the coverage.
         """
-        fitted, state = self.estimator.fitted_, self._state
+        fitted, state = self._known(), self._state
         pairs = checked_pairs(fitted, x, y)
         error = pairs.error if fitted.exact is None else np.where(fitted.exact, np.nan, pairs.error)
-        ratio, drawn = (
-            error_ratios(error, pairs.answer["error_hat"]),
-            np.zeros(len(error), dtype=int),
-        )
-        for i, key in enumerate(_keys(to_numbers(pairs.queries, "x"))):
+        ratio, drawn = error_ratios(error, pairs.answer["error_hat"]), np.zeros(len(error), int)
+        for i, key in enumerate(_keys(pairs.queries)):
             drawn[i], *later = state["pending"].pop(key, [0])
             state["pending"] |= {key: later} if later else {}
         state["chosen"] += int((drawn == 0).sum())
         counts = (drawn > 0) & ~np.isnan(ratio).all(axis=1)
         ratio, safe = ratio[counts], pairs.answer["safe"][counts]
         outside = np.nanmean(np.where(np.isnan(ratio), np.nan, ratio > 1), axis=1)
-        first = state["safe"][0] + 1
+        self._bet("coverage", gains_of_fraction(outside[safe], 1 - fitted.quantile))
         for name, own in (("safe", outside[safe]), ("other", outside[~safe])):
             state[name] = [state[name][0] + len(own), state[name][1] + float(own.sum())]
-        gains = gains_of_fraction(outside[safe], 1 - fitted.quantile)
-        self._bet("coverage", gains, range(first, first + len(gains)))
         factors = ConformalFactors(*state["factors"])
         ratio = ratio / np.where(safe, *factors.used[::-1])[:, None]
         state["factors"] = astuple(tracked(factors, ratio, safe, fitted.quantile))
         found = zip(drawn[counts].tolist(), outside.tolist(), strict=True)
         self._write(*({"query": number, "outside": fraction} for number, fraction in found))
 
-    def _bet(self, test: str, gains: np.ndarray, numbers: Sequence[int]) -> None:
-        """Further observations of a test; an alarm names one of the numbers."""
-        state = self._state
-        capital, n = np.array(state["capital"][test]), state["n"][test]
-        for gain, number in zip(gains, numbers, strict=True):
+    def _bet(self, test: str, gains: np.ndarray, numbers: Sequence[int] = ()) -> None:
+        """Further observations of a test; an alarm names one of the numbers, or counts the observations."""
+        state, n = self._state, self._state["n"][test]
+        capital = np.array(state["capital"][test])
+        for gain, number in zip(gains, numbers or range(n + 1, n + 1 + len(gains)), strict=True):
             n += 1
             capital = stepped(capital, gain, n)
             if test not in state["alarms"] and evidence(capital, n) >= self.limits[test]:
                 state["alarms"][test] = number
         state["capital"][test], state["n"][test] = capital.tolist(), n
 
-    def _evidence(self, test: str) -> float:
-        return float(evidence(np.array(self._state["capital"][test]), self._state["n"][test]))
-
     def _write(self, *lines: dict[str, Any]) -> None:
         """Append to the log, then replace the state."""
         if self.folder is not None:
-            time = datetime.now(UTC).isoformat(timespec="seconds")
+            time = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
             with (self.folder / LOG).open("a") as log:
-                log.writelines(json.dumps({"time": time, **line}) + "\n" for line in lines)
+                log.writelines(json.dumps(time | line) + "\n" for line in lines)
             with replaced(self.folder / FILE) as scratch:
                 scratch.write_text(json.dumps(self._state))
 
@@ -283,6 +264,7 @@ class Monitor:
         state = self._state
         (n_safe, outside), (n_other, others) = state["safe"], state["other"]
         low, high = interval(outside, n_safe, self.level)
+        bets, n = state["capital"], state["n"]
         numbers = {name: state[name] for name in ("queries", "drawn", "chosen")} | {
             "unsafe": state["unsafe"] / max(state["queries"], 1),
             "unsafe_interval": interval(state["unsafe"], state["queries"], self.level),
@@ -294,15 +276,16 @@ class Monitor:
             "coverage_interval": (1 - high, 1 - low),
             "coverage_of_others": 1 - others / n_other if n_other else None,
             "factor": state["factors"][0],
-            "evidence": {test: self._evidence(test) / self.limits[test] for test in ALARMS},
+            "evidence": {t: float(evidence(np.array(bets[t]), n[t])) / self.limits[t] for t in n},
         }
         alarms = (f"ALARM at {ALARMS[test].format(i)}" for test, i in state["alarms"].items())
         return Status(numbers, tuple(alarms))
 
 
-def _keys(rows: np.ndarray) -> list[str]:
+def _keys(rows: Any) -> list[str]:
     """A fingerprint of each query; adding 0 makes -0 equal to 0."""
-    return [sha256((row.astype(float) + 0.0).tobytes()).hexdigest()[:24] for row in rows]
+    numbers = to_numbers(rows, "x").astype(float) + 0.0
+    return [sha256(row.tobytes()).hexdigest()[:24] for row in numbers]
 
 
 def _stored(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
@@ -311,7 +294,7 @@ def _stored(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
     if not (file := folder / FILE).exists():
         return state
     with checks.add_note_on_error(f"Use another folder, or delete {file} to start again."):
-        found: dict[str, Any] = json.loads(file.read_text())
-        if found["of"] != state["of"]:
+        found = json.loads(file.read_text())
+        if not isinstance(found, dict) or found.get("of") != state["of"]:
             raise ValueError(f"{folder} has another calibration, reference or setting.")
     return found
