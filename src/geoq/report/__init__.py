@@ -1,6 +1,7 @@
 """A report about a calibration that can be sent to others: one HTML page, or the same content as a model card or as JSON."""
 
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from geoq.checks import check_fitted
 from geoq.data.masks import masked_where_nan
-from geoq.report.contents import of_pairs, of_rollouts
+from geoq.report.contents import PLANNED, TEST, of_pairs, of_rollouts
 from geoq.report.render import FORMATS
 
 __all__ = ["report"]
@@ -50,18 +51,18 @@ def report(
         )
     if (x_test is None) != (y_test is None):
         raise ValueError("x_test and y_test belong together; pass both, or queries as planned.")
-    given = [x_test, y_test, planned]
+    cases = {TEST: (x_test, y_test), PLANNED: (planned, None)}
+    cases = {label: case for label, case in cases.items() if case[0] is not None}
     if hasattr(estimator, "like_"):
-        given = [_array(estimator, part, n) for part, n in zip(given, "xyx", strict=True)]
-        names, outputs = names or _names(estimator, "x"), outputs or _names(estimator, "y")
-        estimator = estimator.estimator_
+        own = estimator
+        cases = {n: (_array(own, x, "x"), _array(own, y, "y")) for n, (x, y) in cases.items()}
+        names, outputs = names or _names(own, "x"), outputs or _names(own, "y")
+        estimator = own.estimator_
     core = getattr(estimator, "geoq_", estimator)
     check_fitted(core)
+    contents = of_rollouts if hasattr(core.fitted_, "reference") else of_pairs
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of means of nothing
-        if hasattr(core.fitted_, "reference"):
-            found = of_rollouts(core, outputs, (given[0], given[1]), given[2])
-        else:
-            found = of_pairs(core, names, outputs, (given[0], given[1]), given[2])
+        found = contents(core, cases, names, outputs)
     path.write_text(FORMATS[path.suffix](found), encoding="utf-8")
 
 
@@ -69,23 +70,18 @@ def _array(labelled: Any, part: Any, name: str) -> np.ndarray | None:
     """Samples of labelled arrays in the order of ``fit``; raises for other labels or units."""
     if part is None:
         return None
-    from geoq.xarray import STEP, on_grid
-
-    like, grid = labelled.like_[name], on_grid(part, labelled.like_[name], name)
-    dims = [labelled.dim, *([STEP] if STEP in grid.dims else []), *like.dims]
-    values = np.ascontiguousarray(grid.transpose(*dims).values)
-    values = (
-        values if like.dims or hasattr(labelled.estimator_.fitted_, "layout") else values[..., None]
-    )
+    like = labelled.like_[name]
+    grid = import_module("geoq.xarray").on_grid(part, like, name)
+    values = np.ascontiguousarray(grid.transpose(labelled.dim, ..., *like.dims).values)
+    if not like.dims and not hasattr(labelled.estimator_.fitted_, "layout"):
+        values = values[..., None]
     return masked_where_nan(values) if name == "y" else values
 
 
 def _names(labelled: Any, name: str) -> list[str] | None:
     """The labels of the values of a row, without the labels of cells."""
-    from geoq.xarray import names_of
-
     like, layout = labelled.like_[name], getattr(labelled.estimator_.fitted_, "layout", None)
     cells = like.dims[-len(layout.cells) :] if layout and layout.holds(like.shape) else ()
-    found = names_of(like.isel(dict.fromkeys(cells, 0)))
+    found = import_module("geoq.xarray").names_of(like.isel(dict.fromkeys(cells, 0)))
     units = like.attrs.get("units")
     return found or ([f"{like.name or name} ({units})"] if units else None)

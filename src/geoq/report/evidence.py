@@ -28,24 +28,22 @@ CONFIDENCE, N_BINS, FEWEST, N_PARTS = 0.95, 8, 20, 5
 
 def _rows(error: np.ndarray, bound: np.ndarray, **more: np.ndarray) -> Rows:
     error, bound = flat(error).astype(float), flat(bound).astype(float)
-    known = {"error": np.where(np.isfinite(bound), error, np.nan), "bound": bound}
-    return {"group": np.arange(len(bound)), **known, **more}
+    error = np.where(np.isfinite(bound), error, np.nan)
+    return {"group": np.arange(len(bound)), "error": error, "bound": bound, **more}
 
 
 def held_out(fitted: Any) -> Rows:
     """The held-out errors of the calibration with the bounds that were fitted to them."""
     tuples = fitted.tuples
-    most = min(MOST_ROWS, max(50, MOST_VALUES // flat(tuples.errors[:1]).size))
-    some = tuples.subsample(most)
-    return _rows(
-        some.error,
-        bounds_of(fitted.bound, some.features),
-        group=some.group,
-        distance=some.relation.support_distance / (fitted.typical.support_distance or 1.0),
-        family=np.array(fitted.families)[some.family],
-        first=some.family == tuples.family[tuples.interpolating][0],
-        point=some.point,
-    )
+    some = tuples.subsample(min(MOST_ROWS, max(50, MOST_VALUES // tuples.errors[:1].size)))
+    more = {
+        "group": some.group,
+        "distance": some.relation.support_distance / (fitted.typical.support_distance or 1.0),
+        "family": np.array(fitted.families)[some.family],
+        "first": some.family == tuples.family[tuples.interpolating][0],
+        "point": some.point,
+    }
+    return _rows(some.error, bounds_of(fitted.bound, some.features), **more)
 
 
 def of_answer(fitted: Any, answer: Any, y: Any = None) -> Rows:
@@ -59,15 +57,13 @@ def of_answer(fitted: Any, answer: Any, y: Any = None) -> Rows:
     return _rows(error, bound, distance=distance, score=score, first=safe)
 
 
-def of_steps(error: Any, bound: Any, safe: Any, distance: Any = None) -> Rows:
+def of_steps(error: Any, bound: Any, **more: Any) -> Rows:
     """The bounds and the errors along forecasts, one row per step; without flags the first kind is the first half of the steps."""
     n, n_steps = bound.shape[:2]
     step = np.tile(np.arange(n_steps) + 1, n)
-    first = step <= n_steps / 2 if safe is None else safe.reshape(-1)
-    rows = {"first": first, "step": step, "group": np.repeat(np.arange(n), n_steps)}
-    if distance is not None:
-        rows["distance"] = distance.reshape(-1) / np.median(distance[np.isfinite(distance)])
-    return _rows(*(numbers_of(part).reshape(n * n_steps, -1) for part in (error, bound)), **rows)
+    rows = {"first": step <= n_steps / 2, "step": step, "group": np.repeat(np.arange(n), n_steps)}
+    error, bound = (numbers_of(part).reshape(n * n_steps, -1) for part in (error, bound))
+    return _rows(error, bound, **rows | {name: part.reshape(-1) for name, part in more.items()})
 
 
 def of_forecasts(answer: Any, y: Any = None) -> Rows:
@@ -76,16 +72,15 @@ def of_forecasts(answer: Any, y: Any = None) -> Rows:
     if y is not None:
         prediction = np.nan_to_num(numbers_of(answer.prediction))
         error = errors_of(prediction, absolute_error, numbers_of(y), native(y))
-    supported = np.logical_and.accumulate(numbers_of(answer.safe) > 0, axis=1)
-    score = numbers_of(answer.support_score).reshape(-1)
-    return of_steps(error, answer.error_hat, supported) | {"score": score}
+    safe = np.logical_and.accumulate(numbers_of(answer.safe) > 0, axis=1)
+    score = numbers_of(answer.support_score)
+    return of_steps(error, answer.error_hat, first=safe, score=score)
 
 
 def covered(rows: Rows, where: Any = slice(None), columns: Any = slice(None)) -> list[Any]:
     """The fraction of errors within their bounds, the ends of its interval, and the numbers of values and of independent rows.
 
-    The interval is Wilson's with the number of groups. It is not too narrow, because a mean over the values of a group varies at most
-    as much as one of them.
+    The interval is Wilson's with the number of groups: a mean over the values of a group varies at most as much as one of them.
     """
     error, bound = rows["error"][where][:, columns], rows["bound"][where][:, columns]
     counts = ~np.isnan(error)
@@ -98,14 +93,14 @@ def covered(rows: Rows, where: Any = slice(None), columns: Any = slice(None)) ->
     return [p, max(0.0, low), min(1.0, high), int(counts.sum()), n]
 
 
-def in_bins(rows: Rows, name: str, text: str) -> list[list[Any]]:
-    """The coverage in bins of a quantity with about equally many rows; ``text`` has places for both ends of a bin."""
-    values = rows[name]
-    finite = np.flatnonzero(np.isfinite(values) & ~np.isnan(rows["error"]).all(axis=1))
-    n_bins = max(1, min(N_BINS, len(np.unique(rows["group"][finite])) // FEWEST))
-    order = finite[np.argsort(values[finite], kind="stable")]
+def bins_of(rows: Rows) -> list[tuple[str, np.ndarray]]:
+    """Bins of the distances with about equally many rows: their ends as a text, and the numbers of their rows."""
+    values = rows.get("distance", np.full(len(rows["error"]), np.nan))
+    order = np.argsort(values, kind="stable")
+    order = order[(np.isfinite(values) & ~np.isnan(rows["error"]).all(axis=1))[order]]
+    n_bins = max(1, min(N_BINS, len(np.unique(rows["group"][order])) // FEWEST))
     parts = [part for part in np.array_split(order, n_bins) if len(part)]
-    return [[text.format(values[p[0]], values[p[-1]]), *covered(rows, p)] for p in parts]
+    return [(f"{values[p[0]]:.2g} to {values[p[-1]]:.2g} medians", p) for p in parts]
 
 
 def columns_of(fitted: Any, names: Sequence[str] | None) -> dict[str, tuple[int, np.ndarray, Any]]:
@@ -129,9 +124,9 @@ def columns_of(fitted: Any, names: Sequence[str] | None) -> dict[str, tuple[int,
 
 
 def carriers(rows: Rows, columns: dict[str, Any]) -> list[list[Any]]:
-    """How much of the variation of the errors each input explains, where they are largest, and how many times the mean they are there.
+    """The fraction of the variance of the ranks of the errors that lies between bins of each input, without what chance explains.
 
-    It is the fraction of the variance of their ranks that lies between bins of the input, without what chance explains.
+    With the bin where the errors are largest, and how many times the mean error they are there.
     """
     own = rows["first"] if rows["first"].sum() >= 50 else np.ones(len(rows["first"]), bool)
     size = mean_of_each(rows["error"][own] / np.nanmean(rows["error"], axis=0).clip(1e-300))
@@ -139,15 +134,16 @@ def carriers(rows: Rows, columns: dict[str, Any]) -> list[list[Any]]:
     rank, found = size.argsort().argsort() - (len(size) - 1) / 2, []
     for name, (_, data, column) in columns.items():
         values = data[rows["point"][own]]
-        distinct, part = np.unique(values, return_inverse=True)
-        if len(distinct) > N_PARTS:
+        part = np.unique(values, return_inverse=True)[1]
+        if part.max() >= N_PARTS:
             cuts = np.quantile(values, np.linspace(0, 1, N_PARTS + 1)[1:-1])
-            part = np.searchsorted(np.unique(cuts), values)
-        members = [part == p for p in np.unique(part)]
-        whole, between = (rank**2).sum(), sum(m.sum() * rank[m].mean() ** 2 for m in members)
-        chance = (len(members) - 1) * (whole - between) / max(1, len(rank) - len(members))
-        worst = max(members, key=lambda m: float(size[m].mean()))
-        ends = dict.fromkeys(column.text(f(values[worst])) for f in (np.min, np.max))
-        ratio = float(size[worst].mean() / (size.mean() or 1.0))
-        found.append([name, max(0.0, float((between - chance) / whole)), " to ".join(ends), ratio])
+            part = np.unique(np.searchsorted(cuts, values), return_inverse=True)[1]
+        n = np.bincount(part)
+        whole, between = (rank**2).sum(), (np.bincount(part, rank) ** 2 / n).sum()
+        chance = (len(n) - 1) * (whole - between) / max(1, len(rank) - len(n))
+        means = np.bincount(part, size) / n
+        worst = values[part == means.argmax()]
+        text = " to ".join(dict.fromkeys(map(column.text, (worst.min(), worst.max()))))
+        ratio = float(means.max() / (size.mean() or 1.0))
+        found.append([name, max(0.0, float((between - chance) / whole)), text, ratio])
     return sorted(found, key=lambda row: -row[1])
