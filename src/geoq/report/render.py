@@ -61,7 +61,6 @@ def _plain(cell: Any) -> str:
 
 def to_json(report: Report) -> str:
     """The sentences and the tables with all digits; a number that is not finite is null."""
-
     sections = {
         title: [{name: part[name] for name in ("text", "columns", "rows")} for part in parts]
         for title, parts in report.items()
