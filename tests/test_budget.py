@@ -13,7 +13,7 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 3174,
+    "src/geoq": 3169,
     "src/geoq/bounds": 2286,
     "src/geoq/core": 4107,
     "src/geoq/data": 2294,
@@ -23,7 +23,7 @@ BUDGET = {
     "src/geoq/regions": 1233,
     "src/geoq/report": 726,
     "src/geoq/rollout": 2738,
-    "src/geoq/serving": 732,
+    "src/geoq/serving": 719,
     "src/geoq/training": 1350,
     "tests": 15275,
     "benchmarks": 14317,

@@ -163,15 +163,22 @@ def test_columns_of_a_data_frame_are_tensors_of_their_names():
 BAD = {
     "not JSON": (b"{", "strict JSON"),
     "NaN": (b'{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP64", "data": [NaN, 1]}]}', "strict JSON"),
+    "NaN as text": ({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP64", "data": ["NaN", 1]}]}, "numbers alone"),
+    "no object": ([1], "pass inputs"),
+    "null": (b"null", "pass inputs"),
+    "a name twice": ({"inputs": 2 * tensor(np.zeros((1, 2)))["inputs"]}, "the same name"),
+    "no data": ({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP64"}]}, "must be lists"),
+    "ragged": ({"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP64", "data": [[1, 2], [3]]}]}, "'x' is not usable"),
     "too deep": (b"[" * 5000, "strict JSON"),
-    "no inputs": ({"x": 1}, "needs inputs"),
+    "no inputs": ({"x": 1}, "pass inputs"),
     "another name": ({"inputs": [{"name": "z", "shape": [1], "datatype": "FP64", "data": [1]}]}, "pass the inputs"),
     "text": ({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP64", "data": ["1", "2"]}]}, "numbers alone"),
     "flags": ({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP64", "data": [True, True]}]}, "numbers alone"),
-    "another size": ({"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP64", "data": [1, 2]}]}, "no array of the shape"),
+    "another size": ({"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP64", "data": [1, 2]}]}, "cannot reshape"),
     "three columns": (tensor(np.zeros((1, 3))), "but GeoQ was fitted on rows of shape"),
     "no rows": (tensor(np.zeros((0, 2))), "pass at least one query"),
     "another type": ({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP65", "data": [1, 2]}]}, "FP65"),
+    "output without a name": (tensor(np.zeros((1, 2))) | {"outputs": [{}]}, "there is no output None"),
     "unknown output": (tensor(np.zeros((1, 2))) | {"outputs": [{"name": "y"}]}, "there is no output 'y'"),
     "bytes that are not there": ({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP64", "parameters": {"binary_data_size": 16}}]}, "0 bytes follow"),
 }  # fmt: skip
@@ -186,10 +193,30 @@ def test_a_bad_batch_is_refused_in_the_schema_of_the_protocol(url, name):
     assert words in response.json()["error"]
 
 
+def test_clients_of_different_sizes_receive_their_own_rows(url, estimator):
+    """While the first request sleeps, the others become one batch; one of them has a wrong shape."""
+    rng = np.random.default_rng(4)
+    queries = [rng.uniform(-1, 1, size=shape) for shape in ((1, 2), (3, 2), (2, 3), (200, 2))]
+    queries[0][0, 0] = 2 * BRAKE
+
+    def ask(row):
+        time.sleep(0.2 * (row > 0))
+        return post(url, INFER, tensor(queries[row])).json()
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(ask, range(4))]
+    assert "rows of shape" in found.pop(2)["error"]
+    for x, answer in zip(queries[:2] + queries[3:], found, strict=True):
+        np.testing.assert_allclose(answer["outputs"][1]["data"], estimator.bound(x), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("path", "content", "kind", "words"),
     [
         ("/Evaluate", {"name": "posterior", "input": [[0, 0]]}, "ModelNotFound", "there is no model"),
+        ("/Evaluate", [], "ModelNotFound", "there is no model"),
+        ("/Evaluate", {"name": "bound", "input": [[]]}, "InvalidInput", "one vector of 2 numbers"),
+        ("/Evaluate", {"name": "bound", "input": [["NaN", 0]]}, "InvalidInput", "numbers alone"),
         ("/Evaluate", {"name": "bound", "input": [[0]]}, "InvalidInput", "one vector of 2 numbers"),
         ("/Evaluate", {"name": "bound", "input": [["a", 0]]}, "InvalidInput", "numbers alone"),
         ("/Evaluate", {"name": "bound", "input": [[None, 0]]}, "InvalidInput", "missing value"),
@@ -260,8 +287,25 @@ def test_a_token_is_needed_if_there_is_one(estimator):
 
 
 def test_another_host_without_a_token_gives_a_warning(estimator):
-    with pytest.warns(UserWarning, match="there is no token"):
+    with pytest.warns(UserWarning, match="without a token"):
         server_of(estimator, host="0.0.0.0")  # does not run
+
+
+def test_a_monitor_of_another_estimator_and_an_estimator_before_fit_are_refused(estimator):
+    with pytest.raises(ValueError, match="observes another estimator"):
+        server_of(estimator, monitor=Monitor(calibrated()))
+    with pytest.raises(ValueError, match="not fitted"):
+        server_of(GeoQ(surrogate, None))
+
+
+@pytest.mark.parametrize("needed", ["orjson", "uvicorn"])
+def test_the_command_without_the_extra_names_the_command_that_installs_it(needed):
+    program = f"import sys; sys.modules['{needed}'] = None; from geoq.cli import main; "
+    program += "sys.exit(main(['serve', 'model.geoq', '--surrogate', 'math:sin']))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == 'geoq: geoq.serving needs a web server; pip install "geoq[serve]".\n'
 
 
 def test_the_monitor_observes_and_receives_results(estimator, tmp_path):

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -294,9 +295,8 @@ def _sentence(exc: BaseException) -> str:
     """An exception as one sentence, with its place in the user's own code."""
     text = " ".join([str(exc) or type(exc).__name__, *getattr(exc, "__notes__", ())])
     frames = [f for f in traceback.extract_tb(exc.__traceback__) if Path(f.filename).is_file()]
-    own = [
-        f for f in frames if "geoq" not in Path(f.filename).parts and "-packages" not in f.filename
-    ]
+    others = sysconfig.get_path("stdlib"), "-packages", str(Path(__file__).parent)
+    own = [f for f in frames if not any(place in f.filename for place in others)]
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     kind = (
         ""

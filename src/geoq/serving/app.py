@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
@@ -18,18 +17,17 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol as Connection
 
-from geoq.checks import check_object, warn
+from geoq.checks import check_fitted, check_object, warn
 from geoq.core.assessment import Assessment, numbers_of
 from geoq.core.estimator import GeoQ
 from geoq.monitor import Monitor
 from geoq.serving import inference, page, umbridge
 from geoq.serving.served import Refusal, Served, Together
 
-logger = logging.getLogger(__name__)
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 # The page calls only the service that it comes from.
-INLINE = "'unsafe-inline'"
-POLICY = f"default-src 'none'; style-src {INLINE}; script-src {INLINE}; connect-src 'self'"
+OWN = "style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+POLICY = {"Content-Security-Policy": f"default-src 'none'; {OWN}"}
 # Makes the content of a response, or the response, from a request and its body.
 Handler = Callable[[Request, bytes], Awaitable[Any]]
 
@@ -79,7 +77,7 @@ class Service:
         posts |= {f"{model}/infer": self._infer}
         if served.monitor is not None:
             gets["/monitor"], posts["/monitor"] = self._status, self._verified
-        html = HTMLResponse(page.HTML, headers={"Content-Security-Policy": POLICY})
+        html = HTMLResponse(page.HTML, headers=POLICY)
         routes = [Route("/", lambda _: html)]
         for method, handlers in (("GET", gets), ("POST", posts)):
             routes += [Route(p, self._guarded(p, h), methods=[method]) for p, h in handlers.items()]
@@ -95,12 +93,10 @@ class Service:
                 self._check(request, path)
                 found = await handler(request, await self._body(request))
                 response = found if isinstance(found, Response) else _json(found)
-            except Refusal as exc:
-                response = _refused(path, exc)
-            except Exception as exc:  # from the surrogate
-                logger.exception("%s failed", path)
-                text = f"the surrogate or the calibration raised {type(exc).__name__}: {exc}"
-                response = _refused(path, Refusal(text, 500, "InvalidOutput"))
+            except (ValueError, TypeError) as exc:  # the library refuses what the request has
+                response = _refused(path, Refusal(str(exc)))
+            except Exception as exc:  # noqa: BLE001
+                response = _refused(path, Refusal.of(exc))
             seconds = time.perf_counter() - started
             self.metrics.seconds.labels(path, response.status_code).observe(seconds)
             return response
@@ -118,32 +114,26 @@ class Service:
     async def _body(self, request: Request) -> bytes:
         """The body, within the limits of size and time."""
         body, most = bytearray(), self.megabytes * 2**20
-        large = Refusal(
-            f"the request is larger than {self.megabytes:g} MiB; pass fewer queries.", 413
-        )
-        if int(request.headers.get("content-length", 0)) > most:
-            raise large
         try:
             async with asyncio.timeout(self.seconds):
                 async for part in request.stream():
                     body += part
-                    if len(body) > most:
-                        raise large
+                    if max(len(body), int(request.headers.get("content-length", 0))) > most:
+                        text = f"the request is larger than {self.megabytes:g} MiB; pass fewer queries."
+                        raise Refusal(text, 413)
         except (TimeoutError, ClientDisconnect) as exc:
-            raise Refusal(
-                f"the request did not arrive within {self.seconds:g} seconds.", 408
-            ) from exc
+            text = f"the request did not arrive within {self.seconds:g} seconds."
+            raise Refusal(text, 408) from exc
         return bytes(body)
 
     async def _unknown(self, request: Request, exc: HTTPException) -> Response:
-        known = f"/Info, /v2/models/{inference.MODEL} and /metrics"
-        text = f"{request.method} {request.url.path} does not exist; see {known}."
+        known, path = f"/Info, /v2/models/{inference.MODEL} and /metrics", request.url.path
+        text = f"{request.method} {path} does not exist; see {known}."
         return _json({"error": text}, exc.status_code)
 
     async def _ready(self, _: Request, __: bytes) -> Response:
         ready = not self.together.is_stuck
-        content = {"name": inference.MODEL, "ready": ready, "live": True}
-        return _json(content, 200 if ready else 503)
+        return _json({"name": inference.MODEL, "ready": ready, "live": True}, 200 if ready else 503)
 
     async def _metrics(self, _: Request, __: bytes) -> Response:
         if self.served.monitor is not None:
@@ -175,11 +165,8 @@ class Service:
         if "y" not in tensors:
             raise Refusal("the results are missing; pass the queries and the tensor y.")
         y = tensors.pop("y")
-        task = partial(self.served.monitor.verified, self.served.queries(tensors), y)
-        try:
-            await self.together.run(task)
-        except (ValueError, TypeError) as exc:
-            raise Refusal(str(exc)) from exc
+        x = self.served.queries(tensors)
+        await self.together.run(partial(self.served.monitor.verified, x, y))
         return await self._status(request, body)
 
 
@@ -196,16 +183,15 @@ def _always(content: Any) -> Handler:
 
 def _refused(path: str, refusal: Refusal) -> Response:
     typed = {"type": refusal.kind, "message": refusal.message}
-    response = _json(
-        {"error": typed if path in umbridge.PATHS else refusal.message}, refusal.status
-    )
+    error = typed if path in umbridge.PATHS else refusal.message
+    response = _json({"error": error}, refusal.status)
     if refusal.status in (408, 413):  # the rest of the body is not read
         response.headers["Connection"] = "close"
     return response
 
 
 class TimedConnection(Connection):
-    """Closes connections without a complete request for a while, for example if headers arrive too slowly."""
+    """Closes connections whose headers arrive too slowly."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -245,30 +231,23 @@ def server_of(
     """
     check_object(estimator, GeoQ, "estimator", "GeoQ(surrogate, train).fit(x, y)")
     local, wait = host in LOOPBACK, max(1, round(seconds))
+    check_fitted(estimator)
+    if monitor is not None and monitor.estimator is not estimator:
+        raise ValueError("monitor observes another estimator; make it with Monitor(estimator).")
     if not local and token is None:
-        warn(
-            f"host={host!r} admits other machines, and there is no token; set one, or a local host."
-        )
+        warn(f"host={host!r} admits other machines without a token; set one, or a local host.")
     served, hosts = Served(estimator, monitor, names), LOOPBACK if local else ()
     service = Service(served, megabytes, seconds, token, hosts)
     settings: dict[str, Any] = {"http": TimedConnection, "lifespan": "off", "access_log": False}
     settings |= {"log_level": "warning", "server_header": False, "limit_concurrency": 512}
-    settings |= {"host": host, "port": port, "timeout_graceful_shutdown": wait}
-    settings["timeout_keep_alive"] = wait
-    return uvicorn.Server(uvicorn.Config(service.app, **settings))
+    settings |= dict.fromkeys(("timeout_graceful_shutdown", "timeout_keep_alive"), wait)
+    return uvicorn.Server(uvicorn.Config(service.app, host, port, **settings))
 
 
 def run(server: uvicorn.Server, announce: Callable[[str], None]) -> int:
-    """Serve until SIGTERM or SIGINT; ``announce`` receives the address when the server answers. Returns the exit code."""
-
-    async def both() -> None:
-        work = asyncio.create_task(server.serve())
-        while not (server.started or work.done()):
-            await asyncio.sleep(0.02)
-        if server.started:
-            host, port = server.servers[0].sockets[0].getsockname()[:2]
-            announce(f"http://{host}:{port}")
-        await work
-
-    asyncio.run(both())
+    """Serve until SIGTERM or SIGINT; ``announce`` receives the address. Returns the exit code."""
+    own = server.config.bind_socket()
+    own.listen()  # requests wait until the server answers
+    announce("http://{}:{}".format(*own.getsockname()))
+    server.run([own])
     return 0

@@ -33,11 +33,8 @@ def from_json(body: bytes | memoryview) -> Any:
 
 
 def numbers_in(data: Any, name: str) -> np.ndarray:
-    """JSON numbers as an array; null is nan. Refuses anything else."""
-    try:
-        found = np.asarray(data)
-    except ValueError as exc:
-        raise Refusal(f"{name} is not a regular array: {exc}.") from exc
+    """JSON numbers as an array; null is nan. Raises for anything else."""
+    found = np.asarray(data)
     if found.dtype.kind == "O" and all(v is None or type(v) in (int, float) for v in found.flat):
         found = found.astype(float)
     if found.dtype.kind not in "iuf":
@@ -47,21 +44,23 @@ def numbers_in(data: Any, name: str) -> np.ndarray:
 
 def parse(body: bytes, length: str | None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The request and its input tensors, given the length of the JSON if binary tensors follow it."""
-    if length is not None and not length.isdecimal():
-        raise Refusal(f"{LENGTH}={length!r} is not a number.")
     end = len(body) if length is None else int(length)
     asked, rest, tensors = from_json(memoryview(body)[:end]), memoryview(body)[end:], {}
     inputs = asked.get("inputs") if isinstance(asked, dict) else None
     if not isinstance(inputs, list) or not all(isinstance(t, dict) and "name" in t for t in inputs):
-        raise Refusal(
-            "the request needs inputs, a list of tensors with name, shape, datatype and data."
-        )
+        raise Refusal("pass inputs, a list of tensors with name, shape, datatype and data.")
     for tensor in inputs:
         size = parameters_of(tensor).get("binary_data_size")
         if size is not None and (type(size) is not int or not 0 <= size <= len(rest)):
             raise Refusal(f"binary_data_size={size!r}, but {len(rest)} bytes follow.")
-        tensors[str(tensor["name"])] = _tensor(tensor, None if size is None else rest[:size])
+        name = str(tensor["name"])
+        try:
+            tensors[name] = _values(tensor, name, None if size is None else rest[:size])
+        except (ValueError, TypeError) as exc:
+            raise Refusal(f"the input {name!r} is not usable: {exc}.") from exc
         rest = rest[size or 0 :]
+    if len(tensors) < len(inputs):
+        raise Refusal("two inputs have the same name; pass each once.")
     return asked, tensors
 
 
@@ -71,21 +70,17 @@ def parameters_of(part: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _tensor(tensor: dict[str, Any], raw: memoryview | None) -> np.ndarray:
+def _values(tensor: dict[str, Any], name: str, raw: memoryview | None) -> np.ndarray:
     """The values of an input tensor."""
-    name, kind, shape = tensor["name"], tensor.get("datatype"), tensor.get("shape")
-    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        raise Refusal(f"{name} has the shape {shape!r}; pass a list of integers >= 0.")
-    if kind not in (["BYTES", *TYPES] if raw is None else TYPES):
-        raise Refusal(f"{name} has the datatype {kind!r}; use one of {[*TYPES]}, or BYTES in JSON.")
-    try:
-        if raw is not None:
-            return np.frombuffer(raw, TYPES[str(kind)]).reshape(shape)
-        data = tensor.get("data")
-        values = np.asarray(data, object) if kind == "BYTES" else numbers_in(data, name)
-        return values.reshape(shape)
-    except ValueError as exc:
-        raise Refusal(f"{name} is no array of the shape {shape} and the type {kind}.") from exc
+    kind, shape, data = (tensor.get(key) for key in ("datatype", "shape", "data"))
+    if kind not in (["BYTES", *TYPES] if raw is None else [*TYPES]):
+        raise TypeError(f"the datatype is {kind!r}; use one of {[*TYPES]}, or BYTES in JSON")
+    if not isinstance(shape, list) or not (raw is not None or isinstance(data, list)):
+        raise TypeError("its shape and its data must be lists")
+    if raw is not None:
+        return np.frombuffer(raw, TYPES[str(kind)]).astype(float).reshape(shape)
+    values = np.asarray(data, object) if kind == "BYTES" else numbers_in(data, name)
+    return values.reshape(shape)
 
 
 async def infer(

@@ -1,12 +1,14 @@
 """A calibrated estimator behind the service: its inputs and outputs as tensors, and requests that are answered together."""
 
 import asyncio
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeAlias
 
 import narwhals
@@ -25,8 +27,8 @@ KINDS = {"safe": "BOOL", "verify": "BOOL", "reason": "BYTES"}
 MOST_TOGETHER = 10_000
 # Makes a response from the assessment of all queries, the rows that are drawn, and the rows of the request.
 Make: TypeAlias = Callable[[Assessment, np.ndarray, slice], Any]
-# Queries and what makes their response.
-Job: TypeAlias = tuple[Any, Make]
+# Queries, what makes their response, and its future.
+Job: TypeAlias = tuple[Any, Make, "asyncio.Future[Any]"]
 
 
 @dataclass
@@ -36,6 +38,15 @@ class Refusal(Exception):
     message: str
     status: int = 400
     kind: str = "InvalidInput"
+
+    @classmethod
+    def of(cls, exc: Exception) -> "Refusal":
+        """The refusal for an exception of the surrogate or of the calibration."""
+        if isinstance(exc, Refusal):
+            return exc
+        logging.getLogger(__name__).error("a request failed", exc_info=exc)
+        text = f"the surrogate or the calibration raised {type(exc).__name__}: {exc}"
+        return cls(text, 500, "InvalidOutput")
 
 
 @dataclass(frozen=True)
@@ -57,9 +68,10 @@ class Served:
         if self.columns is None:
             shape = self.estimator.fitted_.coordinates.input_shape
             return [{"name": "x", "datatype": "FP64", "shape": [-1, *shape]}]
-        kinds = ["FP64" if column.kind == "number" else "BYTES" for column in self.columns]
-        pairs = zip(self.columns, kinds, strict=True)
-        return [{"name": c.name, "datatype": kind, "shape": [-1]} for c, kind in pairs]
+        kinds = {
+            column.name: "FP64" if column.kind == "number" else "BYTES" for column in self.columns
+        }
+        return [{"name": name, "datatype": kinds[name], "shape": [-1]} for name in kinds]
 
     def outputs(self) -> list[dict[str, Any]]:
         """The output tensors."""
@@ -71,15 +83,12 @@ class Served:
         ]
 
     def queries(self, tensors: dict[str, np.ndarray]) -> Any:
-        """The queries in these tensors; refuses in the words of the library what cannot be assessed."""
+        """The queries in these tensors; raises for what cannot be assessed."""
         expected = [part["name"] for part in self.inputs()]
         if sorted(tensors) != sorted(expected):
             raise Refusal(f"the inputs are {sorted(tensors)}; pass the inputs {expected}.")
-        try:
-            x = tensors["x"] if self.columns is None else self._frame(tensors)
-            self.estimator.fitted_.rows_of(x)
-        except (ValueError, TypeError) as exc:
-            raise Refusal(str(exc)) from exc
+        x = tensors["x"] if self.columns is None else self._frame(tensors)
+        self.estimator.fitted_.rows_of(x)
         return x
 
     def _frame(self, tensors: dict[str, np.ndarray]) -> Any:
@@ -88,9 +97,8 @@ class Served:
         parts = {}
         for column in schema.columns:
             values = [_value(v, column) for v in tensors[column.name].tolist()]
-            kind = narwhals.Float64() if column.kind == "number" else None
-            part = narwhals.new_series(column.name, values, kind, backend=schema.library)
-            parts[column.name] = part
+            kind, name = narwhals.Float64() if column.kind == "number" else None, column.name
+            parts[name] = narwhals.new_series(name, values, kind, backend=schema.library)
         return narwhals.from_dict(parts).to_native()
 
     def assess(self, parts: Sequence[Any]) -> tuple[Assessment, np.ndarray]:
@@ -127,7 +135,7 @@ class Together:
     def __init__(self, served: Served, seconds: float, seen: Callable[[Assessment], None]) -> None:
         self.served, self.seconds, self.seen = served, seconds, seen
         self._thread, self._since = ThreadPoolExecutor(1, "geoq"), math.inf
-        self._waiting: deque[tuple[Job, asyncio.Future[Any]]] = deque()
+        self._waiting: deque[Job] = deque()
         self._work: asyncio.Task[None] | None = None
 
     @property
@@ -137,15 +145,19 @@ class Together:
 
     async def answer(self, queries: Any, make: Make, *, observe: bool = True) -> Any:
         """What ``make`` makes of the assessment of these queries; without ``observe`` they are neither counted nor monitored."""
-        if not observe:
-            alone = replace(self.served, monitor=None)
-            rows = slice(0, len(queries))
-            return await self.run(lambda: make(*alone.assess([queries]), rows))
         future = asyncio.get_running_loop().create_future()
-        self._waiting.append(((queries, make), future))
-        if self._work is None or self._work.done():
-            self._work = asyncio.create_task(self._answer_all())
-        return await self._in_time(future)
+        job = (queries, make, future)
+        if observe:
+            self._waiting.append(job)
+            if self._work is None or self._work.done():
+                self._work = asyncio.create_task(self._answer_all())
+            found = await self._in_time(future)
+        else:
+            alone = replace(self.served, monitor=None)
+            (found,) = await self.run(lambda: _responses(alone, [job], lambda _: None))
+        if isinstance(found, Exception):
+            raise Refusal.of(found) from found
+        return found
 
     async def run(self, task: Callable[[], Any]) -> Any:
         """The result of a task of the thread that computes, such as a change of the monitor."""
@@ -162,35 +174,35 @@ class Together:
         loop = asyncio.get_running_loop()
         while self._waiting:
             jobs: list[Job] = []
-            futures: list[asyncio.Future[Any]] = []
-            n_queries = 0
-            while self._waiting and n_queries < MOST_TOGETHER:
-                job, future = self._waiting.popleft()
-                if not future.done():  # the client may have gone
+            while self._waiting and sum(len(job[0]) for job in jobs) < MOST_TOGETHER:
+                job = self._waiting.popleft()
+                if not job[2].done():  # the client may have gone
                     jobs.append(job)
-                    futures.append(future)
-                    n_queries += len(job[0])
-            self._since = loop.time()
-            found = await loop.run_in_executor(self._thread, self._responses, jobs)
+            self._since, task = loop.time(), partial(_responses, self.served, jobs, self.seen)
+            found = await loop.run_in_executor(self._thread, task)
             self._since = math.inf
-            for future, response in zip(futures, found, strict=True):
+            for (_, _, future), response in zip(jobs, found, strict=True):
                 if not future.done():
-                    failed = isinstance(response, Exception)
-                    (future.set_exception if failed else future.set_result)(response)
+                    future.set_result(response)
 
-    def _responses(self, jobs: list[Job]) -> list[Any]:
-        """A response or an exception for each request; a request that fails does not affect the others."""
-        try:
-            answer, drawn = self.served.assess([queries for queries, _ in jobs])
-        except Exception as exc:  # noqa: BLE001
-            return [exc] if len(jobs) == 1 else [self._responses([job])[0] for job in jobs]
-        self.seen(answer)
-        responses: list[Any] = []
-        stop = 0
-        for queries, make in jobs:
-            start, stop = stop, stop + len(queries)
-            try:
-                responses.append(make(answer, drawn, slice(start, stop)))
-            except Exception as exc:  # noqa: BLE001
-                responses.append(exc)
-        return responses
+
+def _responses(served: Served, jobs: list[Job], seen: Callable[[Assessment], None]) -> list[Any]:
+    """A response or an exception for each request; a request that fails does not affect the others."""
+    found = _tried(served.assess, [queries for queries, _, _ in jobs])
+    if isinstance(found, Exception):
+        alone = len(jobs) == 1
+        return [found] if alone else [_responses(served, [job], seen)[0] for job in jobs]
+    seen(found[0])
+    responses, stop = [], 0
+    for queries, make, _ in jobs:
+        start, stop = stop, stop + len(queries)
+        responses.append(_tried(make, *found, slice(start, stop)))
+    return responses
+
+
+def _tried(task: Callable[..., Any], *args: Any) -> Any:
+    """The result of a task, or its exception."""
+    try:
+        return task(*args)
+    except Exception as exc:  # noqa: BLE001
+        return exc
