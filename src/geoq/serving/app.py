@@ -28,8 +28,6 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 # The page calls only the service that it comes from.
 OWN = "style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 POLICY = {"Content-Security-Policy": f"default-src 'none'; {OWN}"}
-# Makes the content of a response, or the response, from a request and its body.
-Handler = Callable[[Request, bytes], Awaitable[Any]]
 
 
 class Metrics:
@@ -59,23 +57,24 @@ class Service:
     ) -> None:
         self.served, self.megabytes, self.seconds = served, megabytes, seconds
         self.token, self.hosts, self.metrics = token, hosts, Metrics()
+        self.monitor: Any = served.monitor
         self.together = Together(served, seconds, self.metrics.seen)
         model = f"/v2/models/{inference.MODEL}"
         tensors = {"inputs": served.inputs(), "outputs": served.outputs()}
         server = {"name": "geoq", "version": "2", "extensions": ["binary_tensor_data"]}
-        gets: dict[str, Handler] = {
-            "/Info": _always(umbridge.INFO),
-            "/v2": _always(server),
-            "/v2/health/live": _always({"live": True}),
+        gets: dict[str, Any] = {
+            "/Info": umbridge.INFO,
+            "/v2": server,
+            "/v2/health/live": {"live": True},
             "/v2/health/ready": self._ready,
             f"{model}/ready": self._ready,
-            model: _always({"name": inference.MODEL, "platform": "geoq", **tensors}),
+            model: {"name": inference.MODEL, "platform": "geoq", **tensors},
             "/metrics": self._metrics,
-            "/page.json": _always(page.content(served)),
+            "/page.json": page.content(served),
         }
-        posts: dict[str, Handler] = dict.fromkeys(umbridge.PATHS, self._umbridge)
-        posts |= {f"{model}/infer": self._infer}
-        if served.monitor is not None:
+        posts: dict[str, Any] = dict.fromkeys(umbridge.PATHS, self._umbridge)
+        posts[f"{model}/infer"] = self._infer
+        if self.monitor is not None:
             gets["/monitor"], posts["/monitor"] = self._status, self._verified
         html = HTMLResponse(page.HTML, headers=POLICY)
         routes = [Route("/", lambda _: html)]
@@ -84,14 +83,15 @@ class Service:
         unknown: Any = {HTTPException: self._unknown}
         self.app = Starlette(routes=routes, exception_handlers=unknown)
 
-    def _guarded(self, path: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """A handler with limits, metrics, and refusals in the schema of its protocol."""
+    def _guarded(self, path: str, handler: Any) -> Callable[[Request], Awaitable[Response]]:
+        """A handler, or content, with limits, metrics, and refusals in the schema of its protocol."""
 
         async def respond(request: Request) -> Response:
             started = time.perf_counter()
             try:
                 self._check(request, path)
-                found = await handler(request, await self._body(request))
+                body = await self._body(request)
+                found = await handler(request, body) if callable(handler) else handler
                 response = found if isinstance(found, Response) else _json(found)
             except (ValueError, TypeError) as exc:  # the library refuses what the request has
                 response = _refused(path, Refusal(str(exc)))
@@ -136,8 +136,8 @@ class Service:
         return _json({"name": inference.MODEL, "ready": ready, "live": True}, 200 if ready else 503)
 
     async def _metrics(self, _: Request, __: bytes) -> Response:
-        if self.served.monitor is not None:
-            status = await self.together.run(self.served.monitor.status)
+        if self.monitor is not None:
+            status = await self.together.run(self.monitor.status)
             for name, value in {**status.numbers, "alarms": len(status.alarms)}.items():
                 if isinstance(value, int | float):
                     self.metrics.monitor.labels(name).set(value)
@@ -155,30 +155,20 @@ class Service:
         return await umbridge.respond(request.url.path, asked, self.served, self.together)
 
     async def _status(self, _: Request, __: bytes) -> Any:
-        assert self.served.monitor is not None
-        status = await self.together.run(self.served.monitor.status)
+        status = await self.together.run(self.monitor.status)
         return asdict(status) | {"text": str(status)}
 
     async def _verified(self, request: Request, body: bytes) -> Any:
-        assert self.served.monitor is not None
         _, tensors = inference.parse(body, request.headers.get(inference.LENGTH))
         if "y" not in tensors:
             raise Refusal("the results are missing; pass the queries and the tensor y.")
-        y = tensors.pop("y")
-        x = self.served.queries(tensors)
-        await self.together.run(partial(self.served.monitor.verified, x, y))
+        y, x = tensors.pop("y"), self.served.queries(tensors)
+        await self.together.run(partial(self.monitor.verified, x, y))
         return await self._status(request, body)
 
 
 def _json(content: Any, status: int = 200) -> Response:
     return Response(inference.to_json(content), status, media_type="application/json")
-
-
-def _always(content: Any) -> Handler:
-    async def respond(_: Request, __: bytes) -> Any:
-        return content
-
-    return respond
 
 
 def _refused(path: str, refusal: Refusal) -> Response:

@@ -83,9 +83,7 @@ def _values(tensor: dict[str, Any], name: str, raw: memoryview | None) -> np.nda
     return values.reshape(shape)
 
 
-async def infer(
-    body: bytes, length: str | None, served: Served, together: Together
-) -> tuple[bytes, dict[str, str]]:
+async def infer(body: bytes, length: str | None, served: Served, together: Together) -> Any:
     """The body and the headers of the response to a request."""
     asked, tensors = parse(body, length)
     queries, wanted = served.queries(tensors), _wanted(asked, served)
@@ -108,8 +106,7 @@ async def infer(
         return text + raw, {LENGTH: str(len(text))} if raw else {}
 
     observe = parameters_of(asked).get("observe") is not False
-    found: tuple[bytes, dict[str, str]] = await together.answer(queries, make, observe=observe)
-    return found
+    return await together.answer(queries, make, observe=observe)
 
 
 def _wanted(asked: dict[str, Any], served: Served) -> dict[str, bool]:
