@@ -13,7 +13,7 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 3169,
+    "src/geoq": 3137,
     "src/geoq/bounds": 2286,
     "src/geoq/core": 4107,
     "src/geoq/data": 2294,

@@ -95,10 +95,8 @@ def _fit(asked: argparse.Namespace) -> int:
         found = datafiles.predictions_of(asked.predictions, names["outputs"], len(x))
         surrogate, recipe = datafiles.tabulated(x, found[0]), PredictedFolds(found[1:])
         if not found[1:]:
-            _note(
-                "No predictions of folds are given, so the model must never have seen these rows."
-            )
-            recipe = None
+            text, recipe = "so the model must never have seen these rows.", None
+            _note(f"No predictions of folds are given, {text}")
     elif surrogate is None and recipe is None:
         raise ValueError("no model is given; pass --predictions, or --surrogate and --train.")
     scheme = RandomFolds(asked.folds) if asked.folds else default_folds()
@@ -135,20 +133,16 @@ def _loaded(
 
 def _assess(asked: argparse.Namespace) -> int:
     """Write bounds, flags and reasons beside the queries."""
-    files = {"queries": (asked.queries, asked.predictions)}
-    estimator, labels, found, inputs = _loaded(asked, **files)
-    answer, columns, outputs = (
-        estimator.assess(inputs["queries"]),
-        found["queries"],
-        labels.get("outputs"),
-    )
+    estimator, labels, found, inputs = _loaded(asked, queries=(asked.queries, asked.predictions))
+    answer, columns = estimator.assess(inputs["queries"]), found["queries"]
+    names, outputs = labels.get("inputs"), labels.get("outputs")
     for name, part in (("prediction", answer.prediction), ("bound", answer.error_hat)):
         values = numbers_of(part)
         if outputs and values.shape[1:] == (len(outputs),):
             columns |= {f"{name} of {own}": values[:, j] for j, own in enumerate(outputs)}
         else:
             columns[f"{name} of {outputs[0]}" if outputs else name] = values
-    safe, names = numbers_of(answer.safe), labels.get("inputs")
+    safe = numbers_of(answer.safe)
     names = names if names and estimator.fitted_.coordinates.input_shape == (len(names),) else None
     why = [answer.explanation(i, names) or answer.safety(i, names) for i in range(len(answer))]
     columns |= {"safe": safe.astype(int), "support score": numbers_of(answer.support_score)}
@@ -159,10 +153,8 @@ def _assess(asked: argparse.Namespace) -> int:
 
 def _report(asked: argparse.Namespace) -> int:
     """Write a report, with a test and planned queries if they are given."""
-    files = {
-        "x_test": (asked.test, asked.predictions),
-        "planned": (asked.planned, asked.planned_predictions),
-    }
+    planned = asked.planned, asked.planned_predictions
+    files = {"x_test": (asked.test, asked.predictions), "planned": planned}
     estimator, labels, columns, given = _loaded(asked, **files)
     if asked.test is not None:
         outputs = datafiles.chosen(columns["x_test"], labels.get("outputs", []), asked.test)
@@ -175,10 +167,8 @@ def _report(asked: argparse.Namespace) -> int:
 
 def _propose(asked: argparse.Namespace) -> int:
     """Write the candidates whose simulation lowers the bounds most."""
-    files = {
-        "candidates": (asked.candidates, asked.predictions),
-        "queries": (asked.planned, asked.planned_predictions),
-    }
+    planned = asked.planned, asked.planned_predictions
+    files = {"candidates": (asked.candidates, asked.predictions), "queries": planned}
     estimator, _, columns, inputs = _loaded(asked, **files)
     found = propose(estimator, inputs["candidates"], asked.n, queries=inputs.get("queries"))
     chosen = {name: values[found.rows] for name, values in columns["candidates"].items()}
@@ -208,59 +198,33 @@ def _serve(asked: argparse.Namespace) -> int:
 
 def _picture(text: str) -> Path:
     """The path of the picture; raises if a picture cannot be written there."""
-    path = Path(text)
+    path, ends = Path(text), ", ".join(PICTURE_FORMATS)
     if path.suffix.lower() not in PICTURE_FORMATS or path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"{text} is not a picture in an existing folder; choose a file that ends in {', '.join(PICTURE_FORMATS)}."
+        message = (
+            f"{text} is not a picture in an existing folder; choose a file that ends in {ends}."
         )
+        raise argparse.ArgumentTypeError(message)
     return path
 
 
-def _add_file_commands(command: Callable[..., Any]) -> None:
-    """Add the commands that read and write files; ``command`` returns a function that adds an argument."""
-    ways = (
-        ("folds", _folds, "folds.csv", "write which rows each external training must leave out"),
-        ("fit", _fit, "model.geoq", "calibrate bounds and save the calibration"),
-    )
-    for name, run, out, about in ways:
-        add = command(name, run, about)
-        add("--data", required=True, help="runs, one per row: .csv, .parquet, .npz or .nc")
-        add("--outputs", type=_names, help="columns of the outputs, with commas (the last one)")
-        add("--inputs", type=_names, help="columns of the inputs (all others)")
-        add("--groups", help="column of labels; rows with one label are held out together")
-        add("--folds", type=int, help="number of random folds (15 folds of three kinds)")
-        add("--out", default=out, help=f"file to write ({out})")
-    add("--quantile", type=float, default=0.95, help="quantile level of the bound (0.95)")
-    add("--checkpoint", help="folder that keeps finished folds, to continue an interrupted run")
-    add("--train", type=_imported, metavar="MODULE:NAME", help="function train(x, y)")
-    model = {"type": _imported, "metavar": "MODULE:NAME", "help": "function predict(x)"}
-    files = "predictions that were made elsewhere"
-    add("--surrogate", **model)
-    add("--predictions", nargs="+", metavar="FILE", help=f"{files}: deployed, fold_1, ...")
-    add = command("assess", _assess, "write bounds, flags and reasons for queries")
-    add("model", help="file that fit has written")
-    add("queries", help="queries, one per row")
-    add("--predictions", nargs="+", metavar="FILE", help=files)
-    add("--surrogate", **model)
-    add("--out", default="answer.csv", help="file to write (answer.csv)")
-    add("--require-safe", action="store_true", help=f"exit with {NOT_SAFE} unless all are safe")
-    add = command("propose", _propose, "write which of some candidates to simulate next")
-    add("model", help="file that fit has written")
-    add("candidates", help="inputs that could be simulated, one per row")
-    add("-n", type=int, default=5, help="number of runs (5)")
-    add("--predictions", nargs="+", metavar="FILE", help=f"{files}, at the candidates")
-    add("--planned", metavar="FILE", help="queries whose bounds matter (the candidates)")
-    add("--planned-predictions", nargs="+", metavar="FILE", help=f"{files}, at these")
-    add("--surrogate", **model)
-    add("--out", default="next.csv", help="file to write (next.csv)")
-    add = command("report", _report, "write a report as .html, .md or .json")
-    add("model", help="file that fit has written")
-    add("--test", metavar="FILE", help="new runs with their outputs")
-    add("--predictions", nargs="+", metavar="FILE", help=f"{files}, at the new runs")
-    add("--planned", metavar="FILE", help="planned queries")
-    add("--planned-predictions", nargs="+", metavar="FILE", help=f"{files}, at these")
-    add("--surrogate", **model)
-    add("--out", default="report.html", help="file to write (report.html)")
+# Arguments of several commands.
+FILES: dict[str, Any] = {"nargs": "+", "metavar": "FILE"}
+RUNS: dict[str, dict[str, Any]] = {
+    "--data": {"required": True, "help": "runs, one per row: .csv, .parquet, .npz or .nc"},
+    "--outputs": {"type": _names, "help": "columns of the outputs, with commas (the last one)"},
+    "--inputs": {"type": _names, "help": "columns of the inputs (all others)"},
+    "--groups": {"help": "column of labels; rows with one label are held out together"},
+    "--folds": {"type": int, "help": "number of random folds (15 folds of three kinds)"},
+}
+MODEL: dict[str, dict[str, Any]] = {
+    "--surrogate": {"type": _imported, "metavar": "MODULE:NAME", "help": "function predict(x)"},
+    "--predictions": FILES
+    | {"help": "predictions that were made elsewhere; fit: deployed, fold_1, ..."},
+}
+PLANNED: dict[str, dict[str, Any]] = {
+    "--planned": {"metavar": "FILE", "help": "planned queries, whose bounds matter"},
+    "--planned-predictions": FILES | {"help": "predictions that were made elsewhere, at these"},
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -269,19 +233,39 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], about: str) -> Any:
-        added = commands.add_parser(
-            name, help=about, description=f"{about[:1].upper()}{about[1:]}."
-        )
-        added.set_defaults(run=run)
-        return added.add_argument
+    def command(name: str, run: Any, about: str, more: dict[str, Any], out: str = "") -> Any:
+        own = commands.add_parser(name, help=about, description=f"{about[:1].upper()}{about[1:]}.")
+        own.set_defaults(run=run)
+        for argument, settings in more.items():
+            own.add_argument(argument, **settings)
+        if out:
+            own.add_argument("--out", default=out, help=f"file to write ({out})")
+        return own.add_argument
 
-    add = command("demo", _demo, "calibrate bounds for a small network, print and draw them")
+    model = {"model": {"help": "file that fit has written"}}
+    add = command("demo", _demo, "calibrate bounds for a small network, print and draw them", {})
     add("--picture", type=_picture, default="demo.png", help="file of the picture (demo.png)")
-    _add_file_commands(command)
+    about = "write which rows each external training must leave out"
+    command("folds", _folds, about, RUNS, "folds.csv")
+    add = command(
+        "fit", _fit, "calibrate bounds and save the calibration", RUNS | MODEL, "model.geoq"
+    )
+    add("--quantile", type=float, default=0.95, help="quantile level of the bound (0.95)")
+    add("--checkpoint", help="folder that keeps finished folds, to continue an interrupted run")
+    add("--train", type=_imported, metavar="MODULE:NAME", help="function train(x, y)")
+    about = "write bounds, flags and reasons for queries"
+    add = command("assess", _assess, about, model | MODEL, "answer.csv")
+    add("queries", help="queries, one per row")
+    add("--require-safe", action="store_true", help=f"exit with {NOT_SAFE} unless all are safe")
+    about = "write which of some candidates to simulate next"
+    add = command("propose", _propose, about, model | MODEL | PLANNED, "next.csv")
+    add("candidates", help="inputs that could be simulated, one per row")
+    add("-n", type=int, default=5, help="number of runs (5)")
+    about = "write a report as .html, .md or .json"
+    add = command("report", _report, about, model | MODEL | PLANNED, "report.html")
+    add("--test", metavar="FILE", help="new runs with their outputs; --predictions are at these")
     about = "answer clients of UM-Bridge and the Open Inference Protocol, and a page of sliders"
-    add = command("serve", _serve, about)
-    add("model", help="file that fit has written")
+    add = command("serve", _serve, about, model)
     add("--surrogate", type=_imported, required=True, metavar="MODULE:NAME", help="the model")
     add("--host", default="127.0.0.1", help="address (this machine alone)")
     add("--port", type=int, default=4242, help="port; 0 takes a free one (4242)")
@@ -298,12 +282,9 @@ def _sentence(exc: BaseException) -> str:
     others = sysconfig.get_path("stdlib"), "-packages", str(Path(__file__).parent)
     own = [f for f in frames if not any(place in f.filename for place in others)]
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    kind = (
-        ""
-        if isinstance(exc, ValueError | TypeError | OSError | ImportError)
-        else f"{type(exc).__name__}: "
-    )
-    return f"{kind}{' '.join(text.split())}{place}"
+    if not isinstance(exc, ValueError | TypeError | OSError | ImportError):
+        text = f"{type(exc).__name__}: {text}"
+    return f"{' '.join(text.split())}{place}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

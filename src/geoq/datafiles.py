@@ -45,9 +45,8 @@ def read(path: str) -> Columns:
         raise ValueError(f"{path} has the suffix {suffix!r}; use .csv, .parquet, .npz or .nc.")
     lengths = {name: len(values) for name, values in columns.items() if values.ndim}
     if len({*lengths.values()}) != 1 or len(lengths) < len(columns):
-        raise ValueError(
-            f"{path} has columns of different lengths, {lengths}; give each run one row."
-        )
+        text = f"columns of different lengths, {lengths}"
+        raise ValueError(f"{path} has {text}; give each run one row.")
     return columns
 
 
@@ -57,18 +56,14 @@ def _read_csv(path: str) -> Columns:
     mark = max(",;\t", key=lines[0].count) if lines else ","
     head, *rows = list(csv.reader(lines, delimiter=mark, skipinitialspace=True)) or [[]]
     if not rows or all(re.fullmatch(r"[-+.\deE]*", name) for name in head):
-        raise ValueError(
-            f"{path} needs a first line with the names of its columns, and a line per run."
-        )
+        text = "a first line with the names of its columns, and a line per run"
+        raise ValueError(f"{path} needs {text}.")
     for number, row in enumerate(rows, 2):
         if len(row) != len(head):
-            raise ValueError(
-                f"line {number} of {path} has {len(row)} cells, but there are {len(head)} names."
-            )
-    return {
-        name.strip(): _values(column)
-        for name, column in zip(head, zip(*rows, strict=True), strict=True)
-    }
+            text = f"{len(row)} cells, but there are {len(head)} names"
+            raise ValueError(f"line {number} of {path} has {text}.")
+    columns = zip(*rows, strict=True)
+    return {name.strip(): _values(own) for name, own in zip(head, columns, strict=True)}
 
 
 def _values(cells: Sequence[str]) -> np.ndarray:
@@ -116,9 +111,8 @@ def _with_frames(path: str, name: str) -> Any:
             return getattr(import_module(library), name)
         except ImportError:
             continue
-    raise ImportError(
-        f'{path} needs a library of data frames; pip install polars, or "pandas[parquet]".'
-    )
+    way_out = 'pip install polars, or "pandas[parquet]"'
+    raise ImportError(f"{path} needs a library of data frames; {way_out}.")
 
 
 def chosen(columns: Columns, names: Sequence[str], path: str) -> list[str]:
@@ -163,9 +157,8 @@ def predictions_of(paths: Sequence[str], outputs: Sequence[str], n: int) -> list
             values = stacked(columns, chosen(columns, outputs, path))
             found.append(values[:, 0] if len(outputs) == 1 and values.ndim == 2 else values)
         if len(found[-1]) != n:
-            raise ValueError(
-                f"{path} has {len(found[-1])} predictions for {n} rows; give one per row."
-            )
+            text = f"{len(found[-1])} predictions for {n} rows"
+            raise ValueError(f"{path} has {text}; give one per row.")
     return found
 
 
@@ -200,16 +193,12 @@ def tabulated(x: Any, y: np.ndarray) -> Callable[[Any], np.ndarray]:
 def load(path: str, surrogate: Any = None) -> tuple[Any, dict[str, Any]]:
     """The calibration of a file, and its names. Without a surrogate it can describe itself and has no answers to new queries."""
     tree, arrays = state.read(path)
-    labels, kind = (
-        tree["labels"] or {},
-        {"GeoQ": GeoQ, "RolloutGeoQ": RolloutGeoQ}[tree["estimator"]],
-    )
-    if "dims" in labels or kind is RolloutGeoQ:
+    labels = tree["labels"] or {}
+    if "dims" in labels or tree["estimator"] == "RolloutGeoQ":
         if surrogate is None:
-            raise ValueError(
-                f"{path} holds labelled arrays or forecasts; pass --surrogate package.module:name."
-            )
-        face: Any = import_module("geoq.xarray").Labelled if "dims" in labels else kind
+            way_out = "pass --surrogate package.module:name"
+            raise ValueError(f"{path} holds labelled arrays or forecasts; {way_out}.")
+        face: Any = import_module("geoq.xarray").Labelled if "dims" in labels else RolloutGeoQ
         return face.load(path, surrogate=surrogate), {}
     known = arrays["answers.surrogate"]
     stand_in = surrogate or (lambda rows: np.resize(known, (len(rows), *known.shape[1:])))

@@ -22,8 +22,7 @@ QUERIES = {"amid the data": 0.3, "in the gap": 0.52, "outside": 0.98}
 
 def forrester(x: np.ndarray) -> np.ndarray:
     """The Forrester function as the paper prints it, with (6x - 1); the usual definition has (6x - 2)."""
-    value: np.ndarray = (6 * x - 1) ** 2 * np.sin(12 * x - 4)
-    return value
+    return np.asarray((6 * x - 1) ** 2 * np.sin(12 * x - 4))
 
 
 def train_surrogate(x: np.ndarray, y: np.ndarray) -> Surrogate:
@@ -44,9 +43,8 @@ def demo(picture: Path) -> str:
     print(f"{len(x)} runs of a simulator, and 16 trainings of a small network ...", file=sys.stderr)
     answer = GeoQ(train_surrogate(x, y), train_surrogate).fit(x, y).assess(queries)
     error, safe = abs(truth - answer.prediction), answer.safe
-    lines = [
-        f"{len(x)} runs of a simulator between {INTERVALS[0]} and {INTERVALS[1]}, with a gap.\n"
-    ]
+    ends = f"{INTERVALS[0]} and {INTERVALS[1]}"
+    lines = [f"{len(x)} runs of a simulator between {ends}, with a gap.\n"]
     for name, at in QUERIES.items():
         row = int(np.searchsorted(queries[:, 0], at))
         lines.append(answer.reason(row, name=f"x = {at}, {name}", names=["x"]))
