@@ -23,7 +23,7 @@ BUDGET = {
     "src/geoq/regions": 1233,
     "src/geoq/report": 726,
     "src/geoq/rollout": 2738,
-    "src/geoq/serving": 706,
+    "src/geoq/serving": 703,
     "src/geoq/training": 1350,
     "tests": 15275,
     "benchmarks": 14317,

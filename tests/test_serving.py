@@ -21,6 +21,7 @@ from geoq import GeoQ, RandomFolds
 from geoq.monitor import Monitor
 from geoq.serving.app import server_of
 from geoq.serving.page import HTML
+from geoq.serving.served import Refusal, Served
 
 umbridge = pytest.importorskip("umbridge")
 triton = pytest.importorskip("tritonclient.http")
@@ -158,6 +159,22 @@ def test_columns_of_a_data_frame_are_tensors_of_their_names():
         refused = post(address, "/Evaluate", {"name": "bound", "input": [[1, 2]]}).json()
     assert [part["data"] for part in found["outputs"]] == [[True, False], [0.4, None]]
     assert refused["error"]["type"] == "UnsupportedFeature"
+
+
+def test_a_column_of_booleans_is_true_or_false_and_nothing_else():
+    pandas = pytest.importorskip("pandas")
+    x = np.random.default_rng(0).uniform(-1, 1, size=(120, 2))
+    table = pandas.DataFrame({"speed": x[:, 0], "wet": x[:, 1] > 0})
+    model = GeoQ(lambda f: f["speed"].to_numpy() + f["wet"].to_numpy(), None, folds=RandomFolds(5))
+    served = Served(model.fit(table, truth(x)))
+
+    def wet(*values):
+        columns = {"speed": np.zeros(len(values)), "wet": np.array(values, object)}
+        return served.queries(columns)["wet"].tolist()
+
+    assert wet("True", "true", True, "False", "false", False) == [True] * 3 + [False] * 3
+    with pytest.raises(Refusal, match="pass true or false"):
+        wet("yes")
 
 
 BAD = {

@@ -120,17 +120,15 @@ def _value(value: Any, column: Column) -> Any:
         return None
     if column.kind == "time":
         return datetime.fromisoformat(value)
-    return value == "True" if column.level_type == "bool" else value
+    if column.level_type == "bool":
+        if (text := str(value).lower()) not in ("true", "false"):
+            raise Refusal(f"{column.name} has the value {value!r}; pass true or false.")
+        return text == "true"
+    return value
 
 
 class Together:
-    """Answers requests together: all that arrive while a batch is computed are the next batch. One thread computes.
-
-    Args:
-        served: the estimator.
-        seconds: a request that waits longer is refused.
-        seen: receives the assessment of each batch, for metrics.
-    """
+    """Answers requests together: all that arrive while a batch is computed are the next batch. One thread computes."""
 
     def __init__(self, served: Served, seconds: float, seen: Callable[[Assessment], None]) -> None:
         self.served, self.seconds, self.seen = served, seconds, seen
@@ -190,8 +188,7 @@ def _responses(served: Served, jobs: list[Job], seen: Callable[[Assessment], Non
     """A response or an exception for each request; a request that fails does not affect the others."""
     found = _tried(served.assess, [queries for queries, _, _ in jobs])
     if isinstance(found, Exception):
-        alone = len(jobs) == 1
-        return [found] if alone else [_responses(served, [job], seen)[0] for job in jobs]
+        return [found] if len(jobs) == 1 else [_responses(served, [j], seen)[0] for j in jobs]
     seen(found[0])
     responses, stop = [], 0
     for queries, make, _ in jobs:
