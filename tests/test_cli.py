@@ -27,6 +27,9 @@ def broken(x):
 """
 
 
+FIT = ["fit", "--data", "runs.csv", "--folds", "5"]
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with runs and a model in Python, which is the current one."""
@@ -45,10 +48,7 @@ def answers(path):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.skipif(
-    shutil.which("awk") is None,
-    reason="awk is not installed, in which the model of the page is written",
-)
+@pytest.mark.skipif(shutil.which("awk") is None, reason="the model of the page is written in awk")
 def test_the_page_does_the_whole_job_with_a_model_in_awk(tmp_path):
     """Every block of the page runs, with the command that a user has, and the answer is the one that the page shows."""
     script = "\n".join(re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.DOTALL))
@@ -56,15 +56,9 @@ def test_the_page_does_the_whole_job_with_a_model_in_awk(tmp_path):
     geoq.parent.mkdir()
     geoq.write_text(f'#!/bin/sh\nexec {sys.executable} -m geoq "$@"\n')
     geoq.chmod(0o755)
-    path = f"{geoq.parent}:{os.environ['PATH']}"
-    run = subprocess.run(
-        ["sh", "-e", "-c", script],
-        check=False,
-        cwd=tmp_path,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-    )
+    env = os.environ | {"PATH": f"{geoq.parent}:{os.environ['PATH']}"}
+    how = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
+    run = subprocess.run(["sh", "-e", "-c", script], check=False, **how)
     assert run.returncode == 0, run.stderr
     assert "answer.csv: 2 of 3 queries are safe" in run.stdout
     assert "Traceback" not in run.stderr
@@ -72,9 +66,8 @@ def test_the_page_does_the_whole_job_with_a_model_in_awk(tmp_path):
     assert [inside["safe"], outside["safe"]] == ["1", "0"]
     assert "input angle [deg] is 45" in outside["reason"]
     truth = 0.01 * 20**2 * (1 + np.sin(10 / 12))
-    assert abs(truth - float(inside["prediction of drag [N]"])) <= float(
-        inside["bound of drag [N]"]
-    )
+    error = abs(truth - float(inside["prediction of drag [N]"]))
+    assert error <= float(inside["bound of drag [N]"])
     assert "Range of each input" in (tmp_path / "drag.html").read_text()
     assert next(row["row"] for row in answers(tmp_path / "next.csv")) == "2"  # far from the data
 
@@ -99,10 +92,7 @@ def test_the_folds_file_marks_all_rows_that_a_training_must_not_see(folder, caps
 def test_a_model_in_python_gets_the_answers_of_the_library(folder):
     x, columns = folder
     model = ["--surrogate", "own_model:predict"]
-    assert (
-        main(["fit", "--data", "runs.csv", "--folds", "5", "--train", "own_model:train", *model])
-        == 0
-    )
+    assert main([*FIT, "--train", "own_model:train", *model]) == 0
     x = np.concatenate([x, [[9.0, 9.0]]])
     datafiles.write("q.csv", {"angle": x[:, 1], "load": x[:, 0]})  # in another order
     ask = ["assess", "model.geoq", "q.csv", *model, "--out", "a.npz"]
@@ -127,8 +117,8 @@ def test_an_interrupted_calibration_continues_from_its_checkpoint(folder, capsys
     model = "from pathlib import Path" + MODEL.replace("\n    line", counted)
     Path("own_model.py").write_text(model)  # the module itself trains once
     Path("calls").write_text("")
-    fit = ["fit", "--data", "runs.csv", "--folds", "5", "--checkpoint", "finished"]
-    fit += ["--surrogate", "own_model:predict", "--train", "own_model:train"]
+    fit = [*FIT, "--checkpoint", "finished", "--train", "own_model:train"]
+    fit += ["--surrogate", "own_model:predict"]
     assert main(fit) == 1
     assert "out of time while training the surrogate of fold 4 of 5" in capsys.readouterr().err
     assert main(fit) == 0
@@ -149,62 +139,43 @@ def test_predictions_of_several_outputs_and_of_fields_come_from_files(folder):
     field = np.multiply.outer(x[:, 0], np.ones((9, 12)))
     np.savez("field.npz", load=x[:, 0], heat=field)
     np.savez("q.npz", heat=field + x[:, 1, None, None])
-    asked = ["--data", "field.npz", "--outputs", "heat", "--folds", "5", "--predictions", "q.npz"]
     assert datafiles.predictions_of(["q.npz"], ["heat"], 80)[0].shape == (80, 9, 12)
     assert datafiles.stacked(datafiles.read("field.npz"), ["heat"]).shape == (80, 9, 12)
 
 
 def test_a_table_of_predictions_is_exact_at_its_rows_and_linear_between_two(folder):
     surrogate = datafiles.tabulated(np.array([[0.0], [1.0], [3.0]]), np.array([0.0, 2.0, 0.0]))
-    np.testing.assert_allclose(
-        surrogate(np.array([[1.0], [0.5], [2.0], [0.0]])), [2, 1, 1, 0], atol=1e-12
-    )
+    answer = surrogate(np.array([[1.0], [0.5], [2.0], [0.0]]))
+    np.testing.assert_allclose(answer, [2, 1, 1, 0], atol=1e-12)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".npz", ".parquet", ".nc"])
 def test_a_file_keeps_numbers_names_and_units(suffix, tmp_path):
-    if suffix == ".nc":
-        pytest.importorskip("xarray")
-    if suffix == ".parquet":
-        pytest.importorskip("polars")
+    pytest.importorskip({".nc": "xarray", ".parquet": "polars"}.get(suffix, "numpy"))
     path, values = str(tmp_path / f"file{suffix}"), np.array([0.1, 1e-300, -np.pi])
     datafiles.write(path, {"load [kN]": values, "why": np.array(["a,b", "c", 'd"'], dtype=object)})
     found = datafiles.read(path)
     np.testing.assert_array_equal(found["load [kN]"], values)
     assert found["why"].tolist() == ["a,b", "c", 'd"']
     assert datafiles.chosen(found, ["load"], path) == ["load [kN]"]
-    with pytest.raises(
-        ValueError, match=r"has the column 'load \[kN\]', but 'load \[N\]' is needed; convert it"
-    ):
+    message = r"has the column 'load \[kN\]', but 'load \[N\]' is needed; convert it"
+    with pytest.raises(ValueError, match=message):
         datafiles.chosen(found, ["load [N]"], path)
 
 
-FIT = ["fit", "--data", "runs.csv", "--folds", "5"]
+PREDICTED, BROKEN = ["--predictions", "p.csv"], ["--surrogate", "own_model:broken"]
 REFUSALS = {
     "missing.csv does not exist": ["folds", "--data", "missing.csv"],
     "runs.csv has no column 'speed'": ["folds", "--data", "runs.csv", "--inputs", "speed"],
     "has the suffix '.txt'; use .csv": ["folds", "--data", "runs.csv", "--out", "folds.txt"],
     "no model is given; pass --predictions": FIT,
     "short.csv has 3 predictions for 80 rows": [*FIT, "--predictions", "short.csv"],
-    "PredictedFolds has 1 entries, but there are 5 folds": [
-        *FIT,
-        "--predictions",
-        "p.csv",
-        "p.csv",
-    ],
+    "PredictedFolds has 1 entries, but there are 5 folds": [*FIT, *PREDICTED, "p.csv"],
     "line 3 of ragged.csv has 1 cells": ["folds", "--data", "ragged.csv"],
     "needs a first line with the names": ["folds", "--data", "bare.csv"],
-    "ZeroDivisionError: division by zero (own_model.py, line 9)": [
-        *FIT,
-        "--surrogate",
-        "own_model:broken",
-    ],
+    "ZeroDivisionError: division by zero (own_model.py, line 9)": [*FIT, *BROKEN],
     "own_model.py is no file of geoq": ["report", "own_model.py"],
-    "runs.csv needs either a file of predictions or --surrogate": [
-        "assess",
-        "model.geoq",
-        "runs.csv",
-    ],
+    "runs.csv needs either a file of predictions": ["assess", "model.geoq", "runs.csv"],
 }
 
 
@@ -217,20 +188,16 @@ def test_a_refusal_is_one_sentence_and_the_exit_code_1(message, folder, capsys):
     Path("bare.csv").write_text("1,2\n3,4\n")
     datafiles.write("p.csv", {"p": folder[1]["drag [N]"] + 0.1})
     assert main(REFUSALS[message]) == 1
-    lines = [
-        line for line in capsys.readouterr().err.splitlines() if not line.startswith("inputs:")
-    ]
-    assert len(lines) == 1
-    assert lines[0].startswith("geoq: ")
-    assert message in lines[0]
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = [line for line in lines if not line.startswith("inputs:")]
+    assert line.startswith("geoq: ")
+    assert message in line
 
 
-@pytest.mark.parametrize(
-    "wrong", [["--picture", "missing/demo.png"], ["--picture", "demo.txt"], ["--picture", ""]]
-)
+@pytest.mark.parametrize("wrong", ["missing/demo.png", "demo.txt", ""])
 def test_a_picture_that_cannot_be_written_is_refused_before_any_training(wrong, folder, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["demo", *wrong])
+        main(["demo", "--picture", wrong])
     printed = capsys.readouterr()
     assert "is not a picture in an existing folder" in printed.err
     assert "trainings" not in printed.out + printed.err

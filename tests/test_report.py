@@ -17,9 +17,8 @@ from geoq.report.evidence import carriers, columns_of, covered, held_out
 from geoq.sklearn import GeoQRegressor
 
 VOID = {"meta", "line", "rect", "circle", "path"}
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 class Page(HTMLParser):
@@ -90,14 +89,11 @@ def test_the_input_that_the_error_depends_on_carries_it(calibrated):
 def test_all_formats_have_the_same_content_and_the_same_bytes_twice(calibrated, tmp_path):
     estimator, x = calibrated
     new = x[:40] + 0.3
-    given = (
-        (estimator, new, np.exp(3 * new[:, 0])),
-        {"planned": x[:20] - 1, "names": ["<b>", "a|b", "c&d"]},
-    )
-    page, card, data = (
-        written(tmp_path, s, *given[0], **given[1]) for s in (".html", ".md", ".json")
-    )
-    assert page == written(tmp_path, ".html", *given[0], **given[1])
+    args = estimator, new, np.exp(3 * new[:, 0]), x[:20] - 1
+    names = ["<b>", "a|b", "c&d"]
+    formats = (".html", ".md", ".json", ".html")
+    page, card, data, again = (written(tmp_path, s, *args, names=names) for s in formats)
+    assert page == again
     assert len(page) < 1_000_000
     shown = Page(page)
     assert not shown.tags & {"script", "link", "img", "b"}
@@ -107,12 +103,8 @@ def test_all_formats_have_the_same_content_and_the_same_bytes_twice(calibrated, 
         assert title in plain
         assert f"## {title}" in card
         for part in parts:
-            cells = [
-                c if isinstance(c, str) else f"{c:.4g}"
-                for row in part["rows"]
-                for c in row
-                if c is not None
-            ]
+            cells = [c for row in part["rows"] for c in row if c is not None]
+            cells = [c if isinstance(c, str) else f"{c:.4g}" for c in cells]
             assert all(cell in plain and cell in card for cell in [part["text"], *cells])
     assert "NOT safe: input <b>" in plain
 
@@ -152,9 +144,8 @@ def test_a_report_names_the_guarantee_that_conformalize_gives(tmp_path):
 def test_forecasts_are_counted_by_lead_time(forecasts, tmp_path):
     estimator, states = forecasts
     truth = np.stack([states[i + 1 : i + 13] for i in range(400, 480, 8)])
-    data = json.loads(
-        written(tmp_path, ".json", estimator, states[400:480:8], truth, states[:3] * 5)
-    )
+    given = states[400:480:8], truth, states[:3] * 5
+    data = json.loads(written(tmp_path, ".json", estimator, *given))
     parts = {part["text"]: part for part in data["sections"]["Coverage"]}
     steps = parts["Coverage by lead time"]["rows"]
     assert [row[0] for row in steps[:2]] == ["steps 1 to 2", "steps 3 to 4"]
@@ -168,14 +159,8 @@ def test_forecasts_are_counted_by_lead_time(forecasts, tmp_path):
 def test_fields_have_a_map_of_their_coverage(tmp_path):
     x = np.random.default_rng(0).uniform(size=(60, 2))
     grid = np.ones((60, 8, 50)) * x[:, :1, None]
-    bound = FieldBound(factor=NoFactor())
-    estimator = GeoQ(
-        lambda x: np.zeros((len(x), 8, 50)),
-        None,
-        domain=Grid(2),
-        folds=RandomFolds(5),
-        bound_model=bound,
-    )
+    settings = {"bound_model": FieldBound(factor=NoFactor()), "folds": RandomFolds(5)}
+    estimator = GeoQ(lambda x: np.zeros((len(x), 8, 50)), None, domain=Grid(2), **settings)
     page = written(tmp_path, ".html", estimator.fit(x, grid))
     # Two maps of 8 x 40 blocks, each with a scale of 20 colours.
     assert page.count("<rect") == 2 * (8 * 40 + 20)
@@ -195,9 +180,8 @@ def test_a_regressor_a_saved_file_and_labelled_arrays_have_reports(calibrated, t
     dims = {"time": np.arange(300.0), "probe": ["top", "mid", "low"]}
     inputs = xr.DataArray(x, dims)
     outputs = xr.DataArray(y, {"time": dims["time"]}, name="heat", attrs={"units": "W"})
-    labelled = Labelled(GeoQ(lambda x: 0 * x[:, 0], None, folds=RandomFolds(5)), "time").fit(
-        inputs, outputs
-    )
+    small = GeoQ(lambda x: 0 * x[:, 0], None, folds=RandomFolds(5))
+    labelled = Labelled(small, "time").fit(inputs, outputs)
     card = written(tmp_path, ".md", labelled, inputs[:20] + 0.01, outputs[:20], inputs[:5] + 2)
     assert "| probe top | planned queries |" in card
     with pytest.raises(ValueError, match="labels from top to mid"):
@@ -212,9 +196,7 @@ def test_a_wrong_suffix_and_half_a_test_are_refused(calibrated, tmp_path):
         report(estimator, tmp_path / "report.md", x)
 
 
-@pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium is installed, so no browser can show the page"
-)
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed, which shows the page")
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1000), ("dark", 1000), ("light", 360)])
 def test_a_browser_shows_the_page(scheme, width, calibrated, tmp_path):
     """The page is as wide as its window, and its background has the colour that the reader prefers."""
@@ -225,17 +207,11 @@ def test_a_browser_shows_the_page(scheme, width, calibrated, tmp_path):
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
     flags += ["--disable-background-networking", f"--user-data-dir={tmp_path / 'profile'}"]
     shot = tmp_path / "shot.png"
-    command = [
-        CHROMIUM,
-        *flags,
-        "--window-size=1000,900",
-        f"--screenshot={shot}",
-        f"file://{tmp_path}/frame.html",
-    ]
+    flags += ["--window-size=1000,900", f"--screenshot={shot}"]
+    command = [CHROMIUM, *flags, f"file://{tmp_path}/frame.html"]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     pixels = matplotlib.imread(shot)[..., :3]
-    page = pixels[:880, :width]
-    background = page[5, 5]
+    page, background = pixels[:880, :width], pixels[5, 5]
     assert (background.mean() > 0.9) == (scheme == "light")
     written_on = abs(page - background).max(axis=2) > 0.3
     assert 0.01 < written_on.mean() < 0.3

@@ -17,7 +17,7 @@ from geoq.data.domain import Mesh
 from geoq.report import evidence, svg
 from geoq.report.evidence import Rows, covered
 
-# A sentence, with a picture or with a table or with both; and the parts of each section by its title.
+# A sentence, a table and a picture, each of which can be missing; the parts of each section by its title.
 Part: TypeAlias = dict[str, Any]
 Report: TypeAlias = dict[str, list[Part]]
 N_WORST, MOST_POINTS, MOST_CELLS, MOST_NODES, MOST_INPUTS = 10, 1200, 40, 1500, 12
