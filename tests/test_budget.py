@@ -25,7 +25,7 @@ BUDGET = {
     "src/geoq/rollout": 2738,
     "src/geoq/serving": 703,
     "src/geoq/training": 1350,
-    "tests": 15275,
+    "tests": 15218,
     "benchmarks": 14317,
     "docs/gallery": 1120,
 }
