@@ -21,7 +21,7 @@ BUDGET = {
     "src/geoq/planning": 1225,
     "src/geoq/plots": 974,
     "src/geoq/regions": 1233,
-    "src/geoq/report": 726,
+    "src/geoq/report": 720,
     "src/geoq/rollout": 2738,
     "src/geoq/serving": 703,
     "src/geoq/training": 1350,

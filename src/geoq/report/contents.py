@@ -70,9 +70,8 @@ def _guarantee(fitted: Any) -> str:
 
 def _numbers(n: int, scale: Any, found: dict[str, Rows], rows: Rows, of: str) -> list[list[Any]]:
     """Five numbers: the data, the error, the coverage, the bound, and how many queries are safe."""
-    numbers: list[list[Any]] = [
-        ["points of the data", n, "rows, fields or states that fit received"]
-    ]
+    of_n = "rows, fields or states that fit received"
+    numbers: list[list[Any]] = [["points of the data", n, of_n]]
     if rows:
         first = rows["first"]
         error = float(np.nanmean(np.nanmean(rows["error"][first], axis=0) / scale))
@@ -216,14 +215,14 @@ def _report(core: Any, answers: dict[str, Any], about: Part, all_rows: dict[str,
     against, counted = _part("No errors are stored in the file."), [_part(intervals)]
     if rows:
         against = _scatter(rows, kinds, note)
-        counted += _coverage(rows, level, about["outputs"]) + _maps(rows, about["layout"])
+        counted += _coverage(rows, level, about["outputs"]) + _maps(rows, about.get("layout"))
     numbers = _numbers(about["n"], about["scale"], found, rows, f"{label}, {kinds[0]}")
     carry, explained = [], "This is counted for tables with held-out errors."
     if HELD_OUT in found and columns:
         carry = evidence.carriers(found[HELD_OUT], columns)
         explained = "The inputs by how much of the variation of the errors they explain"
     head = "input, fraction of the variation of the errors, errors are largest at, times the mean error there"
-    where = [*map(_part, about["where"]), *_ranges(columns, answers), *_distances(found)]
+    where = [*map(_part, about.get("where", ())), *_ranges(columns, answers), *_distances(found)]
     return {
         "What this is": [_part(f"{what}.", "what, value", _identity(core, about["data"]))],
         "The guarantee": [_part(_guarantee(core.fitted_))],
@@ -261,7 +260,6 @@ def of_pairs(core: Any, cases: dict[str, Any], names: Any, outputs: Any) -> Repo
         "data": (fitted.geometry.points.inputs, fitted.error),
         "scale": np.where(scale > 0, scale, np.nan) if scale.size == fitted.error[:1].size else 1.0,
         "kinds": ("held out inside the data", "held out in clusters or shells"),
-        "where": [],
         "opinion": opinion,
         "layout": fitted.layout if fitted.layout.on_cells else None,
     }
@@ -295,6 +293,5 @@ def of_rollouts(core: Any, cases: dict[str, Any], _: Any, outputs: Any) -> Repor
         "kinds": ("first half of the steps", "second half of the steps"),
         "where": where,
         "opinion": "Forecasts have none: members of the surrogate and of a companion are part of the bound.",
-        "layout": None,
     }
     return _report(core, answers, about, rows)

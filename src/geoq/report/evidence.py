@@ -36,14 +36,11 @@ def held_out(fitted: Any) -> Rows:
     """The held-out errors of the calibration with the bounds that were fitted to them."""
     tuples = fitted.tuples
     some = tuples.subsample(min(MOST_ROWS, max(50, MOST_VALUES // tuples.errors[:1].size)))
-    more = {
-        "group": some.group,
-        "distance": some.relation.support_distance / (fitted.typical.support_distance or 1.0),
-        "family": np.array(fitted.families)[some.family],
-        "first": some.family == tuples.family[tuples.interpolating][0],
-        "point": some.point,
-    }
-    return _rows(some.error, bounds_of(fitted.bound, some.features), **more)
+    more = {"group": some.group, "family": np.array(fitted.families)[some.family]}
+    more["distance"] = some.relation.support_distance / (fitted.typical.support_distance or 1.0)
+    more["first"] = some.family == tuples.family[tuples.interpolating][0]
+    bound = bounds_of(fitted.bound, some.features)
+    return _rows(some.error, bound, point=some.point, **more)
 
 
 def of_answer(fitted: Any, answer: Any, y: Any = None) -> Rows:

@@ -63,15 +63,15 @@ def scatter(series: dict[tuple[str, str], np.ndarray], labels: tuple[str, str], 
         x, y = (float(np.interp(mark, ends, sides)) for sides in ((LEFT, RIGHT), (BASE, TOP)))
         parts += [_line(x, TOP, x, BASE, "grid"), _line(LEFT, y, RIGHT, y, "grid")]
         parts += [_text(x, BASE + 13, text, "middle"), _text(LEFT - 4, y + 4, text, "end")]
-    parts += [_text((LEFT + RIGHT) / 2, BASE + 30, labels[0], "middle")]
-    parts += [_text(10, 156, labels[1], "middle", transform="rotate(-90 10 156)")]
+    turned = _text(10, 156, labels[1], "middle", transform="rotate(-90 10 156)")
+    parts += [_text((LEFT + RIGHT) / 2, BASE + 30, labels[0], "middle"), turned]
     for row, ((kind, name), (x, y)) in enumerate(series.items()):
         look = "h0" if kind == "dot" else "m-2 -2l4 4m0 -4l-4 4"
         pairs = zip(np.interp(x, ends, (LEFT, RIGHT)), np.interp(y, ends, (BASE, TOP)), strict=True)
         path = "".join(f"M{a:.1f} {b:.1f}{look}".replace(".0", "") for a, b in pairs)
         key = f"M{LEFT + 12} {TOP + 10 + 15 * row}{look}"
-        parts += [_tag("path", class_=kind, d=path + key)]
-        parts += [_text(LEFT + 20, TOP + 14 + 15 * row, name)]
+        label = _text(LEFT + 20, TOP + 14 + 15 * row, name)
+        parts += [_tag("path", class_=kind, d=path + key), label]
     parts.append(_line(LEFT, BASE, RIGHT, TOP, "level"))
     return _picture(BASE + 36, title, parts)
 
