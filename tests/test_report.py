@@ -176,7 +176,9 @@ def test_a_regressor_a_saved_file_and_labelled_arrays_have_reports(calibrated, t
     assert "GeoQ(" in written(tmp_path, ".md", model, x[:9] + 0.01, y[:9])
     estimator.save(tmp_path / "small.geoq", calibration=False)
     loaded = GeoQ.load(tmp_path / "small.geoq", surrogate=estimator.surrogate)
-    assert "No errors are stored in the file" in written(tmp_path, ".md", loaded)
+    card = written(tmp_path, ".md", loaded, planned=x[:5])
+    assert "No errors are stored in the file" in card
+    assert "| fraction safe | 1.000 | planned queries |" in card
     dims = {"time": np.arange(300.0), "probe": ["top", "mid", "low"]}
     inputs = xr.DataArray(x, dims)
     outputs = xr.DataArray(y, {"time": dims["time"]}, name="heat", attrs={"units": "W"})
