@@ -89,8 +89,7 @@ def test_the_input_that_the_error_depends_on_carries_it(calibrated):
 def test_all_formats_have_the_same_content_and_the_same_bytes_twice(calibrated, tmp_path):
     estimator, x = calibrated
     new = x[:40] + 0.3
-    args = estimator, new, np.exp(3 * new[:, 0]), x[:20] - 1
-    names = ["<b>", "a|b", "c&d"]
+    args, names = (estimator, new, np.exp(3 * new[:, 0]), x[:20] - 1), ["<b>", "a|b", "c&d"]
     formats = (".html", ".md", ".json", ".html")
     page, card, data, again = (written(tmp_path, s, *args, names=names) for s in formats)
     assert page == again
