@@ -126,7 +126,7 @@ WITH_NAN[0][3, 1] = np.nan
 
 
 @pytest.mark.parametrize(("forcing", "message"), [
-    (FORCING, r"forcing has \[12\] rows, but the trajectories have \[100, "),
+    (FORCING, r"can be 12 trajectories or one of 12 times; pass list\(forcing\) or \[forcing\]"),
     ([*FORCING[:3]], r"forcing has \[100, 100, 100\] rows, but the trajectories have \[100, "),
     ([f[:-1] for f in FORCING], r"forcing has \[99, .* one row per state"),
     ([*FORCING[..., 0]], r"forcing\[0\] has shape \(100,\)"),
@@ -175,7 +175,7 @@ def test_the_output_has_the_prediction_and_the_bound_of_its_coordinates(output, 
 def test_a_file_keeps_the_output(tmp_path):
     grids, path = TRAINING[:, :, None] * np.ones((1, 1, 3)), tmp_path / "part.geoq"
     step = analogue([grids[:300]])
-    estimator = small_henon(step, None, output=(slice(None), [0, 2])).fit(grids[300:])
+    estimator = small_henon(step, None, output=(slice(None), [0, 2])).fit([grids[300:]])
     estimator.save(path)
     loaded = RolloutGeoQ.load(path, surrogate=step)
     assert estimator.bound(grids[:3], 4).shape == (3, 4, 2, 2)

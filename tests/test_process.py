@@ -139,7 +139,7 @@ def test_an_answer_has_the_second_opinion(fitted):
 
 
 def test_few_fields_have_no_second_opinion():
-    x = np.random.default_rng(0).normal(size=(25, 1, 16)).cumsum(axis=2)
+    x = np.random.default_rng(0).normal(size=(25, 1, 80)).cumsum(axis=2)
     estimator = GeoQ(lambda x: 0.9 * x, None, folds=RandomFolds(3), safe_region=PaperRegion(3))
     with pytest.raises(TypeError, match="has no second opinion"):
         _ = estimator.fit(x, x).assess(x).second_opinion

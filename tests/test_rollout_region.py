@@ -23,7 +23,8 @@ def test_the_region_contains_the_quantile_of_the_whole_held_out_rollouts():
 
 def view(points):
     nu = Coordinates.fit(np.random.default_rng(0).random((9, points.shape[1])), logarithms=False)
-    return TableView(points, points, *np.zeros((2, len(points))), nu, None)
+    zeros = np.zeros(len(points))
+    return TableView(points, points, zeros, zeros, zeros.astype(bool), nu, None)
 
 
 def test_the_score_counts_deviations_along_and_across_the_nearest_states():

@@ -227,7 +227,7 @@ class Pairs:
     def geometry(self, space: Space) -> Geometry:
         """The geometry of these points."""
         sided = getattr(self.how.bound_for(self.layout), "uses_neighborhood", True)
-        sided |= self.inputs[0].size <= MAX_COLUMNS
+        sided |= self.how.bound_model is None and self.inputs[0].size <= MAX_COLUMNS
         return Geometry(space, self.how.n_anchors, self.n_support, sided)
 
     def folds(self, points: "ObservedPoints") -> "HeldOutPoints":
