@@ -13,9 +13,9 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 3137,
-    "src/geoq/bounds": 2286,
-    "src/geoq/core": 4107,
+    "src/geoq": 3141,
+    "src/geoq/bounds": 2283,
+    "src/geoq/core": 4120,
     "src/geoq/data": 2294,
     "src/geoq/nets": 321,
     "src/geoq/planning": 1225,
@@ -25,7 +25,7 @@ BUDGET = {
     "src/geoq/rollout": 2738,
     "src/geoq/serving": 703,
     "src/geoq/training": 1350,
-    "tests": 15218,
+    "tests": 15221,
     "benchmarks": 14317,
     "docs/gallery": 1120,
 }

@@ -449,7 +449,7 @@ class EverySecond:
     (STATES[:, 0], r"shape \(900,\).*with shape \(n_times, 1\)"),
     (np.where(STATES > 1.2, np.nan, STATES), "cut the trajectory there"),
     (STATES.astype(object), "dtype object"),
-    ("states.npy", "must be a NumPy array or a torch tensor, got str"),
+    ("states.npy", "must be a NumPy array, a torch tensor or another array, got str"),
     (np.stack([STATES[:100]] * 5), "pass several trajectories as a list"),
 ])  # fmt: skip
 def test_unusable_trajectories_are_refused_before_any_training(trajectories, message):

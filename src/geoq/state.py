@@ -73,7 +73,7 @@ def all_classes(*, with_torch: bool = False) -> list[Any]:
             found += [kind for kind in own if kind.__module__ == name and _is_known(kind)]
             found += getattr(module, "FUNCTIONS", ())
     found.remove(Table)  # stored by its numbers; the domain has the same name
-    return found
+    return [*dict.fromkeys(found)]
 
 
 def _by_name(*, with_torch: bool = False) -> dict[str, Any]:

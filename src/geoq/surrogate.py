@@ -53,6 +53,10 @@ def log_error(y: Any, y_hat: Any) -> Any:
 
     A bound of 0.1 is a factor of 1.105. Second opinion, distances of outputs and bound work with logarithms, predictions and intervals
     have the unit of the outputs.
+
+    Example:
+        >>> log_error(np.array([1.0, 1000.0]), np.array([1.1, 1100.0])).round(3)
+        array([0.095, 0.095])
     """
     both = (value.log() if hasattr(value, "log") else np.log(value) for value in (y, y_hat))
     return absolute_error(*both)

@@ -96,6 +96,9 @@ class LabelBound:
     Attributes:
         values: the two values as a function of the predictions: ``misclassification_values`` or ``probability_error_values``.
 
+    Example:
+        >>> from geoq.parts import LabelBound, probability_error_values
+        >>> bound = LabelBound(values=probability_error_values)
     """
 
     values: TwoValues = misclassification_values

@@ -296,7 +296,17 @@ class GeoQ:
         return self._fitted.bounds(x, levels)
 
     def predict_interval(self, x: Any, quantile: float | None = None) -> tuple[Any, Any]:
-        """The lower and the upper ends of intervals around the predictions, ``assess(x).interval(quantile)``."""
+        """The lower and the upper ends of intervals around the predictions, ``assess(x).interval(quantile)``.
+
+        Example:
+            >>> import numpy as np
+            >>> from geoq import GeoQ, RandomFolds
+            >>> x = np.linspace(0, 1, 60)[:, None]
+            >>> estimator = GeoQ(lambda x: x[:, 0], None, folds=RandomFolds(5), limits=(0, 1))
+            >>> lower, upper = estimator.fit(x, np.sin(x[:, 0])).predict_interval(x, 0.9)
+            >>> bool((lower >= 0).all())
+            True
+        """
         return self.assess(x).interval(quantile)
 
     def expected_error(self, x: Any) -> Any:

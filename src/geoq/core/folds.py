@@ -292,6 +292,9 @@ def default_folds(interpolating: Folds | None = None, *, n_trainings: int = 15) 
     Returns:
         A scheme for the argument ``folds`` of ``GeoQ``.
 
+    Example:
+        >>> len(default_folds(n_trainings=8).schemes)
+        2
     """
     extrapolating: dict[int, tuple[Folds, ...]] = {
         15: (ClusterFolds(5), NestedFolds(5)),
