@@ -18,16 +18,16 @@ BUDGET = {
     "src/geoq/core": 4120,
     "src/geoq/data": 2294,
     "src/geoq/nets": 321,
-    "src/geoq/planning": 1225,
+    "src/geoq/planning": 1211,
     "src/geoq/plots": 974,
     "src/geoq/regions": 1233,
     "src/geoq/report": 720,
     "src/geoq/rollout": 2738,
     "src/geoq/serving": 703,
-    "src/geoq/training": 1350,
-    "tests": 15221,
+    "src/geoq/training": 1348,
+    "tests": 15222,
     "benchmarks": 14317,
-    "docs/gallery": 1120,
+    "docs/gallery": 1116,
 }
 MAX_CLASSES, MAX_PROTOCOLS = 168, 4
 MAX_MODULE, MAX_FUNCTION = 450, 50
