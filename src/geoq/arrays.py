@@ -83,10 +83,11 @@ def to_numbers(array: Any, name: str) -> np.ndarray:
 
 def _from_other(array: Any, name: str) -> np.ndarray:
     """The numbers of an array of another library, such as JAX, by ``__array__`` or DLPack."""
-    way_out = f"{name}.toarray()" if hasattr(array, "toarray") else "an array of numbers"
+    is_sparse = hasattr(array, "toarray")
+    way_out = f"{name}.toarray()" if is_sparse else "an array of numbers"
     if isinstance(array, tuple):
         way_out = "the prediction alone, lambda x: model(x)[0]: geoq does not use a deviation"
-    elif way_out == "an array of numbers" and hasattr(array, "shape"):
+    elif hasattr(array, "shape") and not is_sparse:
         for find in (np.asarray, partial(np.from_dlpack, device="cpu")):
             try:
                 found = find(array)
@@ -146,9 +147,8 @@ def in_kind(array: Any, like: Any) -> Any:
     if is_tensor(array) != is_tensor(like) or is_other(array) != is_other(like):
         array = restore(to_numbers(array, "x"), like)
     elif type(like) is np.ndarray and not np.ma.getmask(array).any():
-        array = np.ma.getdata(array).view(
-            np.ndarray
-        )  # of masked arrays without a mask, matrices and memory maps
+        # Plain arrays of masked arrays without a mask, matrices and memory maps.
+        array = np.ma.getdata(array).view(np.ndarray)
     wanted: Any = getattr(like, "dtype", None)
     own: Any = getattr(array, "dtype", None)
     if own == wanted or type(array) is not type(like) or isinstance(array, np.ma.MaskedArray):

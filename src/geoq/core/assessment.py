@@ -243,8 +243,8 @@ class Assessment:
     def to_frame(self, levels: Sequence[float] = ()) -> Any:
         """The predictions, bounds, intervals, flags and support scores as a data frame, one row per query.
 
-        For each of the ``levels`` there are the ends of its interval as well. The data frame is of the library of the queries and has their index. For queries in arrays it is of pandas, or of polars
-        if pandas is not installed. Several outputs have a column each; a field has its mean.
+        For each of the ``levels`` there are the ends of its interval as well. The data frame has the library and the index of the
+        queries; for arrays it is of pandas, or of polars if pandas is not installed. Several outputs have a column each; a field has its mean.
 
         Example:
             >>> from geoq import GeoQ, RandomFolds

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from geoq.arrays import flat, take
 from geoq.bounds.protocol import bounds_of
 from geoq.checks import check_fitted
+from geoq.core.agreement import mean_of_each
 from geoq.core.fitted import Fitted
 from geoq.core.geometry import Features
 from geoq.neighbors import Neighbors
@@ -42,9 +43,7 @@ def calibration_of(estimator: Any) -> Fitted:
 
 def mean_over_field(values: np.ndarray) -> Float[np.ndarray, " n"]:
     """One number per row: the mean of the values that count, 0 without any."""
-    rows = flat(values).astype(float)
-    present = ~np.isnan(rows)
-    return np.where(present, rows, 0).sum(axis=1) / np.maximum(present.sum(axis=1), 1)
+    return np.nan_to_num(mean_of_each(values), posinf=np.inf)
 
 
 @dataclass(frozen=True)

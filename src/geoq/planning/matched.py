@@ -49,9 +49,9 @@ class MatchedFolds:
     """The folds, of several schemes, whose held-out points are about as far from the other points as the planned queries are.
 
     Candidates are random folds, K-means clusters in several numbers, merged to folds of about equal size, slabs across the principal axis
-    and towards the planned queries, nested folds, and random and nested folds together. The least Wasserstein distance between the distributions of the distances to the
-    nearest point wins. Rows with equal inputs, or of one group, are held out together. Folds are drawn before the surrogate is asked,
-    so distances are measured between standardised inputs.
+    and towards the planned queries, nested folds, and random and nested folds together. The least Wasserstein distance between the
+    distributions of the distances to the nearest point wins. Rows with equal inputs, or of one group, are held out together. Folds are
+    drawn before the surrogate is asked, so distances are measured between standardised inputs.
 
     Attributes:
         n_folds: number of folds.
