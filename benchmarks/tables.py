@@ -1,4 +1,4 @@
-"""Markdown tables of the results, written into README.md, docs/*.md and benchmarks/results/*.md between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+"""Markdown tables of the results, written into docs/*.md and benchmarks/results/*.md between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
 
 python -m benchmarks.tables forrester                         # print the tables of a results file
 python -m benchmarks.tables forrester --into benchmarks/results/forrester.md
@@ -170,10 +170,13 @@ def render(name, folder=RESULTS):
 
 
 def marked(page):
-    """The names and the contents of the tables of a page."""
+    """The names and the contents of the tables of a page; the README has no markers, and its table begins with this row."""
+    text = page.read_text()
+    if page.name == "README.md":
+        return {"in_short": re.search(r"^\| method \|(.|\n)*?(?=\n\n)", text, re.MULTILINE)[0]}
     pattern = r"^<!-- (\w+) -->$(.*?)^<!-- /\1 -->$"
-    found = re.findall(pattern, page.read_text(), re.MULTILINE | re.DOTALL)
-    return {name: text.strip() for name, text in found}
+    found = re.findall(pattern, text, re.MULTILINE | re.DOTALL)
+    return {name: table.strip() for name, table in found}
 
 
 def pages():
@@ -184,11 +187,11 @@ def pages():
 
 def insert(page, name, text):
     start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    before, _, rest = page.read_text().partition(f"{start}\n")
-    _, found, after = rest.partition(end)
-    if not found:
+    found = marked(page)
+    if name not in found:
         raise SystemExit(f"{page} has no markers for the tables; add the lines {start} and {end}.")
-    page.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
+    old, new = (found[name], text) if found[name] else (end, f"\n{text}\n\n{end}")
+    page.write_text(page.read_text().replace(old, new))
 
 
 def check():
