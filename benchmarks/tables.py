@@ -186,12 +186,11 @@ def pages():
 
 
 def insert(page, name, text):
-    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    found = marked(page)
-    if name not in found:
-        raise SystemExit(f"{page} has no markers for the tables; add the lines {start} and {end}.")
-    old, new = (found[name], text) if found[name] else (end, f"\n{text}\n\n{end}")
-    page.write_text(page.read_text().replace(old, new))
+    end = f"<!-- /{name} -->"
+    if (old := marked(page).get(name)) is None:
+        raise SystemExit(f"{page} has no markers for the tables; add <!-- {name} --> and {end}.")
+    new = text if old else f"\n{text}\n\n{end}"
+    page.write_text(page.read_text().replace(old or end, new))
 
 
 def check():
@@ -211,9 +210,7 @@ def main():
     parser.add_argument("--check", action="store_true", help="list tables that are out of date")
     asked = parser.parse_args()
     if asked.check:
-        if outdated := check():
-            raise SystemExit("\n".join(outdated))
-        return
+        raise SystemExit("\n".join(check()) or 0)
     if asked.into:
         for name in [asked.name] if asked.name else marked(asked.into):
             insert(asked.into, name, render(name))
