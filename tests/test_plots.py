@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from geoq import Grid, Mesh, RolloutGeoQ, plots
 from geoq.data.domain import Layout, Table
+from geoq.parts import Norm
 from geoq.rollout.fitted import RolloutAssessment
 
 
@@ -199,6 +200,24 @@ def test_rollouts_show_bound_and_trust():
     assert set(curves["diverged"].get_xdata()) == {3}
     assert curves["step not safe"].get_xdata().tolist() == [3, 4, 5, 6]
     assert "diverged" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize("unit", [np.array(0.5), np.array([0.5, 0.2])])
+def test_rollouts_with_a_tolerance_of_a_norm_show_the_norm_at_whole_steps(unit):
+    plain = forecasts(None)
+    with pytest.warns(UserWarning, match="n_steps=20"):
+        a = plain.fitted.assess(plain.asked, 20, Norm(unit), None)
+    figure, error = Figure(), np.full(a.error_hat.shape, 0.3)
+    (axes,) = plots.rollouts(figure, a, [1], error=error)
+    label, height = "root mean square error", 0.5
+    if unit.ndim:
+        label, height = f"{label} / tolerance", 1.0
+    assert figure.get_supylabel() == label
+    curves = lines_of(axes)
+    np.testing.assert_allclose(curves["bound"].get_ydata(), height * a.bound_over_tolerance[1])
+    expected = height * (0.5 * ((0.3 / unit) ** 2 * np.ones(2)).sum()) ** 0.5
+    np.testing.assert_allclose(curves["true error"].get_ydata(), expected)
+    assert (axes.get_xticks() % 1 == 0).all()
 
 
 def test_rollouts_without_a_tolerance_are_supported_and_not_trusted():

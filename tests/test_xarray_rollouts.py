@@ -9,6 +9,7 @@ from henon import train_forced as train
 from numpy.testing import assert_array_equal
 
 from geoq import RolloutGeoQ
+from geoq.parts import Norm
 from geoq.xarray import Labelled
 
 small = partial(RolloutGeoQ, n_calibration=20, n_starts=20, n_support=5)
@@ -62,6 +63,17 @@ def test_the_answers_are_those_of_rollout_geoq_with_steps_lead_times_variables_a
     v = answer.error_hat.sel(variable="v")
     assert v.dims == ("time", "step")
     assert v.units == "K"
+
+
+def test_tolerances_of_a_norm_have_variables(fitted):
+    plain = fitted.estimator_.assess(STATES[700:720], 9, Norm(np.array([0.4, 0.1])))
+    for given in (Norm(TOLERANCE), Norm(xr.Dataset(TOLERANCE))):
+        answer = fitted.assess(ASKED, 9, given)
+        assert_array_equal(answer.trusted_horizon, plain.trusted_horizon)
+        assert_array_equal(answer.bound_over_tolerance, plain.bound_over_tolerance)
+    assert "root mean square error" in fitted.reason(ASKED.isel(time=2), 9, Norm(TOLERANCE))
+    with pytest.raises(ValueError, match=r"tolerance has the variables .* also had \['v'\]"):
+        fitted.assess(ASKED, 9, Norm({"u": 1.0}))
 
 
 def test_chunks_of_initial_states_give_a_lazy_answer(fitted, answer, tmp_path):

@@ -172,5 +172,4 @@ class RolloutGeoQ:
         return self._fitted.describe()
 
     __repr__, _repr_html_, surrogate_ = represent, represent_html, GeoQ.surrogate_
-    get_params = get_params
-    set_params = set_params
+    get_params, set_params = get_params, set_params

@@ -255,8 +255,7 @@ class FittedRollouts:
     def _changed(self, rows: np.ndarray) -> np.ndarray:
         """Which initial states change a coordinate that is constant in the data: its effect is unknown."""
         coordinates, n_values = self.reference.coordinates, self.reference.layout.n_values
-        changed = coordinates.changed(coordinates(rows))[:, :n_values]
-        return np.asarray(changed.any(axis=1))
+        return np.asarray(coordinates.changed(coordinates(rows))[:, :n_values].any(axis=1))
 
     def _outside(self, along: np.ndarray) -> np.ndarray:
         """Where the forcing is outside its range in the data."""
