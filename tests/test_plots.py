@@ -202,21 +202,15 @@ def test_rollouts_show_bound_and_trust():
     assert "diverged" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-@pytest.mark.parametrize("unit", [np.array(0.5), np.array([0.5, 0.2])])
-def test_rollouts_with_a_tolerance_of_a_norm_show_the_norm_at_whole_steps(unit):
-    plain = forecasts(None)
+def test_rollouts_with_a_tolerance_of_a_norm_show_the_norm_at_whole_steps():
+    plain, figure = forecasts(None), Figure()
     with pytest.warns(UserWarning, match="n_steps=20"):
-        a = plain.fitted.assess(plain.asked, 20, Norm(unit), None)
-    figure, error = Figure(), np.full(a.error_hat.shape, 0.3)
-    (axes,) = plots.rollouts(figure, a, [1], error=error)
-    label, height = "root mean square error", 0.5
-    if unit.ndim:
-        label, height = f"{label} / tolerance", 1.0
-    assert figure.get_supylabel() == label
-    curves = lines_of(axes)
-    np.testing.assert_allclose(curves["bound"].get_ydata(), height * a.bound_over_tolerance[1])
-    expected = height * (0.5 * ((0.3 / unit) ** 2 * np.ones(2)).sum()) ** 0.5
-    np.testing.assert_allclose(curves["true error"].get_ydata(), expected)
+        a = plain.fitted.assess(plain.asked, 20, Norm(np.array([3.0, 4.0])), None)
+    (axes,) = plots.rollouts(figure, a, [1], error=np.full(a.error_hat.shape, 12.0))
+    assert figure.get_supylabel() == "root mean square error / tolerance"
+    bound, true = (lines_of(axes)[name].get_ydata() for name in ("bound", "true error"))
+    np.testing.assert_allclose(bound, a.bound_over_tolerance[1])
+    np.testing.assert_allclose(true, (25 / 2) ** 0.5)
     assert (axes.get_xticks() % 1 == 0).all()
 
 

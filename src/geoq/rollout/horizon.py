@@ -168,8 +168,7 @@ class HeldOutRollouts:
     def of(
         bound: Values, error: Values, supported: Places, start: Places, quantile: float
     ) -> "HeldOutRollouts":
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(error > 0, error / bound, 0.0)
+        ratio = np.nan_to_num(error_ratios(error, bound), posinf=np.inf).reshape(error.shape)
         return HeldOutRollouts(bound, error, supported, start, quantile, ratio.max(axis=2))
 
     def largest(self) -> "HeldOutRollouts":
