@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from geoq import Grid, Mesh, RolloutGeoQ, plots
 from geoq.data.domain import Layout, Table
+from geoq.parts import Norm
 from geoq.rollout.fitted import RolloutAssessment
 
 
@@ -199,6 +200,18 @@ def test_rollouts_show_bound_and_trust():
     assert set(curves["diverged"].get_xdata()) == {3}
     assert curves["step not safe"].get_xdata().tolist() == [3, 4, 5, 6]
     assert "diverged" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_rollouts_with_a_tolerance_of_a_norm_show_the_norm_at_whole_steps():
+    plain, figure = forecasts(None), Figure()
+    with pytest.warns(UserWarning, match="n_steps=20"):
+        a = plain.fitted.assess(plain.asked, 20, Norm(np.array([3.0, 4.0])), None)
+    (axes,) = plots.rollouts(figure, a, [1], error=np.full(a.error_hat.shape, 12.0))
+    assert figure.get_supylabel() == "root mean square error / tolerance"
+    bound, true = (lines_of(axes)[name].get_ydata() for name in ("bound", "true error"))
+    np.testing.assert_allclose(bound, a.bound_over_tolerance[1])
+    np.testing.assert_allclose(true, (25 / 2) ** 0.5)
+    assert (axes.get_xticks() % 1 == 0).all()
 
 
 def test_rollouts_without_a_tolerance_are_supported_and_not_trusted():

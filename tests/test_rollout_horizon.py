@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from geoq.rollout.horizon import HeldOutRollouts, count_apart, over_tolerance
+from geoq.rollout.horizon import EveryValue, HeldOutRollouts, Norm, count_apart
 
 
 def drawn(rng, n, n_steps=30, spacing=1000):
@@ -18,37 +18,38 @@ def drawn(rng, n, n_steps=30, spacing=1000):
     return HeldOutRollouts.of(bound, size * noise * step, supported, spacing * np.arange(n), 0.9)
 
 
-def trusted_steps(rollouts, trust, tolerance):
-    within = trust.within(over_tolerance(rollouts.bound, tolerance))
+def trusted_steps(rollouts, trust):
+    within = trust.within(trust.ratio(rollouts.bound))
     return np.minimum(within.cumprod(axis=1).sum(axis=1), rollouts.supported)
 
 
-def is_broken(rollouts, trust, tolerance):
+def is_broken(rollouts, trust):
     """Whether the error of each rollout exceeds the tolerance at a trusted step."""
-    exceeds = (rollouts.error > tolerance).any(axis=2)
+    exceeds = trust.tolerance.over(rollouts.error) > 1
     step = np.arange(exceeds.shape[1])
-    return (exceeds & (step < trusted_steps(rollouts, trust, tolerance)[:, None])).any(axis=1)
+    return (exceeds & (step < trusted_steps(rollouts, trust)[:, None])).any(axis=1)
 
 
-def test_the_expected_fraction_of_broken_rollouts_is_the_one_of_split_conformal_prediction():
-    rng, fractions, tolerance = np.random.default_rng(0), [], np.array(0.6)
+@pytest.mark.parametrize("limit", [EveryValue(0.6), Norm(0.4), Norm(np.array([0.3, 0.6]))])
+def test_the_expected_fraction_of_broken_rollouts_is_that_of_split_conformal_prediction(limit):
+    rng, fractions = np.random.default_rng(0), []
     for _ in range(300):
         calibration, fresh = drawn(rng, 59), drawn(rng, 50)
-        trust = calibration.trust(tolerance)
+        trust = calibration.trust(limit)
         assert trust.n_apart == 59
-        fractions.append(is_broken(fresh, trust, tolerance).mean())
+        fractions.append(is_broken(fresh, trust).mean())
     assert 0.08 < np.mean(fractions) < 0.105
 
 
+@pytest.mark.parametrize("kind", [EveryValue, Norm])
 @pytest.mark.parametrize("spacing", [1, 3, 1000])
-def test_a_larger_tolerance_never_has_a_shorter_horizon(spacing):
+def test_a_larger_tolerance_never_has_a_shorter_horizon(spacing, kind):
     """Although longer horizons overlap more, so that fewer held-out rollouts count."""
     rng = np.random.default_rng(1)
     for _ in range(20):
         rollouts, before = drawn(rng, 60, spacing=spacing), np.zeros(60)
         for tolerance in np.logspace(-1.5, 0.7, 40):
-            one = np.array(tolerance)
-            steps = trusted_steps(rollouts, rollouts.trust(one), one)
+            steps = trusted_steps(rollouts, rollouts.trust(kind(tolerance)))
             assert (steps >= before).all()
             before = steps
 
@@ -57,14 +58,14 @@ def test_a_larger_tolerance_never_has_a_shorter_horizon(spacing):
 def test_the_limit_is_the_largest_one_that_breaks_few_enough_rollouts(spacing):
     """With 60 rollouts and level 0.9 these are 5, because (5 + 1) / (60 + 1) < 0.1."""
     rollouts = drawn(np.random.default_rng(3), 60, spacing=spacing)
-    for tolerance in map(np.array, np.linspace(0.1, 0.6, 6)):
+    for tolerance in map(EveryValue, np.linspace(0.1, 0.6, 6)):
         trust = rollouts.trust(tolerance)
         uncapped = replace(rollouts, bound=rollouts.bound / 1e6)
         wide = replace(trust, typical=tuple(m / 1e6 for m in trust.typical))
         for factor, holds in ((1 - 1e-6, True), (1 + 1e-6, False)):
             scaled = replace(wide, limit=trust.limit * factor / 1e6)
-            assert (is_broken(uncapped, scaled, tolerance).sum() <= 5) == holds
-        assert is_broken(rollouts, trust, tolerance).sum() <= 5
+            assert (is_broken(uncapped, scaled).sum() <= 5) == holds
+        assert is_broken(rollouts, trust).sum() <= 5
 
 
 def test_the_limit_of_nineteen_rollouts_is_the_second_smallest_critical_value():
@@ -77,7 +78,7 @@ def test_the_limit_of_nineteen_rollouts_is_the_second_smallest_critical_value():
         start=10 * np.arange(19),
         quantile=0.9,
     )
-    one, typical = np.array(1.0), critical[9]
+    one, typical = EveryValue(1.0), critical[9]
 
     def score(i):
         return pytest.approx(critical[i] ** (2 / 3) * typical ** (1 / 3))
@@ -85,22 +86,22 @@ def test_the_limit_of_nineteen_rollouts_is_the_second_smallest_critical_value():
     trust = rollouts.trust(one)
     assert trust.typical == pytest.approx((typical / 2, typical))
     assert trust.limit == score(1)
-    assert is_broken(rollouts, trust, one).sum() == 1
+    assert is_broken(rollouts, trust).sum() == 1
     # Two rollouts are unsafe before their error exceeds the tolerance, so that no limit breaks them.
     some_unsafe = replace(rollouts, supported=np.array([1, 1, *[2] * 17]))
     assert some_unsafe.trust(one).limit == score(3)
-    assert rollouts.trust(np.array(3.0)).limit == np.inf
+    assert rollouts.trust(EveryValue(3.0)).limit == np.inf
 
 
 def test_rollouts_that_overlap_count_once_in_the_fraction_that_is_stated():
     assert count_apart(np.array([0, 4, 5, 9, 11, 30]), 5) == 4
     assert count_apart(np.arange(7), 1) == 7
-    rollouts, tolerance = drawn(np.random.default_rng(2), 60), np.array(0.6)
+    rollouts, tolerance = drawn(np.random.default_rng(2), 60), EveryValue(0.6)
     overlapping = replace(rollouts, start=np.arange(60))
     apart, together = (r.trust(tolerance) for r in (rollouts, overlapping))
     assert apart.broken == pytest.approx(0.1)
     assert "overlap" not in str(apart)
-    longest = int(trusted_steps(overlapping, together, tolerance).max())
+    longest = int(trusted_steps(overlapping, together).max())
     g = count_apart(overlapping.start, longest)
     assert together.n_apart == g < 9
     assert together.broken == pytest.approx((g * 5 / 60 + 1) / (g + 1))
@@ -135,8 +136,21 @@ def test_infinite_bounds_exceed_every_tolerance_and_no_joint_band():
     zero = np.zeros(1, dtype=int)
     rollouts = HeldOutRollouts.of(bound, error, zero, zero, 0.9)
     assert rollouts.excess.tolist() == [[0.5, 0.0]]
-    ratio = over_tolerance(bound, np.array([2.0, np.inf]))
-    assert ratio.tolist() == [[1.0, np.inf]]
+    for kind in (EveryValue, Norm):
+        assert kind(np.array([2.0, np.inf])).over(bound).tolist() == [[1.0, np.inf]]
+
+
+def test_a_norm_of_bounds_has_the_conformal_factor_of_the_norms_of_errors():
+    """Of 19 rollouts at level 0.9 the second largest ratio counts; the norm of 3 and 4 is the root of (9 + 16) / 2."""
+    norm = (25 / 2) ** 0.5
+    values = np.array([[[3.0, 4.0], [np.nan, np.nan]]])
+    assert Norm(0.5).over(values)[0] == pytest.approx([norm / 0.5, np.nan], nan_ok=True)
+    bound, number = np.broadcast_to([[3.0, 4.0]], (19, 1, 2)), np.arange(1, 20)
+    error = bound * number[:, None, None] / 20
+    trust = HeldOutRollouts.of(bound, error, number, 9 * number, 0.9).trust(Norm(2.0))
+    assert trust.factor == (pytest.approx(0.9),)
+    assert trust.ratio(bound[:1].repeat(3, axis=1))[0] == pytest.approx([0.9 * norm / 2] * 3)
+    assert trust.limit == pytest.approx(0.9 * norm / 2)  # 8 of the errors exceed the tolerance
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

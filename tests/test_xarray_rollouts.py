@@ -9,6 +9,7 @@ from henon import train_forced as train
 from numpy.testing import assert_array_equal
 
 from geoq import RolloutGeoQ
+from geoq.parts import Norm
 from geoq.xarray import Labelled
 
 small = partial(RolloutGeoQ, n_calibration=20, n_starts=20, n_support=5)
@@ -43,13 +44,18 @@ def answer(fitted):
     return fitted.assess(ASKED, 30, TOLERANCE)
 
 
-def test_the_answers_are_those_of_rollout_geoq_with_steps_lead_times_variables_and_units(answer):
+def test_the_answers_are_those_of_rollout_geoq_with_steps_lead_times_variables_and_units(
+    fitted, answer
+):
     plain = small(STEP, analogue).fit(STATES[:700])
     a = plain.assess(STATES[700:720], 30, np.array([0.4, 0.1]))
     for name in ("prediction", "error_hat", "safe", "support_score", "diverged_at"):
         assert_array_equal(answer[name], getattr(a, name))
     assert_array_equal(answer.trusted_horizon, a.trusted_horizon)
     assert_array_equal(answer.bound_over_tolerance, a.bound_over_tolerance)
+    norm = plain.assess(STATES[702:703], 30, Norm(np.array([0.4, 0.1])))
+    reason = fitted.reason(ASKED.isel(time=2), 30, Norm(TOLERANCE))
+    assert reason.splitlines()[1:] == norm.reason(0).splitlines()[1:]
     assert answer.error_hat.dims == ("time", "step", "variable")
     assert answer.safe.dims == ("time", "step")
     assert answer.trusted_horizon.dims == ("time",)

@@ -30,8 +30,7 @@ def train_surrogate(x: np.ndarray, y: np.ndarray) -> Surrogate:
     settings = {"hidden_layer_sizes": (32, 32), "solver": "lbfgs", "max_iter": 1000}
     network = make_pipeline(StandardScaler(), MLPRegressor(**settings, random_state=0))
     model = TransformedTargetRegressor(network, transformer=StandardScaler())
-    surrogate: Surrogate = model.fit(x, y).predict
-    return surrogate
+    return model.fit(x, y).predict
 
 
 def demo(picture: Path) -> str:

@@ -13,7 +13,7 @@ setting                   parts
 ``safe_region=``          ``PaperRegion``; scores of ``Region``: ``EachInput``, ``PrincipalAxes``, ``EachPair``, ``Unexplained``,
                           ``SupportDistance`` of tables, ``Windows``, ``Moments``, ``Patterns``, ``Answers``, ``Values`` of fields
 rollouts                  ``MemberGrowth`` with ``RandomFeatures``, ``AdditiveRecursion`` for ``scheme=``, ``RolloutRegion`` for ``safe_region=``,
-                          ``Relative`` tolerances, ``WithMemory`` for steps that remember
+                          tolerances ``Relative`` and ``Norm``, ``WithMemory`` for steps that remember
 ``checkpoint=``           ``Checkpoint``
 ``progress=``             ``Progress`` is what the function receives
 ========================  ==============================================================================================
@@ -43,7 +43,7 @@ from geoq.regions.table_scores import (
 from geoq.regions.views import Values
 from geoq.rollout.additive import AdditiveRecursion
 from geoq.rollout.growth import MemberGrowth
-from geoq.rollout.horizon import Relative
+from geoq.rollout.horizon import Norm, Relative
 from geoq.rollout.members import RandomFeatures
 from geoq.rollout.memory import WithMemory
 from geoq.training.checkpoint import Checkpoint
@@ -66,6 +66,7 @@ __all__ = [
     "MemberGrowth",
     "Moments",
     "NoFactor",
+    "Norm",
     "Number",
     "PaperRegion",
     "Patterns",

@@ -4,7 +4,7 @@ import copy
 import itertools
 import json
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +20,7 @@ from geoq.core.estimator import GeoQ, get_params, set_params
 from geoq.core.folds import warn_of_alike
 from geoq.data.masks import masked_where_nan
 from geoq.rollout.estimator import RolloutGeoQ
+from geoq.rollout.horizon import EveryValue
 from geoq.surrogate import absolute_error, norm_error
 
 try:
@@ -87,10 +88,9 @@ class Labelled:
         (like_x, (x,)), (like_y, (y,)) = self._gathered([x], "x"), self._gathered([y], "y")
         times = x.get_index(self.dim)
         _check_labels(y, x, [self.dim], "y")
-        dates = times.dtype.kind == "M" or isinstance(times, xr.CFTimeIndex)
         if "TemporalFolds" in repr(self.estimator.folds) and not times.is_monotonic_increasing:
             raise ValueError(f"TemporalFolds needs time order; sort x and y by {self.dim!r}.")
-        if dates and how.get("groups") is None:
+        if how.get("groups") is None and (times.dtype.kind == "M" or hasattr(times, "calendar")):
             warn_of_alike(y.values[np.argsort(times)], self.estimator.folds)
         estimator.fit(x.values, masked_where_nan(y.values), **how)
         return {"x": like_x, "y": like_y, "samples": x[self.dim]}
@@ -140,7 +140,7 @@ class Labelled:
         Args:
             x: queries on the grid of ``fit``, or initial states of rollouts.
             n_steps: the number of steps of rollouts, which get the coordinates ``step``, ``lead_time`` and ``valid_time``.
-            tolerance: as in ``RolloutGeoQ.assess``, or a number for each variable in a dictionary or a Dataset, or a DataArray.
+            tolerance: as in ``RolloutGeoQ.assess``, where arrays are a DataArray, or a dictionary or a Dataset of the variables.
             forcing: the inputs of each step of rollouts: a series that contains the times of all steps from the times of x on,
                 or an array with a dimension ``step``. A forcing with neither of them is constant along a rollout.
         """
@@ -195,7 +195,7 @@ class Labelled:
         like, given, times = self.like_["x"], self.like_.get("forcing"), self.like_.get("times")
         scalars = [n for n, c in like.coords.items() if not c.dims]
         states = on_grid(x, like, "x").drop_vars(scalars, errors="ignore")
-        if self._rolls:
+        if self._rolls or n_steps is not None:
             check_integer(n_steps, "n_steps", 1)
         if (given is None) != (forcing is None):
             received = "no forcing" if given is None else f"a forcing with {given.dims}"
@@ -216,14 +216,15 @@ class Labelled:
 
     def _tolerance(self, tolerance: Any) -> Any:
         """A labelled tolerance as an array in the shape of the output; anything else as it is."""
+        if isinstance(tolerance, EveryValue):
+            return replace(tolerance, tolerance=self._tolerance(tolerance.tolerance))
         if isinstance(tolerance, Mapping):
             tolerance = xr.Dataset({**tolerance})
         if not isinstance(tolerance, Data):
             return tolerance
         y, array = self.like_["y"], _stacked(tolerance, "tolerance", self.like_["y"])
         _check_labels(array, y, {*array.dims} & {*y.dims}, "tolerance")
-        # A copy, because a broadcast array is not writable; dimensions that y does not have raise.
-        return array.broadcast_like(y).transpose(*y.dims).values.copy()
+        return array.broadcast_like(y).transpose(*y.dims).values  # raises for other dimensions
 
     @property
     def _rolls(self) -> bool:
@@ -339,8 +340,7 @@ class Labelled:
         new.like_ = {name: _unpacked(part) for name, part in labels["like"].items()}
         return new
 
-    get_params = get_params
-    set_params = set_params
+    get_params, set_params = get_params, set_params
 
 
 def _stacked(data: Any, name: str, like: Any = None) -> xr.DataArray:

@@ -14,6 +14,7 @@ from geoq.data.domain import Layout, Mesh
 from geoq.plots import style
 from geoq.plots.style import Numbers
 from geoq.rollout.fitted import RolloutAssessment
+from geoq.rollout.horizon import EveryValue
 
 Flags: TypeAlias = Bool[np.ndarray, " *shape"]
 Ends: TypeAlias = tuple[float, float]
@@ -259,7 +260,7 @@ def _label(name: str, errors: Drawn) -> str:
 def rollouts(
     figure: Figure, assessment: RolloutAssessment, rows: Iterable[int], *, error: Any = None
 ) -> list[Axes]:
-    """Draw the largest bound at each step of some rollouts, one panel per rollout.
+    """Draw the largest bound at each step of some rollouts, or the bound of the norm of the tolerance, one panel per rollout.
 
     The shaded steps are within the trusted horizon, and the title states why it ends. A bound that reaches the limit of trust
     ends the trusted horizon. If the tolerance was given per coordinate, bounds and errors are divided by it. Returns the axes.
@@ -284,25 +285,25 @@ def rollouts(
     style.prepare(figure)
     n, n_steps = assessment.safe.shape
     chosen = [check_index(row, "rows", n) for row in rows]
-    curves = {"bound": numbers_of(assessment.error_hat)}
+    trust, bound = assessment.trust, assessment.error_hat
+    tolerance = EveryValue(1.0) if trust is None else trust.tolerance
+    divided = np.ndim(tolerance.tolerance) > 0
+    height = 1.0 if divided else float(tolerance.tolerance)
+    curves = {"bound": height * (trust.ratio if trust else tolerance.over)(numbers_of(bound))}
     if error is not None:
-        curves["true error"] = style.true_errors(error, "error", assessment.error_hat)
-    tolerance = None if assessment.tolerance is None else numbers_of(assessment.tolerance)
-    divided = tolerance is not None and tolerance.ndim > 0
+        curves["true error"] = height * tolerance.over(style.true_errors(error, "error", bound))
     panels = style.panels_of(figure, len(chosen), 1, sharex=True, sharey=True)
     for axes, row in zip(panels, chosen, strict=True):
-        unit = tolerance if divided else 1.0
-        sizes = {name: (errors[row] / unit).reshape(n_steps, -1) for name, errors in curves.items()}
-        _rollout(axes, assessment, row, {name: own.max(axis=1) for name, own in sizes.items()})
-        if tolerance is not None:
-            height = 1.0 if divided else float(tolerance)
+        _rollout(axes, assessment, row, {name: own[row] for name, own in curves.items()})
+        if trust is not None:
             axes.axhline(height, color=style.REFERENCE, lw=1.2, ls="-.", label="tolerance")
-            limit = height * np.array(assessment.trust.largest_ratio[:n_steps])  # type: ignore[union-attr]
+            limit = height * np.array(trust.largest_ratio[:n_steps])
             step = np.arange(1, len(limit) + 1)
             axes.plot(step, limit, color=style.REFERENCE, lw=1.6, label="limit of trust")
         axes.set_title(style.wrapped(figure, "; ".join(assessment.outcome(row))), fontsize=9)
-    figure.supylabel("largest error / tolerance" if divided else "largest error", fontsize=10)
+    figure.supylabel((tolerance.norm or "largest error") + " / tolerance" * divided, fontsize=10)
     panels[-1].set(xlabel="step", xlim=(0.5, n_steps + 0.5), ylim=(0, None))
+    panels[-1].locator_params("x", integer=True)
     style.legend_below(figure, panels)
     return panels
 

@@ -86,8 +86,7 @@ def _held_out(fitted: Fitted, output: int) -> tuple[dict[str, np.ndarray], str]:
             "plots.calibration draws calibration tuples, but the file was saved with calibration=False; save it with them."
         )
     found, known = fitted.tuples.subsample(MOST_TUPLES), fitted.output_names
-    bounds = bounds_of(fitted.bound, found.features)
-    error, bound, name = flat(found.error), flat(bounds), "a field"
+    error, bound, name = flat(found.error), flat(bounds_of(fitted.bound, found.features)), "a field"
     if found.error.ndim < 3 and error.shape[1] <= N_OUTPUTS_SHOWN:
         which = check_index(output, "output", error.shape[1])
         name = known[which] if known else f"output {which}" if error.shape[1] > 1 else ""

@@ -8,7 +8,7 @@ from typing import Any
 from geoq import state
 from geoq.checks import check_fitted, check_quantile
 from geoq.core.calibrate import calibrate
-from geoq.core.estimator import get_params, represent, represent_html, set_params
+from geoq.core.estimator import GeoQ, get_params, represent, represent_html, set_params
 from geoq.core.folds import Folds, TemporalFolds
 from geoq.regions.region import RolloutRegion, SafeRegion
 from geoq.rollout.fitted import FittedRollouts, RolloutAssessment
@@ -114,11 +114,6 @@ class RolloutGeoQ:
         return self
 
     @property
-    def surrogate_(self) -> Any:
-        """The deployed surrogate: the given one, or the one that ``fit`` has trained."""
-        return self._fitted.surrogate
-
-    @property
     def _fitted(self) -> FittedRollouts:
         check_fitted(self)
         return self.fitted_
@@ -132,7 +127,8 @@ class RolloutGeoQ:
             x0: initial states, one per row; their error is taken as zero.
             n_steps: the number of steps to forecast. It can exceed the calibration horizon; the trusted horizon cannot.
             tolerance: the largest acceptable error, one number, one per coordinate of the output, or ``Relative(0.1)`` for 10 %
-                of their standard deviations. Without a tolerance there is a supported horizon and no trusted horizon.
+                of their standard deviations; ``Norm(0.5)`` or ``Norm(Relative(0.1))`` for the root mean square over the output.
+                Without a tolerance there is a supported horizon and no trusted horizon.
             forcing: the inputs of each step if ``fit`` received a forcing: an array of shape (n, n_steps, *forcing), or (n_steps,
                 *forcing) for all rollouts. From the first step whose forcing is outside its range in the data, no step is safe.
 
@@ -175,6 +171,5 @@ class RolloutGeoQ:
         """The calibration, the fitted bound and the safe region, in a few sentences."""
         return self._fitted.describe()
 
-    __repr__, _repr_html_ = represent, represent_html
-    get_params = get_params
-    set_params = set_params
+    __repr__, _repr_html_, surrogate_ = represent, represent_html, GeoQ.surrogate_
+    get_params, set_params = get_params, set_params

@@ -12,7 +12,7 @@ from geoq.checks import check_index, check_integer, warn
 from geoq.data.coordinates import CHANGED
 from geoq.regions.region import SAFE
 from geoq.rollout.features import Reference, RolloutCalibration, bounds_along, scores_along
-from geoq.rollout.horizon import HeldOutRollouts, Trust, n_leading, over_tolerance, tolerance_of
+from geoq.rollout.horizon import HeldOutRollouts, Trust, n_leading, tolerance_of
 from geoq.rollout.series import next_states, roll_out
 from geoq.surrogate import answers_of, check_callable
 
@@ -35,7 +35,7 @@ class RolloutAssessment:
         supported_horizon: the last step up to which every step is safe; 0 if the first step is not safe.
         diverged_at: the step at which a rollout leaves the range of the data by more than its width; 0 if it does not.
         tolerance: the tolerance in numbers; None without one, like ``trust`` and the last two attributes.
-        trust: the rule that sets the trusted horizons.
+        trust: the rule that sets the trusted horizons; ``trust.tolerance.over(error)`` compares true errors with the tolerance.
         lost: the rollouts without an answer, for example from a state with nan: not safe, with numbers nan and horizons 0.
         asked: the initial states, each with the forcing of the first step.
         forcing: the forcing of each step; None without forcing.
@@ -43,8 +43,8 @@ class RolloutAssessment:
         trusted_horizon: the last step up to which every step is safe, lies within the calibration horizon, and has small enough
             bounds for the tolerance. At most the fraction ``trust.broken`` of the rollouts is expected to exceed the tolerance
             within it.
-        bound_over_tolerance: the largest ratio of bound and tolerance over the coordinates of a step; small enough if it is
-            less than ``trust.largest_ratio`` of the step.
+        bound_over_tolerance: the largest ratio of bound and tolerance over the coordinates of a step, or the bound of their norm;
+            small enough if it is less than ``trust.largest_ratio`` of the step.
     """
 
     prediction: Float[Any, " n n_steps *output"]
@@ -68,7 +68,8 @@ class RolloutAssessment:
     def __repr__(self) -> str:
         n_steps = self.safe.shape[1]
         horizon, what = self.horizon
-        note = "" if self.trust else f" ({WITHOUT_TOLERANCE})"
+        norm = self.trust.tolerance.norm if self.trust else ""
+        note = norm and f" (tolerance of the {norm})" if self.trust else f" ({WITHOUT_TOLERANCE})"
         return (
             f"RolloutAssessment of {len(self)} rollouts of {n_steps} steps, {int((horizon == n_steps).sum())} of them {what} to "
             f"the end{note}; reason(i) explains rollout i"
@@ -151,8 +152,8 @@ class RolloutAssessment:
             return f"NOT safe, {why} (support score {score:.3g}, safe up to 1)"
         assert self.trust is not None
         assert self.bound_over_tolerance is not None
-        ratio = float(self.bound_over_tolerance[rollout, index])
-        size = f"the largest bound is {ratio:.3g} times its tolerance"
+        ratio, norm = float(self.bound_over_tolerance[rollout, index]), self.trust.tolerance.norm
+        size = f"the {f'bound of the {norm}' if norm else 'largest bound'} is {ratio:.3g} times its tolerance"
         if ratio > 1:
             return size
         if index >= self.n_calibrated:
@@ -192,8 +193,8 @@ class FittedRollouts:
                 f"state of that shape{single}."
             )
         along = layout.along(forcing, len(start), n_steps)
-        largest = tolerance_of(tolerance, self.reference, self.held_out.bound.shape[2])
-        trust = None if largest is None else self.held_out.trust(largest)
+        asked = tolerance_of(tolerance, self.reference, self.held_out.bound.shape[2])
+        trust = None if asked is None else self.held_out.trust(asked)
         if n_steps > (n_measured := self.held_out.bound.shape[1]):
             warn(
                 f"n_steps={n_steps}, but errors were measured for {n_measured} steps, the calibration horizon. The bounds of later "
@@ -209,7 +210,7 @@ class FittedRollouts:
             given = None if along is None else along[part]
             answers = self._answers(usable[part], n_steps, given, x0)
             if trust is not None:
-                ratio = over_tolerance(answers["error_hat"], np.asarray(largest))
+                ratio = trust.ratio(answers["error_hat"])
                 trusted = n_leading(answers["safe"] & trust.within(ratio))
                 answers |= {"bound_over_tolerance": ratio, "trusted_horizon": trusted}
             floats = {n: v.astype(rows.dtype) for n, v in answers.items() if v.dtype.kind == "f"}
@@ -221,7 +222,7 @@ class FittedRollouts:
             if values.ndim == 3:
                 values = values.reshape(len(rows), n_steps, *layout.output)
             found[name] = restore(values, x0)
-        return RolloutAssessment(**found, tolerance=largest, trust=trust)
+        return RolloutAssessment(**found, tolerance=getattr(asked, "tolerance", None), trust=trust)
 
     def _answers(
         self, rows: np.ndarray, n_steps: int, along: np.ndarray | None, like: Any
@@ -254,8 +255,7 @@ class FittedRollouts:
     def _changed(self, rows: np.ndarray) -> np.ndarray:
         """Which initial states change a coordinate that is constant in the data: its effect is unknown."""
         coordinates, n_values = self.reference.coordinates, self.reference.layout.n_values
-        changed = coordinates.changed(coordinates(rows))[:, :n_values]
-        return np.asarray(changed.any(axis=1))
+        return np.asarray(coordinates.changed(coordinates(rows))[:, :n_values].any(axis=1))
 
     def _outside(self, along: np.ndarray) -> np.ndarray:
         """Where the forcing is outside its range in the data."""

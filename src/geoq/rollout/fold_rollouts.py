@@ -19,6 +19,10 @@ from geoq.surrogate import TRAINED, check_callable
 from geoq.training import sources
 from geoq.training.sources import Fold
 
+SEGMENTS = (
+    "train_surrogate(segments) receives one list of trajectories, or of pairs (states, forcing)"
+)
+
 
 @dataclass(frozen=True)
 class FoldRollouts:
@@ -58,7 +62,8 @@ class FoldRollouts:
         if len(runs) > 1 and self._together:
             surrogates = list(self.recipe.train_many(series.native(slice(None)), runs))
         else:
-            surrogates = [self.recipe([split(series.native(run)) for run in own]) for own in runs]
+            with add_note_on_error(SEGMENTS):
+                surrogates = [self.recipe([split(series.native(r)) for r in own]) for own in runs]
         for surrogate in surrogates:
             check_callable(surrogate, TRAINED)
         return surrogates

@@ -9,7 +9,7 @@ tolerance :math:`\varepsilon_j`, and have a small enough score,
 
 The median is taken over the held-out rollouts. With a = 0 only the bound of the rollout counts. With a = 1 all rollouts are
 trusted for the same number of steps, which depends less on differences between the held-out rollouts and the queries. The rule
-in between is at least nearly as good as both.
+in between is at least nearly as good as both. For a ``Norm`` the maximum over j is this norm of the bounds, times a conformal factor.
 
 A rollout is broken if its error exceeds the tolerance at a trusted step. Let t be the first step at which it does,
 :math:`t = \min\{n : E_{n,j} > \varepsilon_j \text{ for some } j\}`. A rollout whose steps up to t are all safe can be broken only
@@ -18,15 +18,15 @@ rollouts are broken.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from geoq.arrays import is_tensor, to_numbers
-from geoq.checks import check_integer, check_quantile, is_number
-from geoq.quantiles import inverse_cdf_quantile, n_required
+from geoq.checks import check_integer, check_quantile, shortened
+from geoq.quantiles import conformal_factor, error_ratios, inverse_cdf_quantile, n_required
 from geoq.rollout.features import Reference
 from geoq.rollout.series import PerStep, Places, Values
 
@@ -34,6 +34,62 @@ from geoq.rollout.series import PerStep, Places, Values
 MOST_STORED = 2**22
 # The smallest typical ratio, against a division by zero, and the weight a of the typical ratio in the score of a step.
 TINY, WEIGHT = 1e-30, 1 / 3
+
+
+@dataclass(frozen=True)
+class Relative:
+    r"""A tolerance relative to the spread of the data.
+
+    .. math:: \varepsilon_j = f \sigma_j
+
+    Here :math:`\sigma_j` is the standard deviation of coordinate j over all states of the data, and the fraction f is 0.1 for 10
+    % of it. The tolerance does not depend on units, nor on a mean value such as 273 K. A constant coordinate has no tolerance.
+
+    Example:
+        >>> Relative(0.1)
+        Relative(fraction=0.1)
+    """
+
+    fraction: float
+
+
+@dataclass(frozen=True)
+class EveryValue:
+    """A tolerance of every value, as a number alone means. Others reduce the ratios of a step to a ``norm``, which has this name."""
+
+    tolerance: Any
+    norm = ""
+
+    def reduce(self, ratio: Values) -> PerStep:
+        return np.asarray(ratio.max(axis=2))
+
+    def over(self, values: Any) -> PerStep:
+        """Errors or bounds of rollouts over the tolerance in numbers, as one number per step: at most 1 if they keep it."""
+        values, limit = np.asarray(values), np.ravel(self.tolerance)
+        values, counts = values.reshape(*values.shape[:2], -1), np.isfinite(limit)
+        if counts.any() and not counts.all():
+            values, limit = values[:, :, counts], limit[counts]
+        with np.errstate(invalid="ignore"):
+            ratio = self.reduce(values / limit)
+        # An infinite bound exceeds every tolerance, even an infinite one.
+        return np.where(np.isinf(values).any(axis=2), np.inf, ratio)
+
+
+@dataclass(frozen=True)
+class Norm(EveryValue):
+    """A tolerance of the root mean square over the values of a step, where each error is divided by its tolerance.
+
+    The tolerance is a number, an array in the shape of the output, or ``Relative(0.3)``. Infinite ones do not count.
+
+    Example:
+        >>> Norm(5.0).over(np.array([[[1.0, 7.0]]]))
+        array([[1.]])
+    """
+
+    norm = "root mean square error"
+
+    def reduce(self, ratio: Values) -> PerStep:
+        return np.asarray(np.sqrt(np.square(ratio, dtype=float).mean(axis=2)))
 
 
 @dataclass(frozen=True)
@@ -48,6 +104,7 @@ class Trust:
         n_rollouts: the number of held-out rollouts.
         n_apart: the number of held-out rollouts that do not overlap: their trusted steps have no true state in common.
         quantile: tau, the quantile level of the bound.
+        factor, tolerance: the conformal factor of each step on the norm of the bounds, 1 without a norm; the tolerance in numbers.
     """
 
     limit: float
@@ -56,6 +113,13 @@ class Trust:
     n_rollouts: int
     n_apart: int
     quantile: float
+    factor: tuple[float, ...]
+    tolerance: EveryValue = field(compare=False)
+
+    def ratio(self, bound: Values) -> PerStep:
+        """The largest bound over its tolerance, or the bound of the norm; past the calibration horizon with the last factor."""
+        factor = np.take(self.factor, np.arange(bound.shape[1]), mode="clip")
+        return self.tolerance.over(bound) * factor
 
     def within(self, ratio: PerStep) -> Bool[np.ndarray, " n n_steps"]:
         """Whether the bounds of each step within the calibration horizon are small enough, given their ratios to the tolerance."""
@@ -73,13 +137,14 @@ class Trust:
         return tuple(np.where(np.isfinite(typical), ratio, 0.0).tolist())
 
     def __str__(self) -> str:
+        of = self.tolerance.norm and f" of the {self.tolerance.norm}"
         overlap = (
             f"; it would be {100 * (1 - self.quantile):.2g} % if these rollouts did not overlap, but only {self.n_apart} of them "
             "do not: give longer or more trajectories"
         )
         return (
             f"the trusted horizon is calibrated on {self.n_rollouts} held-out rollouts, so that at most {100 * self.broken:.2g} "
-            f"% of such rollouts are expected to exceed the tolerance within it{overlap * (self.broken > 1 - self.quantile)}"
+            f"% of such rollouts are expected to exceed the tolerance{of} within it{overlap * (self.broken > 1 - self.quantile)}"
         )
 
 
@@ -103,8 +168,7 @@ class HeldOutRollouts:
     def of(
         bound: Values, error: Values, supported: Places, start: Places, quantile: float
     ) -> "HeldOutRollouts":
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(error > 0, error / bound, 0.0)
+        ratio = np.nan_to_num(error_ratios(error, bound), posinf=np.inf).reshape(error.shape)
         return HeldOutRollouts(bound, error, supported, start, quantile, ratio.max(axis=2))
 
     def largest(self) -> "HeldOutRollouts":
@@ -114,19 +178,19 @@ class HeldOutRollouts:
         bound, error = (part.max(axis=2, keepdims=True) for part in (self.bound, self.error))
         return replace(self, bound=bound, error=error)
 
-    def trust(self, tolerance: np.ndarray) -> Trust:
-        r"""Calibrate the rule for this tolerance.
+    def trust(self, tolerance: EveryValue) -> Trust:
+        """Calibrate the rule for this tolerance. A larger tolerance never gives a shorter horizon.
 
-        .. math:: \frac{a + 1}{n + 1} \le 1 - \tau
-
-        Here a of the n held-out rollouts may be broken. If the rollouts do not overlap, this is split conformal prediction of M.
-        Otherwise the rollouts count as G groups, where G of them have trusted steps that do not overlap, and ``Trust.broken``
-        states the limit of conformal risk control in ``n_allowed``. A larger tolerance never gives a shorter horizon.
+        ``n_allowed`` of the held-out rollouts may be broken, as if none overlapped: this is split conformal prediction of M. If
+        only G of them have trusted steps that do not overlap, ``Trust.broken`` states the limit of ``n_allowed`` for G.
         """
         (n, n_steps, _), miss = self.bound.shape, 1 - self.quantile
-        exceeds = np.asarray((self.error > tolerance.reshape(-1)).any(axis=2))
-        first = n_leading(~exceeds)
-        ratio = over_tolerance(self.bound, tolerance)
+        error, bound, factor = *map(tolerance.over, (self.error, self.bound)), np.ones(n_steps)
+        if tolerance.norm:
+            each = (own[~np.isnan(own), None] for own in error_ratios(error, bound).T)
+            found = np.array([conformal_factor(own, self.quantile) for own in each])
+            factor = found.clip(TINY, 1 / TINY)
+        first, ratio = n_leading(~(error > 1)), bound * factor
         # Rows that have diverged are infinite from there on, so that a median is infinite once half of them have.
         typical = inverse_cdf_quantile(np.maximum.accumulate(ratio, axis=1), 0.5)
         score = np.maximum.accumulate(scores(ratio, typical), axis=1)
@@ -137,7 +201,8 @@ class HeldOutRollouts:
         longest = int(np.minimum(trusted, self.supported).max())
         apart = count_apart(self.start, max(1, longest))
         most = (apart * int((critical < limit).sum()) / n + 1) / (apart + 1)
-        return Trust(limit, tuple(typical.tolist()), max(miss, most), n, apart, self.quantile)
+        known = tuple(typical.tolist()), max(miss, most), n, apart, self.quantile
+        return Trust(limit, *known, tuple(factor.tolist()), tolerance)
 
     def joint_factor(self, n_steps: int, confidence: float) -> float:
         """The factor K of ``RolloutAssessment.joint_band``.
@@ -161,14 +226,6 @@ class HeldOutRollouts:
             )
         largest = np.sort(self.excess[:, :n_steps].max(axis=1))[::-1]
         return float(largest[n_allowed(n, n_apart, 1 - confidence)])
-
-
-def over_tolerance(bound: Values, tolerance: np.ndarray) -> PerStep:
-    """The largest ratio of bound and tolerance over the coordinates, for each step."""
-    with np.errstate(invalid="ignore"):
-        ratio = (bound / tolerance.reshape(-1)).max(axis=2)
-    # An infinite bound exceeds every tolerance, even an infinite one.
-    return np.where(np.isinf(bound).any(axis=2), np.inf, ratio)
 
 
 def scores(ratio: PerStep, typical: Float[np.ndarray, " n_steps"]) -> PerStep:
@@ -207,50 +264,29 @@ def n_allowed(n_rollouts: int, n_apart: int, miss: float) -> int:
     return max(0, math.floor(n_rollouts * fraction + 1e-9))
 
 
-@dataclass(frozen=True)
-class Relative:
-    r"""A tolerance relative to the spread of the data.
-
-    .. math:: \varepsilon_j = f \sigma_j
-
-    Here :math:`\sigma_j` is the standard deviation of coordinate j over all states of the data, and the fraction f is 0.1 for 10
-    % of it. The tolerance does not depend on units, nor on a mean value such as 273 K. A constant coordinate has no tolerance.
-
-    Example:
-        >>> Relative(0.1)
-        Relative(fraction=0.1)
-    """
-
-    fraction: float
-
-    def __post_init__(self) -> None:
-        if not is_number(self.fraction) or self.fraction <= 0:
-            raise ValueError(
-                f"Relative(fraction={self.fraction!r}), but a fraction of the spread of the data is needed; pass for example "
-                "Relative(0.1)."
-            )
-
-
-def tolerance_of(tolerance: Any, reference: Reference, n_stored: int) -> np.ndarray | None:
-    """The tolerance as numbers; raises unless it is positive, and one number or one for each of the stored coordinates."""
+def tolerance_of(tolerance: Any, reference: Reference, n_stored: int) -> EveryValue | None:
+    """The tolerance in numbers; raises unless it is positive, and one number or one for each of the stored coordinates."""
     if tolerance is None:
         return None
-    layout, known = reference.layout, reference.coordinates
-    if isinstance(tolerance, Relative):
-        spread = np.where(known.constant, np.inf, known.scale).reshape(-1)
-        return np.asarray(tolerance.fraction * spread[layout.places].reshape(layout.output))
-    largest = np.asarray(to_numbers(tolerance, "tolerance") if is_tensor(tolerance) else tolerance)
+    asked = tolerance if isinstance(tolerance, EveryValue) else EveryValue(tolerance)
+    given, layout, known = asked.tolerance, reference.layout, reference.coordinates
+    number = given.fraction if isinstance(given, Relative) else given
+    largest = np.asarray(to_numbers(number, "tolerance") if is_tensor(number) else number)
+    if largest.dtype.kind not in "fiu" or not (largest > 0).all():
+        raise ValueError(
+            f"tolerance={shortened(tolerance)}, but a tolerance must be positive; pass positive numbers, or Relative(0.1) for 10 % "
+            "of the standard deviations, alone or in Norm, or None for no tolerance."
+        )
     if largest.ndim and largest.shape != layout.output:
         raise ValueError(
             f"tolerance has shape {largest.shape}, but the bounded output has shape {layout.output}; pass that shape or a number."
         )
-    if largest.ndim and n_stored < len(layout.places):
+    if number is not given:
+        spread = np.where(known.constant, np.inf, known.scale).reshape(-1)[layout.places]
+        largest = np.asarray(largest * spread.reshape(layout.output))
+    if (largest.ndim or asked.norm) and n_stored < len(layout.places):
         raise ValueError(
-            f"tolerance has shape {largest.shape}, but the file has only the largest of the {len(layout.places)} errors of each "
-            "step; pass a number, or use the estimator that was saved."
+            f"tolerance={shortened(tolerance)}, but the file has only the largest of the {len(layout.places)} errors of each step; pass "
+            "a number, use the estimator that was saved, or lower n_starts or n_calibration, so that the file has all errors."
         )
-    if not (largest > 0).all():
-        raise ValueError(
-            f"tolerance={tolerance}, but a tolerance must be positive; pass positive numbers, or None for no tolerance."
-        )
-    return largest
+    return replace(asked, tolerance=largest)

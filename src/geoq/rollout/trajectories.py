@@ -114,8 +114,7 @@ class Trajectories:
         """The given surrogate, or one that is trained on all trajectories (line 1)."""
         if self.how.surrogate is not None:
             return self.how.surrogate
-        note = "while training the deployed surrogate: train_surrogate(segments) receives a list of trajectories"
-        with add_note_on_error(note):
+        with add_note_on_error("while training the deployed surrogate"):
             trained = self.data.train([np.arange(len(self.data.series))])[0]
         progress("deployed surrogate")
         return trained
