@@ -24,8 +24,8 @@ BUDGET = {
     "src/geoq/report": 720,
     "src/geoq/rollout": 2738,
     "src/geoq/serving": 703,
-    "src/geoq/training": 1348,
-    "tests": 15222,
+    "src/geoq/training": 1347,
+    "tests": 15247,
     "benchmarks": 14317,
     "docs/gallery": 1116,
 }
