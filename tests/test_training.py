@@ -156,6 +156,26 @@ def test_answers_of_a_batch_that_is_cut_into_chunks_are_in_order(monkeypatch):
     np.testing.assert_allclose(TrainedNetwork(network)(x), expected, rtol=1e-6)
 
 
+class Wave(nn.Module):
+    """A layer with complex weights, as in Fourier neural operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(9, dtype=torch.complex64))
+
+    def forward(self, u):
+        return torch.fft.irfft(torch.fft.rfft(u) * self.weight)
+
+
+def test_networks_with_complex_weights_are_trained_alone_and_together():
+    x = np.random.default_rng(0).normal(size=(60, 16))
+    y = np.roll(x, 1, axis=1)
+    alone = TrainNetwork(Wave, training=QUICK)(x, y)
+    assert abs(alone(x) - y).mean() < 0.1
+    many = TrainNetwork(Wave, training=QUICK).train_many(x, y, [np.arange(60)] * 2)
+    np.testing.assert_allclose(many[1](x), alone(x), atol=1e-4)
+
+
 class Pair(nn.Module):
     def forward(self, x):
         return x, x

@@ -215,6 +215,12 @@ def validation_batches(rows: Rows, training: Training) -> tuple[Tensor, ...]:
     return batches
 
 
+def _adam(weights: list[Tensor], learning_rate: float) -> torch.optim.Adam:
+    """Adam, in its faster fused form unless weights are complex, as in Fourier layers."""
+    is_real = not any(weight.is_complex() for weight in weights)
+    return torch.optim.Adam(weights, lr=learning_rate, fused=is_real)
+
+
 def _optimise(
     network: nn.Module, loss: RowLoss, training: Training, rows: Rows, held_out: Rows
 ) -> TrainingResult:
@@ -226,7 +232,7 @@ def _optimise(
         batches = validation_batches(held_out, training)
         return float(sum(loss(network, b) * len(b) for b in batches) / len(held_out))
 
-    optimizer = torch.optim.Adam(network.parameters(), lr=training.learning_rate, fused=True)
+    optimizer = _adam([*network.parameters()], training.learning_rate)
     result = TrainingResult.of_initial_weights(validation_loss())
     best_weights = copy.deepcopy(network.state_dict())
     cuts_left, last_cut = training.n_decays, 0
@@ -311,7 +317,7 @@ def _train_stack(
     ]
     held_out = [validation_batches(own[1], training) for own in rows]
     results = [TrainingResult.of_initial_weights(x) for x in stack.validation_losses(held_out)]
-    best = [_copied(state) for state in stack.member_states()]
+    best = [network.state_dict() for network in networks]  # the stack has copies
     running = list(range(len(networks)))
     step = 0
     while running and step < training.n_steps:
@@ -323,7 +329,7 @@ def _train_stack(
         for n, loss, state in zip(running, losses, stack.member_states(), strict=True):
             results[n] = results[n].after(step, loss, training)
             if results[n].best_step == step:
-                best[n] = _copied(state)
+                best[n] = {name: value.clone() for name, value in state.items()}
         kept = [p for p, n in enumerate(running) if not results[n].out_of_patience(training)]
         if len(kept) < len(running):
             stack.keep(kept)
@@ -333,10 +339,6 @@ def _train_stack(
         network.eval()
         log(network, result)
     return results
-
-
-def _copied(state: State) -> State:
-    return {name: value.clone() for name, value in state.items()}
 
 
 def can_stack(network: nn.Module, task: Task) -> bool:
@@ -372,7 +374,7 @@ class _Stack:
         learned = {n for n, w in self.template.named_parameters() if w.requires_grad}
         self.weights = {n: w.requires_grad_() for n, w in stacked.items() if n in learned}
         self.buffers = {n: b for n, b in stacked.items() if n not in learned}
-        self.optimizer = self._adam()
+        self.optimizer = _adam([*self.weights.values()], self.learning_rate)
         self._outputs = vmap(partial(functional_call, self.template))
         self._vmapped_loss = vmap(task.loss)
 
@@ -411,11 +413,8 @@ class _Stack:
         states = {n: self.optimizer.state[w] for n, w in self.weights.items()}
         self.weights = {n: w.detach()[kept].requires_grad_() for n, w in self.weights.items()}
         self.buffers = {n: b[kept] for n, b in self.buffers.items()}
-        self.optimizer = self._adam()
+        self.optimizer = _adam([*self.weights.values()], self.learning_rate)
         for name, weight in self.weights.items():
             self.optimizer.state[weight] = {
                 key: value[kept] if value.ndim else value for key, value in states[name].items()
             }
-
-    def _adam(self) -> torch.optim.Adam:
-        return torch.optim.Adam(self.weights.values(), lr=self.learning_rate, fused=True)

@@ -70,7 +70,7 @@ def _answer(module: Any, x: Any) -> Tensor:
         numbers = to_numbers(x, "x")
         given = torch.tensor(np.ascontiguousarray(x if x.dtype.kind in "iu" else numbers))
     is_real = given.is_floating_point()
-    weight = next(module.parameters(), given)
+    weight = next(module.parameters(), given).real
     try:
         answer = module(given.to(weight) if is_real else given.to(weight.device))
     except RuntimeError:
