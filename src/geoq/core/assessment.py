@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from geoq.arrays import native
+from geoq.arrays import native, to_numbers
 from geoq.checks import check_index
-from geoq.data.table import is_frame
+from geoq.data.table import Table, is_frame, output_names
 from geoq.surrogate import ELEMENTWISE, log_error
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ N_ANCHORS_SHOWN = 5
 # More rows are left out of a table in a notebook, more lines out of a text.
 N_ROWS_SHOWN, N_LINES_SHOWN = 20, 5
 # Errors with more numbers than this are fields, which are described by their mean.
-N_OUTPUTS_SHOWN = 10
-UNSAFE = "background-color: #f6c8c0; color: black"
+N_OUTPUTS_SHOWN, N_INPUTS_SHOWN = 10, 8
+# Half transparent, for pages with a light or a dark background.
+UNSAFE = "background-color: rgba(214, 69, 36, 0.25)"
 STYLE = "text-align: left; white-space: normal; max-width: 48em"
 SAFE = "safe, within the region of the held-out points"
 NOT_SAFE = "NOT safe, outside the region of the held-out points; the bound is a guess"
@@ -93,30 +94,34 @@ class Assessment:
         return "\n".join([self._title, *lines, *more])
 
     def _repr_html_(self) -> str:
-        columns, n = self._columns({}), len(self)
-        words = [str(name).replace("error_hat", "bound") for name in columns]
-        names = ["", *words, "reason"]
-        head = "".join(f"<th>{escape(str(name))}</th>" for name in names)
+        shown, answers = range(min(len(self), N_ROWS_SHOWN)), self._columns({})
         index: Any = getattr(native(self.asked), "index", None)
+        labels = index if hasattr(index, "__getitem__") else shown
+        why = [self.explanation(i) or self.safety(i).removeprefix("NOT safe, ") for i in shown]
+        columns = [("", labels), *self._inputs()]
+        columns += [(name.replace("error_hat", "bound"), part) for name, part in answers.items()]
+        head = "".join(f"<th>{escape(name)}</th>" for name, _ in [*columns, ("reason", why)])
         rows = []
-        for query in range(min(n, N_ROWS_SHOWN)):
-            label = str(index[query]) if hasattr(index, "__getitem__") else str(query)
-            why = self.explanation(query) or self.safety(query)
-            why = why.removeprefix("NOT safe, ").removeprefix("safe, ")
-            cells = [values[query] for values in columns.values()]
-            shown = [str(c) if isinstance(c, np.bool_) else f"{c:.4g}" for c in cells]
-            texts = "".join(f"<td>{escape(cell)}</td>" for cell in shown)
-            colour = "" if self.safe[query] else f" style='{UNSAFE}'"
-            rows.append(
-                f"<tr{colour}><th>{escape(label)}</th>{texts}<td style='{STYLE}'>{escape(why)}</td></tr>"
-            )
-        if n > N_ROWS_SHOWN:
-            rows.append(f"<tr><td colspan='{len(names)}'>... {n - N_ROWS_SHOWN} more</td></tr>")
-        title = f"{self._title}. The quantile level of the bounds is {self.quantile:g}"
+        for i in shown:
+            cells = "".join(f"<td>{escape(_text(values[i]))}</td>" for _, values in columns)
+            style = "" if self.safe[i] else f" style='{UNSAFE}'"
+            rows.append(f"<tr{style}>{cells}<td style='{STYLE}'>{escape(why[i])}</td></tr>")
+        more = f"; {len(self) - len(shown)} more are not shown" if len(self) > len(shown) else ""
+        title = f"{self._title}. The quantile level of the bounds is {self.quantile:g}{more}"
         return (
             f"<table><caption>{escape(title)}</caption>"
             f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
         )
+
+    def _inputs(self) -> list[tuple[str, Any]]:
+        """The first columns of the queries, with names and units; none for fields."""
+        rows = self.asked[:N_ROWS_SHOWN]
+        names = output_names(rows) or [f"input {j}" for j in range(N_INPUTS_SHOWN)]
+        if isinstance(rows, Table):
+            columns = [rows.native[name].to_list() for name in rows.native.columns]
+        else:
+            columns = [*to_numbers(rows, "x").T] if len(rows.shape) == 2 else []
+        return [*zip(names, columns[:N_INPUTS_SHOWN], strict=False)]
 
     @property
     def _title(self) -> str:
@@ -279,10 +284,25 @@ class Assessment:
         query = check_index(query, "query", len(self))
         if self.lost[query]:
             return ""
-        one = slice(query, query + 1)
-        return self.fitted.explain(
-            self.asked[one], self.prediction[one], self.support_distance[one], names
-        )
+        return self.fitted.explain(self, query, names)
+
+    def support_map(self, query: int) -> Float[np.ndarray, " *cells"]:
+        """Where a field differs from the data: a support score at each of its cells. A field is safe if their mean is at most 1.
+
+        The windows around a cell are compared with those of the data, windows of the input or of input and prediction, whichever have
+        the larger score. A field can also be unsafe as a whole, because of a mean or a large pattern; ``explanation`` states it.
+
+        Raises:
+            TypeError: the query is no field or has no answer, or the safe region compares no windows.
+        """
+        query = check_index(query, "query", len(self))
+        find = getattr(self.fitted.region, "support_map", lambda features: None)
+        found = None if self.lost[query] else find(self.fitted.seen_again(self, query))
+        if found is None:
+            raise TypeError(
+                "support has places in fields whose windows the safe region compares, and this query has none; see reason(query)."
+            )
+        return found
 
     def reason(
         self,
@@ -409,3 +429,7 @@ def _times(value: float, typical: float) -> str:
     if not typical > 0:
         return "the calibration median is 0"
     return f"{value / typical:.2g} times the calibration median"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)

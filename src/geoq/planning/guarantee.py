@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from geoq.arrays import chunks, flat, native, per_row, restore, take, to_numbers
-from geoq.checks import check_object, check_quantile, fitted_of, is_number, shortened, warn
+from geoq.checks import check_object, check_quantile, core_of, is_number, shortened, warn
 from geoq.core.assessment import Assessment, numbers_of
 from geoq.core.conformal import ConformalFactors, WholeField, pairs_aside
 from geoq.core.fitted import Fitted
@@ -226,7 +226,7 @@ def conformalize(
             f"weights={shortened(weights)}, but a ratio of densities is needed; pass KnownRatio(log_design, log_plan) or "
             "EstimatedRatio(planned)."
         )
-    fitted = replace(fitted_of(estimator), conformal=ConformalFactors(), tails=None)
+    fitted = replace(core_of(estimator).fitted_, conformal=ConformalFactors(), tails=None)
     aside = pairs_aside(fitted, x, y)
     error, bound, safe = aside.error, aside.answer["error_hat"], aside.answer["safe"]
     law = KnownRatio(_even, _even) if weights is None else weights
