@@ -21,10 +21,10 @@ N_ANCHORS_SHOWN = 5
 # More rows are left out of a table in a notebook, more lines out of a text.
 N_ROWS_SHOWN, N_LINES_SHOWN = 20, 5
 # Errors with more numbers than this are fields, which are described by their mean.
-N_OUTPUTS_SHOWN, N_INPUTS_SHOWN = 10, 8
+N_OUTPUTS_SHOWN, N_INPUTS_SHOWN = 10, 6
 # Half transparent, for pages with a light or a dark background.
 UNSAFE = "background-color: rgba(214, 69, 36, 0.25)"
-STYLE = "text-align: left; white-space: normal; max-width: 48em"
+STYLE = "text-align: left; white-space: normal; min-width: 18em; max-width: 48em"
 SAFE = "safe, within the region of the held-out points"
 NOT_SAFE = "NOT safe, outside the region of the held-out points; the bound is a guess"
 
@@ -121,7 +121,8 @@ class Assessment:
             columns = [rows.native[name].to_list() for name in rows.native.columns]
         else:
             columns = [*to_numbers(rows, "x").T] if len(rows.shape) == 2 else []
-        return [*zip(names, columns[:N_INPUTS_SHOWN], strict=False)]
+        found = [*zip(names, columns[:N_INPUTS_SHOWN], strict=False)]
+        return found + [("...", ["..."] * len(rows))] * (len(columns) > len(found))
 
     @property
     def _title(self) -> str:
@@ -296,7 +297,7 @@ class Assessment:
             TypeError: the query is no field or has no answer, or the safe region compares no windows.
         """
         query = check_index(query, "query", len(self))
-        find = getattr(self.fitted.region, "support_map", lambda features: None)
+        find = getattr(self.fitted.region, "support_map", lambda _: None)
         found = None if self.lost[query] else find(self.fitted.seen_again(self, query))
         if found is None:
             raise TypeError(
@@ -432,4 +433,6 @@ def _times(value: float, typical: float) -> str:
 
 
 def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
+    if isinstance(value, float | np.floating):
+        return f"{value:.4g}"
+    return str(value).removesuffix(" 00:00:00")
