@@ -208,7 +208,8 @@ def _one_field(
         highest = np.nan_to_num(shown[1]["bound"]).max(axis=(1, 2)).argmax()
         layer = check_index(highest if layer is None else layer, "layer", cells[0])
         shown = [{n: values[layer] for n, values in of.items()} for of in shown]
-    return (*shown, largest), layer
+    own, others, support = shown
+    return (own, others, support, largest), layer
 
 
 def _is_line(layout: Layout, shape: tuple[int, ...]) -> bool:
@@ -268,7 +269,7 @@ def _triangles(nodes: Numbers) -> Triangulation:
 
 
 def _on_nodes(
-    axes: Any, nodes: Numbers, triangles: Triangulation | None, values: Numbers, colours: Any
+    axes: Any, nodes: np.ndarray, triangles: Triangulation | None, values: np.ndarray, colours: Any
 ) -> Any:
     """Draw the values at nodes in the plane as triangles; nodes without a triangle, and nodes in space, are points."""
     axes.set_aspect("equal")

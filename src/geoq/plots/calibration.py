@@ -16,6 +16,7 @@ from geoq.bounds.protocol import bounds_of
 from geoq.checks import check_index, core_of
 from geoq.core.assessment import N_OUTPUTS_SHOWN, Assessment, numbers_of
 from geoq.core.fitted import Fitted
+from geoq.core.tuples import Tuples
 from geoq.data.column import UNSEEN, Column
 from geoq.data.coordinates import Part
 from geoq.data.table import Table, schema_of
@@ -58,8 +59,8 @@ def calibration(figure: Figure, estimator: Any, *, output: int = 0) -> list[Axes
         ['RandomFolds', 'ClusterFolds', 'NestedFolds']
     """
     style.prepare(figure)
-    fitted = _with_tuples(estimator, "calibration")
-    drawn, of_output = _held_out(fitted, output)
+    fitted, tuples = _with_tuples(estimator, "calibration")
+    drawn, of_output = _held_out(fitted, tuples.subsample(MOST_TUPLES), output)
     looks = [FAMILIES[number % len(FAMILIES)] for number in range(len(fitted.families))]
     own = [drawn["family"] == number for number in range(len(fitted.families))]
     families = [*zip(fitted.families, own, looks, strict=True)]
@@ -79,20 +80,20 @@ def calibration(figure: Figure, estimator: Any, *, output: int = 0) -> list[Axes
     return panels
 
 
-def _with_tuples(estimator: Any, name: str) -> Fitted:
-    """What a fitted ``GeoQ`` has found; raises without its calibration tuples."""
-    fitted: Any = core_of(estimator).fitted_
-    if getattr(fitted, "tuples", None) is None:
+def _with_tuples(estimator: Any, name: str) -> tuple[Fitted, Tuples]:
+    """What a fitted ``GeoQ`` has found, and its calibration tuples; raises without them."""
+    fitted = core_of(estimator).fitted_
+    tuples = getattr(fitted, "tuples", None)
+    if tuples is None:
         raise ValueError(
             f"plots.{name} draws the calibration tuples of a GeoQ, which this estimator or its file does not have; save it with them."
         )
-    return fitted  # type: ignore[no-any-return]
+    return fitted, tuples
 
 
-def _held_out(fitted: Fitted, output: int) -> tuple[dict[str, np.ndarray], str]:
+def _held_out(fitted: Fitted, found: Tuples, output: int) -> tuple[dict[str, np.ndarray], str]:
     """The calibration tuples as numbers by name, fields as their means over the cells that count; and which output they are of."""
-    found, known = fitted.tuples.subsample(MOST_TUPLES), fitted.output_names
-    bounds = bounds_of(fitted.bound, found.features)
+    known, bounds = fitted.output_names, bounds_of(fitted.bound, found.features)
     error, bound, name = flat(found.error), flat(bounds), "a field"
     if found.error.ndim < 3 and error.shape[1] <= N_OUTPUTS_SHOWN:
         which = check_index(output, "output", error.shape[1])
@@ -190,15 +191,15 @@ def distances(figure: Figure, estimator: Any, xq: Any) -> Axes:
     from scipy.stats import wasserstein_distance  # here: a slow import
 
     style.prepare(figure)
-    fitted = _with_tuples(estimator, "distances")
+    fitted, tuples = _with_tuples(estimator, "distances")
     planned, safe = _planned(fitted, xq)
     z = flat(fitted.geometry.points.normalized)
     among = Neighbors(z).nearest(z[permutation(len(z))[:MOST_TUPLES]], 2)[0][:, 1]
     axes = figure.subplots()
     _steps(axes, among, len(among), "data among themselves", color="#8c8c8c", ls=":")
-    found = fitted.tuples.relation.nearest
+    found = tuples.relation.nearest
     for number, name in enumerate(fitted.families):
-        own = found[fitted.tuples.family == number]
+        own = found[tuples.family == number]
         label = f"held out by {name}, W = {wasserstein_distance(own, planned):.2g}"
         color, _ = FAMILIES[number % len(FAMILIES)]
         _steps(axes, own, len(own), label, color=color, ls="-.")
