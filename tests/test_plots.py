@@ -140,7 +140,7 @@ def test_the_panel_of_support_has_the_limit_and_the_title_the_reason(spike):
     region = Region((Windows(),)) if spike else Region()
     how = {"domain": Grid(1), "folds": RandomFolds(5), "bound_model": Largest()}
     estimator = GeoQ(np.sin, None, safe_region=region, **how).fit(x, np.sin(x) + 0.02 * x)
-    query = x[:1] + 20.0 * (np.arange(48) == 30) if spike else x[:1] + 0.5
+    query = x[:1] + 20.0 * (np.arange(48) == 30) if spike else x[:1] + 0.4
     answer = estimator.assess(query)
     support = answer.support_map(0)
     *_, panel = plots.fields(figure := Figure(), answer, 0, support=support)
