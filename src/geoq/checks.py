@@ -129,10 +129,9 @@ def check_fitted(estimator: object, attribute: str = "fitted_") -> None:
         raise NotFittedError(f"this {type(estimator).__name__} is not fitted yet; call fit first.")
 
 
-def core_of(estimator: Any) -> Any:
+def core_of(given: Any) -> Any:
     """The fitted estimator inside a ``GeoQRegressor`` or a ``Labelled``, or the estimator itself; raises before ``fit``."""
-    name = "estimator_" if hasattr(estimator, "like_") else "geoq_"
-    estimator = getattr(estimator, name, estimator)
+    estimator = getattr(given, "estimator_" if hasattr(given, "like_") else "geoq_", given)
     check_fitted(estimator)
     return estimator
 

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from geoq.arrays import native, to_numbers
 from geoq.checks import check_index
+from geoq.core.agreement import mean_of_each
 from geoq.data.table import Table, is_frame, output_names
 from geoq.surrogate import ELEMENTWISE, log_error
 
@@ -153,20 +154,14 @@ class Assessment:
         if n == 1:
             return [("", values[:, 0])]
         if n > N_OUTPUTS_SHOWN or len(part.shape) > 2:
-            present = ~np.isnan(values)
-            total, count = np.where(present, values, 0).sum(axis=1), present.sum(axis=1)
-            return [("mean", np.where(count > 0, total / np.maximum(count, 1), np.nan))]
+            return [("mean", mean_of_each(values))]
         outputs = zip(self._names_of(n, None), values.T, strict=True)
         return [pair for pair in outputs if not len(pair[1]) or not np.isnan(pair[1]).all()]
 
     def _intervals(self, levels: Sequence[float]) -> dict[str, Any]:
         """The ends of the intervals at the level of the estimator and at others, by name; none if there are no intervals of numbers."""
-        shape = tuple(self.prediction.shape[1:])
-        if (
-            shape != tuple(self.error_hat.shape[1:])
-            or len(shape) > 1
-            or sum(shape) > N_OUTPUTS_SHOWN
-        ):
+        shape, own = tuple(self.prediction.shape[1:]), tuple(self.error_hat.shape[1:])
+        if shape != own or len(shape) > 1 or sum(shape) > N_OUTPUTS_SHOWN:
             return {}
         found: dict[str, Any] = {}
         for level in (None, *levels):
@@ -218,19 +213,16 @@ class Assessment:
             Two arrays in the shape of the predictions.
         """
         level = self.quantile if quantile is None else quantile
-        bound = self._of_each_output()
-        if level != self.quantile:
-            (bound,) = self.fitted.bounds(native(self.asked), (level,)).values()
-        return self.fitted.interval(self.prediction, bound, self.safe, level)
-
-    def _of_each_output(self) -> Any:
         same = tuple(self.prediction.shape) == tuple(self.error_hat.shape)
         if not same or self.fitted.error_functional not in ELEMENTWISE:
             raise TypeError(
                 f"a prediction has shape {tuple(self.prediction.shape[1:])} and a bound has shape {tuple(self.error_hat.shape[1:])}, so "
                 "there is no interval of each output; use error_functional=absolute_error."
             )
-        return self.error_hat
+        bound = self.error_hat
+        if level != self.quantile:
+            (bound,) = self.fitted.bounds(native(self.asked), (level,)).values()
+        return self.fitted.interval(self.prediction, bound, self.safe, level)
 
     @property
     def output_names(self) -> Sequence[str] | None:
@@ -283,15 +275,13 @@ class Assessment:
     def explanation(self, query: int, names: Sequence[str] | None = None) -> str:
         """The inputs or the cells behind the flag of a query; empty for a query without an answer."""
         query = check_index(query, "query", len(self))
-        if self.lost[query]:
-            return ""
-        return self.fitted.explain(self, query, names)
+        return "" if self.lost[query] else self.fitted.explain(self, query, names)
 
     def support_map(self, query: int) -> Float[np.ndarray, " *cells"]:
-        """Where a field differs from the data: a support score at each of its cells. A field is safe if their mean is at most 1.
+        """Where a field differs from the data: a support score at each cell, from the windows around it; the flag uses their mean.
 
-        The windows around a cell are compared with those of the data, windows of the input or of input and prediction, whichever have
-        the larger score. A field can also be unsafe as a whole, because of a mean or a large pattern; ``explanation`` states it.
+        The windows are those of the input, or of input and prediction if these have the larger score. A field can also be unsafe as a
+        whole, because of a mean or a large pattern; ``explanation`` states it.
 
         Raises:
             TypeError: the query is no field or has no answer, or the safe region compares no windows.
@@ -301,7 +291,7 @@ class Assessment:
         found = None if self.lost[query] else find(self.fitted.seen_again(self, query))
         if found is None:
             raise TypeError(
-                "support has places in fields whose windows the safe region compares, and this query has none; see reason(query)."
+                "the support score has places in fields whose windows the safe region compares, and this query has none; see reason(query)."
             )
         return found
 

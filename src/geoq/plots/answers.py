@@ -208,8 +208,7 @@ def _one_field(
         highest = np.nan_to_num(shown[1]["bound"]).max(axis=(1, 2)).argmax()
         layer = check_index(highest if layer is None else layer, "layer", cells[0])
         shown = [{n: values[layer] for n, values in of.items()} for of in shown]
-    own, others, support = shown
-    return (own, others, support, largest), layer
+    return (shown[0], shown[1], shown[2], largest), layer
 
 
 def _is_line(layout: Layout, shape: tuple[int, ...]) -> bool:
@@ -236,11 +235,10 @@ def _maps(figure: Figure, layout: Layout, drawn: Field, extent: Any) -> list[Axe
     triangles = None if nodes is None or in_space else _triangles(nodes)
     top = largest or max(float(np.nanmax(values)) for values in errors.values()) or 1.0
     both = np.stack([*outputs.values()])
-    ends = float(np.nanmin(both)), float(np.nanmax(both))
-    for parts, cmap, (low, high), label in (
-        (outputs, "viridis", ends, ""),
-        (errors, "cividis", (0.0, top), "error"),
-        (support, "Reds", (0.0, MOST_SCORE), LIMIT),
+    for parts, cmap, (low, high), label, beyond in (
+        (outputs, "viridis", (np.nanmin(both), np.nanmax(both)), "", "neither"),
+        (errors, "cividis", (0.0, top), "error", "neither"),
+        (support, "Reds", (0.0, MOST_SCORE), LIMIT, "max"),
     ):
         maps, rest = rest[: len(parts)], rest[len(parts) :]
         colours: dict[str, Any] = {"cmap": cmap, "vmin": low, "vmax": high}
@@ -251,8 +249,7 @@ def _maps(figure: Figure, layout: Layout, drawn: Field, extent: Any) -> list[Axe
                 image = _on_nodes(axes, nodes, triangles, values, colours)
             axes.set_title(_label(name, errors), fontsize=10)
         if maps:
-            end = "max" if parts is support else "neither"
-            bar = figure.colorbar(image, ax=maps, label=label, extend=end)
+            bar = figure.colorbar(image, ax=maps, label=label, extend=beyond)
     if support:
         bar.ax.axhline(1, color=style.TRUE, lw=1.2, ls="--")
     return panels

@@ -42,7 +42,7 @@ def calibration(figure: Figure, estimator: Any, *, output: int = 0) -> list[Axes
 
     Args:
         figure: an empty figure; 10 x 7 inches are suitable.
-        estimator: a fitted ``GeoQ`` or ``GeoQRegressor``. A file that was saved with ``calibration=False`` does not contain what
+        estimator: a fitted ``GeoQ``, ``GeoQRegressor`` or ``Labelled``. A file that was saved with ``calibration=False`` does not contain what
             is drawn here.
         output: the number of the output, if there are several; a field is described by its mean.
 
