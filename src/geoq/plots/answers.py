@@ -162,12 +162,13 @@ def fields(
         ['prediction', 'error', 'support score']
     """
     row, layout = check_index(row, "row", len(assessment)), assessment.fitted.layout
-    is_line = _is_line(layout, tuple(assessment.prediction.shape[1:]))
+    shape = tuple(assessment.prediction.shape[1:])
+    is_line = _is_line(layout, shape)
     style.prepare(figure, "constrained" if is_line else "compressed")
     given = {"expected": expected, "error": error, "truth": truth, "support": support}
     drawn, layer = _one_field(assessment, row, channel, layer, given)
     axes = (_lines if is_line else _maps)(figure, layout, drawn, extent)
-    which = f", channel {channel}" if assessment.prediction[row].ndim > layout.n_axes else ""
+    which = f", channel {channel}" if layout.n_outputs(shape) > 1 else ""
     if len(layout.cells) == 3:
         which += f", layer {layer} (of 0 to {layout.cells[0] - 1})"
     title = (
