@@ -125,9 +125,8 @@ def test_a_volume_is_drawn_by_layers_the_one_with_the_largest_bound_first(scene)
     for layer, shown in ((None, 2), (1, 1)):
         figure = Figure()
         axes = plots.fields(figure, a, 7, channel=1, layer=layer, support=support)
-        for panel, values in zip(
-            axes, (a.prediction[7, 1], a.error_hat[7, 1], support), strict=True
-        ):
+        drawn = a.prediction[7, 1], a.error_hat[7, 1], support
+        for panel, values in zip(axes, drawn, strict=True):
             np.testing.assert_array_equal(panel.images[0].get_array(), values[shown])
         assert f"channel 1, layer {shown} (of 0 to 2):" in figure.get_suptitle().replace("\n", " ")
     with pytest.raises(IndexError, match="layer=3, but 3 were"):
@@ -140,8 +139,7 @@ def test_the_panel_of_support_has_the_limit_and_the_title_the_reason(spike):
     region = Region((Windows(),)) if spike else Region()
     how = {"domain": Grid(1), "folds": RandomFolds(5), "bound_model": Largest()}
     estimator = GeoQ(np.sin, None, safe_region=region, **how).fit(x, np.sin(x) + 0.02 * x)
-    query = x[:1] + 20.0 * (np.arange(48) == 30) if spike else x[:1] + 0.4
-    answer = estimator.assess(query)
+    answer = estimator.assess(x[:1] + (20 * (np.arange(48) == 30) if spike else 0.4))
     support = answer.support_map(0)
     *_, panel = plots.fields(figure := Figure(), answer, 0, support=support)
     np.testing.assert_array_equal(panel.lines[0].get_ydata(), support)
@@ -188,9 +186,7 @@ def test_rows_channels_and_arrays_that_do_not_belong_to_the_answer_raise(scene, 
 def test_answers_that_are_no_fields_and_other_mistakes_raise(scene, unchecked):
     _, _, error, a = scene
     assert isinstance(a.fitted.layout.domain, Table | None)
-    with pytest.raises(
-        ValueError, match=r"shape \(1,\), but a picture shows a field; use plots.summary"
-    ):
+    with pytest.raises(ValueError, match=r"shape \(1,\), but a picture shows a field; use plots."):
         plots.fields(Figure(), a, 0)
     fields = of_fields(a, (4, 6))
     with pytest.raises(ValueError, match="row=3 is NOT safe"):

@@ -75,12 +75,8 @@ def test_the_picks_are_the_greedy_ones_and_near_the_best_batch():
 def test_a_regressor_and_labelled_arrays_stand_for_their_geoq():
     x, candidates = drawn(60, -1, 1, 0), drawn(9, 0.5, 1.6, 1)
     regressor = GeoQRegressor(Ridge(), folds=RandomFolds(4)).fit(x, truth(x))
-    known = GeoQ(model, None, folds=RandomFolds(4))
-    arrays = (
-        xr.DataArray(part, {"run": np.arange(60)}, dims=("run", "input")[: part.ndim])
-        for part in (x, truth(x))
-    )
-    labelled = Labelled(known, "run").fit(*arrays)
+    arrays = xr.DataArray(x, dims=("run", "input")), xr.DataArray(truth(x), dims="run")
+    labelled = Labelled(GeoQ(model, None, folds=RandomFolds(4)), "run").fit(*arrays)
     for estimator, core in ((regressor, regressor.geoq_), (labelled, labelled.estimator_)):
         rows = [propose(own, candidates, 3, queries=x).rows.tolist() for own in (estimator, core)]
         assert rows[0] == rows[1]
@@ -89,8 +85,7 @@ def test_a_regressor_and_labelled_arrays_stand_for_their_geoq():
     search.tell(search.ask(), -1.0)
     assert isinstance(search.estimator, GeoQ)
     assert regressor.geoq_.fitted_.n_verified == 0
-    states = np.cumsum(x, axis=0)
-    rollouts = RolloutGeoQ(np.negative, None, n_calibration=4).fit(states)
+    rollouts = RolloutGeoQ(np.negative, None, n_calibration=4).fit(np.cumsum(x, axis=0))
     with pytest.raises(TypeError, match="bounds of single answers, got RolloutGeoQ; pass"):
         propose(rollouts, candidates, 3)
 
