@@ -19,7 +19,7 @@ BUDGET = {
     "src/geoq/data": 2294,
     "src/geoq/nets": 321,
     "src/geoq/planning": 1203,
-    "src/geoq/plots": 1044,
+    "src/geoq/plots": 1046,
     "src/geoq/regions": 1251,
     "src/geoq/report": 718,
     "src/geoq/rollout": 2738,

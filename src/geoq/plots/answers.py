@@ -142,8 +142,7 @@ def fields(
         row: the number of the query.
         channel: the number of the field if there are several. The grid is last, and all dimensions before it are channels.
         layer: the place on the first of three axes of a grid; None means the layer with the largest bound.
-        extent: the coordinates of the edges of a grid: (left, right) for fields on a line, (left, right, bottom, top) for fields
-            in the plane and layers. None means the numbers of the cells.
+        extent: the edges of a grid: (left, right) of a line, (left, right, bottom, top) of a map; None means numbers of cells.
         expected: expected errors of all queries, from ``GeoQ.expected_error``.
         error: true errors of all queries: ``abs(y - assessment.prediction)``.
         truth: reference outputs y of all queries.
@@ -158,29 +157,32 @@ def fields(
         >>> estimator = GeoQ(np.abs, None, folds=RandomFolds(5), **settings).fit(x, x**2)
         >>> answer = estimator.assess(x[:3])
         >>> axes = plots.fields(Figure(), answer, 0, support=answer.support_map(0))
-        >>> [panel.get_ylabel() for panel in axes]
-        ['prediction', 'error', 'support score']
     """
     row, layout = check_index(row, "row", len(assessment)), assessment.fitted.layout
-    shape = tuple(assessment.prediction.shape[1:])
-    is_line = _is_line(layout, shape)
+    is_line = _is_line(layout, tuple(assessment.prediction.shape[1:]))
     style.prepare(figure, "constrained" if is_line else "compressed")
     given = {"expected": expected, "error": error, "truth": truth, "support": support}
     drawn, layer = _one_field(assessment, row, channel, layer, given)
     axes = (_lines if is_line else _maps)(figure, layout, drawn, extent)
-    which = f", channel {channel}" if layout.n_outputs(shape) > 1 else ""
-    if len(layout.cells) == 3:
-        which += f", layer {layer} (of 0 to {layout.cells[0] - 1})"
-    title = (
-        f"query {row}{which}: {'safe' if assessment.safe[row] else 'NOT safe'} "
-        f"(support score {float(assessment.support_score[row]):.3g}, safe up to 1)"
-    )
-    if support is not None and not assessment.safe[row]:
-        why = assessment.explanation(row)
-        placed = " around " in why or support.mean() > 1 or np.isinf(assessment.support_score[row])
-        title += f"{'' if placed else ', because of the whole field and not of a place'}: {why}"
+    title = _title(assessment, row, channel, layer, support)
     figure.suptitle(style.wrapped(figure, title), fontsize=10)
     return axes
+
+
+def _title(assessment: Assessment, row: int, channel: int, layer: int | None, support: Any) -> str:
+    """Which field is drawn, whether it is safe, and with a map of its support score why not."""
+    layout, safe = assessment.fitted.layout, bool(assessment.safe[row])
+    several = layout.n_outputs(tuple(assessment.prediction.shape[1:])) > 1
+    which = f", channel {channel}" if several else ""
+    if len(layout.cells) == 3:
+        which += f", layer {layer} (of 0 to {layout.cells[0] - 1})"
+    score = float(assessment.support_score[row])
+    title = f"query {row}{which}: {'safe' if safe else 'NOT safe'} (support score {score:.3g}, safe up to 1)"
+    if support is None or safe:
+        return title
+    why = assessment.explanation(row)
+    placed = " around " in why or support.mean() > 1 or np.isinf(score)
+    return f"{title}{'' if placed else ', because of the whole field and not of a place'}: {why}"
 
 
 def _one_field(
