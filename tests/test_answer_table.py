@@ -68,9 +68,13 @@ class Tables(HTMLParser):
 
 def test_the_table_of_a_notebook_has_a_row_per_query_and_escapes_names():
     estimator = calibrated(X)
-    tables = Tables(estimator.assess(X[:3].assign(angle=[0.0, 0.1, 9.0])))
+    queries = X[:3].assign(angle=[0.0, 0.1, 9.0])
+    queries.attrs["units"] = {"<b>speed</b>": "m/s"}
+    tables = Tables(estimator.assess(queries))
     head, *rows = tables.rows
-    assert head == ["", "prediction", "bound", "safe", "support_score", "reason"]
+    inputs = ["<b>speed</b> (m/s)", "angle"]
+    assert head == ["", *inputs, "prediction", "bound", "safe", "support_score", "reason"]
+    assert rows[2][1:3] == [f"{X.iloc[2, 0]:.4g}", "9"]
     assert [row[0] for row in rows] == INDEX[:3]
     assert {len(row) for row in rows} == {len(head)}
     assert rows[2][-3] == "False"
@@ -81,10 +85,20 @@ def test_the_table_of_a_notebook_has_a_row_per_query_and_escapes_names():
     assert "input <b>speed</b> is 9" in speed.rows[1][-1]
 
 
+def test_values_are_escaped_and_of_many_inputs_the_first_ones_are_shown():
+    x = pd.DataFrame({"u": ARRAY[:, 0], "site": np.where(ARRAY[:, 1] > 0, "<script>", "b")})
+    estimator = GeoQ(lambda x: np.asarray(x["u"]), None, folds=RandomFolds(4)).fit(x, x["u"] ** 2)
+    assert "<script>" in {row[2] for row in Tables(estimator.assess(x[:9])).rows}
+    wide = np.repeat(ARRAY, 5, axis=1)
+    head, *rows = Tables(calibrated(wide).assess(wide[:2])).rows
+    assert head[1:9] == [*(f"input {i}" for i in range(6)), "...", "prediction"]
+    assert [row[7] for row in rows] == ["...", "..."]
+
+
 def test_a_query_without_an_answer_is_in_the_table():
     answer = calibrated(ARRAY).assess(np.where([[False, False], [True, False]], np.nan, ARRAY[:2]))
     row = Tables(answer).rows[2]
-    assert row[:4] == ["1", "nan", "nan", "False"]
+    assert row[:6] == ["1", "nan", f"{ARRAY[1, 1]:.4g}", "nan", "nan", "False"]
     assert "input 0 is nan" in row[-1]
     assert "query 1: no error bound, NOT safe" in repr(answer)
     assert "Assessment of 2 queries, 1 of them safe and 1 without an answer" in repr(answer)

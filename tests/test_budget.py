@@ -15,19 +15,19 @@ ROOT = PACKAGE.parents[1]
 BUDGET = {
     "src/geoq": 3141,
     "src/geoq/bounds": 2283,
-    "src/geoq/core": 4120,
+    "src/geoq/core": 4127,
     "src/geoq/data": 2294,
     "src/geoq/nets": 321,
-    "src/geoq/planning": 1210,
-    "src/geoq/plots": 974,
-    "src/geoq/regions": 1233,
-    "src/geoq/report": 720,
+    "src/geoq/planning": 1203,
+    "src/geoq/plots": 1047,
+    "src/geoq/regions": 1251,
+    "src/geoq/report": 718,
     "src/geoq/rollout": 2773,
     "src/geoq/serving": 703,
     "src/geoq/training": 1347,
-    "tests": 15307,
+    "tests": 15428,
     "benchmarks": 14317,
-    "docs/gallery": 1116,
+    "docs/gallery": 1107,
 }
 MAX_CLASSES, MAX_PROTOCOLS = 170, 4
 MAX_MODULE, MAX_FUNCTION = 450, 50

@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from made import Largest
 from matplotlib.figure import Figure
 
-from geoq import Grid, Mesh, RolloutGeoQ, plots
+from geoq import GeoQ, Grid, Mesh, RandomFolds, Region, RolloutGeoQ, plots
 from geoq.data.domain import Layout, Table
 from geoq.parts import Norm
+from geoq.regions.field_scores import Windows
 from geoq.rollout.fitted import RolloutAssessment
 
 
@@ -117,6 +119,59 @@ def test_meshes_are_maps_in_the_plane_and_lines_on_a_line(scene, tmp_path):
     np.testing.assert_array_equal(upper.lines[0].get_ydata(), a.prediction[3, order])
 
 
+def test_a_volume_is_drawn_by_layers_the_one_with_the_largest_bound_first(scene):
+    a = of_fields(scene[-1], (2, 3, 4, 5), Grid(3))
+    a.error_hat[7, 1, 2, 0, 0] = 9.0
+    support = np.arange(60.0).reshape(3, 4, 5)
+    for layer, shown in ((None, 2), (1, 1)):
+        figure = Figure()
+        axes = plots.fields(figure, a, 7, channel=1, layer=layer, support=support)
+        drawn = a.prediction[7, 1], a.error_hat[7, 1], support
+        for panel, values in zip(axes, drawn, strict=True):
+            np.testing.assert_array_equal(panel.images[0].get_array(), values[shown])
+        assert f"channel 1, layer {shown} (of 0 to 2):" in figure.get_suptitle().replace("\n", " ")
+    with pytest.raises(IndexError, match="layer=3, but 3 were"):
+        plots.fields(Figure(), a, 7, layer=3)
+
+
+@pytest.mark.parametrize("spike", [True, False])
+def test_the_panel_of_support_has_the_limit_and_the_title_the_reason(spike):
+    x = np.random.default_rng(0).normal(size=(150, 48))
+    region = Region((Windows(),)) if spike else Region()
+    how = {"domain": Grid(1), "folds": RandomFolds(5), "bound_model": Largest()}
+    estimator = GeoQ(np.sin, None, safe_region=region, **how).fit(x, np.sin(x) + 0.02 * x)
+    answer = estimator.assess(x[:1] + (20 * (np.arange(48) == 30) if spike else 0.4))
+    support = answer.support_map(0)
+    *_, panel = plots.fields(figure := Figure(), answer, 0, support=support)
+    np.testing.assert_array_equal(panel.lines[0].get_ydata(), support)
+    assert panel.lines[1].get_ydata() == [1, 1]
+    words = "" if spike else ", because of the whole field and not of a place"
+    title = figure.get_suptitle().replace("\n", " ")
+    assert title.endswith(f"safe up to 1){words}: {answer.explanation(0)}")
+    assert (" around cell " in title) == spike
+    a = of_fields(answer, (4, 6), Grid(2))
+    *_, panel = plots.fields(figure := Figure(), a, 0, support=support[:24].reshape(4, 6))
+    assert panel.get_title() == "support score"
+    assert 1 in {line.get_ydata()[0] for line in figure.axes[-1].lines}
+
+
+def test_triangles_do_not_fill_a_notch_and_nodes_without_triangles_are_points(scene):
+    at = np.linspace(0, 1, 21)
+    square = np.stack(np.meshgrid(at, at), axis=-1).reshape(-1, 2)
+    fine = np.column_stack([np.tile(at, 8), np.repeat(np.geomspace(1e-5, 1e-4, 8), 21)])
+    cloud = np.random.default_rng(0).uniform(size=(40, 3))
+    drawn = []
+    for nodes in (square[(square <= 0.5).any(axis=1)], fine, cloud):
+        a = of_fields(scene[-1], (len(nodes),), Mesh(nodes))
+        drawn.append(plots.fields(Figure(), a, 3)[0])
+    middles = [path.vertices[:3].mean(axis=0) for path in drawn[0].collections[0].get_paths()]
+    inside = (np.array(middles) <= 0.5).any(axis=1)
+    assert inside.sum() == 600  # two for each of the 300 squares
+    assert (~inside).sum() <= 6  # at the corner
+    assert len(drawn[1].collections[0].get_offsets()) == len(fine)
+    assert drawn[2].name == "3d"
+
+
 @pytest.mark.parametrize(("settings", "message"), [
     ({"row": 200}, "row=200, but 200 were assessed; choose 0 to 199"),
     ({"channel": 3}, "channel=3, but 3 were assessed; choose 0 to 2"),
@@ -132,11 +187,8 @@ def test_rows_channels_and_arrays_that_do_not_belong_to_the_answer_raise(scene, 
 def test_answers_that_are_no_fields_and_other_mistakes_raise(scene, unchecked):
     _, _, error, a = scene
     assert isinstance(a.fitted.layout.domain, Table | None)
-    with pytest.raises(ValueError, match=r"shape \(1,\), and its error lies on no axes of space"):
+    with pytest.raises(ValueError, match=r"shape \(1,\), but a picture shows a field; use plots."):
         plots.fields(Figure(), a, 0)
-    volume = of_fields(a, (2, 3, 4, 5), Grid(3))
-    with pytest.raises(ValueError, match=r"3 axes.*error_hat\[row, 0\]"):
-        plots.fields(Figure(), volume, 0)
     fields = of_fields(a, (4, 6))
     with pytest.raises(ValueError, match="row=3 is NOT safe"):
         plots.fields(Figure(), replace(fields, lost=np.arange(200) == 3, asked=scene[1]), 3)

@@ -86,12 +86,12 @@ def test_a_panel_shows_the_answers_at_its_queries():
 
 def test_one_output_of_several_is_drawn_with_its_name_and_a_norm_without_a_band():
     (axes, _) = plots.inputs(Figure(), array(two, error_functional=norm_error), np.zeros((1, 2)))
-    assert axes.get_ylabel() == "error bound"
+    assert axes.figure.get_supylabel() == "error bound"
     assert not axes.collections
     estimator = array(two)
     axes = plots.inputs(Figure(), estimator, np.zeros(2), output=1, names=["u", "v"])
     assert [panel.get_xlabel() for panel in axes] == ["u", "v"]
-    assert axes[0].get_ylabel() == "prediction of output 1"
+    assert axes[0].figure.get_supylabel() == "prediction of output 1"
     assert np.ptp(axes[1].lines[0].get_ydata()) > 100
     answer = estimator.assess(np.zeros((3, 2)))
     left, right = plots.summary(Figure(), answer, output=1, error=answer.error_hat)
@@ -133,5 +133,10 @@ def test_the_calibration_of_several_outputs_of_fields_and_of_land():
     land = np.ma.array(field(x) ** 2, mask=np.arange(4) * np.ones((80, 3, 1)) > 2)
     errors, *_ = plots.calibration(Figure(), estimator.fit(x, land))
     assert np.isfinite(errors.collections[0].get_offsets()).all()
+    errors, *_ = plots.calibration(Figure(), estimator.fit(x, RNG.normal(size=(80, 3, 4))))
+    fitted = estimator.fitted_
+    above = (fitted.tuples.error > fitted.bound(fitted.tuples.features)).mean(axis=(1, 2))
+    shown = np.concatenate([points.get_array() for points in errors.collections])
+    np.testing.assert_allclose(np.sort(shown), np.sort(above))
     with pytest.raises(IndexError, match="output=2, but 2 were assessed"):
         plots.calibration(Figure(), array(two), output=2)

@@ -6,14 +6,19 @@ from functools import cache
 
 import numpy as np
 import pytest
+import xarray as xr
+from matplotlib.figure import Figure
 from scipy.optimize import minimize
 from scipy.stats import spearmanr
+from sklearn.linear_model import Ridge
 
-from geoq import GeoQ, RandomFolds
+from geoq import GeoQ, RandomFolds, RolloutGeoQ, plots
 from geoq.bounds.fields import FieldBound, NoFactor
 from geoq.planning import TrustRegionSearch, constraint, propose, smooth
 from geoq.planning import propose as function
 from geoq.planning.distances import DistanceLaw, Located
+from geoq.sklearn import GeoQRegressor
+from geoq.xarray import Labelled
 
 
 def truth(x):
@@ -65,6 +70,24 @@ def test_the_picks_are_the_greedy_ones_and_near_the_best_batch():
     assert found.bound_after == pytest.approx(total(rows))
     best = min(total(batch) for batch in itertools.combinations(range(15), 3))
     assert before - found.bound_after >= (1 - 1 / math.e) * (before - best)
+
+
+def test_a_regressor_and_labelled_arrays_stand_for_their_geoq():
+    x, candidates = drawn(60, -1, 1, 0), drawn(9, 0.5, 1.6, 1)
+    regressor = GeoQRegressor(Ridge(), folds=RandomFolds(4)).fit(x, truth(x))
+    arrays = xr.DataArray(x, dims=("run", "input")), xr.DataArray(truth(x), dims="run")
+    labelled = Labelled(GeoQ(model, None, folds=RandomFolds(4)), "run").fit(*arrays)
+    for estimator, core in ((regressor, regressor.geoq_), (labelled, labelled.estimator_)):
+        rows = [propose(own, candidates, 3, queries=x).rows.tolist() for own in (estimator, core)]
+        assert rows[0] == rows[1]
+        assert plots.calibration(Figure(), estimator)[0].get_ylabel() == "held-out error"
+    search = TrustRegionSearch(regressor, lambda y: y, [(-1, 1), (-1, 1)])
+    search.tell(search.ask(), -1.0)
+    assert isinstance(search.estimator, GeoQ)
+    assert regressor.geoq_.fitted_.n_verified == 0
+    rollouts = RolloutGeoQ(np.negative, None, n_calibration=4).fit(np.cumsum(x, axis=0))
+    with pytest.raises(TypeError, match="bounds of single answers, got RolloutGeoQ; pass"):
+        propose(rollouts, candidates, 3)
 
 
 def test_a_pick_counts_as_data_for_the_next_one():

@@ -16,7 +16,7 @@ from geoq.core.conformal import ConformalFactors
 from geoq.core.geometry import Features
 from geoq.data.coordinates import Coordinates
 from geoq.data.domain import Layout
-from geoq.regions.field_scores import Answers, Moments, Patterns, Windows, middle_of, windows_of
+from geoq.regions.field_scores import Answers, Moments, Patterns, Windows, middles_of, windows_of
 from geoq.regions.region import PaperRegion, joint_thresholds
 from geoq.regions.table_scores import (
     EachInput,
@@ -290,7 +290,7 @@ def test_a_region_on_a_mesh_detects_noise_whatever_the_numbers_of_the_nodes():
     rng = np.random.default_rng(1)
     nodes, numbers = rng.uniform(size=(300, 2)), rng.permutation(300)
     x, queries = on_nodes(120, nodes), on_nodes(60, nodes, seed=1)
-    scores = []
+    scores, maps = [], []
     for order in (np.arange(300), numbers):
         estimator = of_fields(x[..., order], domain=Mesh(nodes[order]))
         inside = estimator.assess(queries[..., order])
@@ -298,8 +298,29 @@ def test_a_region_on_a_mesh_detects_noise_whatever_the_numbers_of_the_nodes():
         assert inside.safe.mean() >= 0.85
         assert noisy.safe.mean() <= 0.05
         scores.append(inside.support_score)
+        maps.append(noisy.support_map(0))
     assert_allclose(scores[0], scores[1], rtol=1e-6)
-    assert re.search(r"around node \d+", noisy.reason(0))
+    assert_allclose(maps[0][numbers], maps[1], rtol=1e-6)
+    node = int(re.search(r"around node (\d+)", noisy.reason(0))[1])
+    assert maps[1][node] == maps[1].max() > 1
+
+
+def test_the_map_of_support_has_the_mean_of_the_score_and_the_place_of_the_reason():
+    """On a line of 70 cells each of the 64 windows has its own cell in the middle."""
+    x = np.random.default_rng(0).normal(size=(80, 70)).cumsum(axis=1) / 8
+    estimator = of_fields(x, domain=Grid(1), safe_region=Region((Windows(), Moments())))
+    queries = x[:2] + np.array([[0], [30]])
+    queries[0, 30:36] += 3 * (-1) ** np.arange(6)
+    answer = estimator.assess(queries)
+    found = answer.support_map(0)
+    assert found[3:67].mean() == pytest.approx(answer.support_score[0])
+    assert 27 <= found.argmax() <= 38
+    assert f"around cell {found.argmax()}:" in answer.reason(0)
+    assert "around" not in answer.reason(1)
+    paper = replace(answer, fitted=replace(answer.fitted, region=PaperRegion()))
+    for without in (paper, of_table(box(0)).assess(box(1)[:2])):
+        with pytest.raises(TypeError, match="has places in fields whose windows the safe region"):
+            without.support_map(0)
 
 
 def test_windows_and_gaps_by_hand():
@@ -307,8 +328,8 @@ def test_windows_and_gaps_by_hand():
     windows = windows_of(field)
     assert windows.shape == (1, 64, 9)
     for number in (0, 20, 63):
-        row, column = middle_of(number, (20, 20))
-        assert windows[0, number, 4] == field[0, 0, row, column]
+        rows, columns = middles_of((20, 20))
+        assert windows[0, number, 4] == field[0, 0, rows[number // 8], columns[number % 8]]
     two = np.random.default_rng(0).normal(size=(4, 2, 30))
     known = Coordinates.fit(two, logarithms=False)
     view = FieldView(known(two), two, np.zeros(4), known, Layout(Grid(1), (30,), on_cells=True))

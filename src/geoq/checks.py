@@ -129,11 +129,11 @@ def check_fitted(estimator: object, attribute: str = "fitted_") -> None:
         raise NotFittedError(f"this {type(estimator).__name__} is not fitted yet; call fit first.")
 
 
-def fitted_of(estimator: Any) -> Any:
-    """What the ``fit`` of a ``GeoQ``, or of the ``GeoQ`` of a regressor, has found."""
-    estimator = getattr(estimator, "geoq_", estimator)
+def core_of(given: Any) -> Any:
+    """The fitted estimator inside a ``GeoQRegressor`` or a ``Labelled``, or the estimator itself; raises before ``fit``."""
+    estimator = getattr(given, "estimator_" if hasattr(given, "like_") else "geoq_", given)
     check_fitted(estimator)
-    return estimator.fitted_
+    return estimator
 
 
 def check_finite(array: np.ndarray, name: str, way_out: str) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from geoq.arrays import native
+from geoq.arrays import native, to_numbers
 from geoq.checks import check_index
-from geoq.data.table import is_frame
+from geoq.core.agreement import mean_of_each
+from geoq.data.table import Table, is_frame, output_names
 from geoq.surrogate import ELEMENTWISE, log_error
 
 if TYPE_CHECKING:
@@ -21,9 +22,10 @@ N_ANCHORS_SHOWN = 5
 # More rows are left out of a table in a notebook, more lines out of a text.
 N_ROWS_SHOWN, N_LINES_SHOWN = 20, 5
 # Errors with more numbers than this are fields, which are described by their mean.
-N_OUTPUTS_SHOWN = 10
-UNSAFE = "background-color: #f6c8c0; color: black"
-STYLE = "text-align: left; white-space: normal; max-width: 48em"
+N_OUTPUTS_SHOWN, N_INPUTS_SHOWN = 10, 6
+# Half transparent, for pages with a light or a dark background.
+UNSAFE = "background-color: rgba(214, 69, 36, 0.25)"
+STYLE = "text-align: left; white-space: normal; min-width: 18em; max-width: 48em"
 SAFE = "safe, within the region of the held-out points"
 NOT_SAFE = "NOT safe, outside the region of the held-out points; the bound is a guess"
 
@@ -93,30 +95,35 @@ class Assessment:
         return "\n".join([self._title, *lines, *more])
 
     def _repr_html_(self) -> str:
-        columns, n = self._columns({}), len(self)
-        words = [str(name).replace("error_hat", "bound") for name in columns]
-        names = ["", *words, "reason"]
-        head = "".join(f"<th>{escape(str(name))}</th>" for name in names)
+        shown, answers = range(min(len(self), N_ROWS_SHOWN)), self._columns({})
         index: Any = getattr(native(self.asked), "index", None)
+        labels = index if hasattr(index, "__getitem__") else shown
+        why = [self.explanation(i) or self.safety(i).removeprefix("NOT safe, ") for i in shown]
+        columns = [("", labels), *self._inputs()]
+        columns += [(name.replace("error_hat", "bound"), part) for name, part in answers.items()]
+        head = "".join(f"<th>{escape(name)}</th>" for name, _ in [*columns, ("reason", why)])
         rows = []
-        for query in range(min(n, N_ROWS_SHOWN)):
-            label = str(index[query]) if hasattr(index, "__getitem__") else str(query)
-            why = self.explanation(query) or self.safety(query)
-            why = why.removeprefix("NOT safe, ").removeprefix("safe, ")
-            cells = [values[query] for values in columns.values()]
-            shown = [str(c) if isinstance(c, np.bool_) else f"{c:.4g}" for c in cells]
-            texts = "".join(f"<td>{escape(cell)}</td>" for cell in shown)
-            colour = "" if self.safe[query] else f" style='{UNSAFE}'"
-            rows.append(
-                f"<tr{colour}><th>{escape(label)}</th>{texts}<td style='{STYLE}'>{escape(why)}</td></tr>"
-            )
-        if n > N_ROWS_SHOWN:
-            rows.append(f"<tr><td colspan='{len(names)}'>... {n - N_ROWS_SHOWN} more</td></tr>")
-        title = f"{self._title}. The quantile level of the bounds is {self.quantile:g}"
+        for i in shown:
+            cells = "".join(f"<td>{escape(_text(values[i]))}</td>" for _, values in columns)
+            style = "" if self.safe[i] else f" style='{UNSAFE}'"
+            rows.append(f"<tr{style}>{cells}<td style='{STYLE}'>{escape(why[i])}</td></tr>")
+        more = f"; {len(self) - len(shown)} more are not shown" if len(self) > len(shown) else ""
+        title = f"{self._title}. The quantile level of the bounds is {self.quantile:g}{more}"
         return (
             f"<table><caption>{escape(title)}</caption>"
             f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
         )
+
+    def _inputs(self) -> list[tuple[str, Any]]:
+        """The first columns of the queries, with names and units; none for fields."""
+        rows = self.asked[:N_ROWS_SHOWN]
+        names = output_names(rows) or [f"input {j}" for j in range(N_INPUTS_SHOWN)]
+        if isinstance(rows, Table):
+            columns = [rows.native[name].to_list() for name in rows.native.columns]
+        else:
+            columns = [*to_numbers(rows, "x").T] if len(rows.shape) == 2 else []
+        found = [*zip(names, columns[:N_INPUTS_SHOWN], strict=False)]
+        return found + [("...", ["..."] * len(rows))] * (len(columns) > len(found))
 
     @property
     def _title(self) -> str:
@@ -147,20 +154,14 @@ class Assessment:
         if n == 1:
             return [("", values[:, 0])]
         if n > N_OUTPUTS_SHOWN or len(part.shape) > 2:
-            present = ~np.isnan(values)
-            total, count = np.where(present, values, 0).sum(axis=1), present.sum(axis=1)
-            return [("mean", np.where(count > 0, total / np.maximum(count, 1), np.nan))]
+            return [("mean", mean_of_each(values))]
         outputs = zip(self._names_of(n, None), values.T, strict=True)
         return [pair for pair in outputs if not len(pair[1]) or not np.isnan(pair[1]).all()]
 
     def _intervals(self, levels: Sequence[float]) -> dict[str, Any]:
         """The ends of the intervals at the level of the estimator and at others, by name; none if there are no intervals of numbers."""
-        shape = tuple(self.prediction.shape[1:])
-        if (
-            shape != tuple(self.error_hat.shape[1:])
-            or len(shape) > 1
-            or sum(shape) > N_OUTPUTS_SHOWN
-        ):
+        shape, own = tuple(self.prediction.shape[1:]), tuple(self.error_hat.shape[1:])
+        if shape != own or len(shape) > 1 or sum(shape) > N_OUTPUTS_SHOWN:
             return {}
         found: dict[str, Any] = {}
         for level in (None, *levels):
@@ -212,19 +213,16 @@ class Assessment:
             Two arrays in the shape of the predictions.
         """
         level = self.quantile if quantile is None else quantile
-        bound = self._of_each_output()
-        if level != self.quantile:
-            (bound,) = self.fitted.bounds(native(self.asked), (level,)).values()
-        return self.fitted.interval(self.prediction, bound, self.safe, level)
-
-    def _of_each_output(self) -> Any:
         same = tuple(self.prediction.shape) == tuple(self.error_hat.shape)
         if not same or self.fitted.error_functional not in ELEMENTWISE:
             raise TypeError(
                 f"a prediction has shape {tuple(self.prediction.shape[1:])} and a bound has shape {tuple(self.error_hat.shape[1:])}, so "
                 "there is no interval of each output; use error_functional=absolute_error."
             )
-        return self.error_hat
+        bound = self.error_hat
+        if level != self.quantile:
+            (bound,) = self.fitted.bounds(native(self.asked), (level,)).values()
+        return self.fitted.interval(self.prediction, bound, self.safe, level)
 
     @property
     def output_names(self) -> Sequence[str] | None:
@@ -277,12 +275,25 @@ class Assessment:
     def explanation(self, query: int, names: Sequence[str] | None = None) -> str:
         """The inputs or the cells behind the flag of a query; empty for a query without an answer."""
         query = check_index(query, "query", len(self))
-        if self.lost[query]:
-            return ""
-        one = slice(query, query + 1)
-        return self.fitted.explain(
-            self.asked[one], self.prediction[one], self.support_distance[one], names
-        )
+        return "" if self.lost[query] else self.fitted.explain(self, query, names)
+
+    def support_map(self, query: int) -> Float[np.ndarray, " *cells"]:
+        """Where a field differs from the data: a support score at each cell, from the windows around it; the flag uses their mean.
+
+        The windows are those of the input, or of input and prediction if these have the larger score. A field can also be unsafe as a
+        whole, because of a mean or a large pattern; ``explanation`` states it.
+
+        Raises:
+            TypeError: the query is no field or has no answer, or the safe region compares no windows.
+        """
+        query = check_index(query, "query", len(self))
+        find = getattr(self.fitted.region, "support_map", lambda _: None)
+        found = None if self.lost[query] else find(self.fitted.seen_again(self, query))
+        if found is None:
+            raise TypeError(
+                "the support score has places in fields whose windows the safe region compares, and this query has none; see reason(query)."
+            )
+        return found
 
     def reason(
         self,
@@ -409,3 +420,9 @@ def _times(value: float, typical: float) -> str:
     if not typical > 0:
         return "the calibration median is 0"
     return f"{value / typical:.2g} times the calibration median"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float | np.floating):
+        return f"{value:.4g}"
+    return str(value).removesuffix(" 00:00:00")

@@ -33,7 +33,7 @@ from geoq.data.domain import Layout
 from geoq.data.masks import Mask
 from geoq.data.metric import FittedMetric, Metric, rows_like
 from geoq.data.process import Opinion, Process
-from geoq.data.table import Names, Schema, Table, input_rows, is_frame
+from geoq.data.table import Names, Schema, input_rows, is_frame
 from geoq.quantiles import error_ratios
 from geoq.regions.region import SAFE
 from geoq.surrogate import answers_of, check_callable, errors_of, log_error, on_scale
@@ -316,10 +316,13 @@ class Fitted:
         """Fields of all queries as arrays of the user's kind, with the mask of y."""
         queries = self.rows_of(x)
         kind = native(queries) if self.schema is None else None
-        found = {name: restore(v, kind) for name, v in self.of_all(queries, of)[0].items()}
-        if self.mask is None:
-            return found
-        return {name: self.mask.hidden(values) for name, values in found.items()}
+        found, _ = self.of_all(queries, of)
+        return {name: self._restored(values, kind) for name, values in found.items()}
+
+    def _restored(self, values: Any, kind: Any) -> Any:
+        """Values in the user's kind of array, with the mask of y."""
+        found = restore(values, kind)
+        return found if self.mask is None else self.mask.hidden(found)
 
     def bound_of(self, x: Any) -> Any:
         """The error bounds, without the other parts in memory."""
@@ -349,13 +352,8 @@ class Fitted:
     def interval(self, prediction: Any, bound: Any, safe: Any, level: float) -> tuple[Any, Any]:
         """The ends of the intervals around predictions with bounds at this level, in the user's kind of array."""
         one, size, flag = map(numbers_of, (prediction, bound, safe))
-        found = interval(self, one, size, flag, level)
-        lower, upper = (restore(end, prediction) for end in found)
-        return (
-            (lower, upper)
-            if self.mask is None
-            else (self.mask.hidden(lower), self.mask.hidden(upper))
-        )
+        lower, upper = interval(self, one, size, flag, level)
+        return self._restored(lower, prediction), self._restored(upper, prediction)
 
     def _level_factors(self, levels: list[float]) -> list[ConformalFactors]:
         """Factors on the bound for other levels, from the calibration tuples."""
@@ -414,30 +412,22 @@ class Fitted:
             "the surrogate or the representation did not return finite numbers here; check their output"
         )
 
-    def explain(
-        self, asked: Any, prediction: Any, support_distance: Any, names: Names | None
-    ) -> str:
+    def explain(self, answer: Assessment, query: int, names: Names | None) -> str:
         """Why one query is safe or not."""
-        filled = (
-            np.ma.filled(prediction, 0) if isinstance(prediction, np.ma.MaskedArray) else prediction
-        )
-        prediction = self._scaled(to_numbers(filled, "prediction"))
+        features, asked = self.seen_again(answer, query), answer.asked[query : query + 1]
+        known: Any = names if self.schema is None else self.schema.named(names)
+        changed = self.coordinates.why_changed(features.inputs, asked, known)
+        return changed or str(self.region.explain(features, known))
+
+    def seen_again(self, answer: Assessment, query: int) -> Features:
+        """What the region sees of a query that has an answer; the surrogate is not asked for its prediction again."""
+        parts = answer.asked, answer.prediction, answer.support_distance
+        asked, prediction, distance = (part[query : query + 1] for part in parts)
+        prediction = self._scaled(np.nan_to_num(numbers_of(prediction)))
         inputs = self._coordinates(asked, to_numbers(asked, "x"), prediction)
-        known: Any = names
-        if isinstance(asked, Table) and asked.schema is not None:
-            known = asked.schema.named(names)
-        changed = self.coordinates.why_changed(inputs, asked, known)
-        if changed:
-            return changed
-        features = Features(
-            np.zeros((1, 0)),
-            to_numbers(support_distance, "support_distance"),
-            np.zeros((1, 0)),
-            prediction,
-            inputs,
-            opinion=self._opinion(inputs if self.metric is None else self.metric(inputs)),
-        )
-        return str(self.region.explain(self._beyond(features), known))
+        opinion = self._opinion(inputs if self.metric is None else self.metric(inputs))
+        none, distance = np.zeros((1, 0)), to_numbers(distance, "support_distance")
+        return self._beyond(Features(none, distance, none, prediction, inputs, opinion=opinion))
 
 
 def _with_gaps(values: np.ndarray, gaps: np.ndarray | None) -> np.ndarray:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from geoq.arrays import flat, take
 from geoq.bounds.protocol import bounds_of
-from geoq.checks import check_fitted
+from geoq.checks import core_of
 from geoq.core.agreement import mean_of_each
 from geoq.core.fitted import Fitted
 from geoq.core.geometry import Features
@@ -27,12 +27,11 @@ EXPONENTS = (0.25, 2.0)
 
 
 def calibration_of(estimator: Any) -> Fitted:
-    """What a fitted ``GeoQ`` has found; raises for other estimators and for files without the calibration."""
-    check_fitted(estimator)
-    fitted = estimator.fitted_
+    """What a fitted ``GeoQ`` has found; raises for rollouts and for files without the calibration."""
+    fitted = core_of(estimator).fitted_
     if not isinstance(fitted, Fitted):
         raise TypeError(
-            f"planning works with a fitted GeoQ, got {type(estimator).__name__}; pass the GeoQ itself, for example regressor.geoq_."
+            f"planning works with bounds of single answers, got {type(estimator).__name__}; pass a fitted GeoQ or GeoQRegressor."
         )
     if fitted.tuples is None:
         raise ValueError(

@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from geoq.arrays import chunks, flat, native, per_row, restore, take, to_numbers
-from geoq.checks import check_object, check_quantile, fitted_of, is_number, shortened, warn
+from geoq.checks import check_object, check_quantile, core_of, is_number, shortened, warn
+from geoq.core.agreement import mean_of_each
 from geoq.core.assessment import Assessment, numbers_of
 from geoq.core.conformal import ConformalFactors, WholeField, pairs_aside
 from geoq.core.fitted import Fitted
@@ -226,7 +227,7 @@ def conformalize(
             f"weights={shortened(weights)}, but a ratio of densities is needed; pass KnownRatio(log_design, log_plan) or "
             "EstimatedRatio(planned)."
         )
-    fitted = replace(fitted_of(estimator), conformal=ConformalFactors(), tails=None)
+    fitted = replace(core_of(estimator).fitted_, conformal=ConformalFactors(), tails=None)
     aside = pairs_aside(fitted, x, y)
     error, bound, safe = aside.error, aside.answer["error_hat"], aside.answer["safe"]
     law = KnownRatio(_even, _even) if weights is None else weights
@@ -241,7 +242,7 @@ def conformalize(
     if guarantee is not None:
         ratio, level = inverse_cdf_quantile(ratio.T, level)[:, None], guarantee.confidence
     curves = curve_of(ratio[~safe], weight[~safe]), curve_of(ratio[safe], weight[safe])
-    pairs = np.rec.fromarrays([weight, _means(error), _means(bound), safe], dtype=PAIRS)
+    pairs = np.rec.fromarrays([weight, mean_of_each(error), mean_of_each(bound), safe], dtype=PAIRS)
     is_estimate = isinstance(weights, EstimatedRatio)
     found = PlannedBound(fitted, (log_ratio, log.max()), level, curves, pairs, is_estimate)
     if found.n_effective < n_required(level):
@@ -250,13 +251,6 @@ def conformalize(
             "so the bounds of many planned queries are infinite; simulate planned queries drawn at random, and set these aside."
         )
     return found
-
-
-def _means(values: np.ndarray) -> Float[np.ndarray, " n"]:
-    """The mean of each row over the values that count; nan without any."""
-    rows = flat(values).astype(float)
-    count = (~np.isnan(rows)).sum(axis=1)
-    return np.where(count > 0, np.nansum(rows, axis=1) / np.maximum(count, 1), np.nan)
 
 
 def accept(
@@ -289,7 +283,7 @@ def accept(
     score, weight = np.full((2, len(rows)), np.inf)
     for part in chunks(len(rows), max(fitted.error[:1].size, fitted.coordinates.mean.size)):
         answer = fitted.assess(rows[part])
-        means = _means(numbers_of(answer.error_hat))
+        means = mean_of_each(numbers_of(answer.error_hat))
         score[part] = np.where(numbers_of(answer.safe), means, np.inf)
     asked = np.flatnonzero(np.isfinite(score))
     if len(asked):

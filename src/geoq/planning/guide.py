@@ -20,7 +20,7 @@ def smooth(estimator: Any, surrogate: Any = None) -> Callable[[Any], Any]:
     """Returns a function of torch tensors, with gradients: one positive number per query; where the optimiser ends, ask ``assess``.
 
     Args:
-        estimator: a ``GeoQ`` that was fitted on an array of numbers, with the default bound.
+        estimator: a ``GeoQ`` or ``GeoQRegressor`` that was fitted on an array of numbers, with the default bound.
         surrogate: the surrogate as a function of tensors; None means the one of the estimator.
 
     Raises:

@@ -75,7 +75,7 @@ def propose(
     The bound of a field is its mean over the field. Nothing is trained and nothing is simulated.
 
     Args:
-        estimator: a fitted ``GeoQ``.
+        estimator: a fitted ``GeoQ`` or ``GeoQRegressor``.
         candidates: inputs that could be simulated, one per row; a row of the data is refused.
         n: how many runs to propose, the random ones included.
         queries: planned queries. Without them each pick is the candidate with the largest bound.

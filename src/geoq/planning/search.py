@@ -17,7 +17,7 @@ from scipy.optimize import NonlinearConstraint
 from scipy.stats import qmc
 
 from geoq.arrays import flat, native
-from geoq.checks import check_function, check_integer, is_number, shortened
+from geoq.checks import check_function, check_integer, core_of, is_number, shortened
 from geoq.core.fitted import Fitted
 from geoq.core.geometry import Features
 from geoq.data.metric import rows_like
@@ -43,7 +43,7 @@ def constraint(estimator: Any, tolerance: Any = None) -> NonlinearConstraint:
     where the nearest point changes. The methods COBYQA and SLSQP accept it. The bound of several outputs or of a field is its mean.
 
     Args:
-        estimator: a ``GeoQ`` that was fitted on an array.
+        estimator: a ``GeoQ`` or ``GeoQRegressor`` that was fitted on an array.
         tolerance: the largest bound; None leaves the bound out.
 
     Returns:
@@ -83,7 +83,7 @@ class TrustRegionSearch:
     region: it improves a design, and it does not look for a global optimum outside the data.
 
     Args:
-        estimator: a ``GeoQ`` that was fitted on an array; it is not changed.
+        estimator: a ``GeoQ`` or ``GeoQRegressor`` that was fitted on an array; it is not changed.
         objective: a function of predictions, one row per input, which returns one number per row.
         bounds: the lowest and the largest value of each input.
         radius: the first largest error of the objective in the region, in units of its standard deviation in the data.
@@ -91,7 +91,7 @@ class TrustRegionSearch:
 
     Attributes:
         best: the best simulated input, its output and its objective.
-        estimator: the updated copy.
+        estimator: the updated copy, a ``GeoQ``.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class TrustRegionSearch:
         if not (is_number(radius) and radius > 0):
             raise ValueError(f"radius={radius!r} must be a positive number.")
         self.objective, self.random_state, self.n_asked = objective, random_state, 0
-        self.estimator, self.radius = copy(estimator), radius
+        self.estimator, self.radius = copy(core_of(estimator)), radius
         assert fitted.tuples is not None
         outputs = fitted.tuples.points.outputs
         inputs = flat(fitted.coordinates.inverse(fitted.tuples.points.inputs))

@@ -7,10 +7,12 @@ import numpy as np
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.tri import Triangulation
 
 from geoq.checks import check_index
 from geoq.core.assessment import N_OUTPUTS_SHOWN, Assessment, numbers_of
 from geoq.data.domain import Layout, Mesh
+from geoq.neighbors import Neighbors
 from geoq.plots import style
 from geoq.plots.style import Numbers
 from geoq.rollout.fitted import RolloutAssessment
@@ -20,14 +22,18 @@ Flags: TypeAlias = Bool[np.ndarray, " *shape"]
 Ends: TypeAlias = tuple[float, float]
 # Arrays by the names of the curves or maps.
 Drawn: TypeAlias = dict[str, np.ndarray]
-# The outputs and the errors of one field, and the upper end of the errors; None for the largest of them.
-Field: TypeAlias = tuple[Drawn, Drawn, float | None]
+# The outputs, the errors and the support of one field, and the upper end of the errors; None for the largest of them.
+Field: TypeAlias = tuple[Drawn, Drawn, Drawn, float | None]
 LINES: dict[str, dict[str, Any]] = {
     "bound": {"color": style.ESTIMATE, "ls": "--", "lw": 1.6},
     "expected": {"color": style.REFERENCE, "ls": "-.", "lw": 1.6},
     "error": {"color": style.TRUE, "ls": "-", "lw": 1.6},
 }
-LINES |= {"prediction": LINES["bound"], "truth": LINES["error"]}
+LINES |= {"prediction": LINES["bound"], "truth": LINES["error"], "support score": LINES["expected"]}
+# The largest support score with a colour of its own, and the label of the limit.
+MOST_SCORE, LIMIT = 3.0, "safe up to a mean of 1"
+# A triangle is left out if it is longer than this many distances of its corners to their neighbour of this rank, the node itself included.
+LONG, N_NEAR = 2, 7
 # Of more values than this a random subset is drawn, because more markers cover each other and take long to draw.
 MOST_POINTS = 20_000
 
@@ -118,26 +124,30 @@ def fields(
     row: SupportsIndex,
     *,
     channel: int = 0,
+    layer: int | None = None,
     extent: Sequence[float] | None = None,
     expected: Any = None,
     error: Any = None,
     truth: Any = None,
+    support: Any = None,
 ) -> list[Axes]:
     """Draw the prediction of one query and the bound of its error; the title states whether the query is safe.
 
-    Fields in the plane, on a grid or on a mesh, are drawn as maps, and fields on a line as lines. All errors are drawn with the
-    same range of values. The range is 0 to 1 if the bounds are 0 or 1, as bounds of wrong cells are. Returns the axes.
+    Fields in the plane, on a grid or on a mesh, are drawn as maps, fields on a line as lines, a layer of a grid in space as a map, and
+    nodes in space as points. All errors are drawn with the same range of values. The range is 0 to 1 if the bounds are 0 or 1, as
+    bounds of wrong cells are. Returns the axes.
 
     Args:
         figure: an empty figure; 13 x 3.6 inches are suitable for four maps, 8 x 5 inches for lines.
         assessment: the answer of ``GeoQ.assess``.
         row: the number of the query.
         channel: the number of the field if there are several. The grid is last, and all dimensions before it are channels.
-        extent: the coordinates of the edges of a grid: (left, right) for fields on a line, (left, right, bottom, top) for fields
-            in the plane. None means the numbers of the cells.
+        layer: the place on the first of three axes of a grid; None means the layer with the largest bound.
+        extent: the edges of a grid: (left, right) of a line, (left, right, bottom, top) of a map; None means numbers of cells.
         expected: expected errors of all queries, from ``GeoQ.expected_error``.
         error: true errors of all queries: ``abs(y - assessment.prediction)``.
         truth: reference outputs y of all queries.
+        support: where this query differs from the data, ``assessment.support_map(row)``; the title then has the reason.
 
     Example:
         >>> from matplotlib.figure import Figure
@@ -146,107 +156,159 @@ def fields(
         >>> x = np.random.default_rng(0).uniform(size=(60, 1)) * np.linspace(1, 2, 16)
         >>> settings = {"domain": Grid(1), "bound_model": FieldBound(factor=NoFactor())}
         >>> estimator = GeoQ(np.abs, None, folds=RandomFolds(5), **settings).fit(x, x**2)
-        >>> upper, lower = plots.fields(Figure(), estimator.assess(x[:3]), 0, extent=(0, 1))
+        >>> answer = estimator.assess(x[:3])
+        >>> axes = plots.fields(Figure(), answer, 0, support=answer.support_map(0))
     """
     row, layout = check_index(row, "row", len(assessment)), assessment.fitted.layout
-    is_map = _is_map(layout, tuple(assessment.prediction.shape[1:]))
-    style.prepare(figure, "compressed" if is_map else "constrained")
-    given = {"expected": expected, "error": error, "truth": truth}
-    drawn = _one_field(assessment, row, channel, given)
-    axes = (_maps if is_map else _lines)(figure, layout, drawn, extent)
-    several = assessment.prediction[row].ndim > layout.n_axes
-    title = (
-        f"query {row}{f', channel {channel}' if several else ''}: {'safe' if assessment.safe[row] else 'NOT safe'} "
-        f"(support score {float(assessment.support_score[row]):.3g}, safe up to 1)"
-    )
+    is_line = _is_line(layout, tuple(assessment.prediction.shape[1:]))
+    style.prepare(figure, "constrained" if is_line else "compressed")
+    given = {"expected": expected, "error": error, "truth": truth, "support": support}
+    drawn, layer = _one_field(assessment, row, channel, layer, given)
+    axes = (_lines if is_line else _maps)(figure, layout, drawn, extent)
+    title = _title(assessment, row, channel, layer, support)
     figure.suptitle(style.wrapped(figure, title), fontsize=10)
     return axes
 
 
-def _one_field(assessment: Assessment, row: int, channel: int, given: dict[str, Any]) -> Field:
-    """One channel of one query of each output and of each error."""
+def _title(assessment: Assessment, row: int, channel: int, layer: int | None, support: Any) -> str:
+    """Which field is drawn, whether it is safe, and with a map of its support score why not."""
+    layout, safe = assessment.fitted.layout, bool(assessment.safe[row])
+    several = layout.n_outputs(tuple(assessment.prediction.shape[1:])) > 1
+    which = f", channel {channel}" if several else ""
+    if len(layout.cells) == 3:
+        which += f", layer {layer} (of 0 to {layout.cells[0] - 1})"
+    score = float(assessment.support_score[row])
+    title = f"query {row}{which}: {'safe' if safe else 'NOT safe'} (support score {score:.3g}, safe up to 1)"
+    if support is None or safe:
+        return title
+    why = assessment.explanation(row)
+    placed = " around " in why or support.mean() > 1 or np.isinf(score)
+    return f"{title}{'' if placed else ', because of the whole field and not of a place'}: {why}"
+
+
+def _one_field(
+    assessment: Assessment, row: int, channel: int, layer: int | None, given: dict[str, Any]
+) -> tuple[Field, int | None]:
+    """One channel of one query of each output, of each error and of the support, and the layer that they show."""
     if assessment.lost[row]:
         raise ValueError(f"row={row} is {assessment.safety(row)}; choose another row.")
     if given["truth"] is not None:
         style.check_shape(given["truth"], "truth", assessment.prediction, "predictions")
+    cells, bound = assessment.fitted.layout.cells, assessment.error_hat
 
-    def drawn(values: Any) -> Float[np.ndarray, " *cells"]:
-        cells = assessment.fitted.layout.cells
+    def field_of(values: Any) -> Float[np.ndarray, " *cells"]:
         parts = numbers_of(values)[row].astype(float).reshape(-1, *cells)
         # An error with a single channel belongs to all channels of the prediction.
         which = check_index(channel, "channel", len(parts)) if len(parts) > 1 else 0
         return np.asarray(parts[which])
 
-    bound = assessment.error_hat
     outputs = {"prediction": assessment.prediction, "truth": given["truth"]}
     errors = {"bound": bound, "expected": given["expected"], "error": given["error"]}
     errors = {n: style.true_errors(e, n, bound) for n, e in errors.items() if e is not None}
     largest = 1.0 if np.isin(np.nan_to_num(errors["bound"]), (0, 1)).all() else None
-    shown = {n: drawn(part) for n, part in outputs.items() if part is not None}
-    return shown, {n: drawn(part) for n, part in errors.items()}, largest
+    shown = [{n: field_of(p) for n, p in of.items() if p is not None} for of in (outputs, errors)]
+    shown.append({} if given["support"] is None else {"support score": given["support"]})
+    if len(cells) == 3:
+        highest = np.nan_to_num(shown[1]["bound"]).max(axis=(1, 2)).argmax()
+        layer = check_index(highest if layer is None else layer, "layer", cells[0])
+        shown = [{n: values[layer] for n, values in of.items()} for of in shown]
+    return (shown[0], shown[1], shown[2], largest), layer
 
 
-def _is_map(layout: Layout, shape: tuple[int, ...]) -> bool:
-    """Whether a field is drawn as a map, and not as a line; raises if it can be neither."""
-    on_mesh = isinstance(layout.domain, Mesh)
-    n_axes = layout.domain.coordinates.shape[1] if on_mesh else len(layout.cells)  # type: ignore[union-attr]
-    if not layout.on_cells or not layout.holds(shape) or n_axes > 2:
+def _is_line(layout: Layout, shape: tuple[int, ...]) -> bool:
+    """Whether a field is drawn as a line, and not as a map; raises if it can be neither."""
+    if not layout.on_cells or not layout.holds(shape):
         raise ValueError(
-            f"the prediction of a query has shape {shape}, and its error lies on {n_axes or 'no'} axes of space, but a picture "
-            "shows a field on one or two; use plots.summary, or draw a layer: axes.imshow(assessment.error_hat[row, 0])."
+            f"the prediction of a query has shape {shape}, but a picture shows a field; use plots.summary."
         )
-    return n_axes == 2
+    nodes = getattr(layout.domain, "coordinates", None)
+    return (len(layout.cells) if nodes is None else nodes.shape[1]) == 1
 
 
 def _maps(figure: Figure, layout: Layout, drawn: Field, extent: Any) -> list[Axes]:
     """Draw maps in the number of columns that makes them largest; the first axis of a grid points upwards."""
-    outputs, errors, largest = drawn
-    n_maps, nodes = len(outputs) + len(errors), getattr(layout.domain, "coordinates", None)
-    edges: Any = extent or [end for n in layout.cells[::-1] for end in (-0.5, n - 0.5)]
-    width, height = np.ptp(np.reshape(edges, (2, 2)), 1) if nodes is None else np.ptp(nodes, axis=0)
+    outputs, errors, support, largest = drawn
+    n_maps, nodes = sum(map(len, drawn[:3])), getattr(layout.domain, "coordinates", None)
+    edges: Any = extent or [end for n in layout.cells[:-3:-1] for end in (-0.5, n - 0.5)]
+    in_space = nodes is not None and nodes.shape[1] > 2
+    width, height = np.ptp(np.reshape(edges, (2, 2)) if nodes is None else nodes.T[:2], axis=1)
     across, upwards = figure.get_figwidth() / width, figure.get_figheight() / height
     n_columns = max(range(1, n_maps + 1), key=lambda n: min(across / n, upwards / -(-n_maps // n)))
-    panels = style.panels_of(figure, n_maps, n_columns)
+    how: dict[str, Any] = {"subplot_kw": {"projection": "3d"}} if in_space else {}
+    panels = rest = style.panels_of(figure, n_maps, n_columns, **how)
+    triangles = None if nodes is None or in_space else _triangles(nodes)
     top = largest or max(float(np.nanmax(values)) for values in errors.values()) or 1.0
     both = np.stack([*outputs.values()])
-    ends = float(np.nanmin(both)), float(np.nanmax(both))
-    own, others = panels[: len(outputs)], panels[len(outputs) :]
-    for maps, parts, cmap, (low, high), label in (
-        (own, outputs, "viridis", ends, ""),
-        (others, errors, "cividis", (0.0, top), "error"),
+    for parts, cmap, (low, high), label, beyond in (
+        (outputs, "viridis", (np.nanmin(both), np.nanmax(both)), "", "neither"),
+        (errors, "cividis", (0.0, top), "error", "neither"),
+        (support, "Reds", (0.0, MOST_SCORE), LIMIT, "max"),
     ):
+        maps, rest = rest[: len(parts)], rest[len(parts) :]
         colours: dict[str, Any] = {"cmap": cmap, "vmin": low, "vmax": high}
         for axes, (name, values) in zip(maps, parts.items(), strict=True):
             if nodes is None:
                 image: Any = axes.imshow(values, origin="lower", extent=edges, **colours)
             else:
-                image = axes.tripcolor(nodes[:, 0], nodes[:, 1], values, **colours)
-                axes.set_aspect("equal")
+                image = _on_nodes(axes, nodes, triangles, values, colours)
             axes.set_title(_label(name, errors), fontsize=10)
-        figure.colorbar(image, ax=maps, label=label)
+        if maps:
+            bar = figure.colorbar(image, ax=maps, label=label, extend=beyond)
+    if support:
+        bar.ax.axhline(1, color=style.TRUE, lw=1.2, ls="--")
     return panels
+
+
+def _triangles(nodes: Numbers) -> Triangulation:
+    """Triangles between nodes in the plane, without those across a notch or a hole: they are longer than the distances to neighbours."""
+    found = Triangulation(*nodes.T)
+    corners = nodes[found.triangles]
+    longest = np.linalg.norm(corners - np.roll(corners, 1, axis=1), axis=2).max(axis=1)
+    apart = Neighbors(nodes).nearest(nodes, N_NEAR)[0][:, -1]
+    found.set_mask(longest > LONG * apart[found.triangles].max(axis=1))
+    return found
+
+
+def _on_nodes(
+    axes: Any, nodes: np.ndarray, triangles: Triangulation | None, values: np.ndarray, colours: Any
+) -> Any:
+    """Draw the values at nodes in the plane as triangles; nodes without a triangle, and nodes in space, are points."""
+    axes.set_aspect("equal")
+    if triangles is None:
+        axes.locator_params(nbins=3)
+        return axes.scatter(*nodes.T[:3], c=values, s=9, **colours)
+    alone = np.setdiff1d(np.arange(len(nodes)), triangles.get_masked_triangles())
+    if len(alone):
+        axes.scatter(*nodes[alone].T, c=values[alone], s=9, **colours)
+    return axes.tripcolor(triangles, values, **colours)
 
 
 def _lines(figure: Figure, layout: Layout, drawn: Field, extent: Any) -> list[Axes]:
     """Draw the outputs in the upper panel and the errors in the lower one."""
-    outputs, errors, largest = drawn
-    upper, lower = style.panels_of(figure, 2, 1, sharex=True)
+    outputs, errors, support, largest = drawn
+    panels = style.panels_of(figure, 2 + len(support), 1, sharex=True)
+    upper, lower = panels[:2]
     (n_cells,) = layout.cells
     edges = extent or (-0.5, n_cells - 0.5)
     at = edges[0] + (np.arange(n_cells) + 0.5) * (edges[1] - edges[0]) / n_cells
     if isinstance(layout.domain, Mesh):
         at = layout.domain.coordinates[:, 0]
     order = np.argsort(at)
-    for axes, parts in ((upper, outputs), (lower, errors)):
+    for axes, parts in zip(panels, drawn[:3], strict=False):
         for name, values in parts.items():
             axes.plot(at[order], values[order], label=_label(name, errors), **LINES[name])
     upper.set_ylabel("prediction" if len(outputs) == 1 else "output")
     if len(outputs) > 1:
         upper.legend(**style.OPAQUE)
-    lower.set(xlabel="coordinate", ylabel="error", xlim=extent or (at.min(), at.max()))
+    lower.set(ylabel="error", xlim=extent or (at.min(), at.max()))
     lower.set_ylim(0, None if largest is None else 1.05 * largest)
     lower.legend(**style.OPAQUE)
-    return [upper, lower]
+    if support:
+        panels[2].axhline(1, color=style.TRUE, lw=1.2, ls="--", label=LIMIT)
+        panels[2].set(ylabel="support score", ylim=(0, None))
+        panels[2].legend(**style.OPAQUE)
+    panels[-1].set_xlabel("coordinate")
+    return panels
 
 
 def _label(name: str, errors: Drawn) -> str:

@@ -13,9 +13,10 @@ from matplotlib.ticker import MaxNLocator
 
 from geoq.arrays import flat, is_tensor, native, permutation, restore, take, to_numbers
 from geoq.bounds.protocol import bounds_of
-from geoq.checks import check_index, fitted_of
+from geoq.checks import check_index, core_of
 from geoq.core.assessment import N_OUTPUTS_SHOWN, Assessment, numbers_of
 from geoq.core.fitted import Fitted
+from geoq.core.tuples import Tuples
 from geoq.data.column import UNSEEN, Column
 from geoq.data.coordinates import Part
 from geoq.data.table import Table, schema_of
@@ -41,7 +42,7 @@ def calibration(figure: Figure, estimator: Any, *, output: int = 0) -> list[Axes
 
     Args:
         figure: an empty figure; 10 x 7 inches are suitable.
-        estimator: a fitted ``GeoQ`` or ``GeoQRegressor``. A file that was saved with ``calibration=False`` does not contain what
+        estimator: a fitted ``GeoQ``, ``GeoQRegressor`` or ``Labelled``. A file that was saved with ``calibration=False`` does not contain what
             is drawn here.
         output: the number of the output, if there are several; a field is described by its mean.
 
@@ -58,8 +59,8 @@ def calibration(figure: Figure, estimator: Any, *, output: int = 0) -> list[Axes
         ['RandomFolds', 'ClusterFolds', 'NestedFolds']
     """
     style.prepare(figure)
-    fitted = fitted_of(estimator)
-    drawn, of_output = _held_out(fitted, output)
+    fitted, tuples = _with_tuples(estimator, "calibration")
+    drawn, of_output = _held_out(fitted, tuples.subsample(MOST_TUPLES), output)
     looks = [FAMILIES[number % len(FAMILIES)] for number in range(len(fitted.families))]
     own = [drawn["family"] == number for number in range(len(fitted.families))]
     families = [*zip(fitted.families, own, looks, strict=True)]
@@ -79,14 +80,21 @@ def calibration(figure: Figure, estimator: Any, *, output: int = 0) -> list[Axes
     return panels
 
 
-def _held_out(fitted: Fitted, output: int) -> tuple[dict[str, np.ndarray], str]:
-    """The calibration tuples as numbers by name, fields as their means over the cells that count; and which output they are of."""
-    if fitted.tuples is None:
+def _with_tuples(estimator: Any, name: str) -> tuple[Fitted, Tuples]:
+    """What a fitted ``GeoQ`` has found, and its calibration tuples; raises without them."""
+    fitted = core_of(estimator).fitted_
+    tuples = getattr(fitted, "tuples", None)
+    if tuples is None:
         raise ValueError(
-            "plots.calibration draws calibration tuples, but the file was saved with calibration=False; save it with them."
+            f"plots.{name} draws the calibration tuples of a GeoQ, which this estimator or its file does not have; save it with them."
         )
-    found, known = fitted.tuples.subsample(MOST_TUPLES), fitted.output_names
-    error, bound, name = flat(found.error), flat(bounds_of(fitted.bound, found.features)), "a field"
+    return fitted, tuples
+
+
+def _held_out(fitted: Fitted, found: Tuples, output: int) -> tuple[dict[str, np.ndarray], str]:
+    """The calibration tuples as numbers by name, fields as their means over the cells that count; and which output they are of."""
+    known, bounds = fitted.output_names, bounds_of(fitted.bound, found.features)
+    error, bound, name = flat(found.error), flat(bounds), "a field"
     if found.error.ndim < 3 and error.shape[1] <= N_OUTPUTS_SHOWN:
         which = check_index(output, "output", error.shape[1])
         name = known[which] if known else f"output {which}" if error.shape[1] > 1 else ""
@@ -107,12 +115,20 @@ def _over_distance(
     """Draw each error, and the median bound and the coverage of bins with equal numbers of errors."""
     least = style.floor_of(np.quantile(drawn["error"], [0.01]), drawn["bound"].clip(0))
     distance, error = drawn["distance"], drawn["error"].clip(least)
+    above = 1 - drawn["covered"]
+    in_parts = bool(((above > 0) & (above < 1)).any())
     points: dict[str, Any] = {"s": 9, "lw": 0.7, "alpha": 0.4}
+    if in_parts:
+        points = {"s": 16, "cmap": "plasma_r", "vmin": 0, "vmax": above.max()}
     for name, own, (color, marker) in families:
-        axes.scatter(distance[own], error[own], c=color, marker=marker, label=name, **points)
-    missed = drawn["covered"] < 1
-    circles: dict[str, Any] = {"s": 40, "facecolors": "none", "edgecolors": style.TRUE, "lw": 1.2}
-    axes.scatter(distance[missed], error[missed], label="above its bound", **circles)
+        points |= {"c": above[own] if in_parts else color, "marker": marker, "label": name}
+        image = axes.scatter(distance[own], error[own], **points)
+    if in_parts:
+        axes.figure.colorbar(image, ax=axes, label="fraction above the bound")
+    else:
+        circles: dict[str, Any] = {"s": 40, "facecolors": "none", "edgecolors": style.TRUE}
+        x, y = distance[above > 0], error[above > 0]
+        axes.scatter(x, y, label="above its bound", lw=1.2, **circles)
     bins = np.array_split(np.argsort(distance, kind="stable"), N_BINS)
     middle = [np.median(distance[rows]) for rows in bins]
     bound = [np.median(drawn["bound"][rows]).clip(least) for rows in bins]
@@ -175,19 +191,15 @@ def distances(figure: Figure, estimator: Any, xq: Any) -> Axes:
     from scipy.stats import wasserstein_distance  # here: a slow import
 
     style.prepare(figure)
-    fitted = fitted_of(estimator)
-    if getattr(fitted, "tuples", None) is None:
-        raise ValueError(
-            "plots.distances draws the calibration tuples of a GeoQ, which this estimator or its file does not have; save it with them."
-        )
+    fitted, tuples = _with_tuples(estimator, "distances")
     planned, safe = _planned(fitted, xq)
     z = flat(fitted.geometry.points.normalized)
     among = Neighbors(z).nearest(z[permutation(len(z))[:MOST_TUPLES]], 2)[0][:, 1]
     axes = figure.subplots()
     _steps(axes, among, len(among), "data among themselves", color="#8c8c8c", ls=":")
-    found = fitted.tuples.relation.nearest
+    found = tuples.relation.nearest
     for number, name in enumerate(fitted.families):
-        own = found[fitted.tuples.family == number]
+        own = found[tuples.family == number]
         label = f"held out by {name}, W = {wasserstein_distance(own, planned):.2g}"
         color, _ = FAMILIES[number % len(FAMILIES)]
         _steps(axes, own, len(own), label, color=color, ls="-.")
@@ -246,12 +258,12 @@ def inputs(
         ['input 0', 'input 1']
     """
     style.prepare(figure)
-    fitted = fitted_of(estimator)
+    fitted = core_of(estimator).fitted_
     query = _one_row(fitted, x0)
     sweeps = _sweeps(fitted, query)
     if not sweeps:
         raise ValueError("all inputs are constant in the data of fit, so none can be drawn.")
-    n_columns = min(len(sweeps), max(1, int(figure.get_figwidth() / 3)))
+    n_columns = min(len(sweeps), max(1, int(figure.get_figwidth() / 2.7)))
     panels = style.panels_of(figure, len(sweeps), n_columns, sharey=True)
     inside = []
     for axes, sweep in zip(panels, sweeps, strict=True):
@@ -261,14 +273,13 @@ def inputs(
         inside.append(shown[(sweep.steps >= known.min()) & (sweep.steps <= known.max())])
         own = sweep.column.name if fitted.schema else f"input {sweep.number}"
         axes.set_xlabel(own if names is None else names[sweep.number])
-        if axes in panels[::n_columns]:
-            axes.set_ylabel(name)
     # Bounds far outside the ranges of the data would hide all others.
     lower, upper, *_ = np.concatenate(inside).T
     ends = np.array([np.nanmin(lower), np.nanmax(upper)])
     panels[0].set_ylim(*ends + np.array([-1, 1]) * (0.15 * np.ptp(ends) or 1.0))
     title = f"One input moves and the others stay at x0; quantile level {fitted.quantile:g}"
     figure.suptitle(style.wrapped(figure, title), fontsize=10)
+    figure.supylabel(name, fontsize=10)
     style.legend_below(figure, panels)
     return panels
 
@@ -374,7 +385,7 @@ def _panel(axes: Axes, sweep: _Sweep, shown: np.ndarray) -> None:
         axes.fill_between(at, low, high, label="prediction \N{PLUS-MINUS SIGN} bound", **band)
         axes.plot(at, middle, color=style.TRUE, lw=1.6, label="prediction")
     ticks = sweep.places(np.unique(sweep.in_data))[:: max(1, len(sweep.in_data) // 2000)]
-    marks: dict[str, Any] = {"color": style.REFERENCE, "ms": 7, "mew": 0.6, "alpha": 0.6}
+    marks: dict[str, Any] = {"color": style.REFERENCE, "ms": 7, "mew": 0.8, "alpha": 0.6}
     marks |= {"transform": axes.get_xaxis_transform(), "label": "calibration points"}
     if len(ticks):
         axes.plot(ticks, np.full(len(ticks), 0.02), "|", **marks)

@@ -38,11 +38,9 @@ def positions(grid: Sequence[int]) -> list[tuple[int, np.ndarray]]:
     return [(size, np.unique(starts.round().astype(int))) for size, starts in ends]
 
 
-def middle_of(window: int, grid: Sequence[int]) -> tuple[int, ...]:
-    """The cell in the middle of the window with this number."""
-    at = positions(grid)
-    index = np.unravel_index(window, [len(starts) for _, starts in at])
-    return tuple(int(starts[i]) + size // 2 for (size, starts), i in zip(at, index, strict=True))
+def middles_of(grid: Sequence[int]) -> list[np.ndarray]:
+    """The cells in the middle of the windows along each axis."""
+    return [starts + size // 2 for size, starts in positions(grid)]
 
 
 def windows_of(fields: Grids) -> Float[np.ndarray, " n n_positions entries"]:
@@ -107,7 +105,7 @@ class Windows(Score):
         """Distance from the window at each position to the nearest window of the data."""
         seen = self.seen(queries)
         if seen is None:
-            return np.zeros((len(queries), 1))
+            return np.zeros((len(queries), math.prod(map(len, middles_of(queries.layout.cells)))))
         windows = windows_of(seen)
         rows = self._coordinates(windows.reshape(-1, windows.shape[2]))
         return self._neighbors.nearest(rows, 1)[0].reshape(windows.shape[:2])
@@ -115,9 +113,20 @@ class Windows(Score):
     def __call__(self, queries: FieldView) -> np.ndarray:
         return np.asarray(self.gaps(queries).mean(axis=1))
 
+    def on_cells(self, queries: FieldView) -> Float[np.ndarray, " n *cells"]:
+        """The gap of the nearest position at each cell."""
+        cells, order = queries.layout.cells, queries.layout.order
+        pairs = [*zip(middles := middles_of(cells), cells, strict=True)]
+        nearest = [abs(np.arange(n)[:, None] - middle).argmin(axis=1) for middle, n in pairs]
+        gaps = self.gaps(queries).reshape(len(queries), *map(len, middles))
+        found = gaps[:, *np.ix_(*nearest)]
+        return found if order is None else found[:, np.argsort(order)]
+
     def explain(self, query: FieldView, limit: float) -> str:
         distance = self.gaps(query)[0]
-        place = middle_of(int(distance.argmax()), query.layout.cells)
+        middles = middles_of(query.layout.cells)
+        index = np.unravel_index(distance.argmax(), [*map(len, middles)])
+        place = tuple(int(at[i]) for at, i in zip(middles, index, strict=True))
         where = f"cell {place[0] if len(place) == 1 else place}"
         if query.layout.order is not None:
             where = f"node {query.layout.order[place[0]]}"

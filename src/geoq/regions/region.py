@@ -126,6 +126,15 @@ class Region:
     def support_score(self, features: Features) -> Float[np.ndarray, " n"]:
         return np.asarray(self._ratios(self.view.of_queries(features)).max(axis=1))
 
+    def support_map(self, features: Features) -> np.ndarray | None:
+        """The support score of one query at its cells, by the windows with the larger ratio; None without windows."""
+        query, scores = self.view.of_queries(features), self.scores or ()
+        windows = [k for k, score in enumerate(scores) if isinstance(score, Windows)]
+        if not windows:
+            return None
+        k = max(windows, key=self._ratios(query)[0].__getitem__)
+        return np.asarray(scores[k].on_cells(query)[0] / self.thresholds[k])
+
     def explain(self, features: Features, names: Names | None = None) -> str:
         """Why one query is safe or not: the first score that names an input, or the one with the largest ratio."""
         query, scores = self.view.of_queries(features, names), self.scores or ()

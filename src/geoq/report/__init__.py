@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from geoq.checks import check_fitted
+from geoq.checks import core_of
 from geoq.data.masks import masked_where_nan
 from geoq.report.contents import PLANNED, TEST, of_pairs, of_rollouts
 from geoq.report.render import FORMATS
@@ -57,9 +57,7 @@ def report(
         own = estimator
         cases = {n: (_array(own, x, "x"), _array(own, y, "y")) for n, (x, y) in cases.items()}
         names, outputs = names or _names(own, "x"), outputs or _names(own, "y")
-        estimator = own.estimator_
-    core = getattr(estimator, "geoq_", estimator)
-    check_fitted(core)
+    core = core_of(estimator)
     contents = of_rollouts if hasattr(core.fitted_, "reference") else of_pairs
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of means of nothing
         found = contents(core, cases, names, outputs)
