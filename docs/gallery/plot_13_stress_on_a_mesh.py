@@ -26,7 +26,7 @@ triangles = triangles[np.hypot(*nodes[triangles].mean(axis=1).T) > 0.2]
 
 
 def stress(x):
-    """Kirsch's solution for two loads and the direction of the first one."""
+    """Kirsch's solution for two loads in MPa and the direction of the first one."""
     first, second, angle = x.T[:, :, None]
     a = (0.2 / radius) ** 2
     both, apart = (first + second) / 2, (first - second) / 2
@@ -54,5 +54,5 @@ for axes, (name, field) in zip(panels, fields.items(), strict=True):
     ends = {} if name.startswith("stress") else {"vmin": 0, "vmax": float(answer.error_hat.max())}
     shown = axes.tripcolor(*nodes.T, triangles, field[0, 0], shading="gouraud", **ends)
     axes.set(title=name, aspect="equal", xticks=[], yticks=[])
-    figure.colorbar(shown, ax=axes)
+    figure.colorbar(shown, ax=axes, label="MPa")
 plt.show()
