@@ -94,8 +94,8 @@ def animate(path, fields, method):
     maps = [axes.imshow(fields.truth[0], **look) for axes, look in zip(panels, looks, strict=True)]
     bar = figure.colorbar(maps[1], ax=panels[:2], shrink=0.8, pad=0.02)
     bar.set_ticks([0, 1, 2], labels=["air", "heavy gas", "wrong"])
-    figure.colorbar(maps[2], ax=panels[2], shrink=0.8, label="probability that the cell is wrong")
-    panels[0].set(ylabel="height of the tube")
+    figure.colorbar(maps[2], ax=panels[2], shrink=0.8, label="probability that a cell is wrong")
+    panels[0].set(ylabel="y in heights h of the tube")
 
     def frame(time):
         truth, prediction = fields.truth[time - 1], fields.prediction[time - 1]
@@ -104,8 +104,8 @@ def animate(path, fields, method):
             maps, (truth, wrong, fields.at(time, method, "expected")), strict=True
         ):
             image.set_data(shown)
-        for axes, name in zip(panels, ("truth", "prediction", "what geoq expects"), strict=True):
-            axes.set_title(f"{name}, t = {2 * time / n_times:.2f}")
+        for axes, name in zip(panels, ("truth", "prediction", "probability of an error"), strict=True):
+            axes.set_title(f"{name}, t = {2 * time / n_times:.2f} h √(ρ/p)")
 
     FuncAnimation(figure, frame, frames=range(1, n_times + 1)).save(
         path, writer=PillowWriter(fps=2), dpi=100
