@@ -26,7 +26,7 @@ BUDGET = {
     "src/geoq/serving": 703,
     "src/geoq/training": 1348,
     "tests": 15222,
-    "benchmarks": 14317,
+    "benchmarks": 14298,
     "docs/gallery": 1116,
 }
 MAX_CLASSES, MAX_PROTOCOLS = 168, 4

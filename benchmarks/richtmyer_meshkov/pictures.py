@@ -81,35 +81,29 @@ def animate(path, fields, method):
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    panels, n_times = figure.subplots(1, 3, sharey=True), len(fields.truth)
-    size = np.array([fields.truth.shape[2], fields.truth.shape[1]]) / fields.truth.shape[1]
-    style = {"origin": "lower", "extent": (0, size[0], 0, size[1]), "interpolation": "nearest"}
-    gases = style | {
-        "cmap": ListedColormap(["white", "0.55", "#c1440e"]),
-        "vmin": -0.5,
-        "vmax": 2.5,
-    }
-    looks = (gases, gases, style | {"cmap": "magma", "vmin": 0, "vmax": 1})
+    figure = Figure(figsize=(12, 4.8), layout="constrained")
+    panels, (n_times, height, width) = figure.subplots(1, 3, sharey=True), fields.truth.shape
+    style = {"origin": "lower", "extent": (0, width / height, 0, 1), "vmin": 0}
+    gases = style | {"cmap": ListedColormap(["white", "0.55", "#c1440e"]), "vmax": 2}
+    looks = (gases, gases, style | {"cmap": "magma", "vmax": 1})
     maps = [axes.imshow(fields.truth[0], **look) for axes, look in zip(panels, looks, strict=True)]
     bar = figure.colorbar(maps[1], ax=panels[:2], shrink=0.8, pad=0.02)
-    bar.set_ticks([0, 1, 2], labels=["air", "heavy gas", "wrong"])
-    figure.colorbar(maps[2], ax=panels[2], shrink=0.8, label="probability that a cell is wrong")
-    panels[0].set(ylabel="y in heights h of the tube")
+    bar.set_ticks([1 / 3, 1, 5 / 3], labels=["air", "heavy gas", "wrong"])
+    figure.colorbar(maps[2], ax=panels[2], shrink=0.8)
+    panels[0].set(ylabel="heights h of the tube")
+    for axes, name in zip(panels, ("truth", "prediction", "probability of an error"), strict=True):
+        axes.set_title(name)
 
     def frame(time):
         truth, prediction = fields.truth[time - 1], fields.prediction[time - 1]
         wrong = np.where(truth != prediction, 2, prediction)
-        for image, shown in zip(
-            maps, (truth, wrong, fields.at(time, method, "expected")), strict=True
-        ):
-            image.set_data(shown)
-        for axes, name in zip(panels, ("truth", "prediction", "probability of an error"), strict=True):
-            axes.set_title(f"{name}, t = {2 * time / n_times:.2f} h √(ρ/p)")
+        shown = truth, wrong, fields.at(time, method, "expected")
+        for image, values in zip(maps, shown, strict=True):
+            image.set_data(values)
+        figure.suptitle(rf"t = {2 * time / n_times:.2f} $h \sqrt{{\rho / p}}$")
 
-    FuncAnimation(figure, frame, frames=range(1, n_times + 1)).save(
-        path, writer=PillowWriter(fps=2), dpi=100
-    )
+    animation = FuncAnimation(figure, frame, frames=range(1, n_times + 1))
+    animation.save(path, writer=PillowWriter(fps=2), dpi=100)
 
 
 def draw(path, folder):
