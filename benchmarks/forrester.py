@@ -158,7 +158,9 @@ def draw(folder, x_test, y_test, a):
     left, right = figure.subplots(1, 2)
     plots.error_over_input(left, x_test[:, 0], error[:, 0], a.error_hat[:, 0], a.safe, INTERVAL)
     plots.estimate_against_error(right, error[:, 0], a.error_hat[:, 0], a.safe)
-    figure.suptitle("Forrester, GeoQ")
+    left.set(yscale="log", ylim=(1e-5, 10), xlabel="input")
+    left.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    figure.suptitle("The Forrester function: error of a network and bound of the default")
     figure.savefig(folder / "forrester-default.png", dpi=110)
 
 

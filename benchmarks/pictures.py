@@ -22,6 +22,7 @@ from geoq.plots.style import ESTIMATE, REFERENCE, TRUE
 # The name of the digest in the metadata of a PNG file.
 DIGEST = "Rows"
 DOTTED = {"color": "black", "lw": 0.8, "ls": ":"}
+BELOW = {"loc": "outside lower center", "frameon": False}
 
 
 def digest(rows):
@@ -80,14 +81,15 @@ def results():
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.4, 1))
     colors, names = ("#3a7ca5", "#e0a030", "#c1440e"), list(PUBLIC.values())
     kinds = ("inside the data", "just outside", "far outside")
-    for shift, kind, color, move in zip(SHIFTS, kinds, colors, (-0.2, 0, 0.2), strict=True):
+    places = (-0.2, 0, 0.2)
+    for shift, kind, color, marker, move in zip(SHIFTS, kinds, colors, "oDs", places, strict=True):
         of = [versus(rows, method, shift) for method in PUBLIC]
         place = np.arange(len(of)) + move
-        style = {"color": color, "fmt": "o", "ms": 6, "lw": 1.4, "label": kind}
+        style = {"color": color, "fmt": marker, "ms": 6, "lw": 1.4, "label": kind}
         mean = np.array([ratio.mean for ratio, _ in of])
         reach = np.array([[r.mean - r.low, r.high - r.mean] for r, _ in of]).T
         left.errorbar(mean, place, xerr=reach, **style)
-        right.plot([covered for _, covered in of], place, "o", color=color, ms=6)
+        right.plot([covered for _, covered in of], place, marker, color=color, ms=6)
     left.axvline(1, color="black", lw=0.8)
     left.set(xscale="log", xlabel="pinball loss / loss of geoq (smaller is better)")
     left.set_xticks([0.5, 1, 2, 4, 8, 16], ["0.5", "1", "2", "4", "8", "16"])
@@ -98,7 +100,7 @@ def results():
     right.set(xlabel="coverage (line: the level, 0.95)", xlim=(0, 1.02))
     right.set_title("coverage", fontsize=10)
     left.invert_yaxis()
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.legend(*left.get_legend_handles_labels(), **BELOW, ncols=3)
     figure.suptitle("Eight problems that were run once", fontsize=11)
     return figure, rows
 
@@ -106,16 +108,17 @@ def results():
 def cost():
     """Seconds of a calibration without training and of 1,000 assessments over the number of points."""
     rows = select(load("cost")["rows"], kind="growth")
-    figure = Figure(figsize=(6, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
     axes, n = figure.subplots(), np.array([row["n"] for row in rows])
-    names = {"fit_seconds": "calibration without training", "assess_1000_seconds": "1,000 queries"}
-    for name, label in names.items():
-        seconds = np.array([row[name] for row in rows])
-        large = n >= 10_000
+    curves = [("fit_seconds", "calibration without training", "o-", TRUE)]
+    curves += [("assess_1000_seconds", "1,000 queries", "s--", ESTIMATE)]
+    for name, label, style, color in curves:
+        seconds, large = np.array([row[name] for row in rows]), n >= 10_000
         slope = np.polyfit(np.log(n[large]), np.log(seconds[large]), 1)[0]
-        axes.loglog(n, seconds, marker="o", label=f"{label}, slope {slope:.2f}")
+        axes.loglog(n, seconds, style, color=color, label=f"{label}, slope {slope:.2f}")
     axes.set(xlabel="calibration points", ylabel="seconds")
-    axes.legend()
+    axes.secondary_yaxis("right").set_yticks([0.1, 1, 60], ["0.1 s", "1 s", "1 min"])
+    figure.legend(**BELOW, ncols=2)
     return figure, rows
 
 
@@ -123,7 +126,7 @@ def fields():
     """Fraction of safe queries over the coverage of a set: a threshold on the distance, and the default."""
     rows = load("fields")["rows"]
     n = max(row["n"] for row in rows)
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 4), layout="constrained")
     # By the kind of a set: its name on the page, a colour and a marker.
     styles = {"hazard": ("dangerous", "#c1440e", "X"), "harmless": ("harmless", "#3a7ca5", "o")}
     styles |= {"inside": ("inside the data", "black", "s"), "other": ("other", "#b0b0b0", "o")}
@@ -137,8 +140,11 @@ def fields():
             axes.scatter(*points, c=color, marker=marker, s=28, label=label, alpha=0.8)
         axes.axvline(HAZARD, **DOTTED)
         axes.set(title=title, xlabel="coverage of the bound in a set of queries")
+    for row in (r for r in own if r["kind"] == "hazard" and r["safe_fraction"] > 0.1):
+        place = row["coverage"] + 0.03, row["safe_fraction"]
+        axes.annotate(f"KS {row['shift']}", place, va="center", fontsize=8)
     plots[0].set_ylabel("fraction called safe")
-    figure.legend(*plots[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*plots[0].get_legend_handles_labels(), **BELOW, ncols=4)
     return figure, rows
 
 

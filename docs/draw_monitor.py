@@ -15,6 +15,7 @@ from geoq.monitor import Monitor, Status
 
 N, BATCH = 1000, 20
 COLOURS = {"unsafe": "#b3261e", "distance": "#d98200", "coverage": "#1f6fb2"}
+DASHES = {"unsafe": "--", "distance": ":", "coverage": "-"}
 NAMES = {"unsafe": "not safe", "distance": "distances", "coverage": "coverage"}
 
 
@@ -50,10 +51,11 @@ def main() -> None:
     upper, lower = figure.subplots(2, 1, sharex=True)
     for test, colour in COLOURS.items():
         values = np.array([status.numbers["evidence"][test] for _, status in found])
-        upper.plot(at, values.clip(1e-6, 1e4), color=colour, label=NAMES[test])
+        style = {"color": colour, "ls": DASHES[test], "lw": 1.8}
+        upper.plot(at, values.clip(1e-6, 1e4), label=NAMES[test], **style)
     upper.axhline(1, color="0.3", lw=1, ls="--")
     upper.annotate("alarm", (60, 1.3), color="0.3")
-    upper.set(yscale="log", ylabel="evidence over its limit", ylim=(1e-6, 1e4))
+    upper.set(yscale="log", ylabel="evidence / limit of an alarm", ylim=(1e-6, 1e4))
     ends = np.array([status.numbers["coverage_interval"] for _, status in found])
     middle = [status.numbers["coverage"] or np.nan for _, status in found]
     lower.fill_between(
@@ -65,7 +67,7 @@ def main() -> None:
         label="interval, valid at all times",
     )
     lower.plot(at, middle, color=COLOURS["coverage"], label="coverage of verified safe queries")
-    lower.axhline(0.95, color="0.3", lw=1, ls="--", label="nominal")
+    lower.axhline(0.95, color="0.3", lw=1, ls="--", label="quantile level, 0.95")
     lower.set(xlabel="queries", ylabel="coverage", ylim=(0.5, 1.01), xlim=(0, 3 * N))
     for axes in (upper, lower):
         for change in (N, 2 * N):

@@ -25,8 +25,8 @@ BUDGET = {
     "src/geoq/rollout": 2773,
     "src/geoq/serving": 703,
     "src/geoq/training": 1347,
-    "tests": 15428,
-    "benchmarks": 14317,
+    "tests": 15424,
+    "benchmarks": 14298,
     "docs/gallery": 1107,
 }
 MAX_CLASSES, MAX_PROTOCOLS = 170, 4

@@ -20,7 +20,7 @@ def slug(name):
 
 
 class Fields:
-    """Arrays of one seed: fields of the median test case, stored as bytes, and numbers of all test cases."""
+    """Arrays of one seed: fields of the median test case, stored as bytes."""
 
     def __init__(self, path):
         with np.load(path) as stored:
@@ -52,9 +52,6 @@ class Fields:
         at_all_times = len(maps) == len(self.truth)
         return maps[time - 1 if at_all_times else SHOWN_TIMES.index(time)]
 
-    def numbers(self, method, name):
-        return self[f"{slug(method)}-binary/{name}"]
-
     def measured(self, methods):
         """The methods that have been measured in the binary setting."""
         return [m for m in methods if f"{slug(m)}-binary/bound" in self.arrays]
@@ -79,25 +76,34 @@ def median_case(figure, fields):
 
 
 def animate(path, fields, method):
-    """Prediction, true error, expected error and bound of the median case, time by time."""
+    """Truth, prediction with its wrong cells, and the probability of a wrong cell of the median case, time by time."""
     from matplotlib.animation import FuncAnimation, PillowWriter
+    from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 2.7), layout="constrained")
-    panels = figure.subplots(1, 4)
+    figure = Figure(figsize=(12, 4.8), layout="constrained")
+    panels, (n_times, height, width) = figure.subplots(1, 3, sharey=True), fields.truth.shape
+    style = {"origin": "lower", "extent": (0, width / height, 0, 1), "vmin": 0}
+    gases = style | {"cmap": ListedColormap(["white", "0.55", "#c1440e"]), "vmax": 2}
+    looks = (gases, gases, style | {"cmap": "magma", "vmax": 1})
+    maps = [axes.imshow(fields.truth[0], **look) for axes, look in zip(panels, looks, strict=True)]
+    bar = figure.colorbar(maps[1], ax=panels[:2], shrink=0.8, pad=0.02)
+    bar.set_ticks([1 / 3, 1, 5 / 3], labels=["air", "heavy gas", "wrong"])
+    figure.colorbar(maps[2], ax=panels[2], shrink=0.8)
+    panels[0].set(ylabel="heights h of the tube")
+    for axes, name in zip(panels, ("truth", "prediction", "probability of an error"), strict=True):
+        axes.set_title(name)
 
     def frame(time):
         truth, prediction = fields.truth[time - 1], fields.prediction[time - 1]
-        for axes in panels:
-            axes.clear()
-        show(panels[0], prediction, f"prediction, t = {time}", colours="Greys")
-        show(panels[1], truth != prediction, "true error")
-        show(panels[2], fields.at(time, method, "expected"), "expected error")
-        show(panels[3], fields.at(time, method), f"bound: {method}")
+        wrong = np.where(truth != prediction, 2, prediction)
+        shown = truth, wrong, fields.at(time, method, "expected")
+        for image, values in zip(maps, shown, strict=True):
+            image.set_data(values)
+        figure.suptitle(rf"t = {2 * time / n_times:.2f} $h \sqrt{{\rho / p}}$")
 
-    frames = range(1, len(fields.truth) + 1)
-    animation = FuncAnimation(figure, frame, frames=frames)
-    animation.save(path, writer=PillowWriter(fps=2), dpi=70)
+    animation = FuncAnimation(figure, frame, frames=range(1, n_times + 1))
+    animation.save(path, writer=PillowWriter(fps=2), dpi=100)
 
 
 def draw(path, folder):

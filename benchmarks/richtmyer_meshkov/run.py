@@ -50,13 +50,12 @@ def measure(problem, seed, wanted, *, small=False, settings=None, read=None, wor
     arrays |= {
         "case/truth": scores.as_bytes(study.y_test[study.median_case]),
         "case/prediction": scores.as_bytes(study.p[study.median_case]),
-        "case/support_distance": study.support_distance,
     }
     for name in wanted:
         setting, method = name.split(": ", 1)
         found, answer = of_method(study, SETTINGS[setting], method)
         rows += [{"problem": problem, "seed": seed} | row for row in found]
-        own = scores.arrays_of(SETTINGS[setting], study, method, answer)
+        own = scores.arrays_of(study, method, answer)
         arrays |= {f"{slug(method)}-{setting}/{key}": array for key, array in own.items()}
     rows[0]["training_seconds"] = study.networks.seconds
     keep(work / f"fields-{seed}.npz", arrays)

@@ -67,34 +67,12 @@ def accuracy(study):
     return found
 
 
-def arrays_of(setting, study, name, answer):
-    """Arrays of a bound for the pictures: maps of the median case, means of all cases, and flagged fractions."""
+def arrays_of(study, name, answer):
+    """Arrays of a bound for the pictures: maps of the median case."""
     times = [time - 1 for time in SHOWN_TIMES]
     shown = slice(None) if name == SHOWN[0] else times
-    bound, error = answer.bound, setting.error(study.y_test, answer.p)
-    misses = wrong(study.y_test, answer.p) > 0
-    # A two-valued bound has one threshold; the expected error behind it has all.
-    score = bound if answer.expected is None else answer.expected
-    maps = {"bound": bound} | ({} if answer.expected is None else {"expected": answer.expected})
-    return {
-        **{name: as_bytes(m[study.median_case, shown]) for name, m in maps.items()},
-        "case_bound": case_means(bound).cpu().numpy(),
-        "case_error": case_means(error).cpu().numpy(),
-        "flagged_and_recall": flagged_and_recall(score, misses),
-        "at_one_half": np.array([fractions(bound >= FLAG, misses)]),
-    }
-
-
-def flagged_and_recall(score, misses):
-    """Pairs of fractions, of all cells and of the wrong cells, that are flagged at falling thresholds of a score."""
-    ordered = score.flatten().sort(descending=True).values
-    places = np.geomspace(1e-3, 0.3, 60) * (len(ordered) - 1)
-    thresholds = ordered[torch.as_tensor(places).long().to(ordered.device)]
-    return np.array([fractions(score >= threshold, misses) for threshold in thresholds])
-
-
-def fractions(flagged, misses):
-    return [float(flagged.double().mean()), float(flagged[misses].double().mean())]
+    maps = {"bound": answer.bound, "expected": answer.expected}
+    return {k: as_bytes(m[study.median_case, shown]) for k, m in maps.items() if m is not None}
 
 
 def as_bytes(field):

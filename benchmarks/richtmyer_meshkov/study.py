@@ -21,7 +21,6 @@ from benchmarks.richtmyer_meshkov.operator_training import (
 from benchmarks.timing import Memo, now
 from geoq import Training
 from geoq.arrays import few_threads
-from geoq.neighbors import Neighbors
 
 # The deployed network has dropout, so MC dropout can use it.
 OPERATOR = OperatorTraining(
@@ -236,13 +235,6 @@ class Study:
     @cached_property
     def cross_fit_distance(self):
         return interface_distance(self.cross_fit)
-
-    @cached_property
-    def support_distance(self):
-        """Mean distance of each test case to its nearest 20 training simulations, in differing cells of the initial field."""
-        train, test = (part.flatten(1).cpu().numpy() for part in (self.x, self.x_test))
-        distance = Neighbors(train).nearest(test, min(20, len(train)))[0]
-        return (distance**2).mean(axis=1)
 
     @cached_property
     def median_case(self):

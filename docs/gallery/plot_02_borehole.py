@@ -44,4 +44,6 @@ print("true errors:", abs(borehole(np.array([query, wide])) - answer.prediction)
 # The prediction and its bound along each input, while the others stay in the middle.
 figure = plt.figure(figsize=(11, 6.5))
 plots.inputs(figure, estimator, query, names=NAMES)
+for axes in figure.axes:
+    axes.locator_params(axis="x", nbins=4)
 plt.show()

@@ -45,6 +45,6 @@ for axes, prediction, bound, name in (
 ):
     axes.errorbar(beam(new), prediction, bound, fmt=".", ecolor="0.6", ms=4)
     axes.axline((0, 0), slope=1, color="k", lw=0.8)
-    axes.set(title=name, xlabel="truth")
-panels[0].set(ylabel="prediction")
+    axes.set(title=name, xlabel="true deflection")
+panels[0].set(ylabel="predicted deflection")
 plt.show()

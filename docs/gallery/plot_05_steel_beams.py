@@ -55,5 +55,5 @@ for i in range(4):
     axes.errorbar(answer.prediction[i], i, xerr=answer.error_hat[i], fmt="o", color=color)
     axes.text(answer.prediction[i], i - 0.2, "safe" if answer.safe[i] else "NOT safe", ha="center")
 axes.set(yticks=range(4), yticklabels=names, ylim=(3.6, -0.6))
-axes.set(title="Predicted load and its bound", xlabel="load")
+axes.set(title="Predicted load and its bound", xlabel="load in MN/m")
 plt.show()

@@ -48,11 +48,12 @@ answer = estimator.assess(new)
 error = abs(np.stack([pressure(r[0]) for r in new]) - answer.prediction)
 figure, panels = plt.subplots(2, 4, figsize=(11, 5.4), layout="constrained")
 for i, row in enumerate(panels):
-    row[0].set(ylabel="safe" if answer.safe[i] else "NOT safe")
+    row[0].set(ylabel="safe" if answer.safe[i] else "NOT safe: rougher than the data")
     fields = new[i], answer.prediction[i], error[i], answer.error_hat[i]
     for axes, field, low, high in zip(row, fields, (-2, 0, 0, 0), (2, 6, 1, 1), strict=True):
         figure.colorbar(axes.imshow(field[0], vmin=low, vmax=high), ax=axes, shrink=0.8)
         axes.set(xticks=[], yticks=[])
+        axes.spines[:].set(color="k" if answer.safe[i] else "r", lw=1 if answer.safe[i] else 4)
 for axes, title in zip(panels[0], ("rock (input)", "pressure", "true error", "bound"), strict=True):
     axes.set_title(title)
 print(answer.reason(1))

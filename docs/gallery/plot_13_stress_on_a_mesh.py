@@ -23,7 +23,7 @@ nodes = np.column_stack([radius * np.cos(turn), radius * np.sin(turn)])
 
 
 def stress(x):
-    """Kirsch's solution for two loads and the direction of the first one."""
+    """Kirsch's solution for two loads in MPa and the direction of the first one."""
     first, second, angle = x.T[:, :, None]
     a = (0.2 / radius) ** 2
     both, apart = (first + second) / 2, (first - second) / 2

@@ -47,6 +47,6 @@ answer.prediction.sel(time=day).plot(ax=panels[0], cbar_kwargs={"label": "degC"}
 answer.error_hat.sel(time=day).plot(ax=panels[1], vmin=0, vmax=6, cbar_kwargs={"label": "degC"})
 within = (error <= answer.error_hat).where(~land).mean("time").rename("fraction").drop_attrs()
 within.plot(ax=panels[2], vmin=0.7, vmax=1)
-for axes, title in zip(panels, ("prediction", "bound", "errors within the bound"), strict=True):
+for axes, title in zip(panels, ("prediction", "bound", "days within the bound"), strict=True):
     axes.set(title=title, facecolor="0.8")
 plt.show()

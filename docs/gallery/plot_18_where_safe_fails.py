@@ -55,5 +55,5 @@ for axes, (name, rows) in zip(panels, results.items(), strict=True):
     axes.axvspan(0, 0.8, color="C0", alpha=0.1, label="data")
     axes.set(title=name, xlabel="load of the servers", xlim=(0.58, 1))
 panels[0].set(ylabel="fraction of the queries", ylim=(0, 1))
-panels[1].legend(frameon=False)
+figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 plt.show()

@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.ensemble import ExtraTreesRegressor
 
 from geoq import GeoQ
-from geoq.planning import TrustRegionSearch, propose
+from geoq.planning import propose
 
 rng = np.random.default_rng(0)
 
@@ -41,20 +41,16 @@ for when, answer in (("before", before), ("update", after), ("new fit", again)):
     print(f"{when}: mean bound {answer.error_hat.mean():.2f}, coverage {covered.mean():.2f}")
 
 # %%
-# The optimum of the study, with simulations where they are worth it.
-search = TrustRegionSearch(estimator, lambda y: y, [(0, 1), (0, 1)])
-while not search.done and search.n_asked < 10:
-    search.tell(search.ask(), simulate(search.ask()[None])[0])
-print("best", search.best[0].round(3), round(search.best[2], 3), "after", search.n_asked, "runs")
-
-figure, panels = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
-for axes, answer, title in zip(panels, (before, after), ("before", "after"), strict=True):
-    dots = axes.scatter(*plan.T, c=answer.error_hat, s=24, vmin=0, vmax=before.error_hat.max())
-    axes.plot(*plan[~answer.safe].T, "x", color="C3", ms=3, label="not safe")
+# The colour is the bound. Crosses are queries of the plan that are not safe.
+figure, panels = plt.subplots(1, 2, figsize=(9, 4.4), layout="constrained", sharey=True)
+for axes, answer, when in zip(panels, (before, after), ("before", "after"), strict=True):
     axes.plot(*x.T, ".", color="0.6", ms=3, label="data")
-    axes.set_title(f"{title}: {answer.safe.mean():.0%} of the plan is safe")
+    for rows, marker, name in ((answer.safe, "o", "plan, safe"), (~answer.safe, "x", "not safe")):
+        colour = {"c": answer.error_hat[rows], "cmap": "viridis_r", "label": name}
+        dots = axes.scatter(*plan[rows].T, marker=marker, vmin=0, vmax=1.2, s=24, **colour)
+    axes.set(title=f"{when}: {answer.safe.mean():.0%} of the plan is safe", xlabel="input 0")
 panels[1].plot(*runs.T, "o", mec="k", mfc="none", ms=7, label="new runs")
-panels[1].plot(*search.best[0], "*", color="C1", ms=14, label="optimum")
-panels[1].legend(loc="lower left", fontsize=8)
+panels[0].set(ylabel="input 1")
 figure.colorbar(dots, ax=panels, label="bound at planned queries")
+figure.legend(*panels[1].get_legend_handles_labels(), loc="outside lower center", ncols=4)
 plt.show()
