@@ -91,6 +91,10 @@ _CALLS = {
         "error_functional(y, y_hat)",
         "pass a function of both, such as geoq.absolute_error",
     ),
+    "features": (
+        "features(x, prediction)",
+        "pass a function of both that returns one number per row",
+    ),
     TRAINED: ("surrogate(x)", "return a function such as model.predict from train_surrogate"),
 }
 

@@ -22,6 +22,7 @@ from jaxtyping import Float
 
 from geoq.arrays import chunks, flat, joined, permutation
 from geoq.bounds.climatology import Climatology, FittedClimatology, natural_scale
+from geoq.bounds.law import LEVELS, MIN_ERROR, RIDGE_INSIDE, fit_line
 from geoq.checks import warn
 from geoq.core.geometry import Features
 from geoq.core.tuples import Tuples
@@ -85,6 +86,7 @@ class FieldBound:
     reference: Climatology | None = None
     uses_neighborhood: ClassVar[bool] = False
     uses_companion: ClassVar[bool] = True
+    uses_features: ClassVar[bool] = True
 
     def check_shapes(self, shapes: Shapes, layout: Layout) -> None:
         """Raise for errors without cells, and for fields to be seen that lie on other cells."""
@@ -102,6 +104,8 @@ class FieldBound:
         fitted = FittedFields(reference, one, edge, _steepest_slope(tuples, quantile))
         if tuples.opinion is not None:
             fitted = _with_power(tuples, fitted, quantile)
+        if tuples.user is not None:
+            fitted = _with_slopes(tuples, fitted)
         fitted = replace(fitted, scale=_scale(tuples, fitted, quantile))
         # The coefficient k with the smallest pinball loss: the quantile of e / (s r), weighted by s r.
         some = tuples.subsample(max(1000, MAX_VALUES // len(one)))
@@ -144,7 +148,7 @@ def check_cells(model: object, shapes: Shapes, layout: Layout) -> None:
 class FittedFields:
     """The fitted bound: r, k s of each value (0 in exact cells), d_r, the slope L of each value, a, f (if any) and lambda.
 
-    Expected errors count up to ``most``.
+    Expected errors count up to ``most``. The bound is multiplied by the exponential of the features of the user times their ``slopes``.
     """
 
     reference: FittedClimatology | None
@@ -155,6 +159,7 @@ class FittedFields:
     most: float = math.inf
     factor: Any = None
     lift: float = 1.0
+    slopes: Float[np.ndarray, " k"] | None = None
     uses_anchor_error: ClassVar[bool] = False
 
     def natural(self, features: Features) -> Values:
@@ -162,6 +167,9 @@ class FittedFields:
         natural = natural_scale(features, self.reference)
         if self.power:
             natural = natural * np.minimum(features.expected_error, self.most) ** self.power
+        if self.slopes is not None:
+            assert features.user is not None
+            natural = natural * np.exp(features.user @ self.slopes)[:, None]
         return natural
 
     def plain(self, features: Features) -> Values:
@@ -201,6 +209,16 @@ def _with_power(tuples: Tuples, bound: FittedFields, quantile: float) -> FittedF
         losses.append(float(some.weight @ np.nan_to_num(missed).mean(axis=1)))
     most = REACH * float(some.features.expected_error.max())
     return replace(bound, power=POWERS[int(np.argmin(losses))], most=most)
+
+
+def _with_slopes(tuples: Tuples, bound: FittedFields) -> FittedFields:
+    """The slopes of the features of the user, by quantile regression of the logarithms of some errors over the mean of their cell."""
+    some = tuples.subsample(max(1000, MAX_VALUES // len(bound.scale)))
+    ratio, _ = _ratios(some, bound, MAX_VALUES)
+    target = np.log(ratio / (np.nanmean(ratio, axis=0) + 1e-300) + MIN_ERROR)
+    row, column = np.nonzero(~np.isnan(target))
+    parts = some.user[row], target[row, column], some.weight[row]
+    return replace(bound, slopes=fit_line(*parts, LEVELS, RIDGE_INSIDE / len(some))[0])
 
 
 def _scale(tuples: Tuples, bound: FittedFields, quantile: float) -> np.ndarray:

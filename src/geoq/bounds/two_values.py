@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from geoq.arrays import chunks, flat
-from geoq.bounds.law import ADDED, NAMES
+from geoq.bounds.law import ADDED
 from geoq.bounds.two_laws import Known
 from geoq.core.geometry import Features
 from geoq.core.tuples import Tuples
@@ -103,6 +103,7 @@ class LabelBound:
 
     values: TwoValues = misclassification_values
     uses_opinion: ClassVar[bool] = True
+    uses_features: ClassVar[bool] = True
 
     def fit(self, tuples: Tuples, quantile: float) -> "FittedLabels":
         """A logistic regression for each output, in which every family of folds has the same weight."""
@@ -166,7 +167,7 @@ def _columns(known: Known, features: Features, values: TwoValues) -> np.ndarray:
     """The features of the laws and the smaller error, as logarithms where they are sizes, for each output."""
     own = known.law_features(features, 1.0)
     smaller, _ = two_values(values, features.prediction, features.anchor_error)
-    columns = [np.log(own[n] + ADDED[n]) if n in ADDED else own[n] for n in NAMES]
+    columns = [np.log(own[n] + ADDED[n]) if n in ADDED else own[n] for n in own]
     columns.append(np.log(flat(smaller) + ADDED["departure"]))
     shape = flat(features.anchor_error).shape
     return np.stack([np.broadcast_to(column, shape) for column in columns], axis=2)

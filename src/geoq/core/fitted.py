@@ -34,6 +34,7 @@ from geoq.data.masks import Mask
 from geoq.data.metric import FittedMetric, Metric, rows_like
 from geoq.data.process import Opinion, Process
 from geoq.data.table import Names, Schema, Table, input_rows, is_frame
+from geoq.data.user import UserFeatures, numbers_of_user
 from geoq.quantiles import error_ratios
 from geoq.regions.region import SAFE
 from geoq.surrogate import answers_of, check_callable, errors_of, log_error, on_scale
@@ -84,6 +85,9 @@ class Fitted:
         verified: the predictions at the last points, which ``update`` has added; None without them.
         limits: the known limits of the outputs, or None.
         tails: the factors of the two sides of an interval where errors are lopsided, or None.
+        features: the function of the user, or None if the bound does not use its numbers.
+        user: how they enter the bound; None without them.
+        verified_user: the features of the user at the last points, or None.
     """
 
     quantile: float
@@ -115,6 +119,9 @@ class Fitted:
     verified: Float[np.ndarray, " n_verified *output"] | None = None
     limits: tuple[np.ndarray, np.ndarray] | None = None
     tails: Tails | None = None
+    features: Any = field(default=None, repr=False)
+    user: UserFeatures | None = None
+    verified_user: Float[np.ndarray, " n_verified k"] | None = None
 
     @property
     def n_verified(self) -> int:
@@ -165,7 +172,8 @@ class Fitted:
             known = self.probes if absent.all() else take(x, np.flatnonzero(~absent))
             x = take(known, np.where(absent, 0, np.cumsum(~absent) - 1))
             inputs = to_numbers(x, "x")
-        prediction = self._scaled(answers_of(self.surrogate, x, "surrogate"))
+        given = answers_of(self.surrogate, x, "surrogate")
+        prediction = self._scaled(given)
         if self.mask is not None:
             if self.mask.fill is not None and prediction.shape[1:] == self.output_shape:
                 gaps = np.isnan(prediction) & ~self.mask.cells
@@ -173,13 +181,27 @@ class Fitted:
         space = embed(self.representation, self.metric, x, self._coordinates(x, inputs, prediction))
         finite = np.isfinite(flat(prediction)).all(axis=1)
         finite &= np.isfinite(flat(space.z)).all(axis=1)
+        user = self._user(x, given, finite)
         if not finite.all():
             prediction = np.where(per_row(finite, prediction), prediction, 0)
             z = np.where(per_row(finite, space.z), space.z, self.geometry.points.z[0])
             space = replace(space, z=z)
-        return self.features_of(space, prediction), absent | ~finite, gaps
+        return self.features_of(space, prediction, user), absent | ~finite, gaps
 
-    def features_of(self, space: Space, prediction: np.ndarray) -> Features:
+    def _user(self, x: Any, given: np.ndarray, finite: np.ndarray) -> np.ndarray | None:
+        """The features of the user at the queries that are ``finite``; a query at which they are not is lost."""
+        if self.user is None or self.features is None:
+            return None
+        rows, found = np.flatnonzero(finite), np.zeros((len(given), len(self.user.low)))
+        if len(rows):
+            numbers = numbers_of_user(self.features, take(x, rows), given[rows], self.mask)
+            finite[rows] = np.isfinite(numbers).all(axis=1)
+            found[rows] = np.nan_to_num(self.user(numbers))
+        return found
+
+    def features_of(
+        self, space: Space, prediction: np.ndarray, user: np.ndarray | None
+    ) -> Features:
         """The features of queries in the coordinates of the geometry."""
         relation = self.geometry.relate(space)
         features = Features(
@@ -190,6 +212,7 @@ class Fitted:
             space.inputs,
             relation,
             self._opinion(space.normalized),
+            user=user,
         )
         return self._beyond(features)
 
@@ -392,6 +415,9 @@ class Fitted:
         if self.metric is None:
             phi = answers_of(self.representation, self.probes, "representation")
             found["representation"] = phi
+        if self.features is not None:
+            given = answers_of(self.surrogate, self.probes, "surrogate")
+            found["features"] = numbers_of_user(self.features, self.probes, given, self.mask)
         return {name: np.nan_to_num(answer) for name, answer in found.items()}
 
     def relative_difference(self, answer: np.ndarray, expected: np.ndarray) -> float:
@@ -411,7 +437,7 @@ class Fitted:
         point = to_numbers(asked[query : query + 1], "x")[0]
         why = self.coordinates.why_unusable(point, names, "input")
         return why or (
-            "the surrogate or the representation did not return finite numbers here; check their output"
+            "the surrogate, the representation or features did not return finite numbers here; check their output"
         )
 
     def explain(

@@ -11,6 +11,7 @@ from scipy.spatial import cKDTree
 
 from geoq.arrays import chunks, few_threads, flat, permutation
 from geoq.bounds.fields import FieldBound, NoFactor
+from geoq.bounds.protocol import usual_model
 from geoq.bounds.two_laws import TwoLawBound
 from geoq.checks import warn
 from geoq.core.tuples import Tuples
@@ -18,6 +19,7 @@ from geoq.data.companion import field_opinion
 from geoq.data.domain import MAX_COLUMNS
 from geoq.data.masks import filled_with_means
 from geoq.data.process import second_opinion
+from geoq.data.user import UserFeatures
 from geoq.quantiles import pinball_loss
 
 # ``fit`` warns if the held-out errors of the process are below this fraction of the surrogate's.
@@ -71,15 +73,38 @@ def for_parameters(plain: Tuples, usual: Tuples, how: Any) -> Tuples:
     if not usable or points.coordinates.mean.size > MAX_COLUMNS or n_values > MAX_COMPANION:
         return usual
     sharper, losses = with_second_opinion(plain, TwoLawBound()), []
-    half = permutation(int(plain.group.max()) + 1)[plain.group] % 2 == 0
     for model, own in ((FieldBound(factor=NoFactor()), usual), (TwoLawBound(), sharper)):
-        missed = np.zeros(len(own))
-        for out in (half, ~half):
-            bound = model.fit(own[~out], how.quantile)(own[out].features)
-            loss = np.nan_to_num(pinball_loss(own[out].error, bound, how.quantile))
-            missed[out] = flat(loss).mean(axis=1)
-        losses.append(float(own.weight @ missed))
+        losses.append(held_out_loss(model, own, how.quantile))
     return sharper if losses[1] < SHARPER * losses[0] else usual
+
+
+def held_out_loss(model: Any, tuples: Tuples, quantile: float, size: Any = 1.0) -> float:
+    """The mean loss, in units of ``size``, of bounds that are fitted to the other half of the points."""
+    half, missed = (
+        permutation(int(tuples.group.max()) + 1)[tuples.group] % 2 == 0,
+        np.zeros(len(tuples)),
+    )
+    for out in (half, ~half):
+        bound = model.fit(tuples[~out], quantile)(tuples[out].features)
+        loss = flat(np.nan_to_num(pinball_loss(tuples[out].error, bound, quantile)))
+        missed[out] = (loss / size).mean(axis=1)
+    return float(tuples.weight @ missed)
+
+
+def with_user_features(tuples: Tuples, numbers: Any, how: Any) -> Tuples:
+    """The tuples with the features of the user if these lower the held-out loss of the bound, for fields without its learned factor."""
+    if numbers is None:
+        return tuples
+    user, model, size = UserFeatures.fit(numbers), usual_model(how, tuples), 1.0
+    if isinstance(model, FieldBound):
+        model = replace(model, factor=NoFactor())
+    elif tuples.points.layout.is_table:  # outputs can have different units
+        size = np.nan_to_num(np.nanmean(flat(tuples.error), axis=0)).clip(min=1e-300)
+    both = replace(tuples, user=user(numbers)), tuples
+    of_both = [held_out_loss(model, each, how.quantile, size) for each in both]
+    user = replace(user, loss=of_both[0] / max(of_both[1], 1e-300))
+    found = both[0] if user.used else tuples
+    return replace(found, points=replace(tuples.points, user=user))
 
 
 def compared(tuples: Tuples, names: Sequence[str] | None) -> tuple[str, float] | None:
@@ -111,6 +136,24 @@ def compared(tuples: Tuples, names: Sequence[str] | None) -> tuple[str, float] |
         f"{surrogate[j]:.2g}"
     )
     return text, float(second[j] / max(surrogate[j], 1e-300))
+
+
+def calibration_text(fitted: Any) -> str:
+    """The data, the folds and the mean errors in words."""
+    n, tuples, kind = len(fitted.error), fitted.tuples, fitted.layout.described()
+    if tuples is None:
+        return f"{n} {kind}; the file was saved without the calibration tuples."
+    comparison = compared(tuples, fitted.output_names)
+    also = "" if comparison is None else f" {comparison[0]}."
+    inner = tuples[tuples.interpolating]
+    counted = inner.error[~np.isnan(inner.error)]
+    held_out = float(counted.mean()) if counted.size else 0.0
+    scheme = fitted.families[int(inner.family[0])]
+    by_folds = f", and of the fold surrogates at held-out points of {scheme} it is {held_out:.3g}"
+    return (
+        f"{n} {kind}, held out {len(tuples)} times in all by {int(tuples.fold.max()) + 1} folds. The mean error of the deployed "
+        f"surrogate at these points is {float(fitted.error_size.mean()):.3g}{by_folds if tuples.anchor_errors is not None else ''}.{also}"
+    )
 
 
 def mixed_rows(

@@ -64,6 +64,18 @@ def check_settings(how: "GeoQ") -> None:
     check_callable(how.error_functional, "error_functional")
 
 
+def check_features(how: "GeoQ", model: Any) -> None:
+    """Raise for features of the user that cannot be called, or that the bound does not read."""
+    if how.features is None:
+        return
+    check_callable(how.features, "features")
+    if not getattr(model, "uses_features", False):
+        raise TypeError(
+            f"features is given, but bound_model={type(model).__name__} does not read features.user; leave one of them out, or set "
+            "uses_features = True in a model of your own that reads it."
+        )
+
+
 def check_pairs(x: Any, y: Any, mask: Mask | None) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and reference outputs as numbers; raises unless they are finite and equally many."""
     inputs = to_numbers(x, "x")

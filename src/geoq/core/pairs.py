@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from geoq.arrays import CHUNK_NUMBERS, flat, is_lazy, native, stored
+from geoq.arrays import CHUNK_NUMBERS, flat, is_lazy, native, stored, take
 from geoq.bounds.protocol import fit_bound, model_for
 from geoq.checks import add_note_on_error, check_finite, warn
 from geoq.core.agreement import Answers, fold_answers, mean_error, warn_of_folds
@@ -26,9 +26,11 @@ from geoq.core.opinion import (
     warn_if_trained_on,
     warn_of_training_rows,
     with_second_opinion,
+    with_user_features,
 )
 from geoq.core.pair_checks import (
     beyond_text,
+    check_features,
     check_models,
     check_pairs,
     check_settings,
@@ -47,6 +49,7 @@ from geoq.data.metric import FittedMetric, Metric, rows_like
 from geoq.data.probes import N_PROBES, Probes
 from geoq.data.process import Process
 from geoq.data.table import Table, check_same_order, input_rows, output_names, output_rows
+from geoq.data.user import numbers_of_user
 from geoq.neighbors import Neighbors, near_copies, sketch
 from geoq.surrogate import ELEMENTWISE, absolute_error, answers_of, errors_of, log_error, on_scale
 from geoq.training.checkpoint import Checkpoint, array_id
@@ -133,6 +136,7 @@ class Pairs:
         logger.info("%d %s", len(rows), layout.described())
         warn_of_decades(how, numbers, layout)
         model = how.bound_for(layout)
+        check_features(how, model)
         if hasattr(model, "check_shapes"):
             model.check_shapes(shapes, layout)
         numbers = on_scale(numbers, rho)
@@ -183,7 +187,9 @@ class Pairs:
         """The observed errors and the coordinates of all points (lines 2 to 4)."""
         rho = self.how.error_functional
         ask = partial(predict, surrogate, self.mask, error_functional=rho)
-        prediction = on_scale(answers_of(surrogate, self.x, "surrogate"), rho)
+        prediction = answers_of(surrogate, self.x, "surrogate")
+        user = self._user(surrogate, prediction)
+        prediction = on_scale(prediction, rho)
         error = self.errors(prediction, slice(None))
         if self.mask is not None:
             prediction = self.mask.filled(prediction)
@@ -195,7 +201,27 @@ class Pairs:
         if metric is None:
             check_finite(space.z, "representation(x)", "representation must return finite numbers")
         probes = self._probes(ask, prediction, space)
-        return ObservedPoints(space, metric, error, prediction, probes)
+        return ObservedPoints(space, metric, error, prediction, probes, user)
+
+    def _user(self, surrogate: Any, prediction: np.ndarray) -> np.ndarray | None:
+        """The numbers of the user's function at all points, if there is one; raises unless it answers as a surrogate has to."""
+        if self.how.features is None:
+            return None
+        numbers = self.numbers_of_user(slice(None), prediction)
+
+        def ask(x: Any) -> np.ndarray:
+            answers = answers_of(surrogate, x, "surrogate")
+            return numbers_of_user(self.how.features, x, answers, self.mask)
+
+        Probes.of(ask, self.x, numbers, "features")
+        return numbers
+
+    def numbers_of_user(self, rows: Any, prediction: np.ndarray) -> np.ndarray:
+        """The numbers of the user's function at some rows with these predictions; raises unless they are finite."""
+        x = self.x if isinstance(rows, slice) else take(self.x, rows)
+        numbers = numbers_of_user(self.how.features, x, prediction, self.mask)
+        check_finite(numbers, "features(x, prediction)", "features must return finite numbers")
+        return numbers
 
     def _probes(self, ask: Any, prediction: np.ndarray, space: Space) -> Probes:
         """Probes between the data, where interpolating models differ; at the data if the surrogate has no answers between them."""
@@ -291,7 +317,11 @@ class Pairs:
             answers = held_out.held_out, held_out.in_sample, held_out.outputs
             warn_of_folds(*answers, points.error, tuples.interpolating_folds)
         usual = with_second_opinion(tuples, self.how.bound_for(self.layout))
-        return for_parameters(tuples, usual, self.how)
+        chosen = for_parameters(tuples, usual, self.how)
+        numbers = found.get("user", points.user)
+        return with_user_features(
+            chosen, numbers if held_out.found or numbers is None else numbers[rows], self.how
+        )
 
     def fit_bound(self, tuples: Tuples) -> Any:
         """Line 12."""
@@ -343,6 +373,8 @@ class Pairs:
             error_functional=self.how.error_functional,
             limits=self.limits,
             tails=Tails.of(tuples, bound, self.how),
+            features=self.how.features if known.user is not None and known.user.used else None,
+            user=known.user,
         )
 
     def _compare_opinions(self, surrogate: Any, points: "ObservedPoints", tuples: Tuples) -> None:
@@ -383,6 +415,7 @@ class ObservedPoints(NamedTuple):
     error: Float[np.ndarray, " n *field"]
     prediction: Float[np.ndarray, " n *output"]
     probes: Probes
+    user: Float[np.ndarray, " n k"] | None
 
 
 @dataclass
@@ -419,6 +452,10 @@ class HeldOutPoints:
         """Store the errors of one fold, given the predictions of its surrogate (line 8)."""
         fold, relation, pairs = self.folds[number], self.relations[number], self.pairs
         n, asked = len(relation), fold.evaluated_rows
+        parts = {}
+        if pairs.how.features is not None:
+            with add_note_on_error(f"with the predictions of the surrogate of {fold}"):
+                parts["user"] = pairs.numbers_of_user(asked[:n], prediction[:n])
         prediction = on_scale(prediction, pairs.how.error_functional)
         used, places = np.unique(relation.anchors, return_inverse=True)
         with add_note_on_error(f"while evaluating the surrogate of {fold}"):
@@ -432,7 +469,7 @@ class HeldOutPoints:
         if pairs.mask is not None:
             prediction = np.nan_to_num(pairs.mask.filled(prediction))
         ends = np.cumsum([len(relation) for relation in self.relations])
-        parts = {"errors": error[:n], "anchor_errors": anchors, "predictions": prediction}
+        parts |= {"errors": error[:n], "anchor_errors": anchors, "predictions": prediction}
         for name, part in parts.items():
             if name not in self.found:
                 self.found[name] = np.empty((ends[-1], *part.shape[1:]), part.dtype)

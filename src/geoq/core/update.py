@@ -121,10 +121,12 @@ def extended(fitted: Fitted, queries: Any, outputs: np.ndarray, error: np.ndarra
     assert fitted.tuples is not None
     old = fitted.tuples.points
     spaces, predictions = [old.space], [] if fitted.verified is None else [fitted.verified]
+    users = [] if fitted.verified_user is None else [fitted.verified_user]
     for part, features, *_ in fitted.views(queries):
         rows = take(queries, np.arange(part.start, part.start + len(features)))
         spaces.append(embed(fitted.representation, fitted.metric, rows, features.inputs))
         predictions.append(features.prediction)
+        users.append(features.user)
     normalized, inputs = (
         np.concatenate([getattr(space, name) for space in spaces])
         for name in ("normalized", "inputs")
@@ -136,7 +138,8 @@ def extended(fitted: Fitted, queries: Any, outputs: np.ndarray, error: np.ndarra
         outputs=np.concatenate([old.outputs, outputs.astype(old.outputs.dtype)]),
         error=filled_with_means(np.concatenate([old.error, error.astype(old.error.dtype)])),
     )
-    return _over(fitted, points, np.concatenate(predictions))
+    user = None if fitted.features is None else np.concatenate(users)
+    return _over(replace(fitted, verified_user=user), points, np.concatenate(predictions))
 
 
 def _over(fitted: Fitted, points: Points, verified: np.ndarray) -> Fitted:
@@ -177,7 +180,8 @@ def _lift(fitted: Fitted) -> float:
         rows = np.append(np.arange(first), first + kept)
         own = {name: getattr(points, name)[rows] for name in ("space", "outputs", "error")}
         others = _over(bare, replace(points, **own), fitted.verified[kept])
-        features = others.features_of(points.space[out], fitted.verified[part == number])
+        own_user = None if fitted.verified_user is None else fitted.verified_user[part == number]
+        features = others.features_of(points.space[out], fitted.verified[part == number], own_user)
         bound = others.scaled_bound(features, None, np.ones(len(out), dtype=bool))
         error, absent = points.error[out], np.isnan(points.outputs[out])
         if fitted.exact is not None:

@@ -19,7 +19,11 @@ SAME_BATCH_FRACTION = 1e-6
 
 Ask: TypeAlias = Callable[[Any], np.ndarray]
 
-_CONSEQUENCE = {"surrogate": "its error", "representation": "the distance between two inputs"}
+_CONSEQUENCE = {
+    "surrogate": "its error",
+    "representation": "the distance between two inputs",
+    "features": "the bound",
+}
 
 
 @dataclass(frozen=True)
