@@ -74,21 +74,21 @@ def for_parameters(plain: Tuples, usual: Tuples, how: Any) -> Tuples:
         return usual
     sharper, losses = with_second_opinion(plain, TwoLawBound()), []
     for model, own in ((FieldBound(factor=NoFactor()), usual), (TwoLawBound(), sharper)):
-        losses.append(held_out_loss(model, own, how.quantile))
+        losses.append(held_out_losses(model, own, how.quantile).sum())
     return sharper if losses[1] < SHARPER * losses[0] else usual
 
 
-def held_out_loss(model: Any, tuples: Tuples, quantile: float, size: Any = 1.0) -> float:
-    """The mean loss, in units of ``size``, of bounds that are fitted to the other half of the points."""
-    half, missed = (
-        permutation(int(tuples.group.max()) + 1)[tuples.group] % 2 == 0,
-        np.zeros(len(tuples)),
-    )
+def held_out_losses(
+    model: Any, tuples: Tuples, quantile: float, size: Any = 1.0
+) -> Float[np.ndarray, " n"]:
+    """The weighted loss of each tuple, in units of ``size``, under a bound that is fitted to the other half of the points."""
+    half = permutation(int(tuples.group.max()) + 1)[tuples.group] % 2 == 0
+    missed = np.zeros(len(tuples))
     for out in (half, ~half):
         bound = model.fit(tuples[~out], quantile)(tuples[out].features)
-        loss = flat(np.nan_to_num(pinball_loss(tuples[out].error, bound, quantile)))
-        missed[out] = (loss / size).mean(axis=1)
-    return float(tuples.weight @ missed)
+        loss = np.nan_to_num(pinball_loss(tuples[out].error, bound, quantile))
+        missed[out] = (flat(loss) / size).mean(axis=1)
+    return tuples.weight * missed
 
 
 def with_user_features(tuples: Tuples, numbers: Any, how: Any) -> Tuples:
@@ -99,12 +99,14 @@ def with_user_features(tuples: Tuples, numbers: Any, how: Any) -> Tuples:
     if isinstance(model, FieldBound):
         model = replace(model, factor=NoFactor())
     elif tuples.points.layout.is_table:  # outputs can have different units
-        size = np.nan_to_num(np.nanmean(flat(tuples.error), axis=0)).clip(min=1e-300)
-    both = replace(tuples, user=user(numbers)), tuples
-    of_both = [held_out_loss(model, each, how.quantile, size) for each in both]
-    user = replace(user, loss=of_both[0] / max(of_both[1], 1e-300))
-    found = both[0] if user.used else tuples
-    return replace(found, points=replace(tuples.points, user=user))
+        size = np.nanmean(flat(filled_with_means(tuples.error)), axis=0).clip(min=1e-300)
+    found, inner = replace(tuples, user=user(numbers)), tuples.interpolating
+    both = (held_out_losses(model, part, how.quantile, size) for part in (found, tuples))
+    with_them, without = both
+    places = [rows for rows in (inner, ~inner) if rows.any()]
+    ratios = [with_them[rows].sum() / max(without[rows].sum(), 1e-300) for rows in places]
+    user = replace(user, loss=(float(ratios[0]), float(ratios[-1])))
+    return replace(found if user.used else tuples, points=replace(tuples.points, user=user))
 
 
 def compared(tuples: Tuples, names: Sequence[str] | None) -> tuple[str, float] | None:

@@ -4,7 +4,7 @@ They inform the bound alone. Distances, anchors and the safe region do not see t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,11 @@ from geoq.data.masks import Mask
 from geoq.data.table import Table
 from geoq.surrogate import one_row_each
 
-# At most this many numbers per row; a bound uses them if its held-out loss with them is below this fraction of the loss without.
-MAX_NUMBERS, USEFUL = 32, 0.99
+# At most this many numbers per row; a bound uses them if amid the data and outside its held-out loss with them is below this fraction of
+# the loss without.
+MAX_NUMBERS, USEFUL = 32, 0.98
+# Positive numbers are used as logarithms if their middle nine tenths span this factor.
+SPAN = 3.0
 
 Numbers = Float[np.ndarray, " n k"]
 
@@ -51,18 +54,21 @@ class UserFeatures:
         coordinates: T of the numbers, with logarithms of positive numbers over decades.
         low: the smallest coordinates at the held-out points.
         high: the largest ones.
-        loss: the held-out loss of the bound with them, relative to the bound without.
+        loss: the held-out loss of the bound with them relative to the bound without, amid the data and outside.
     """
 
     coordinates: Coordinates
     low: Float[np.ndarray, " k"]
     high: Float[np.ndarray, " k"]
-    loss: float = 1.0
+    loss: tuple[float, float] = (1.0, 1.0)
 
     @staticmethod
     def fit(numbers: Numbers) -> "UserFeatures":
         """Standardise the numbers at the held-out points."""
-        coordinates = Coordinates.fit(numbers, logarithms=True)
+        low, high = np.quantile(numbers, (0.05, 0.95), axis=0)
+        log = (numbers.min(axis=0) > 0) & (high > SPAN * low)
+        own = np.where(log, np.log(np.where(log, numbers, 1.0)), numbers)
+        coordinates = replace(Coordinates.fit(own, logarithms=False), log=log)
         own = coordinates(numbers)
         return UserFeatures(coordinates, own.min(axis=0), own.max(axis=0))
 
@@ -72,13 +78,16 @@ class UserFeatures:
     @property
     def used(self) -> bool:
         """Whether the bound uses them."""
-        return self.loss < USEFUL
+        return max(self.loss) < USEFUL
 
     def describe(self) -> str:
         """How much they help, in one sentence."""
-        if self.used:
-            return f"The features of the user lower the held-out loss to {self.loss:.2f} of the loss without them."
-        return f"The bound does not use the features of the user: with them the held-out loss is {self.loss:.2f} of the loss without."
+        how = "" if self.used else ", so the bound does not use them"
+        amid, outside = self.loss
+        return (
+            f"The held-out loss with the features of the user is {amid:.2f} of the loss without them amid the data and {outside:.2f} outside"
+            f"{how}"
+        )
 
     def why_limited(self, numbers: Numbers) -> list[str]:
         """Which numbers of one query are beyond their range, in words."""
