@@ -91,10 +91,6 @@ _CALLS = {
         "error_functional(y, y_hat)",
         "pass a function of both, such as geoq.absolute_error",
     ),
-    "features": (
-        "features(x, prediction)",
-        "pass a function of both that returns one number per row",
-    ),
     TRAINED: ("surrogate(x)", "return a function such as model.predict from train_surrogate"),
 }
 
@@ -128,18 +124,20 @@ def evaluate(function: Callable[[Any], Any], x: Any, name: str) -> np.ndarray:
     return answers
 
 
-def answers_of(function: Callable[[Any], Any], x: Any, name: str) -> np.ndarray:
-    """Apply a user's function to all rows of x, in chunks; its answers can be nan, masked (then nan) or infinite."""
+def answers_of(function: Callable[..., Any], x: Any, name: str, *others: np.ndarray) -> np.ndarray:
+    """Apply a user's function to all rows of x and of the others, in chunks; its answers can be nan, masked (then nan) or infinite."""
     if hasattr(function, "state_dict") and not isinstance(x, Table):
         from geoq.training.recipe import TrainedNetwork  # needs torch
 
         function = TrainedNetwork(cast(Any, function))
     answers: np.ndarray | None = None
+    kind = None if isinstance(x, Table) else native(x)
     for rows in chunks(len(x), int(np.prod(x.shape[1:]))):
         # A copy goes in, because a function may work in place, and a copy is kept, because it may use its buffer again.
         part = own_copy(x[rows])
         with no_grad():
-            answer = one_row_each(function(native(part)), len(part), name)
+            also = (restore(other[rows].copy(), kind) for other in others)
+            answer = one_row_each(function(native(part), *also), len(part), name)
         if answers is None:
             answers = np.empty((len(x), *answer.shape[1:]), answer.dtype)
         if answer.shape[1:] != answers.shape[1:]:

@@ -157,12 +157,9 @@ class Law:
         slopes = self.slopes + self.deviation * np.array([n == "expected" for n in self.names])
         factors = np.exp(2 * slopes).tolist()
         order = sorted(range(len(factors)), key=lambda i: -abs(math.log(factors[i])))
-        return ", ".join(f"{_words(self.names[i])} (x {factors[i]:.2g})" for i in order[:3])
-
-
-def _words(name: str) -> str:
-    """A feature in words; the features of the user have numbers."""
-    return WORDS.get(name, f"feature {name} of the user")
+        return ", ".join(
+            f"{WORDS.get(self.names[i], self.names[i])} (x {factors[i]:.2g})" for i in order[:3]
+        )
 
 
 def _column(name: str, values: np.ndarray, scale: np.ndarray) -> np.ndarray:

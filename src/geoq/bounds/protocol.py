@@ -42,22 +42,16 @@ def fit_bound(model: BoundModel, tuples: Tuples, quantile: float) -> Callable[..
     return fitted
 
 
-def usual_model(how: Any, tuples: Tuples) -> BoundModel:
-    """The chosen model of the bound, or the default for the layout and the second model."""
-    from geoq.bounds.two_laws import TwoLawBound
-
-    fields = how.bound_model is None and not tuples.points.layout.is_table
-    of_process = fields and isinstance(tuples.points.process, Process)
-    return TwoLawBound() if of_process else how.bound_for(tuples.points.layout)
-
-
 def model_for(how: Any, tuples: Tuples) -> BoundModel:
     """The chosen model of the bound, or the default for the layout; for outputs 0 and 1 the one for errors of two values."""
+    from geoq.bounds.two_laws import TwoLawBound
     from geoq.bounds.two_values import LabelBound, values_of
 
+    usual: BoundModel = how.bound_for(tuples.points.layout)
     values = None if how.bound_model is not None else values_of(tuples)
     if values is None:
-        return usual_model(how, tuples)
+        fields = how.bound_model is None and not tuples.points.layout.is_table
+        return TwoLawBound() if fields and isinstance(tuples.points.process, Process) else usual
     chosen: Any = LabelBound(values)
     if not tuples.points.layout.is_table:
         points = tuples.points
@@ -68,7 +62,7 @@ def model_for(how: Any, tuples: Tuples) -> BoundModel:
             chosen = IndicatorBound(values)
             chosen.check_shapes(Shapes(*(part.shape[1:] for part in parts)), points.layout)
         except (ImportError, ValueError):
-            return how.bound_for(tuples.points.layout)
+            return usual
     warn(
         f"all outputs are 0 or 1, so an error has one of two values, and so has the bound: fit uses bound_model={type(chosen).__name__}(values="
         f"{values.__name__}), from geoq.parts. expected_error(x) is the probability of a wrong label. Pass bound_model to choose it "

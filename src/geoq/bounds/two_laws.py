@@ -75,7 +75,6 @@ class TwoLawBound:
 
     reference: Climatology | None = None
     uses_opinion: ClassVar[bool] = True
-    uses_features: ClassVar[bool] = True
 
     def fit(self, tuples: Tuples, quantile: float) -> "FittedTwoLaws":
         """Fit the laws to all levels."""
@@ -90,7 +89,7 @@ class TwoLawBound:
         resemblance = None if inner.all() else Resemblance.fit(tuples)
         pi = resemblance(tuples.relation) if resemblance else np.zeros(len(error))
         laws, plain = (
-            LawPair.fit((*names, *(n for n in own if n not in NAMES)), own, error, pi, tuples)
+            LawPair.fit((*names, *[*own][len(NAMES) :]), own, error, pi, tuples)
             for names in (NAMES, WITHOUT_OPINION)
         )
         trust = _trust((laws, plain), own, error, tuples)
@@ -323,7 +322,7 @@ class Known:
             variability = np.sqrt((variability**2).mean(axis=1, keepdims=True))
         expected = np.hypot(prediction - opinion.mean, np.minimum(opinion.deviation, self.range))
         distance, nearest, side = _geometry(relation).T[:, :, None]
-        user = np.zeros((0, 0)) if features.user is None else features.user
+        user = () if features.user is None else features.user.T
         return {
             "distance": distance,
             "nearest": nearest,
@@ -333,7 +332,7 @@ class Known:
             "departure": _per_output(abs(prediction - mean), n_outputs) / natural,
             "variability": np.log(variability + MIN_VARIABILITY),
             "expected": _per_output(expected, n_outputs) / natural,
-            **{str(j): column[:, None] for j, column in enumerate(user.T)},
+            **{f"feature {j} of the user": column[:, None] for j, column in enumerate(user)},
         }
 
 

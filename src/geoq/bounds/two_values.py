@@ -103,7 +103,6 @@ class LabelBound:
 
     values: TwoValues = misclassification_values
     uses_opinion: ClassVar[bool] = True
-    uses_features: ClassVar[bool] = True
 
     def fit(self, tuples: Tuples, quantile: float) -> "FittedLabels":
         """A logistic regression for each output, in which every family of folds has the same weight."""

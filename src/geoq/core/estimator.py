@@ -427,8 +427,6 @@ class GeoQ:
                 f"{fitted.n_verified} of the points are verified queries; since then the bounds are multiplied by {own:.3g} (safe) and "
                 f"{unsafe:.3g} (not safe), and no coverage is guaranteed. {f'{due}; a new fit is due.' if due else ''}".strip()
             )
-        if fitted.user is not None:
-            text = f"{text}. {fitted.user.describe()}"
         safe = "Safe means within the region of the held-out points."
         planned = f" {beyond_text(fitted.beyond)}" if fitted.beyond is not None else ""
         return f"{calibration_text(fitted)}{planned} {text}. {safe} {covered}"

@@ -34,7 +34,6 @@ from geoq.data.masks import Mask
 from geoq.data.metric import FittedMetric, Metric, rows_like
 from geoq.data.process import Opinion, Process
 from geoq.data.table import Names, Schema, Table, input_rows, is_frame
-from geoq.data.user import UserFeatures, numbers_of_user
 from geoq.quantiles import error_ratios
 from geoq.regions.region import SAFE
 from geoq.surrogate import answers_of, check_callable, errors_of, log_error, on_scale
@@ -85,9 +84,8 @@ class Fitted:
         verified: the predictions at the last points, which ``update`` has added; None without them.
         limits: the known limits of the outputs, or None.
         tails: the factors of the two sides of an interval where errors are lopsided, or None.
-        features: the function of the user, or None if the bound does not use its numbers.
-        user: how they enter the bound; None without them.
-        verified_user: the features of the user at the last points, or None.
+        features: the function of the user, None if the bound does not use it; ``user`` are the coordinates of its numbers, and
+            ``verified_user`` the numbers in these coordinates at the last points.
     """
 
     quantile: float
@@ -120,7 +118,7 @@ class Fitted:
     limits: tuple[np.ndarray, np.ndarray] | None = None
     tails: Tails | None = None
     features: Any = field(default=None, repr=False)
-    user: UserFeatures | None = None
+    user: Coordinates | None = None
     verified_user: Float[np.ndarray, " n_verified k"] | None = None
 
     @property
@@ -172,7 +170,7 @@ class Fitted:
             known = self.probes if absent.all() else take(x, np.flatnonzero(~absent))
             x = take(known, np.where(absent, 0, np.cumsum(~absent) - 1))
             inputs = to_numbers(x, "x")
-        given = answers_of(self.surrogate, x, "surrogate")
+        given, user = answers_of(self.surrogate, x, "surrogate"), None
         prediction = self._scaled(given)
         if self.mask is not None:
             if self.mask.fill is not None and prediction.shape[1:] == self.output_shape:
@@ -181,27 +179,17 @@ class Fitted:
         space = embed(self.representation, self.metric, x, self._coordinates(x, inputs, prediction))
         finite = np.isfinite(flat(prediction)).all(axis=1)
         finite &= np.isfinite(flat(space.z)).all(axis=1)
-        user = self._user(x, given, finite)
+        if self.user is not None:
+            user = self.user(flat(answers_of(self.features, x, "features", given)).astype(float))
+            finite &= np.isfinite(user).all(axis=1)
+            user = np.nan_to_num(user)
         if not finite.all():
             prediction = np.where(per_row(finite, prediction), prediction, 0)
             z = np.where(per_row(finite, space.z), space.z, self.geometry.points.z[0])
             space = replace(space, z=z)
         return self.features_of(space, prediction, user), absent | ~finite, gaps
 
-    def _user(self, x: Any, given: np.ndarray, finite: np.ndarray) -> np.ndarray | None:
-        """The features of the user at the queries that are ``finite``; a query at which they are not is lost."""
-        if self.user is None or self.features is None:
-            return None
-        rows, found = np.flatnonzero(finite), np.zeros((len(given), len(self.user.low)))
-        if len(rows):
-            numbers = numbers_of_user(self.features, take(x, rows), given[rows], self.mask)
-            finite[rows] = np.isfinite(numbers).all(axis=1)
-            found[rows] = np.nan_to_num(self.user(numbers))
-        return found
-
-    def features_of(
-        self, space: Space, prediction: np.ndarray, user: np.ndarray | None
-    ) -> Features:
+    def features_of(self, space: Space, prediction: np.ndarray, user: Any) -> Features:
         """The features of queries in the coordinates of the geometry."""
         relation = self.geometry.relate(space)
         features = Features(
@@ -415,9 +403,9 @@ class Fitted:
         if self.metric is None:
             phi = answers_of(self.representation, self.probes, "representation")
             found["representation"] = phi
-        if self.features is not None:
+        if self.user is not None:
             given = answers_of(self.surrogate, self.probes, "surrogate")
-            found["features"] = numbers_of_user(self.features, self.probes, given, self.mask)
+            found["features"] = answers_of(self.features, self.probes, "features", given)
         return {name: np.nan_to_num(answer) for name, answer in found.items()}
 
     def relative_difference(self, answer: np.ndarray, expected: np.ndarray) -> float:

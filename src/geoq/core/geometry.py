@@ -154,7 +154,7 @@ class Features:
         opinion: what a second model of the data predicts, one row of numbers per query; None without one.
         change: how much prediction and second model change beyond the ranges of the inputs, relative to the expected error; None for
             calibration tuples.
-        user: the features of the user; None without them, or if they do not help.
+        user: the features of the user, standardised; None without them, or if they do not help.
     """
 
     displacement: Float[np.ndarray, " n *z"]

@@ -11,15 +11,14 @@ from scipy.spatial import cKDTree
 
 from geoq.arrays import chunks, few_threads, flat, permutation
 from geoq.bounds.fields import FieldBound, NoFactor
-from geoq.bounds.protocol import usual_model
 from geoq.bounds.two_laws import TwoLawBound
 from geoq.checks import warn
 from geoq.core.tuples import Tuples
 from geoq.data.companion import field_opinion
+from geoq.data.coordinates import Coordinates
 from geoq.data.domain import MAX_COLUMNS
 from geoq.data.masks import filled_with_means
-from geoq.data.process import second_opinion
-from geoq.data.user import UserFeatures
+from geoq.data.process import Process, second_opinion
 from geoq.quantiles import pinball_loss
 
 # ``fit`` warns if the held-out errors of the process are below this fraction of the surrogate's.
@@ -29,6 +28,8 @@ CLEARLY = 0.5
 CLOSE, MIN_COMPANION, MAX_COMPANION = 2.0, 20, 2**24
 # The bound of tables is used for fields of a few parameters if its loss is below this fraction: a learned factor lowers the other one, too.
 SHARPER = 0.8
+# Features of the user are used below this fraction of the loss. They are logarithms if they are positive and nine tenths span this factor.
+USEFUL, SPAN = 0.98, 3.0
 # The alarm mixes the inputs of at most this many rows with the inputs of their nearest rows.
 N_MIXED = 200
 # It rings if the surrogate is this many times as far from the process there as from the outputs at the rows, and farther than the
@@ -95,18 +96,24 @@ def with_user_features(tuples: Tuples, numbers: Any, how: Any) -> Tuples:
     """The tuples with the features of the user if these lower the held-out loss of the bound, for fields without its learned factor."""
     if numbers is None:
         return tuples
-    user, model, size = UserFeatures.fit(numbers), usual_model(how, tuples), 1.0
+    points, inner, size = tuples.points, tuples.interpolating, np.ones(1)
+    low, high = np.quantile(numbers, (0.05, 0.95), axis=0)
+    log = (numbers.min(axis=0) > 0) & (high > SPAN * low)
+    own = np.where(log, np.log(np.where(log, numbers, 1.0)), numbers)
+    user = replace(Coordinates.fit(own, logarithms=False), log=log)
+    found, model = replace(tuples, user=user(numbers)), how.bound_for(points.layout)
+    if how.bound_model is None and isinstance(points.process, Process):
+        model = TwoLawBound()
     if isinstance(model, FieldBound):
         model = replace(model, factor=NoFactor())
-    elif tuples.points.layout.is_table:  # outputs can have different units
-        size = np.nanmean(flat(filled_with_means(tuples.error)), axis=0).clip(min=1e-300)
-    found, inner = replace(tuples, user=user(numbers)), tuples.interpolating
-    both = (held_out_losses(model, part, how.quantile, size) for part in (found, tuples))
-    with_them, without = both
-    places = [rows for rows in (inner, ~inner) if rows.any()]
-    ratios = [with_them[rows].sum() / max(without[rows].sum(), 1e-300) for rows in places]
-    user = replace(user, loss=(float(ratios[0]), float(ratios[-1])))
-    return replace(found if user.used else tuples, points=replace(tuples.points, user=user))
+    elif points.layout.is_table:  # outputs can have different units
+        size = flat(filled_with_means(tuples.error)).mean(axis=0).clip(min=1e-300)
+    both = [held_out_losses(model, part, how.quantile, size) for part in (found, tuples)]
+    sums = [[loss[rows].sum() for loss in both] for rows in (inner, ~inner) if rows.any()]
+    ratios = [float(one / max(other, 1e-300)) for one, other in sums]
+    useful = max(ratios) < USEFUL
+    points = replace(points, user=user if useful else None, user_loss=(ratios[0], ratios[-1]))
+    return replace(found if useful else tuples, points=points)
 
 
 def compared(tuples: Tuples, names: Sequence[str] | None) -> tuple[str, float] | None:
@@ -152,6 +159,12 @@ def calibration_text(fitted: Any) -> str:
     held_out = float(counted.mean()) if counted.size else 0.0
     scheme = fitted.families[int(inner.family[0])]
     by_folds = f", and of the fold surrogates at held-out points of {scheme} it is {held_out:.3g}"
+    if (loss := tuples.points.user_loss) is not None:
+        unused = "" if fitted.features is not None else ", so the bound does not use them"
+        also += (
+            f" The held-out loss with the features of the user is {loss[0]:.2f} of the loss without them amid the data and "
+            f"{loss[1]:.2f} outside{unused}."
+        )
     return (
         f"{n} {kind}, held out {len(tuples)} times in all by {int(tuples.fold.max()) + 1} folds. The mean error of the deployed "
         f"surrogate at these points is {float(fitted.error_size.mean()):.3g}{by_folds if tuples.anchor_errors is not None else ''}.{also}"

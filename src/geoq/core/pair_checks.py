@@ -11,6 +11,7 @@ from geoq.bounds.protocol import check_bound_model
 from geoq.checks import (
     add_note_on_error,
     check_finite,
+    check_function,
     check_integer,
     check_object,
     check_unit,
@@ -62,18 +63,8 @@ def check_settings(how: "GeoQ") -> None:
     else:
         check_callable(how.representation, "representation")
     check_callable(how.error_functional, "error_functional")
-
-
-def check_features(how: "GeoQ", model: Any) -> None:
-    """Raise for features of the user that cannot be called, or that the bound does not read."""
-    if how.features is None:
-        return
-    check_callable(how.features, "features")
-    if not getattr(model, "uses_features", False):
-        raise TypeError(
-            f"features is given, but bound_model={type(model).__name__} does not read features.user; leave one of them out, or set "
-            "uses_features = True in a model of your own that reads it."
-        )
+    if how.features is not None:
+        check_function(how.features, "features", "features(x, prediction)")
 
 
 def check_pairs(x: Any, y: Any, mask: Mask | None) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,6 @@ from geoq.core.opinion import (
 )
 from geoq.core.pair_checks import (
     beyond_text,
-    check_features,
     check_models,
     check_pairs,
     check_settings,
@@ -49,7 +48,6 @@ from geoq.data.metric import FittedMetric, Metric, rows_like
 from geoq.data.probes import N_PROBES, Probes
 from geoq.data.process import Process
 from geoq.data.table import Table, check_same_order, input_rows, output_names, output_rows
-from geoq.data.user import numbers_of_user
 from geoq.neighbors import Neighbors, near_copies, sketch
 from geoq.surrogate import ELEMENTWISE, absolute_error, answers_of, errors_of, log_error, on_scale
 from geoq.training.checkpoint import Checkpoint, array_id
@@ -74,6 +72,8 @@ USUAL_COUNT = 20
 N_IN_SAMPLE, IN_SAMPLE_NUMBERS = 256, 2**19
 # More than this fraction of the planned queries beyond all held-out points gives a warning.
 FEW = 0.01
+# At most this many features of the user.
+MOST_FEATURES = 32
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,6 @@ class Pairs:
         logger.info("%d %s", len(rows), layout.described())
         warn_of_decades(how, numbers, layout)
         model = how.bound_for(layout)
-        check_features(how, model)
         if hasattr(model, "check_shapes"):
             model.check_shapes(shapes, layout)
         numbers = on_scale(numbers, rho)
@@ -187,9 +186,12 @@ class Pairs:
         """The observed errors and the coordinates of all points (lines 2 to 4)."""
         rho = self.how.error_functional
         ask = partial(predict, surrogate, self.mask, error_functional=rho)
-        prediction = answers_of(surrogate, self.x, "surrogate")
-        user = self._user(surrogate, prediction)
-        prediction = on_scale(prediction, rho)
+        given = answers_of(surrogate, self.x, "surrogate")
+        user = self.user(self.x, given)
+        if user is not None:
+            raw = partial(answers_of, surrogate, name="surrogate")
+            Probes.of(lambda x: self.user(x, raw(x)), self.x, user, "features")
+        prediction = on_scale(given, rho)
         error = self.errors(prediction, slice(None))
         if self.mask is not None:
             prediction = self.mask.filled(prediction)
@@ -203,25 +205,18 @@ class Pairs:
         probes = self._probes(ask, prediction, space)
         return ObservedPoints(space, metric, error, prediction, probes, user)
 
-    def _user(self, surrogate: Any, prediction: np.ndarray) -> np.ndarray | None:
-        """The numbers of the user's function at all points, if there is one; raises unless it answers as a surrogate has to."""
+    def user(self, x: Any, prediction: np.ndarray) -> Any:
+        """The features of the user for rows with these predictions; raises unless they are a few finite numbers per row."""
         if self.how.features is None:
             return None
-        numbers = self.numbers_of_user(slice(None), prediction)
-
-        def ask(x: Any) -> np.ndarray:
-            answers = answers_of(surrogate, x, "surrogate")
-            return numbers_of_user(self.how.features, x, answers, self.mask)
-
-        Probes.of(ask, self.x, numbers, "features")
-        return numbers
-
-    def numbers_of_user(self, rows: Any, prediction: np.ndarray) -> np.ndarray:
-        """The numbers of the user's function at some rows with these predictions; raises unless they are finite."""
-        x = self.x if isinstance(rows, slice) else take(self.x, rows)
-        numbers = numbers_of_user(self.how.features, x, prediction, self.mask)
-        check_finite(numbers, "features(x, prediction)", "features must return finite numbers")
-        return numbers
+        with add_note_on_error("while calling features(x, prediction)"):
+            found = flat(answers_of(self.how.features, x, "features", prediction)).astype(float)
+        if not 1 <= found.shape[1] <= MOST_FEATURES:
+            raise ValueError(
+                f"features returned {found.shape[1]} numbers per row; return 1 to {MOST_FEATURES}, such as the norm of a field."
+            )
+        check_finite(found, "features(x, prediction)", "features must return finite numbers")
+        return found
 
     def _probes(self, ask: Any, prediction: np.ndarray, space: Space) -> Probes:
         """Probes between the data, where interpolating models differ; at the data if the surrogate has no answers between them."""
@@ -317,11 +312,9 @@ class Pairs:
             answers = held_out.held_out, held_out.in_sample, held_out.outputs
             warn_of_folds(*answers, points.error, tuples.interpolating_folds)
         usual = with_second_opinion(tuples, self.how.bound_for(self.layout))
+        numbers = points.user if points.user is None or held_out.found else points.user[rows]
         chosen = for_parameters(tuples, usual, self.how)
-        numbers = found.get("user", points.user)
-        return with_user_features(
-            chosen, numbers if held_out.found or numbers is None else numbers[rows], self.how
-        )
+        return with_user_features(chosen, found.get("user", numbers), self.how)
 
     def fit_bound(self, tuples: Tuples) -> Any:
         """Line 12."""
@@ -373,7 +366,7 @@ class Pairs:
             error_functional=self.how.error_functional,
             limits=self.limits,
             tails=Tails.of(tuples, bound, self.how),
-            features=self.how.features if known.user is not None and known.user.used else None,
+            features=None if known.user is None else self.how.features,
             user=known.user,
         )
 
@@ -452,10 +445,8 @@ class HeldOutPoints:
         """Store the errors of one fold, given the predictions of its surrogate (line 8)."""
         fold, relation, pairs = self.folds[number], self.relations[number], self.pairs
         n, asked = len(relation), fold.evaluated_rows
-        parts = {}
-        if pairs.how.features is not None:
-            with add_note_on_error(f"with the predictions of the surrogate of {fold}"):
-                parts["user"] = pairs.numbers_of_user(asked[:n], prediction[:n])
+        user = pairs.user(take(pairs.x, asked[:n]), prediction[:n])
+        parts = {} if user is None else {"user": user}
         prediction = on_scale(prediction, pairs.how.error_functional)
         used, places = np.unique(relation.anchors, return_inverse=True)
         with add_note_on_error(f"while evaluating the surrogate of {fold}"):

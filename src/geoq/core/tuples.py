@@ -14,7 +14,6 @@ from geoq.data.coordinates import Coordinates, spread
 from geoq.data.domain import Layout
 from geoq.data.metric import FittedMetric
 from geoq.data.process import Opinion, Process
-from geoq.data.user import UserFeatures
 
 # The typical error is computed from at most this many tuples.
 N_TYPICAL = 128
@@ -34,7 +33,8 @@ class Points:
         layout: whether the rows are rows of a table, or where their cells are.
         exact: the cells in which all errors are zero; None if there are none.
         process: a second model of the points, a Gaussian process or a companion; None if the bound does not use one.
-        user: how the features of the user enter the bound; None without them.
+        user: the coordinates of the features of the user; None if the bound does not use them.
+        user_loss: the held-out loss of the bound with them relative to the bound without, amid the data and outside.
     """
 
     space: Space
@@ -46,7 +46,8 @@ class Points:
     layout: Layout
     exact: Bool[np.ndarray, " *field"] | None = None
     process: Process | Companion | None = None
-    user: UserFeatures | None = None
+    user: Coordinates | None = None
+    user_loss: tuple[float, float] | None = None
 
     @property
     def inputs(self) -> Float[np.ndarray, " n *coordinates"]:

@@ -138,7 +138,7 @@ def extended(fitted: Fitted, queries: Any, outputs: np.ndarray, error: np.ndarra
         outputs=np.concatenate([old.outputs, outputs.astype(old.outputs.dtype)]),
         error=filled_with_means(np.concatenate([old.error, error.astype(old.error.dtype)])),
     )
-    user = None if fitted.features is None else np.concatenate(users)
+    user = None if fitted.user is None else np.concatenate(users)
     return _over(replace(fitted, verified_user=user), points, np.concatenate(predictions))
 
 

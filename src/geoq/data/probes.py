@@ -19,11 +19,7 @@ SAME_BATCH_FRACTION = 1e-6
 
 Ask: TypeAlias = Callable[[Any], np.ndarray]
 
-_CONSEQUENCE = {
-    "surrogate": "its error",
-    "representation": "the distance between two inputs",
-    "features": "the bound",
-}
+_CONSEQUENCE = {"surrogate": "its error", "representation": "the distance between two inputs"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ class Probes:
         first, second = ask(inputs), ask(inputs)
         if again := _difference(second, first, _rounding(first)):
             raise ValueError(
-                f"{name} gave two answers to the same inputs, up to {again:.3g} apart, so {_CONSEQUENCE[name]} would be "
+                f"{name} gave two answers to the same inputs, up to {again:.3g} apart, so {_CONSEQUENCE.get(name, 'the bound')} would be "
                 f"random; switch dropout and sampling off, or fix their seed.{remedy}"
             )
         raise ValueError(
