@@ -217,7 +217,7 @@ def _with_slopes(tuples: Tuples, bound: FittedFields, user: np.ndarray) -> Fitte
     ratio, _ = _ratios(some, bound, MAX_VALUES)
     target = np.log(ratio / (np.nanmean(ratio, axis=0) + 1e-300) + MIN_ERROR)
     row, column = np.nonzero(~np.isnan(target))
-    parts = some.features.user[row], target[row, column], some.weight[row]
+    parts = np.asarray(some.user)[row], target[row, column], some.weight[row]
     slopes, _ = fit_line(*parts, LEVELS, RIDGE_INSIDE / len(some))
     return replace(bound, slopes=slopes, ends=np.stack([user.min(axis=0), user.max(axis=0)]))
 

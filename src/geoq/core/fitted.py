@@ -30,7 +30,7 @@ from geoq.core.tuples import Repeats, Tuples, Typical
 from geoq.data.companion import Companion
 from geoq.data.coordinates import Coordinates, Part
 from geoq.data.domain import Layout
-from geoq.data.masks import Mask
+from geoq.data.masks import Mask, predict, with_gaps
 from geoq.data.metric import FittedMetric, Metric, rows_like
 from geoq.data.process import Opinion, Process
 from geoq.data.table import Names, Schema, Table, input_rows, is_frame
@@ -42,12 +42,6 @@ from geoq.surrogate import answers_of, check_callable, errors_of, log_error, on_
 Parts: TypeAlias = Callable[[Features, Any], dict[Any, np.ndarray]]
 # A model is periodic if its answers one period later differ by less than this fraction.
 PERIODIC = 1e-5
-
-
-def predict(surrogate: Any, mask: Mask | None, x: Any, error_functional: Any = None) -> np.ndarray:
-    """The predictions of a surrogate, with the mask of y, on the scale of their error; they can be nan or infinite."""
-    answers = on_scale(answers_of(surrogate, x, "surrogate"), error_functional)
-    return answers if mask is None else mask.filled(answers)
 
 
 def embed(
@@ -84,7 +78,7 @@ class Fitted:
         verified: the predictions at the last points, which ``update`` has added; None without them.
         limits: the known limits of the outputs, or None.
         tails: the factors of the two sides of an interval where errors are lopsided, or None.
-        features: the function of the user, None if the bound does not use it; ``user`` are the coordinates of its numbers, and
+        features: the function of the user; ``user`` are the coordinates of its numbers, None if the bound does not use them, and
             ``verified_user`` the numbers in these coordinates at the last points.
     """
 
@@ -267,7 +261,7 @@ class Fitted:
         bound = within_limits(self, features.prediction, bound)
         if self.exact is not None:
             bound = np.where(self.exact, bound.dtype.type(0), bound)
-        return _with_gaps(bound, gaps)
+        return with_gaps(bound, gaps)
 
     def assess(self, x: Any) -> Assessment:
         """Error bound, safe flag and their parts at each query (lines 13 to 17)."""
@@ -287,10 +281,10 @@ class Fitted:
         def parts(features: Features, gaps: Any) -> dict[Any, np.ndarray]:
             score, safe = self.flags(features)
             bound = self.scaled_bound(features, gaps, safe)
-            anchor, relation = _with_gaps(features.anchor_error, gaps), features.relation
+            anchor, relation = with_gaps(features.anchor_error, gaps), features.relation
             assert relation is not None
             return {
-                "prediction": _with_gaps(self._outputs(features.prediction), gaps),
+                "prediction": with_gaps(self._outputs(features.prediction), gaps),
                 "error_hat": bound,
                 "safe": safe,
                 "support_score": score,
@@ -452,10 +446,3 @@ class Fitted:
             opinion=self._opinion(inputs if self.metric is None else self.metric(inputs)),
         )
         return str(self.region.explain(self._beyond(features), known))
-
-
-def _with_gaps(values: np.ndarray, gaps: np.ndarray | None) -> np.ndarray:
-    """Fields with nan in the cells that the surrogate has masked."""
-    if gaps is None or values.shape != gaps.shape or not gaps.any():
-        return values
-    return np.where(gaps, np.nan, values)

@@ -28,8 +28,8 @@ CLEARLY = 0.5
 CLOSE, MIN_COMPANION, MAX_COMPANION = 2.0, 20, 2**24
 # The bound of tables is used for fields of a few parameters if its loss is below this fraction: a learned factor lowers the other one, too.
 SHARPER = 0.8
-# Features of the user are used below this fraction of the loss. They are logarithms if they are positive and nine tenths span this factor.
-USEFUL, SPAN = 0.98, 3.0
+# Features of the user are used below this fraction of the loss. They are logarithms if their middle spans this factor.
+USEFUL, MIDDLE = 0.98, 3.0
 # The alarm mixes the inputs of at most this many rows with the inputs of their nearest rows.
 N_MIXED = 200
 # It rings if the surrogate is this many times as far from the process there as from the outputs at the rows, and farther than the
@@ -97,10 +97,8 @@ def with_user_features(tuples: Tuples, numbers: Any, how: Any) -> Tuples:
     if numbers is None:
         return tuples
     points, inner, size = tuples.points, tuples.interpolating, np.ones(1)
-    low, high = np.quantile(numbers, (0.05, 0.95), axis=0)
-    log = (numbers.min(axis=0) > 0) & (high > SPAN * low)
-    own = np.where(log, np.log(np.where(log, numbers, 1.0)), numbers)
-    user = replace(Coordinates.fit(own, logarithms=False), log=log)
+    numbers = numbers[tuples.row]
+    user: Any = Coordinates.fit(numbers, logarithms=True, middle=MIDDLE)
     found, model = replace(tuples, user=user(numbers)), how.bound_for(points.layout)
     if how.bound_model is None and isinstance(points.process, Process):
         model = TwoLawBound()
@@ -108,12 +106,12 @@ def with_user_features(tuples: Tuples, numbers: Any, how: Any) -> Tuples:
         model = replace(model, factor=NoFactor())
     elif points.layout.is_table:  # outputs can have different units
         size = flat(filled_with_means(tuples.error)).mean(axis=0).clip(min=1e-300)
-    both = [held_out_losses(model, part, how.quantile, size) for part in (found, tuples)]
-    sums = [[loss[rows].sum() for loss in both] for rows in (inner, ~inner) if rows.any()]
-    ratios = [float(one / max(other, 1e-300)) for one, other in sums]
-    useful = max(ratios) < USEFUL
-    points = replace(points, user=user if useful else None, user_loss=(ratios[0], ratios[-1]))
-    return replace(found if useful else tuples, points=points)
+    one, other = (held_out_losses(model, part, how.quantile, size) for part in (found, tuples))
+    places = [rows for rows in (inner, ~inner) if rows.any()]
+    ratios = [float(one[rows].sum() / max(other[rows].sum(), 1e-300)) for rows in places]
+    if max(ratios) >= USEFUL:
+        found, user = tuples, None
+    return replace(found, points=replace(points, user=user, user_loss=(ratios[0], ratios[-1])))
 
 
 def compared(tuples: Tuples, names: Sequence[str] | None) -> tuple[str, float] | None:
@@ -160,7 +158,7 @@ def calibration_text(fitted: Any) -> str:
     scheme = fitted.families[int(inner.family[0])]
     by_folds = f", and of the fold surrogates at held-out points of {scheme} it is {held_out:.3g}"
     if (loss := tuples.points.user_loss) is not None:
-        unused = "" if fitted.features is not None else ", so the bound does not use them"
+        unused = "" if fitted.user is not None else ", so the bound does not use them"
         also += (
             f" The held-out loss with the features of the user is {loss[0]:.2f} of the loss without them amid the data and "
             f"{loss[1]:.2f} outside{unused}."

@@ -27,6 +27,7 @@ from geoq.quantiles import n_required
 from geoq.regions.region import SafeRegion
 from geoq.surrogate import (
     absolute_error,
+    answers_of,
     check_callable,
     evaluate,
     log_error,
@@ -65,6 +66,28 @@ def check_settings(how: "GeoQ") -> None:
     check_callable(how.error_functional, "error_functional")
     if how.features is not None:
         check_function(how.features, "features", "features(x, prediction)")
+
+
+def features_of_user(how: "GeoQ", x: Any, prediction: np.ndarray) -> np.ndarray | None:
+    """The features of the user for rows with these predictions, if there are any; raises unless they are finite."""
+    if how.features is None:
+        return None
+    with add_note_on_error("while calling features(x, prediction)"):
+        found = flat(answers_of(how.features, x, "features", prediction)).astype(float)
+    check_finite(found, "features(x, prediction)", "features must return finite numbers")
+    return found
+
+
+def checked_features(how: "GeoQ", x: Any, prediction: Any, surrogate: Any) -> np.ndarray | None:
+    """The same for all rows; raises if an answer depends on other rows or changes."""
+    found = features_of_user(how, x, prediction)
+
+    def ask(rows: Any) -> Any:
+        return features_of_user(how, rows, answers_of(surrogate, rows, "surrogate"))
+
+    if found is not None:
+        Probes.of(ask, x, found, "features")
+    return found
 
 
 def check_pairs(x: Any, y: Any, mask: Mask | None) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from geoq.checks import add_note_on_error, check_finite, warn
 from geoq.core.agreement import Answers, fold_answers, mean_error, warn_of_folds
 from geoq.core.beyond import errors_at_levels
 from geoq.core.conformal import ConformalFactors
-from geoq.core.fitted import Fitted, embed, predict
+from geoq.core.fitted import Fitted, embed
 from geoq.core.geometry import Geometry, Relation, Space, anchor_mean
 from geoq.core.intervals import Tails, limits_of
 from geoq.core.opinion import (
@@ -33,7 +33,9 @@ from geoq.core.pair_checks import (
     check_models,
     check_pairs,
     check_settings,
+    checked_features,
     coordinates_of,
+    features_of_user,
     planned_coordinates,
     shapes_of,
     warn_if_few,
@@ -43,7 +45,7 @@ from geoq.core.plan import FoldPlan, draw_folds
 from geoq.core.tuples import Points, Repeats, Tuples
 from geoq.data.coordinates import Coordinates, regular_gaps
 from geoq.data.domain import MAX_COLUMNS, Layout, layout_of
-from geoq.data.masks import Mask, exact_cells, filled_with_means
+from geoq.data.masks import Mask, exact_cells, filled_with_means, predict
 from geoq.data.metric import FittedMetric, Metric, rows_like
 from geoq.data.probes import N_PROBES, Probes
 from geoq.data.process import Process
@@ -72,8 +74,6 @@ USUAL_COUNT = 20
 N_IN_SAMPLE, IN_SAMPLE_NUMBERS = 256, 2**19
 # More than this fraction of the planned queries beyond all held-out points gives a warning.
 FEW = 0.01
-# At most this many features of the user.
-MOST_FEATURES = 32
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,7 @@ class Pairs:
         rho = self.how.error_functional
         ask = partial(predict, surrogate, self.mask, error_functional=rho)
         given = answers_of(surrogate, self.x, "surrogate")
-        user = self.user(self.x, given)
-        if user is not None:
-            raw = partial(answers_of, surrogate, name="surrogate")
-            Probes.of(lambda x: self.user(x, raw(x)), self.x, user, "features")
+        user = checked_features(self.how, self.x, given, surrogate)
         prediction = on_scale(given, rho)
         error = self.errors(prediction, slice(None))
         if self.mask is not None:
@@ -204,19 +201,6 @@ class Pairs:
             check_finite(space.z, "representation(x)", "representation must return finite numbers")
         probes = self._probes(ask, prediction, space)
         return ObservedPoints(space, metric, error, prediction, probes, user)
-
-    def user(self, x: Any, prediction: np.ndarray) -> Any:
-        """The features of the user for rows with these predictions; raises unless they are a few finite numbers per row."""
-        if self.how.features is None:
-            return None
-        with add_note_on_error("while calling features(x, prediction)"):
-            found = flat(answers_of(self.how.features, x, "features", prediction)).astype(float)
-        if not 1 <= found.shape[1] <= MOST_FEATURES:
-            raise ValueError(
-                f"features returned {found.shape[1]} numbers per row; return 1 to {MOST_FEATURES}, such as the norm of a field."
-            )
-        check_finite(found, "features(x, prediction)", "features must return finite numbers")
-        return found
 
     def _probes(self, ask: Any, prediction: np.ndarray, space: Space) -> Probes:
         """Probes between the data, where interpolating models differ; at the data if the surrogate has no answers between them."""
@@ -292,9 +276,8 @@ class Pairs:
         exact = exact_cells([points.error, errors])
         if exact is not None:
             errors = np.where(exact, np.nan, errors).astype(errors.dtype)
-        known = self.coordinates, points.metric, self.layout, exact
         error = filled_with_means(points.error)
-        data = Points(points.space, self.outputs, error, plan.splits, *known)
+        known = error, plan.splits, self.coordinates, points.metric, self.layout, exact
         tuples = Tuples(
             relation=Relation.cat(held_out.relations),
             point=rows,
@@ -304,7 +287,7 @@ class Pairs:
             errors=errors,
             anchor_errors=found.get("anchor_errors"),
             predictions=found["predictions"],
-            points=data,
+            points=Points(points.space, self.outputs, *known),
             position=None if plan.position is None else plan.position[rows],
             reach=plan.reach,
         )
@@ -312,9 +295,8 @@ class Pairs:
             answers = held_out.held_out, held_out.in_sample, held_out.outputs
             warn_of_folds(*answers, points.error, tuples.interpolating_folds)
         usual = with_second_opinion(tuples, self.how.bound_for(self.layout))
-        numbers = points.user if points.user is None or held_out.found else points.user[rows]
         chosen = for_parameters(tuples, usual, self.how)
-        return with_user_features(chosen, found.get("user", numbers), self.how)
+        return with_user_features(chosen, found.get("user", points.user), self.how)
 
     def fit_bound(self, tuples: Tuples) -> Any:
         """Line 12."""
@@ -366,7 +348,7 @@ class Pairs:
             error_functional=self.how.error_functional,
             limits=self.limits,
             tails=Tails.of(tuples, bound, self.how),
-            features=None if known.user is None else self.how.features,
+            features=self.how.features,
             user=known.user,
         )
 
@@ -445,8 +427,7 @@ class HeldOutPoints:
         """Store the errors of one fold, given the predictions of its surrogate (line 8)."""
         fold, relation, pairs = self.folds[number], self.relations[number], self.pairs
         n, asked = len(relation), fold.evaluated_rows
-        user = pairs.user(take(pairs.x, asked[:n]), prediction[:n])
-        parts = {} if user is None else {"user": user}
+        user = features_of_user(pairs.how, take(pairs.x, asked[:n]), prediction[:n])
         prediction = on_scale(prediction, pairs.how.error_functional)
         used, places = np.unique(relation.anchors, return_inverse=True)
         with add_note_on_error(f"while evaluating the surrogate of {fold}"):
@@ -460,8 +441,8 @@ class HeldOutPoints:
         if pairs.mask is not None:
             prediction = np.nan_to_num(pairs.mask.filled(prediction))
         ends = np.cumsum([len(relation) for relation in self.relations])
-        parts |= {"errors": error[:n], "anchor_errors": anchors, "predictions": prediction}
-        for name, part in parts.items():
+        parts = {"errors": error[:n], "anchor_errors": anchors, "predictions": prediction}
+        for name, part in (parts if user is None else parts | {"user": user}).items():
             if name not in self.found:
                 self.found[name] = np.empty((ends[-1], *part.shape[1:]), part.dtype)
             self.found[name][ends[number] - n : ends[number]] = part

@@ -121,7 +121,7 @@ def extended(fitted: Fitted, queries: Any, outputs: np.ndarray, error: np.ndarra
     assert fitted.tuples is not None
     old = fitted.tuples.points
     spaces, predictions = [old.space], [] if fitted.verified is None else [fitted.verified]
-    users = [] if fitted.verified_user is None else [fitted.verified_user]
+    users: list[Any] = [] if fitted.verified_user is None else [fitted.verified_user]
     for part, features, *_ in fitted.views(queries):
         rows = take(queries, np.arange(part.start, part.start + len(features)))
         spaces.append(embed(fitted.representation, fitted.metric, rows, features.inputs))

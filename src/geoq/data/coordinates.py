@@ -169,12 +169,12 @@ class Coordinates:
     gaps: Float[np.ndarray, " n_gaps 3"] | None = None
 
     @staticmethod
-    def fit(points: Inputs, *, logarithms: bool) -> "Coordinates":
-        """Mean and scale of each input of an array."""
+    def fit(points: Inputs, *, logarithms: bool, middle: float = MIN_MIDDLE_SPAN) -> "Coordinates":
+        """Mean and scale of each input of an array; a logarithm needs positive values whose middle nine tenths span ``middle``."""
         constant = np.asarray(points.min(axis=0) == points.max(axis=0))
         log = np.zeros_like(constant)
         if logarithms:
-            found = [_spans_decades(values) for values in flat(points).T]
+            found = [_spans_decades(values, middle) for values in flat(points).T]
             log = np.array(found).reshape(constant.shape)
         return Coordinates(*spread(_log_where(points, log)), log, constant)
 
@@ -349,13 +349,17 @@ def _log_where(points: np.ndarray, log: np.ndarray) -> np.ndarray:
         return np.where(log, np.log(np.maximum(points, tiny)), points)
 
 
-def _spans_decades(values: np.ndarray) -> bool:
+def _spans_decades(values: np.ndarray, middle: float = MIN_MIDDLE_SPAN) -> bool:
     """Whether an input is used as a logarithm."""
     low, high = values.min(initial=np.inf), values.max(initial=0)
-    if low <= 0 or high < MIN_SPAN * low or len(np.unique(values)) < MIN_DISTINCT:
+    if (
+        low <= 0
+        or high < MIN_SPAN / MIN_MIDDLE_SPAN * middle * low
+        or len(np.unique(values)) < MIN_DISTINCT
+    ):
         return False
     ends = [inverse_cdf_quantile(values, q) for q in (0.05, 0.95)]
-    return bool(ends[1] >= MIN_MIDDLE_SPAN * ends[0])
+    return bool(ends[1] >= middle * ends[0])
 
 
 def fit_columns(
