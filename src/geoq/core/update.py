@@ -139,7 +139,8 @@ def extended(fitted: Fitted, queries: Any, outputs: np.ndarray, error: np.ndarra
         error=filled_with_means(np.concatenate([old.error, error.astype(old.error.dtype)])),
     )
     user = None if fitted.user is None else np.concatenate(users)
-    return _over(replace(fitted, verified_user=user), points, np.concatenate(predictions))
+    found = _over(replace(fitted, verified_user=None), points, np.concatenate(predictions))
+    return replace(found, verified_user=user)
 
 
 def _over(fitted: Fitted, points: Points, verified: np.ndarray) -> Fitted:
@@ -174,7 +175,7 @@ def _lift(fitted: Fitted) -> float:
     assert fitted.verified is not None
     points, n = fitted.tuples.points, fitted.n_verified
     first, part = len(points.outputs) - n, np.arange(n) % N_PARTS
-    bare, ratios = replace(fitted, conformal=ConformalFactors()), []
+    bare, ratios = replace(fitted, conformal=ConformalFactors(), verified_user=None), []
     for number in range(min(N_PARTS, n)):
         kept, out = np.flatnonzero(part != number), first + np.flatnonzero(part == number)
         rows = np.append(np.arange(first), first + kept)
