@@ -26,7 +26,7 @@ from geoq.data.table import Table
 from geoq.surrogate import check_callable
 from geoq.training.checkpoint import replaced
 
-FORMAT = "geoq 6"
+FORMAT = "geoq 7"
 # Fields that are callables of the user.
 CALLABLES = ("surrogate", "train_surrogate", "representation", "error_functional", "features")
 # A representation is another one if its answers differ by more than this fraction of the largest one.

@@ -131,12 +131,11 @@ def answers_of(function: Callable[..., Any], x: Any, name: str, *others: np.ndar
 
         function = TrainedNetwork(cast(Any, function))
     answers: np.ndarray | None = None
-    kind = None if isinstance(x, Table) else native(x)
     for rows in chunks(len(x), int(np.prod(x.shape[1:]))):
         # A copy goes in, because a function may work in place, and a copy is kept, because it may use its buffer again.
         part = own_copy(x[rows])
         with no_grad():
-            also = (restore(other[rows].copy(), kind) for other in others)
+            also = (restore(other[rows].copy(), native(part)) for other in others)
             answer = one_row_each(function(native(part), *also), len(part), name)
         if answers is None:
             answers = np.empty((len(x), *answer.shape[1:]), answer.dtype)
