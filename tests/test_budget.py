@@ -13,10 +13,10 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 3141,
-    "src/geoq/bounds": 2283,
-    "src/geoq/core": 4120,
-    "src/geoq/data": 2294,
+    "src/geoq": 3144,
+    "src/geoq/bounds": 2303,
+    "src/geoq/core": 4205,
+    "src/geoq/data": 2312,
     "src/geoq/nets": 321,
     "src/geoq/planning": 1211,
     "src/geoq/plots": 974,
@@ -25,11 +25,11 @@ BUDGET = {
     "src/geoq/rollout": 2738,
     "src/geoq/serving": 703,
     "src/geoq/training": 1348,
-    "tests": 15222,
+    "tests": 15336,
     "benchmarks": 14317,
     "docs/gallery": 1116,
 }
-MAX_CLASSES, MAX_PROTOCOLS = 168, 4
+MAX_CLASSES, MAX_PROTOCOLS = 169, 4
 MAX_MODULE, MAX_FUNCTION = 450, 50
 # Longer than allowed, with their present lengths; nothing may be added here.
 LONG_MODULES: dict[str, int] = {}

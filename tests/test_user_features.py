@@ -1,5 +1,6 @@
 """Features of the user inform the bound, and neither distances nor the safe region."""
 
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -42,11 +43,10 @@ def test_the_bound_sees_a_feature_and_the_flag_does_not(both):
 
 
 def test_a_feature_beyond_its_range_counts_as_the_end_and_nan_is_no_answer(both):
-    def answer(change):
-        both[0].fitted_, own = replace(both[0].fitted_, features=change), both[0].fitted_
-        found = both[0].assess(NEW)
-        both[0].fitted_ = own
-        return found
+    def answer(features):
+        estimator = copy(both[0])
+        estimator.fitted_ = replace(estimator.fitted_, features=features)
+        return estimator.assess(NEW)
 
     for end, beyond in ((size(X, 0).max(), 1e9), (size(X, 0).min(), -1.0)):
         known, far = (answer(lambda x, _, at=at: np.full(len(x), at)) for at in (end, beyond))
@@ -68,9 +68,8 @@ def test_a_useless_feature_changes_nothing(both, tmp_path):
     assert_array_equal(useless.bound(NEW), both[1].bound(NEW))
     assert "so the bound does not use them" in useless.describe()
     useless.save(tmp_path / "a.geoq")
-    assert_array_equal(
-        GeoQ.load(tmp_path / "a.geoq", surrogate=model).bound(NEW), both[1].bound(NEW)
-    )
+    loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=model)
+    assert_array_equal(loaded.bound(NEW), both[1].bound(NEW))
 
 
 def test_a_file_recognises_the_function_and_an_update_keeps_it(both, tmp_path):

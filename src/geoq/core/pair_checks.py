@@ -68,25 +68,19 @@ def check_settings(how: "GeoQ") -> None:
         check_function(how.features, "features", "features(x, prediction)")
 
 
-def features_of_user(how: "GeoQ", x: Any, prediction: np.ndarray) -> np.ndarray | None:
-    """The features of the user for rows with these predictions, if there are any; raises unless they are finite."""
+def features_of_user(how: "GeoQ", x: Any, prediction: Any, probed: Any = None) -> Any:
+    """The features of the user for rows with these predictions; raises unless they are finite, and depend on the row alone if ``probed``.
+
+    The predictions are those of the surrogate ``probed``; None for a function that was probed before.
+    """
     if how.features is None:
         return None
     with add_note_on_error("while calling features(x, prediction)"):
         found = flat(answers_of(how.features, x, "features", prediction)).astype(float)
     check_finite(found, "features(x, prediction)", "features must return finite numbers")
-    return found
-
-
-def checked_features(how: "GeoQ", x: Any, prediction: Any, surrogate: Any) -> np.ndarray | None:
-    """The same for all rows; raises if an answer depends on other rows or changes."""
-    found = features_of_user(how, x, prediction)
-
-    def ask(rows: Any) -> Any:
-        return features_of_user(how, rows, answers_of(surrogate, rows, "surrogate"))
-
-    if found is not None:
-        Probes.of(ask, x, found, "features")
+    if probed is not None:
+        ask = partial(answers_of, probed, name="surrogate")
+        Probes.of(lambda rows: features_of_user(how, rows, ask(rows)), x, found, "features")
     return found
 
 

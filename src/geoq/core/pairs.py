@@ -33,7 +33,6 @@ from geoq.core.pair_checks import (
     check_models,
     check_pairs,
     check_settings,
-    checked_features,
     coordinates_of,
     features_of_user,
     planned_coordinates,
@@ -187,7 +186,7 @@ class Pairs:
         rho = self.how.error_functional
         ask = partial(predict, surrogate, self.mask, error_functional=rho)
         given = answers_of(surrogate, self.x, "surrogate")
-        user = checked_features(self.how, self.x, given, surrogate)
+        user = features_of_user(self.how, self.x, given, surrogate)
         prediction = on_scale(given, rho)
         error = self.errors(prediction, slice(None))
         if self.mask is not None:
