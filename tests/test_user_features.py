@@ -42,16 +42,24 @@ def test_the_bound_sees_a_feature_and_the_flag_does_not(both):
     assert "held-out loss with the features of the user is 0." in both[0].describe()
 
 
-def test_a_feature_beyond_its_range_counts_as_the_end_and_nan_is_no_answer(both):
-    def answer(features):
-        estimator = copy(both[0])
-        estimator.fitted_ = replace(estimator.fitted_, features=features)
-        return estimator.assess(NEW)
+def asked(estimator, features):
+    """The answers of the same calibration with another function."""
+    estimator = copy(estimator)
+    estimator.fitted_ = replace(estimator.fitted_, features=features)
+    return estimator.assess(NEW)
 
+
+def assert_limited(estimator):
     for end, beyond in ((size(X, 0).max(), 1e9), (size(X, 0).min(), -1.0)):
-        known, far = (answer(lambda x, _, at=at: np.full(len(x), at)) for at in (end, beyond))
+        known, far = (
+            asked(estimator, lambda x, _, at=at: np.full(len(x), at)) for at in (end, beyond)
+        )
         assert_allclose(far.bound, known.bound)
-    some = answer(lambda x, p: np.where(x[:, 0] > 0, 1.0, np.nan))
+
+
+def test_a_feature_beyond_its_range_counts_as_the_end_and_nan_is_no_answer(both):
+    assert_limited(both[0])
+    some = asked(both[0], lambda x, p: np.where(x[:, 0] > 0, 1.0, np.nan))
     assert_array_equal(some.lost, NEW[:, 0] <= 0)
     assert "features did not return finite numbers" in some.reason(int(some.lost.argmax()))
 
@@ -89,12 +97,13 @@ def test_a_file_recognises_the_function_and_an_update_keeps_it(both, tmp_path):
 def test_fields_use_a_feature():
     how = HOW | {"domain": Grid(1), "bound_model": FieldBound(factor=NoFactor())}
     y, error = (size(x, 0)[:, None, None] * RNG.normal(size=(600, 1, 12)) for x in (X, NEW))
-    losses = []
+    fitted = []
     for features in (size, None):
         estimator = GeoQ(lambda x: np.zeros((len(x), 1, 12)), None, features=features, **how)
-        bound = estimator.fit(X, y).bound(NEW)
-        losses.append(pinball_loss(abs(error), bound, 0.95).mean())
+        fitted.append(estimator.fit(X, y))
+    losses = [pinball_loss(abs(error), own.bound(NEW), 0.95).mean() for own in fitted]
     assert losses[0] < 0.7 * losses[1]
+    assert_limited(fitted[0])
 
 
 @pytest.mark.parametrize(
