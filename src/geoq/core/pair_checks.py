@@ -71,7 +71,7 @@ def check_settings(how: "GeoQ") -> None:
 def features_of_user(how: "GeoQ", x: Any, prediction: Any, probed: Any = None) -> Any:
     """The features of the user for rows with these predictions; raises unless they are finite, and depend on the row alone if ``probed``.
 
-    The predictions are those of the surrogate ``probed``; None for a function that was probed before.
+    The surrogate ``probed`` made the predictions; None for a function that was probed before.
     """
     if how.features is None:
         return None
