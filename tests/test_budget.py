@@ -13,10 +13,10 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 3141,
-    "src/geoq/bounds": 2283,
-    "src/geoq/core": 4127,
-    "src/geoq/data": 2294,
+    "src/geoq": 3144,
+    "src/geoq/bounds": 2303,
+    "src/geoq/core": 4212,
+    "src/geoq/data": 2308,
     "src/geoq/nets": 321,
     "src/geoq/planning": 1203,
     "src/geoq/plots": 1047,
@@ -25,11 +25,11 @@ BUDGET = {
     "src/geoq/rollout": 2773,
     "src/geoq/serving": 703,
     "src/geoq/training": 1347,
-    "tests": 15424,
+    "tests": 15556,
     "benchmarks": 14298,
     "docs/gallery": 1107,
 }
-MAX_CLASSES, MAX_PROTOCOLS = 170, 4
+MAX_CLASSES, MAX_PROTOCOLS = 171, 4
 MAX_MODULE, MAX_FUNCTION = 450, 50
 # Longer than allowed, with their present lengths; nothing may be added here.
 LONG_MODULES: dict[str, int] = {}

@@ -385,7 +385,7 @@ HEADERS = [
         b"",
         b"\xff" * 40,
         pickle.dumps(Bomb()),
-        b'{"format": "geoq 6"}',
+        b'{"format": "geoq 7"}',
         (10**5).to_bytes(8, "little") + b"[" * 10**5,
         *(len(h := json.dumps(header).encode()).to_bytes(8, "little") + h for header in HEADERS),
     ],
@@ -438,7 +438,7 @@ def forge(path, change):
     tree, arrays = read(path)
     change(tree, arrays)
     text = json.dumps(tree, sort_keys=True)
-    save_file(arrays, path, {"format": "geoq 6", "tree": text, "digest": _digest(text, arrays)})
+    save_file(arrays, path, {"format": "geoq 7", "tree": text, "digest": _digest(text, arrays)})
 
 
 @pytest.mark.parametrize("change", FORGED.values(), ids=FORGED)

@@ -47,6 +47,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         n_support: the number of points that the support distance averages over; None means 20, or as many as the folds leave.
         safe_region: the rule of the safe region; None means ``Region()``.
         limits: known limits of the outputs, a pair (low, high).
+        features: a function ``features(x, prediction)`` that informs the bound.
         prefit: whether the regressor is trained already and has never seen the data of ``fit``; then nothing is trained.
         n_jobs: the number of processes that share the trainings.
 
@@ -79,6 +80,7 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
     n_support: int | None = None
     safe_region: SafeRegion | None = None
     limits: Any = None
+    features: Any = None
     prefit: bool = False
     n_jobs: int | None = None
 

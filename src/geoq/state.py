@@ -26,9 +26,9 @@ from geoq.data.table import Table
 from geoq.surrogate import check_callable
 from geoq.training.checkpoint import replaced
 
-FORMAT = "geoq 6"
+FORMAT = "geoq 7"
 # Fields that are callables of the user.
-CALLABLES = ("surrogate", "train_surrogate", "representation", "error_functional")
+CALLABLES = ("surrogate", "train_surrogate", "representation", "error_functional", "features")
 # A representation is another one if its answers differ by more than this fraction of the largest one.
 SAME = 1e-4
 # A surrogate is another one if its answers differ by more than this fraction of the typical error, and by more than rounding:

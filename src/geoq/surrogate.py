@@ -124,8 +124,8 @@ def evaluate(function: Callable[[Any], Any], x: Any, name: str) -> np.ndarray:
     return answers
 
 
-def answers_of(function: Callable[[Any], Any], x: Any, name: str) -> np.ndarray:
-    """Apply a user's function to all rows of x, in chunks; its answers can be nan, masked (then nan) or infinite."""
+def answers_of(function: Callable[..., Any], x: Any, name: str, *others: np.ndarray) -> np.ndarray:
+    """Apply a user's function to all rows of x and of the others, in chunks; its answers can be nan, masked (then nan) or infinite."""
     if hasattr(function, "state_dict") and not isinstance(x, Table):
         from geoq.training.recipe import TrainedNetwork  # needs torch
 
@@ -135,7 +135,8 @@ def answers_of(function: Callable[[Any], Any], x: Any, name: str) -> np.ndarray:
         # A copy goes in, because a function may work in place, and a copy is kept, because it may use its buffer again.
         part = own_copy(x[rows])
         with no_grad():
-            answer = one_row_each(function(native(part)), len(part), name)
+            also = (restore(other[rows].copy(), native(part)) for other in others)
+            answer = one_row_each(function(native(part), *also), len(part), name)
         if answers is None:
             answers = np.empty((len(x), *answer.shape[1:]), answer.dtype)
         if answer.shape[1:] != answers.shape[1:]:

@@ -22,6 +22,7 @@ from jaxtyping import Float
 
 from geoq.arrays import chunks, flat, joined, permutation
 from geoq.bounds.climatology import Climatology, FittedClimatology, natural_scale
+from geoq.bounds.law import LEVELS, MIN_ERROR, RIDGE_INSIDE, fit_line
 from geoq.checks import warn
 from geoq.core.geometry import Features
 from geoq.core.tuples import Tuples
@@ -102,6 +103,8 @@ class FieldBound:
         fitted = FittedFields(reference, one, edge, _steepest_slope(tuples, quantile))
         if tuples.opinion is not None:
             fitted = _with_power(tuples, fitted, quantile)
+        if tuples.user is not None:
+            fitted = _with_slopes(tuples, fitted, tuples.user)
         fitted = replace(fitted, scale=_scale(tuples, fitted, quantile))
         # The coefficient k with the smallest pinball loss: the quantile of e / (s r), weighted by s r.
         some = tuples.subsample(max(1000, MAX_VALUES // len(one)))
@@ -144,7 +147,8 @@ def check_cells(model: object, shapes: Shapes, layout: Layout) -> None:
 class FittedFields:
     """The fitted bound: r, k s of each value (0 in exact cells), d_r, the slope L of each value, a, f (if any) and lambda.
 
-    Expected errors count up to ``most``.
+    Expected errors count up to ``most``. The bound is multiplied by the exponential of the features of the user, within their range
+    ``ends`` at held-out points, times their ``slopes``.
     """
 
     reference: FittedClimatology | None
@@ -155,6 +159,8 @@ class FittedFields:
     most: float = math.inf
     factor: Any = None
     lift: float = 1.0
+    slopes: Float[np.ndarray, " k"] | None = None
+    ends: Float[np.ndarray, " 2 k"] | None = None
     uses_anchor_error: ClassVar[bool] = False
 
     def natural(self, features: Features) -> Values:
@@ -162,6 +168,8 @@ class FittedFields:
         natural = natural_scale(features, self.reference)
         if self.power:
             natural = natural * np.minimum(features.expected_error, self.most) ** self.power
+        if self.slopes is not None and self.ends is not None and features.user is not None:
+            natural = natural * np.exp(features.user.clip(*self.ends) @ self.slopes)[:, None]
         return natural
 
     def plain(self, features: Features) -> Values:
@@ -201,6 +209,17 @@ def _with_power(tuples: Tuples, bound: FittedFields, quantile: float) -> FittedF
         losses.append(float(some.weight @ np.nan_to_num(missed).mean(axis=1)))
     most = REACH * float(some.features.expected_error.max())
     return replace(bound, power=POWERS[int(np.argmin(losses))], most=most)
+
+
+def _with_slopes(tuples: Tuples, bound: FittedFields, user: np.ndarray) -> FittedFields:
+    """Quantile regression of logarithms of errors, in units of the mean of their cell, on the features of the user."""
+    some = tuples.subsample(max(1000, MAX_VALUES // len(bound.scale)))
+    ratio, _ = _ratios(some, bound, MAX_VALUES)
+    target = np.log(ratio / (np.nanmean(ratio, axis=0) + 1e-300) + MIN_ERROR)
+    row, column = np.nonzero(~np.isnan(target))
+    parts = np.asarray(some.user)[row], target[row, column], some.weight[row]
+    slopes, _ = fit_line(*parts, LEVELS, RIDGE_INSIDE / len(some))
+    return replace(bound, slopes=slopes, ends=np.stack([user.min(axis=0), user.max(axis=0)]))
 
 
 def _scale(tuples: Tuples, bound: FittedFields, quantile: float) -> np.ndarray:

@@ -28,6 +28,7 @@ from geoq.bounds.fields import Bounds, Maps, check_cells, low_rank_maps
 from geoq.bounds.network import FieldNetwork, Seen, Sight, check_sees, inputs, log_bound, prediction
 from geoq.bounds.two_values import (
     FUNCTIONS,
+    TwoValued,
     TwoValues,
     largest_difference,
     misclassification_values,
@@ -156,18 +157,13 @@ class IndicatorBound:
 
 
 @dataclass(frozen=True)
-class FittedIndicator:
-    """The fitted bound: the prior, and the networks that correct it; ``quantile`` is the level of a bound without a level."""
+class FittedIndicator(TwoValued):
+    """The fitted bound: the prior, and the networks that correct it."""
 
-    quantile: float
-    values: TwoValues
     sight: Sight
     prior: "Prior"
     networks: tuple[FieldNetwork, ...]
     trainings: tuple[TrainingResult, ...]
-    has_levels: ClassVar[bool] = True
-    scalable: ClassVar[bool] = False
-    uses_anchor_error: ClassVar[bool] = False
 
     @torch.no_grad()
     def probability(self, features: Features) -> Bounds:
@@ -178,16 +174,6 @@ class FittedIndicator:
             logits = [_logit(net, self.sight, self.prior, some) for net in self.networks]
             parts.append(torch.stack([own.sigmoid() for own in logits]).mean(0).cpu().numpy())
         return joined(parts).reshape(shape)
-
-    def expected_error(self, features: Features) -> Bounds:
-        """The mean of the error; it is not a bound, but it distinguishes cells that have the same bound."""
-        smaller, larger = two_values(self.values, features.prediction, features.anchor_error)
-        return smaller + self.probability(features) * (larger - smaller)
-
-    def __call__(self, features: Features, quantile: float | None = None) -> Bounds:
-        level = self.quantile if quantile is None else quantile
-        smaller, larger = two_values(self.values, features.prediction, features.anchor_error)
-        return np.where(self.probability(features) > 1 - level, larger, smaller)
 
     def describe(self) -> str:
         """The fitted bound in one sentence."""

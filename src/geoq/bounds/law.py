@@ -37,6 +37,8 @@ LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 # Levels at which intercepts are stored; between them the intercept is linear in the logit of the level.
 TABLE = tuple(sorted({*(i / 100 for i in range(1, 100)), 0.975, 0.985, 0.995, 0.999}))
 LOGITS = np.array([math.log(level / (1 - level)) for level in TABLE])
+# Penalty on the slopes of the law of the interpolating folds, divided by their number of tuples.
+RIDGE_INSIDE = 15.0
 # The logarithm of the distance may exceed the range of the calibration tuples by this much; no other feature may.
 REACH = math.log(3)
 # A law is fitted to at most this many values (tuples times outputs).
@@ -155,7 +157,9 @@ class Law:
         slopes = self.slopes + self.deviation * np.array([n == "expected" for n in self.names])
         factors = np.exp(2 * slopes).tolist()
         order = sorted(range(len(factors)), key=lambda i: -abs(math.log(factors[i])))
-        return ", ".join(f"{WORDS[self.names[i]]} (x {factors[i]:.2g})" for i in order[:3])
+        return ", ".join(
+            f"{WORDS.get(self.names[i], self.names[i])} (x {factors[i]:.2g})" for i in order[:3]
+        )
 
 
 def _column(name: str, values: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -34,6 +34,7 @@ from geoq.bounds.law import (
     LEVELS,
     MIN_ERROR,
     NAMES,
+    RIDGE_INSIDE,
     TABLE,
     WITHOUT_OPINION,
     Errors,
@@ -47,8 +48,8 @@ from geoq.data.masks import filled_with_means
 from geoq.data.metric import FittedMetric
 from geoq.quantiles import pinball_loss, weighted_quantiles
 
-# Penalty on the slopes: of the law of the interpolating folds, divided by their number of tuples, and of the other law.
-RIDGE_INSIDE, RIDGE_OUTSIDE = 15.0, 0.01
+# Penalty on the slopes of the law of all folds.
+RIDGE_OUTSIDE = 0.01
 # The weights of the laws with and without the process are inversely proportional to this power of their losses on the folds.
 POWER = 3.0
 # Parts of the tuples for held-out residuals.
@@ -88,7 +89,8 @@ class TwoLawBound:
         resemblance = None if inner.all() else Resemblance.fit(tuples)
         pi = resemblance(tuples.relation) if resemblance else np.zeros(len(error))
         laws, plain = (
-            LawPair.fit(names, own, error, pi, tuples) for names in (NAMES, WITHOUT_OPINION)
+            LawPair.fit((*names, *[*own][len(NAMES) :]), own, error, pi, tuples)
+            for names in (NAMES, WITHOUT_OPINION)
         )
         trust = _trust((laws, plain), own, error, tuples)
         fitted = FittedTwoLaws(
@@ -320,6 +322,7 @@ class Known:
             variability = np.sqrt((variability**2).mean(axis=1, keepdims=True))
         expected = np.hypot(prediction - opinion.mean, np.minimum(opinion.deviation, self.range))
         distance, nearest, side = _geometry(relation).T[:, :, None]
+        user = () if features.user is None else features.user.T
         return {
             "distance": distance,
             "nearest": nearest,
@@ -329,6 +332,7 @@ class Known:
             "departure": _per_output(abs(prediction - mean), n_outputs) / natural,
             "variability": np.log(variability + MIN_VARIABILITY),
             "expected": _per_output(expected, n_outputs) / natural,
+            **{f"feature {j} of the user": column[:, None] for j, column in enumerate(user)},
         }
 
 

@@ -8,13 +8,13 @@ regression on the features of the laws; ``IndicatorBound`` learns it for fields.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
 
 from geoq.arrays import chunks, flat
-from geoq.bounds.law import ADDED, NAMES
+from geoq.bounds.law import ADDED
 from geoq.bounds.two_laws import Known
 from geoq.core.geometry import Features
 from geoq.core.tuples import Tuples
@@ -128,27 +128,18 @@ class LabelBound:
 
 
 @dataclass(frozen=True)
-class FittedLabels:
-    """The regressions on standardised features, one row of slopes and an intercept for each output."""
+class TwoValued:
+    """A fitted bound that is one of two values, by the ``probability`` of the larger one; ``quantile`` is the level of a bound without a level."""
 
     quantile: float
     values: TwoValues
-    known: Known
-    mean: Float[np.ndarray, " n_outputs n_features"]
-    deviation: Float[np.ndarray, " n_outputs n_features"]
-    slopes: Float[np.ndarray, " n_outputs n_slopes"]
     has_levels: ClassVar[bool] = True
     scalable: ClassVar[bool] = False
     uses_anchor_error: ClassVar[bool] = False
-
-    def probability(self, features: Features) -> np.ndarray:
-        """The probability that each error takes the larger of its two values."""
-        phi = (_columns(self.known, features, self.values) - self.mean) / self.deviation
-        logit = (phi * self.slopes[:, :-1]).sum(axis=2) + self.slopes[:, -1]
-        return np.asarray(0.5 + 0.5 * np.tanh(logit / 2)).reshape(features.anchor_error.shape)
+    probability: ClassVar[Any]
 
     def expected_error(self, features: Features) -> np.ndarray:
-        """The mean of the error: for labels, the probability that the predicted one is wrong."""
+        """The mean of the error: not a bound, but it distinguishes cells with the same bound. For labels, the probability of a wrong one."""
         smaller, larger = two_values(self.values, features.prediction, features.anchor_error)
         return np.asarray(smaller + self.probability(features) * (larger - smaller))
 
@@ -156,6 +147,22 @@ class FittedLabels:
         level = self.quantile if quantile is None else quantile
         smaller, larger = two_values(self.values, features.prediction, features.anchor_error)
         return np.where(self.probability(features) > 1 - level, larger, smaller)
+
+
+@dataclass(frozen=True)
+class FittedLabels(TwoValued):
+    """The regressions on standardised features, one row of slopes and an intercept for each output."""
+
+    known: Known
+    mean: Float[np.ndarray, " n_outputs n_features"]
+    deviation: Float[np.ndarray, " n_outputs n_features"]
+    slopes: Float[np.ndarray, " n_outputs n_slopes"]
+
+    def probability(self, features: Features) -> np.ndarray:
+        """The probability that each error takes the larger of its two values."""
+        phi = (_columns(self.known, features, self.values) - self.mean) / self.deviation
+        logit = (phi * self.slopes[:, :-1]).sum(axis=2) + self.slopes[:, -1]
+        return np.asarray(0.5 + 0.5 * np.tanh(logit / 2)).reshape(features.anchor_error.shape)
 
     def describe(self) -> str:
         """The fitted bound in one sentence."""
@@ -166,7 +173,7 @@ def _columns(known: Known, features: Features, values: TwoValues) -> np.ndarray:
     """The features of the laws and the smaller error, as logarithms where they are sizes, for each output."""
     own = known.law_features(features, 1.0)
     smaller, _ = two_values(values, features.prediction, features.anchor_error)
-    columns = [np.log(own[n] + ADDED[n]) if n in ADDED else own[n] for n in NAMES]
+    columns = [np.log(own[n] + ADDED[n]) if n in ADDED else own[n] for n in own]
     columns.append(np.log(flat(smaller) + ADDED["departure"]))
     shape = flat(features.anchor_error).shape
     return np.stack([np.broadcast_to(column, shape) for column in columns], axis=2)

@@ -5,8 +5,6 @@ from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from geoq import state
 from geoq.arrays import few_workers
 from geoq.bounds.two_laws import TwoLawBound
@@ -16,7 +14,7 @@ from geoq.core.calibrate import calibrate
 from geoq.core.conformal import WholeField, conformalized
 from geoq.core.fitted import Fitted
 from geoq.core.folds import ClusterFolds, Folds, default_folds
-from geoq.core.opinion import compared
+from geoq.core.opinion import calibration_text
 from geoq.core.pair_checks import beyond_text
 from geoq.core.pairs import Pairs
 from geoq.core.update import refit_due, updated
@@ -129,6 +127,8 @@ class GeoQ:
         safe_region: the rule of the safe region; ``PaperRegion()`` is the paper's.
         limits: known limits of the outputs, a pair (low, high) of numbers or of arrays with a number for each output; None in
             place of a number means no limit. Bounds and intervals never exceed them.
+        features: a function ``features(x, prediction)`` that returns a number per row, or a few, from which the size of the error can be
+            seen, such as the norm of a residual. The bound alone uses it, if that lowers its held-out loss.
         fitted_: after ``fit``, everything that the calibration has found.
 
     Example:
@@ -158,6 +158,7 @@ class GeoQ:
     n_support: int | None = None
     safe_region: SafeRegion = field(default_factory=Region)
     limits: Any = None
+    features: Any = None
 
     @classmethod
     def paper(
@@ -378,6 +379,7 @@ class GeoQ:
         surrogate: Surrogate,
         representation: Any = None,
         error_functional: ErrorFunctional | None = None,
+        features: Any = None,
     ) -> "GeoQ":
         """Read a calibrated estimator; it gives bit for bit the same answers as the saved one.
 
@@ -386,6 +388,7 @@ class GeoQ:
             surrogate: the model that the file was calibrated with; ``surrogate_`` of an estimator that has trained it.
             representation: the representation that it was calibrated with, if it was a function.
             error_functional: the error functional, if it was a function of the user; only ``conformalize`` uses it.
+            features: the function that it was calibrated with, if there was one.
 
         Returns:
             The calibrated estimator.
@@ -399,6 +402,7 @@ class GeoQ:
             surrogate=surrogate,
             representation=representation,
             error_functional=error_functional,
+            features=features,
         )
 
     def describe(self) -> str:
@@ -425,26 +429,8 @@ class GeoQ:
             )
         safe = "Safe means within the region of the held-out points."
         planned = f" {beyond_text(fitted.beyond)}" if fitted.beyond is not None else ""
-        return f"{_calibration(fitted)}{planned} {text}. {safe} {covered}"
+        return f"{calibration_text(fitted)}{planned} {text}. {safe} {covered}"
 
     __repr__, _repr_html_ = represent, represent_html
     get_params = get_params
     set_params = set_params
-
-
-def _calibration(fitted: Fitted) -> str:
-    """The data, the folds and the mean errors in words."""
-    n, tuples, kind = len(fitted.error), fitted.tuples, fitted.layout.described()
-    if tuples is None:
-        return f"{n} {kind}; the file was saved without the calibration tuples."
-    comparison = compared(tuples, fitted.output_names)
-    also = "" if comparison is None else f" {comparison[0]}."
-    inner = tuples[tuples.interpolating]
-    counted = inner.error[~np.isnan(inner.error)]
-    held_out = float(counted.mean()) if counted.size else 0.0
-    scheme = fitted.families[int(inner.family[0])]
-    by_folds = f", and of the fold surrogates at held-out points of {scheme} it is {held_out:.3g}"
-    return (
-        f"{n} {kind}, held out {len(tuples)} times in all by {int(tuples.fold.max()) + 1} folds. The mean error of the deployed "
-        f"surrogate at these points is {float(fitted.error_size.mean()):.3g}{by_folds if tuples.anchor_errors is not None else ''}.{also}"
-    )

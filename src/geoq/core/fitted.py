@@ -30,7 +30,7 @@ from geoq.core.tuples import Repeats, Tuples, Typical
 from geoq.data.companion import Companion
 from geoq.data.coordinates import Coordinates, Part
 from geoq.data.domain import Layout
-from geoq.data.masks import Mask
+from geoq.data.masks import Mask, predict, with_gaps
 from geoq.data.metric import FittedMetric, Metric, rows_like
 from geoq.data.process import Opinion, Process
 from geoq.data.table import Names, Schema, input_rows, is_frame
@@ -42,12 +42,6 @@ from geoq.surrogate import answers_of, check_callable, errors_of, log_error, on_
 Parts: TypeAlias = Callable[[Features, Any], dict[Any, np.ndarray]]
 # A model is periodic if its answers one period later differ by less than this fraction.
 PERIODIC = 1e-5
-
-
-def predict(surrogate: Any, mask: Mask | None, x: Any, error_functional: Any = None) -> np.ndarray:
-    """The predictions of a surrogate, with the mask of y, on the scale of their error; they can be nan or infinite."""
-    answers = on_scale(answers_of(surrogate, x, "surrogate"), error_functional)
-    return answers if mask is None else mask.filled(answers)
 
 
 def embed(
@@ -84,6 +78,8 @@ class Fitted:
         verified: the predictions at the last points, which ``update`` has added; None without them.
         limits: the known limits of the outputs, or None.
         tails: the factors of the two sides of an interval where errors are lopsided, or None.
+        features: the function of the user; ``user`` are the coordinates of its numbers, None if the bound does not use them, and
+            ``verified_user`` the numbers in these coordinates at the last points.
     """
 
     quantile: float
@@ -115,6 +111,9 @@ class Fitted:
     verified: Float[np.ndarray, " n_verified *output"] | None = None
     limits: tuple[np.ndarray, np.ndarray] | None = None
     tails: Tails | None = None
+    features: Any = field(default=None, repr=False)
+    user: Coordinates | None = None
+    verified_user: Float[np.ndarray, " n_verified k"] | None = None
 
     @property
     def n_verified(self) -> int:
@@ -165,7 +164,8 @@ class Fitted:
             known = self.probes if absent.all() else take(x, np.flatnonzero(~absent))
             x = take(known, np.where(absent, 0, np.cumsum(~absent) - 1))
             inputs = to_numbers(x, "x")
-        prediction = self._scaled(answers_of(self.surrogate, x, "surrogate"))
+        given, user = answers_of(self.surrogate, x, "surrogate"), None
+        prediction = self._scaled(given)
         if self.mask is not None:
             if self.mask.fill is not None and prediction.shape[1:] == self.output_shape:
                 gaps = np.isnan(prediction) & ~self.mask.cells
@@ -173,13 +173,17 @@ class Fitted:
         space = embed(self.representation, self.metric, x, self._coordinates(x, inputs, prediction))
         finite = np.isfinite(flat(prediction)).all(axis=1)
         finite &= np.isfinite(flat(space.z)).all(axis=1)
+        if self.user is not None:
+            user = self.user(flat(answers_of(self.features, x, "features", given)).astype(float))
+            finite &= np.isfinite(user).all(axis=1)
+            user = np.nan_to_num(user)
         if not finite.all():
             prediction = np.where(per_row(finite, prediction), prediction, 0)
             z = np.where(per_row(finite, space.z), space.z, self.geometry.points.z[0])
             space = replace(space, z=z)
-        return self.features_of(space, prediction), absent | ~finite, gaps
+        return self.features_of(space, prediction, user), absent | ~finite, gaps
 
-    def features_of(self, space: Space, prediction: np.ndarray) -> Features:
+    def features_of(self, space: Space, prediction: np.ndarray, user: Any) -> Features:
         """The features of queries in the coordinates of the geometry."""
         relation = self.geometry.relate(space)
         features = Features(
@@ -190,6 +194,7 @@ class Fitted:
             space.inputs,
             relation,
             self._opinion(space.normalized),
+            user=user,
         )
         return self._beyond(features)
 
@@ -256,7 +261,7 @@ class Fitted:
         bound = within_limits(self, features.prediction, bound)
         if self.exact is not None:
             bound = np.where(self.exact, bound.dtype.type(0), bound)
-        return _with_gaps(bound, gaps)
+        return with_gaps(bound, gaps)
 
     def assess(self, x: Any) -> Assessment:
         """Error bound, safe flag and their parts at each query (lines 13 to 17)."""
@@ -276,10 +281,10 @@ class Fitted:
         def parts(features: Features, gaps: Any) -> dict[Any, np.ndarray]:
             score, safe = self.flags(features)
             bound = self.scaled_bound(features, gaps, safe)
-            anchor, relation = _with_gaps(features.anchor_error, gaps), features.relation
+            anchor, relation = with_gaps(features.anchor_error, gaps), features.relation
             assert relation is not None
             return {
-                "prediction": _with_gaps(self._outputs(features.prediction), gaps),
+                "prediction": with_gaps(self._outputs(features.prediction), gaps),
                 "error_hat": bound,
                 "safe": safe,
                 "support_score": score,
@@ -390,6 +395,9 @@ class Fitted:
         if self.metric is None:
             phi = answers_of(self.representation, self.probes, "representation")
             found["representation"] = phi
+        if self.user is not None:
+            given = answers_of(self.surrogate, self.probes, "surrogate")
+            found["features"] = answers_of(self.features, self.probes, "features", given)
         return {name: np.nan_to_num(answer) for name, answer in found.items()}
 
     def relative_difference(self, answer: np.ndarray, expected: np.ndarray) -> float:
@@ -409,7 +417,7 @@ class Fitted:
         point = to_numbers(asked[query : query + 1], "x")[0]
         why = self.coordinates.why_unusable(point, names, "input")
         return why or (
-            "the surrogate or the representation did not return finite numbers here; check their output"
+            "the surrogate, the representation or features did not return finite numbers here; check their output"
         )
 
     def explain(self, answer: Assessment, query: int, names: Names | None) -> str:
@@ -428,10 +436,3 @@ class Fitted:
         opinion = self._opinion(inputs if self.metric is None else self.metric(inputs))
         none, distance = np.zeros((1, 0)), to_numbers(distance, "support_distance")
         return self._beyond(Features(none, distance, none, prediction, inputs, opinion=opinion))
-
-
-def _with_gaps(values: np.ndarray, gaps: np.ndarray | None) -> np.ndarray:
-    """Fields with nan in the cells that the surrogate has masked."""
-    if gaps is None or values.shape != gaps.shape or not gaps.any():
-        return values
-    return np.where(gaps, np.nan, values)

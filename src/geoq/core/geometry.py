@@ -154,6 +154,7 @@ class Features:
         opinion: what a second model of the data predicts, one row of numbers per query; None without one.
         change: how much prediction and second model change beyond the ranges of the inputs, relative to the expected error; None for
             calibration tuples.
+        user: the features of the user, standardised; None without them, or if they do not help.
     """
 
     displacement: Float[np.ndarray, " n *z"]
@@ -164,6 +165,7 @@ class Features:
     relation: Relation | None = None
     opinion: Opinion | None = None
     change: Float[np.ndarray, " n"] | None = None
+    user: Float[np.ndarray, " n k"] | None = None
 
     def __len__(self) -> int:
         return len(self.support_distance)

@@ -15,9 +15,10 @@ from geoq.bounds.two_laws import TwoLawBound
 from geoq.checks import warn
 from geoq.core.tuples import Tuples
 from geoq.data.companion import field_opinion
+from geoq.data.coordinates import Coordinates
 from geoq.data.domain import MAX_COLUMNS
 from geoq.data.masks import filled_with_means
-from geoq.data.process import second_opinion
+from geoq.data.process import Process, second_opinion
 from geoq.quantiles import pinball_loss
 
 # ``fit`` warns if the held-out errors of the process are below this fraction of the surrogate's.
@@ -27,6 +28,8 @@ CLEARLY = 0.5
 CLOSE, MIN_COMPANION, MAX_COMPANION = 2.0, 20, 2**24
 # The bound of tables is used for fields of a few parameters if its loss is below this fraction: a learned factor lowers the other one, too.
 SHARPER = 0.8
+# Features of the user are used below this fraction of the loss. They are logarithms if their middle spans this factor.
+USEFUL, MIDDLE = 0.98, 3.0
 # The alarm mixes the inputs of at most this many rows with the inputs of their nearest rows.
 N_MIXED = 200
 # It rings if the surrogate is this many times as far from the process there as from the outputs at the rows, and farther than the
@@ -71,15 +74,44 @@ def for_parameters(plain: Tuples, usual: Tuples, how: Any) -> Tuples:
     if not usable or points.coordinates.mean.size > MAX_COLUMNS or n_values > MAX_COMPANION:
         return usual
     sharper, losses = with_second_opinion(plain, TwoLawBound()), []
-    half = permutation(int(plain.group.max()) + 1)[plain.group] % 2 == 0
     for model, own in ((FieldBound(factor=NoFactor()), usual), (TwoLawBound(), sharper)):
-        missed = np.zeros(len(own))
-        for out in (half, ~half):
-            bound = model.fit(own[~out], how.quantile)(own[out].features)
-            loss = np.nan_to_num(pinball_loss(own[out].error, bound, how.quantile))
-            missed[out] = flat(loss).mean(axis=1)
-        losses.append(float(own.weight @ missed))
+        losses.append(held_out_losses(model, own, how.quantile).sum())
     return sharper if losses[1] < SHARPER * losses[0] else usual
+
+
+def held_out_losses(
+    model: Any, tuples: Tuples, quantile: float, size: Any = 1.0
+) -> Float[np.ndarray, " n"]:
+    """The weighted loss of each tuple, in units of ``size``, under a bound that is fitted to the other half of the points."""
+    half = permutation(int(tuples.group.max()) + 1)[tuples.group] % 2 == 0
+    missed = np.zeros(len(tuples))
+    for out in (half, ~half):
+        bound = model.fit(tuples[~out], quantile)(tuples[out].features)
+        loss = np.nan_to_num(pinball_loss(tuples[out].error, bound, quantile))
+        missed[out] = (flat(loss) / size).mean(axis=1)
+    return tuples.weight * missed
+
+
+def with_user_features(tuples: Tuples, numbers: Any, how: Any) -> Tuples:
+    """The tuples with the features of the user if these lower the held-out loss of the bound, for fields without its learned factor."""
+    if numbers is None:
+        return tuples
+    points, inner, size = tuples.points, tuples.interpolating, np.ones(1)
+    numbers = numbers[tuples.row]
+    user: Any = Coordinates.fit(numbers, logarithms=True, middle=MIDDLE)
+    found, model = replace(tuples, user=user(numbers)), how.bound_for(points.layout)
+    if how.bound_model is None and isinstance(points.process, Process):
+        model = TwoLawBound()
+    if isinstance(model, FieldBound):
+        model = replace(model, factor=NoFactor())
+    elif points.layout.is_table:  # outputs can have different units
+        size = flat(filled_with_means(tuples.error)).mean(axis=0).clip(min=1e-300)
+    one, other = (held_out_losses(model, part, how.quantile, size) for part in (found, tuples))
+    places = [rows for rows in (inner, ~inner) if rows.any()]
+    ratios = [float(one[rows].sum() / max(other[rows].sum(), 1e-300)) for rows in places]
+    if max(ratios) >= USEFUL:
+        found, user = tuples, None
+    return replace(found, points=replace(points, user=user, user_loss=(ratios[0], ratios[-1])))
 
 
 def compared(tuples: Tuples, names: Sequence[str] | None) -> tuple[str, float] | None:
@@ -111,6 +143,30 @@ def compared(tuples: Tuples, names: Sequence[str] | None) -> tuple[str, float] |
         f"{surrogate[j]:.2g}"
     )
     return text, float(second[j] / max(surrogate[j], 1e-300))
+
+
+def calibration_text(fitted: Any) -> str:
+    """The data, the folds and the mean errors in words."""
+    n, tuples, kind = len(fitted.error), fitted.tuples, fitted.layout.described()
+    if tuples is None:
+        return f"{n} {kind}; the file was saved without the calibration tuples."
+    comparison = compared(tuples, fitted.output_names)
+    also = "" if comparison is None else f" {comparison[0]}."
+    inner = tuples[tuples.interpolating]
+    counted = inner.error[~np.isnan(inner.error)]
+    held_out = float(counted.mean()) if counted.size else 0.0
+    scheme = fitted.families[int(inner.family[0])]
+    by_folds = f", and of the fold surrogates at held-out points of {scheme} it is {held_out:.3g}"
+    if (loss := tuples.points.user_loss) is not None:
+        unused = "" if fitted.user is not None else ", so the bound does not use them"
+        also += (
+            f" The held-out loss with the features of the user is {loss[0]:.2f} of the loss without them amid the data and "
+            f"{loss[1]:.2f} outside{unused}."
+        )
+    return (
+        f"{n} {kind}, held out {len(tuples)} times in all by {int(tuples.fold.max()) + 1} folds. The mean error of the deployed "
+        f"surrogate at these points is {float(fitted.error_size.mean()):.3g}{by_folds if tuples.anchor_errors is not None else ''}.{also}"
+    )
 
 
 def mixed_rows(

@@ -11,6 +11,7 @@ from geoq.bounds.protocol import check_bound_model
 from geoq.checks import (
     add_note_on_error,
     check_finite,
+    check_function,
     check_integer,
     check_object,
     check_unit,
@@ -26,6 +27,7 @@ from geoq.quantiles import n_required
 from geoq.regions.region import SafeRegion
 from geoq.surrogate import (
     absolute_error,
+    answers_of,
     check_callable,
     evaluate,
     log_error,
@@ -62,6 +64,24 @@ def check_settings(how: "GeoQ") -> None:
     else:
         check_callable(how.representation, "representation")
     check_callable(how.error_functional, "error_functional")
+    if how.features is not None:
+        check_function(how.features, "features", "features(x, prediction)")
+
+
+def features_of_user(how: "GeoQ", x: Any, prediction: Any, probed: Any = None) -> Any:
+    """The features of the user for rows with these predictions; raises unless they are finite, and depend on the row alone if ``probed``.
+
+    The surrogate ``probed`` made the predictions; None for a function that was probed before.
+    """
+    if how.features is None:
+        return None
+    with add_note_on_error("while calling features(x, prediction)"):
+        found = flat(answers_of(how.features, x, "features", prediction)).astype(float)
+    check_finite(found, "features(x, prediction)", "features must return finite numbers")
+    if probed is not None:
+        ask = partial(answers_of, probed, name="surrogate")
+        Probes.of(lambda rows: features_of_user(how, rows, ask(rows)), x, found, "features")
+    return found
 
 
 def check_pairs(x: Any, y: Any, mask: Mask | None) -> tuple[np.ndarray, np.ndarray]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from geoq.arrays import CHUNK_NUMBERS, flat, is_lazy, native, stored
+from geoq.arrays import CHUNK_NUMBERS, flat, is_lazy, native, stored, take
 from geoq.bounds.protocol import fit_bound, model_for
 from geoq.checks import add_note_on_error, check_finite, warn
 from geoq.core.agreement import Answers, fold_answers, mean_error, warn_of_folds
 from geoq.core.beyond import errors_at_levels
 from geoq.core.conformal import ConformalFactors
-from geoq.core.fitted import Fitted, embed, predict
+from geoq.core.fitted import Fitted, embed
 from geoq.core.geometry import Geometry, Relation, Space, anchor_mean
 from geoq.core.intervals import Tails, limits_of
 from geoq.core.opinion import (
@@ -26,6 +26,7 @@ from geoq.core.opinion import (
     warn_if_trained_on,
     warn_of_training_rows,
     with_second_opinion,
+    with_user_features,
 )
 from geoq.core.pair_checks import (
     beyond_text,
@@ -33,6 +34,7 @@ from geoq.core.pair_checks import (
     check_pairs,
     check_settings,
     coordinates_of,
+    features_of_user,
     planned_coordinates,
     shapes_of,
     warn_if_few,
@@ -42,7 +44,7 @@ from geoq.core.plan import FoldPlan, draw_folds
 from geoq.core.tuples import Points, Repeats, Tuples
 from geoq.data.coordinates import Coordinates, regular_gaps
 from geoq.data.domain import MAX_COLUMNS, Layout, layout_of
-from geoq.data.masks import Mask, exact_cells, filled_with_means
+from geoq.data.masks import Mask, exact_cells, filled_with_means, predict
 from geoq.data.metric import FittedMetric, Metric, rows_like
 from geoq.data.probes import N_PROBES, Probes
 from geoq.data.process import Process
@@ -183,7 +185,9 @@ class Pairs:
         """The observed errors and the coordinates of all points (lines 2 to 4)."""
         rho = self.how.error_functional
         ask = partial(predict, surrogate, self.mask, error_functional=rho)
-        prediction = on_scale(answers_of(surrogate, self.x, "surrogate"), rho)
+        given = answers_of(surrogate, self.x, "surrogate")
+        user = features_of_user(self.how, self.x, given, surrogate)
+        prediction = on_scale(given, rho)
         error = self.errors(prediction, slice(None))
         if self.mask is not None:
             prediction = self.mask.filled(prediction)
@@ -195,7 +199,7 @@ class Pairs:
         if metric is None:
             check_finite(space.z, "representation(x)", "representation must return finite numbers")
         probes = self._probes(ask, prediction, space)
-        return ObservedPoints(space, metric, error, prediction, probes)
+        return ObservedPoints(space, metric, error, prediction, probes, user)
 
     def _probes(self, ask: Any, prediction: np.ndarray, space: Space) -> Probes:
         """Probes between the data, where interpolating models differ; at the data if the surrogate has no answers between them."""
@@ -271,9 +275,8 @@ class Pairs:
         exact = exact_cells([points.error, errors])
         if exact is not None:
             errors = np.where(exact, np.nan, errors).astype(errors.dtype)
-        known = self.coordinates, points.metric, self.layout, exact
         error = filled_with_means(points.error)
-        data = Points(points.space, self.outputs, error, plan.splits, *known)
+        known = error, plan.splits, self.coordinates, points.metric, self.layout, exact
         tuples = Tuples(
             relation=Relation.cat(held_out.relations),
             point=rows,
@@ -283,7 +286,7 @@ class Pairs:
             errors=errors,
             anchor_errors=found.get("anchor_errors"),
             predictions=found["predictions"],
-            points=data,
+            points=Points(points.space, self.outputs, *known),
             position=None if plan.position is None else plan.position[rows],
             reach=plan.reach,
         )
@@ -291,7 +294,8 @@ class Pairs:
             answers = held_out.held_out, held_out.in_sample, held_out.outputs
             warn_of_folds(*answers, points.error, tuples.interpolating_folds)
         usual = with_second_opinion(tuples, self.how.bound_for(self.layout))
-        return for_parameters(tuples, usual, self.how)
+        chosen = for_parameters(tuples, usual, self.how)
+        return with_user_features(chosen, found.get("user", points.user), self.how)
 
     def fit_bound(self, tuples: Tuples) -> Any:
         """Line 12."""
@@ -343,6 +347,8 @@ class Pairs:
             error_functional=self.how.error_functional,
             limits=self.limits,
             tails=Tails.of(tuples, bound, self.how),
+            features=self.how.features,
+            user=known.user,
         )
 
     def _compare_opinions(self, surrogate: Any, points: "ObservedPoints", tuples: Tuples) -> None:
@@ -383,6 +389,7 @@ class ObservedPoints(NamedTuple):
     error: Float[np.ndarray, " n *field"]
     prediction: Float[np.ndarray, " n *output"]
     probes: Probes
+    user: Float[np.ndarray, " n k"] | None
 
 
 @dataclass
@@ -419,6 +426,7 @@ class HeldOutPoints:
         """Store the errors of one fold, given the predictions of its surrogate (line 8)."""
         fold, relation, pairs = self.folds[number], self.relations[number], self.pairs
         n, asked = len(relation), fold.evaluated_rows
+        user = features_of_user(pairs.how, take(pairs.x, asked[:n]), prediction[:n])
         prediction = on_scale(prediction, pairs.how.error_functional)
         used, places = np.unique(relation.anchors, return_inverse=True)
         with add_note_on_error(f"while evaluating the surrogate of {fold}"):
@@ -433,7 +441,7 @@ class HeldOutPoints:
             prediction = np.nan_to_num(pairs.mask.filled(prediction))
         ends = np.cumsum([len(relation) for relation in self.relations])
         parts = {"errors": error[:n], "anchor_errors": anchors, "predictions": prediction}
-        for name, part in parts.items():
+        for name, part in (parts if user is None else parts | {"user": user}).items():
             if name not in self.found:
                 self.found[name] = np.empty((ends[-1], *part.shape[1:]), part.dtype)
             self.found[name][ends[number] - n : ends[number]] = part

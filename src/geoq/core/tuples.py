@@ -33,6 +33,8 @@ class Points:
         layout: whether the rows are rows of a table, or where their cells are.
         exact: the cells in which all errors are zero; None if there are none.
         process: a second model of the points, a Gaussian process or a companion; None if the bound does not use one.
+        user: the coordinates of the features of the user; None if the bound does not use them.
+        user_loss: the held-out loss of the bound with them relative to the bound without, amid the data and outside.
     """
 
     space: Space
@@ -44,6 +46,8 @@ class Points:
     layout: Layout
     exact: Bool[np.ndarray, " *field"] | None = None
     process: Process | Companion | None = None
+    user: Coordinates | None = None
+    user_loss: tuple[float, float] | None = None
 
     @property
     def inputs(self) -> Float[np.ndarray, " n *coordinates"]:
@@ -73,6 +77,7 @@ class Tuples:
         reach: see ``position``.
         queries: the held-out points; None if they are points of the data. Along rollouts they are not.
         opinion: what the second model of the points that the fold left in predicts at each tuple; None without one.
+        user: the features of the user at each tuple; None without them, or if they do not help.
     """
 
     relation: Relation
@@ -88,13 +93,14 @@ class Tuples:
     reach: int = 0
     queries: Space | None = None
     opinion: Opinion | None = None
+    user: Float[np.ndarray, " n k"] | None = None
 
     def __len__(self) -> int:
         return len(self.point)
 
     def __getitem__(self, rows: slice | np.ndarray) -> "Tuples":
-        of_each = ("relation", "point", "fold", "family", "row", "position", "queries", "opinion")
-        parts = {name: getattr(self, name) for name in of_each}
+        of_each = "relation point fold family row position queries opinion user"
+        parts = {name: getattr(self, name) for name in of_each.split()}
         own = {name: part[rows] for name, part in parts.items() if part is not None}
         return replace(self, **own)
 
@@ -134,6 +140,7 @@ class Tuples:
             queries.inputs[own],
             self.relation,
             self.opinion,
+            user=self.user,
         )
 
     @property

@@ -121,10 +121,12 @@ def extended(fitted: Fitted, queries: Any, outputs: np.ndarray, error: np.ndarra
     assert fitted.tuples is not None
     old = fitted.tuples.points
     spaces, predictions = [old.space], [] if fitted.verified is None else [fitted.verified]
+    users: list[Any] = [] if fitted.verified_user is None else [fitted.verified_user]
     for part, features, *_ in fitted.views(queries):
         rows = take(queries, np.arange(part.start, part.start + len(features)))
         spaces.append(embed(fitted.representation, fitted.metric, rows, features.inputs))
         predictions.append(features.prediction)
+        users.append(features.user)
     normalized, inputs = (
         np.concatenate([getattr(space, name) for space in spaces])
         for name in ("normalized", "inputs")
@@ -136,7 +138,9 @@ def extended(fitted: Fitted, queries: Any, outputs: np.ndarray, error: np.ndarra
         outputs=np.concatenate([old.outputs, outputs.astype(old.outputs.dtype)]),
         error=filled_with_means(np.concatenate([old.error, error.astype(old.error.dtype)])),
     )
-    return _over(fitted, points, np.concatenate(predictions))
+    user = None if fitted.user is None else np.concatenate(users)
+    found = _over(replace(fitted, verified_user=None), points, np.concatenate(predictions))
+    return replace(found, verified_user=user)
 
 
 def _over(fitted: Fitted, points: Points, verified: np.ndarray) -> Fitted:
@@ -171,13 +175,14 @@ def _lift(fitted: Fitted) -> float:
     assert fitted.verified is not None
     points, n = fitted.tuples.points, fitted.n_verified
     first, part = len(points.outputs) - n, np.arange(n) % N_PARTS
-    bare, ratios = replace(fitted, conformal=ConformalFactors()), []
+    bare, ratios = replace(fitted, conformal=ConformalFactors(), verified_user=None), []
     for number in range(min(N_PARTS, n)):
         kept, out = np.flatnonzero(part != number), first + np.flatnonzero(part == number)
         rows = np.append(np.arange(first), first + kept)
         own = {name: getattr(points, name)[rows] for name in ("space", "outputs", "error")}
         others = _over(bare, replace(points, **own), fitted.verified[kept])
-        features = others.features_of(points.space[out], fitted.verified[part == number])
+        own_user = None if fitted.verified_user is None else fitted.verified_user[part == number]
+        features = others.features_of(points.space[out], fitted.verified[part == number], own_user)
         bound = others.scaled_bound(features, None, np.ones(len(out), dtype=bool))
         error, absent = points.error[out], np.isnan(points.outputs[out])
         if fitted.exact is not None:

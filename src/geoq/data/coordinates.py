@@ -34,9 +34,9 @@ from geoq.quantiles import inverse_cdf_quantile
 
 logger = logging.getLogger(__name__)
 
-# An input is used as a logarithm if it is positive, has at least this many distinct values, spans this factor, and its middle
-# nine tenths span the second factor. A uniform input from 0 on spans 19 there, whatever its smallest value is.
-MIN_DISTINCT, MIN_SPAN, MIN_MIDDLE_SPAN = 10, 1e3, 1e2
+# An input is used as a logarithm if it is positive, has at least this many distinct values, its middle nine tenths span this factor, and
+# all of it this power of the factor. A uniform input from 0 on spans 19 there, whatever its smallest value is.
+MIN_DISTINCT, MIN_MIDDLE_SPAN, WHOLE = 10, 1e2, 1.5
 # A constant input has changed if it differs by more than this fraction of its value; a constant 0 has no such fraction.
 CHANGED = 1e-6
 # The distance between two categories, and between a missing value and the mean: the range of a uniform number.
@@ -169,12 +169,12 @@ class Coordinates:
     gaps: Float[np.ndarray, " n_gaps 3"] | None = None
 
     @staticmethod
-    def fit(points: Inputs, *, logarithms: bool) -> "Coordinates":
-        """Mean and scale of each input of an array."""
+    def fit(points: Inputs, *, logarithms: bool, middle: float = MIN_MIDDLE_SPAN) -> "Coordinates":
+        """Mean and scale of each input of an array; a logarithm needs positive values whose middle nine tenths span ``middle``."""
         constant = np.asarray(points.min(axis=0) == points.max(axis=0))
         log = np.zeros_like(constant)
         if logarithms:
-            found = [_spans_decades(values) for values in flat(points).T]
+            found = [_spans_decades(values, middle) for values in flat(points).T]
             log = np.array(found).reshape(constant.shape)
         return Coordinates(*spread(_log_where(points, log)), log, constant)
 
@@ -349,13 +349,13 @@ def _log_where(points: np.ndarray, log: np.ndarray) -> np.ndarray:
         return np.where(log, np.log(np.maximum(points, tiny)), points)
 
 
-def _spans_decades(values: np.ndarray) -> bool:
+def _spans_decades(values: np.ndarray, middle: float = MIN_MIDDLE_SPAN) -> bool:
     """Whether an input is used as a logarithm."""
     low, high = values.min(initial=np.inf), values.max(initial=0)
-    if low <= 0 or high < MIN_SPAN * low or len(np.unique(values)) < MIN_DISTINCT:
+    if low <= 0 or high < middle**WHOLE * low or len(np.unique(values)) < MIN_DISTINCT:
         return False
     ends = [inverse_cdf_quantile(values, q) for q in (0.05, 0.95)]
-    return bool(ends[1] >= MIN_MIDDLE_SPAN * ends[0])
+    return bool(ends[1] >= middle * ends[0])
 
 
 def fit_columns(

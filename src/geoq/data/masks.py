@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from geoq.arrays import chunks
+from geoq.surrogate import answers_of, on_scale
 
 
 @dataclass(frozen=True)
@@ -107,3 +108,16 @@ def filled_with_means(error: Float[np.ndarray, " n *field"]) -> Float[np.ndarray
     n_present = (~absent).sum(axis=0)
     mean = np.where(absent, 0, error).sum(axis=0) / np.maximum(n_present, 1)
     return np.where(absent, mean, error).astype(error.dtype)
+
+
+def predict(surrogate: Any, mask: Mask | None, x: Any, error_functional: Any = None) -> np.ndarray:
+    """The predictions of a surrogate, with the mask of y, on the scale of their error; they can be nan or infinite."""
+    answers = on_scale(answers_of(surrogate, x, "surrogate"), error_functional)
+    return answers if mask is None else mask.filled(answers)
+
+
+def with_gaps(values: np.ndarray, gaps: np.ndarray | None) -> np.ndarray:
+    """Fields with nan in the cells that the surrogate has masked."""
+    if gaps is None or values.shape != gaps.shape or not gaps.any():
+        return values
+    return np.where(gaps, np.nan, values)

@@ -58,7 +58,7 @@ class Probes:
         first, second = ask(inputs), ask(inputs)
         if again := _difference(second, first, _rounding(first)):
             raise ValueError(
-                f"{name} gave two answers to the same inputs, up to {again:.3g} apart, so {_CONSEQUENCE[name]} would be "
+                f"{name} gave two answers to the same inputs, up to {again:.3g} apart, so {_CONSEQUENCE.get(name, 'the bound')} would be "
                 f"random; switch dropout and sampling off, or fix their seed.{remedy}"
             )
         raise ValueError(
