@@ -7,10 +7,10 @@ import pytest
 from henon import QUERIES, STATES, TRAINING, analogue, fitted, henon, same_answers, small, truth_of
 from numpy.testing import assert_allclose, assert_array_equal
 
-from geoq import RolloutGeoQ
+from geoq import GroupFolds, RolloutGeoQ
 from geoq.parts import MemberGrowth, RandomFeatures, WithMemory
 from geoq.quantiles import pinball_loss
-from geoq.rollout.growth import SOURCES, STATIC
+from geoq.rollout.growth import COURSE, SOURCES, STATIC
 from geoq.rollout.members import Noise, simulate
 from geoq.rollout.series import DataRange
 
@@ -141,6 +141,49 @@ def test_errors_that_fall_again_have_a_bound_near_the_number_per_step():
         for b in (held_out.bound[..., 0], number)
     )
     assert ours <= 1.02 * step
+
+
+# The course of the forecast
+
+
+def circles(n, seed, n_times=21):
+    """Rotations by 0.7 on circles of radius 1 and 10."""
+    angle = np.random.default_rng(seed).uniform(0, 7, (n, 1)) + 0.7 * np.arange(n_times)
+    radius = np.where(np.arange(n) % 2, 10.0, 1.0)[:, None]
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=2)
+
+
+def rotated(u, error):
+    turn = np.array([[np.cos(0.7), np.sin(0.7)], [-np.sin(0.7), np.cos(0.7)]])
+    return u @ turn + error * np.sin(1e4 * u)
+
+
+def bounded(error):
+    return RolloutGeoQ(
+        lambda u: rotated(u, error(u)), None, scheme=ALONE, folds=GroupFolds(5), n_calibration=10
+    ).fit(list(circles(80, 0)))
+
+
+def test_the_bound_follows_initial_states_with_larger_errors(tmp_path):
+    """Errors are proportional to the radius, which the change of a step shows."""
+    estimator, truth = bounded(lambda u: 0.01 * abs(u)), circles(400, 1, 11)
+    answer = estimator.assess(truth[:, 0], 10)
+    covered = abs(answer.prediction - truth[:, 1:]) <= answer.error_hat
+    for own in (slice(0, None, 2), slice(1, None, 2)):
+        assert 0.92 < covered[own].mean() < 0.98
+    small_circle, large_circle = (answer.error_hat[k::2].mean() for k in (0, 1))
+    assert 8 < large_circle / small_circle < 12
+    assert COURSE in estimator.describe()
+    estimator.save(tmp_path / "course.geoq")
+    loaded = RolloutGeoQ.load(tmp_path / "course.geoq", surrogate=estimator.surrogate_)
+    assert_array_equal(loaded.bound(truth[:9, 0], 10), estimator.bound(truth[:9, 0], 10))
+    assert_allclose(loaded.bound(truth[:9, 0], 1), answer.error_hat[:9, :1])
+
+
+def test_the_course_is_not_used_where_errors_do_not_depend_on_it():
+    estimator = bounded(lambda u: 0.01)
+    assert estimator.fitted_.bound.course is None
+    assert "and " + COURSE not in estimator.describe()
 
 
 # Everything else of rollouts

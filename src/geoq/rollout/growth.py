@@ -27,9 +27,9 @@ distance, those of the first step and their means up to step n.
 
 .. math:: k_{n,j} \, e^{w_n \cdot c_n} B_{n,j}
 
-The weights w are a ridge regression of :math:`\log \max_j E_{n,j} / B_{n,j}` on c at each step, averaged over steps like the factors:
-where the initial state no longer matters, they are small. The course is used if it lowers the loss to 0.97 when each fold is
-predicted by the others. Past the calibration horizon no error was measured, and the bound is the climatology times its last factor.
+The weights w are a ridge regression of :math:`\log \max_j E_{n,j} / B_{n,j}` on c at each step, averaged over steps like the factors.
+It must lower the loss to 0.97 where each fifth of the rollouts is predicted by the others. Past the calibration horizon no error was
+measured, and the bound is the climatology times its last factor.
 """
 
 from collections.abc import Callable, Mapping
@@ -67,7 +67,7 @@ STATIC = ("a number per step", "a factor per step times the climatology")
 SOURCES = {"members of the surrogate": 0.99, "a ridge model of the same data": 0.8}
 LEAST = 1e-9
 # The course of the forecast, the fraction to which it must lower the loss, and the ridge.
-COURSE, COURSE_GAIN, RIDGE = "the course of the forecast", 0.97, 3.0
+COURSE, GAIN, RIDGE = "the course of the forecast", 0.97, 3.0
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,11 @@ class MemberGrowth:
                 factor = _layer_factors(parts, setting, error / scale.typical, quantile)
                 layers = *fitted.layers, Layer(place, source, setting, factor)
                 fitted = replace(fitted, layers=layers)
-        if not used:
-            return fitted
-        return fitted.with_course(
-            calibration, lambda b: loss(part(b / scale.typical)), least, quantile
-        )
+        if used:
+            below, loss_of = fitted(features), lambda bound: loss(part(bound / scale.typical))
+            course, losses[COURSE] = Course.fit(calibration, below, loss_of, quantile)
+            fitted = replace(fitted, course=course if losses[COURSE] < GAIN * least else None)
+        return fitted
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,8 @@ def _layer_factors(parts: Parts, setting: Setting, error: Values, quantile: floa
     """The factors of a refinement, in a few passes because they count less where it is saturated."""
     factor = np.ones(error.shape[1:])
     for _ in range(4):
-        again = step_factors(error, _refined(parts, setting, factor), quantile)
-        counts = np.isfinite(again) & (again > 0)
-        factor = np.where(counts, factor * np.where(counts, again, 1.0), again)
+        usable = np.where(np.isfinite(factor) & (factor > 0), factor, 1.0)
+        factor = usable * step_factors(error, _refined(parts, setting, usable), quantile)
     return factor
 
 
@@ -217,6 +216,20 @@ class Course:
     limits: Float[np.ndarray, " 2 n_calibrated 4"]
     weight: Float[np.ndarray, " n_calibrated 4"]
     factor: Steps
+
+    @staticmethod
+    def fit(
+        calibration: RolloutCalibration, below: Values, loss: Any, quantile: float
+    ) -> tuple["Course", float]:
+        """The refinement of a bound, and its loss where each fifth of the rollouts is predicted by the others."""
+        error, course, held_out = calibration.error, _course(calibration.features), below.copy()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            target = np.log(np.where(error > 0, error / below, 0.0).max(axis=2))
+        for own in np.arange(5)[:, None] == 5 * np.arange(len(error)) // len(error):
+            held_out[own] *= Course.of(course[~own], target[~own])(course[own])
+        fitted = Course.of(course, target)
+        factor = step_factors(error, below * fitted(course), quantile)
+        return replace(fitted, factor=factor), loss(held_out)
 
     @staticmethod
     def of(course: np.ndarray, target: PerStep) -> "Course":
@@ -282,21 +295,6 @@ class FittedGrowth:
             bound[:, :n_known] *= self.course(_course(features))
         return bound
 
-    def with_course(
-        self, calibration: RolloutCalibration, loss: Any, least: float, quantile: float
-    ) -> "FittedGrowth":
-        """The bound refined by the course if that lowers the loss enough; the other four predict each fifth of the rollouts."""
-        below, course = self(calibration.features), _course(calibration.features)
-        error, held_out = calibration.error, below.copy()
-        with np.errstate(divide="ignore", invalid="ignore"):
-            target = np.log(np.where(error > 0, error / below, 0.0).max(axis=2))
-        for own in np.arange(5)[:, None] == 5 * np.arange(len(error)) // len(error):
-            held_out[own] *= Course.of(course[~own], target[~own])(course[own])
-        fitted, lost = Course.of(course, target), loss(held_out)
-        fitted = replace(fitted, factor=step_factors(error, below * fitted(course), quantile))
-        used = fitted if lost < COURSE_GAIN * least else None
-        return replace(self, losses={**self.losses, COURSE: lost}, course=used)
-
     def with_members(
         self, features: RolloutFeatures, step: Any, rows: Rollouts, reference: Reference, like: Any
     ) -> RolloutFeatures:
@@ -325,7 +323,7 @@ def step_factors(error: Values, shape: Values, quantile: float) -> Steps:
     r"""The conformal factor of each step and coordinate on the bounds ``shape``.
 
     .. math:: k_n = \text{geometric mean of } q_m(\tau) \text{ over } |m - n| \le 0.15 n, \text{ between }
-        q_n(\tau \pm 2 \sqrt{\tau (1 - \tau) / m_n})
+        q_n(\tau \pm \sqrt{\tau (1 - \tau) / m_n})
 
     Here :math:`m_n` is the number of rollouts that have not diverged at step n. The factor :math:`q_n(\tau)` is the smallest one
     for which a new rollout that has not diverged is expected to have the fraction tau of its values in the group covered. The
@@ -340,11 +338,11 @@ def step_factors(error: Values, shape: Values, quantile: float) -> Steps:
     n_alive = (~np.isnan(error).all(axis=2)).sum(axis=0)
     n_finite = int(np.logical_and.accumulate(n_alive >= n_required(quantile)).sum())
     n_alive = n_alive.clip(min=1)
-    found = group_quantiles(ratio, quantile * (n_alive + 1) / n_alive)[:n_finite]
-    slack = 2 * np.sqrt(quantile * (1 - quantile) / n_alive)
-    least, most = (group_quantiles(ratio, (quantile + s).clip(0, 1)) for s in (-slack, slack))
+    slack = np.sqrt(quantile * (1 - quantile) / n_alive)
+    levels = quantile * (n_alive + 1) / n_alive, quantile - slack, quantile + slack
+    found, least, most = (group_quantiles(ratio, level)[:n_finite] for level in levels)
     factor = np.full(error.shape[1:], np.inf)
-    factor[:n_finite] = averaged(found).clip(least[:n_finite], most[:n_finite])
+    factor[:n_finite] = averaged(found).clip(least, most)
     factor[:n_finite][exact[:n_finite]] = 0.0
     return factor
 
