@@ -22,14 +22,14 @@ BUDGET = {
     "src/geoq/plots": 974,
     "src/geoq/regions": 1233,
     "src/geoq/report": 720,
-    "src/geoq/rollout": 2738,
+    "src/geoq/rollout": 2801,
     "src/geoq/serving": 703,
     "src/geoq/training": 1348,
-    "tests": 15222,
+    "tests": 15260,
     "benchmarks": 14317,
     "docs/gallery": 1116,
 }
-MAX_CLASSES, MAX_PROTOCOLS = 168, 4
+MAX_CLASSES, MAX_PROTOCOLS = 169, 4
 MAX_MODULE, MAX_FUNCTION = 450, 50
 # Longer than allowed, with their present lengths; nothing may be added here.
 LONG_MODULES: dict[str, int] = {}

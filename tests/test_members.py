@@ -127,22 +127,6 @@ def test_without_members_the_bound_is_static_and_past_the_horizon_always():
     assert_allclose(ours, static)
 
 
-def test_errors_that_fall_again_have_a_bound_near_the_number_per_step():
-    """A step whose errors do not depend on the state: nothing beats one number per step."""
-    rng = np.random.default_rng(0)
-    states = (
-        np.cumsum(rng.standard_normal((900, 1)), axis=0) * 0 + np.sin(np.arange(900) * 0.7)[:, None]
-    )
-    estimator = small(lambda u: 0.5 * u, None).fit(states[:700])
-    held_out = estimator.fitted_.held_out
-    number = np.sort(held_out.error[:, :, 0], axis=0)[-4]
-    ours, step = (
-        pinball_loss(held_out.error[..., 0], b, 0.95).mean()
-        for b in (held_out.bound[..., 0], number)
-    )
-    assert ours <= 1.02 * step
-
-
 # The course of the forecast
 
 

@@ -23,7 +23,7 @@ The pinball loss on held-out rollouts chooses the exponents and :math:`\lambda` 
 must lower the loss of B to 0.99 for the surrogate and to 0.8 for the companion.
 
 Last, the bound follows the course c of the forecast: the logarithms of how much a step changes the state and of its support
-distance, those of the first step and their means up to step n.
+distance, in the first step and as means up to step n.
 
 .. math:: k_{n,j} \, e^{w_n \cdot c_n} B_{n,j}
 
@@ -327,8 +327,8 @@ def step_factors(error: Values, shape: Values, quantile: float) -> Steps:
 
     Here :math:`m_n` is the number of rollouts that have not diverged at step n. The factor :math:`q_n(\tau)` is the smallest one
     for which a new rollout that has not diverged is expected to have the fraction tau of its values in the group covered. The
-    mean reduces the noise between the steps, and the limits keep the factor of a step whose errors differ from those of its
-    neighbours. The factors are infinite from the first step with too few rollouts, and zero without errors.
+    mean reduces the noise between the steps, and the limits keep the factor of a step whose errors differ from its neighbours.
+    The factors are infinite from the first step with too few rollouts, and zero without errors.
     """
     # A coordinate counts at a step if any rollout has an error there: the copied values of a window of lags, fixed boundary values
     # and constant parameters would otherwise count as covered.
