@@ -131,33 +131,33 @@ def test_without_members_the_bound_is_static_and_past_the_horizon_always():
 
 
 def circles(n, seed, n_times=21):
-    """Rotations by 0.7 on circles of radius 1 and 10."""
-    angle = np.random.default_rng(seed).uniform(0, 7, (n, 1)) + 0.7 * np.arange(n_times)
-    radius = np.where(np.arange(n) % 2, 10.0, 1.0)[:, None]
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=2)
+    """Rotations on the unit circle, every second one ten times as fast, and their speeds."""
+    speed = np.where(np.arange(n) % 2, 0.7, 0.07)[:, None]
+    angle = np.random.default_rng(seed).uniform(0, 7, (n, 1)) + speed * np.arange(n_times)
+    return np.stack([np.cos(angle), np.sin(angle), speed + 0 * angle], axis=2)
 
 
-def rotated(u, error):
-    turn = np.array([[np.cos(0.7), np.sin(0.7)], [-np.sin(0.7), np.cos(0.7)]])
-    return u @ turn + error * np.sin(1e4 * u)
+def bounded(size):
+    """The bound of a rotation whose errors have the size ``size(speed)`` and look random."""
 
+    def step(u):
+        x, y, speed = u.T
+        cos, sin, error = np.cos(speed), np.sin(speed), size(speed) * np.sin(1e4 * u[:, :2].T)
+        return np.stack([cos * x - sin * y + error[0], sin * x + cos * y + error[1], speed], axis=1)
 
-def bounded(error):
-    return RolloutGeoQ(
-        lambda u: rotated(u, error(u)), None, scheme=ALONE, folds=GroupFolds(5), n_calibration=10
-    ).fit(list(circles(80, 0)))
+    settings = {"scheme": ALONE, "folds": GroupFolds(5), "n_calibration": 10}
+    return RolloutGeoQ(step, None, **settings).fit(list(circles(80, 0)))
 
 
 def test_the_bound_follows_initial_states_with_larger_errors(tmp_path):
-    """Errors are proportional to the radius, which the change of a step shows."""
-    estimator, truth = bounded(lambda u: 0.01 * abs(u)), circles(400, 1, 11)
+    """Errors are proportional to the speed, which the change of a step shows and distances do not."""
+    estimator, truth = bounded(lambda speed: 0.1 * speed), circles(400, 1, 11)
     answer = estimator.assess(truth[:, 0], 10)
-    covered = abs(answer.prediction - truth[:, 1:]) <= answer.error_hat
-    for own in (slice(0, None, 2), slice(1, None, 2)):
-        assert 0.92 < covered[own].mean() < 0.98
-    small_circle, large_circle = (answer.error_hat[k::2].mean() for k in (0, 1))
-    assert 8 < large_circle / small_circle < 12
-    assert COURSE in estimator.describe()
+    covered = (abs(answer.prediction - truth[:, 1:]) <= answer.error_hat)[..., :2]
+    slow, fast = (slice(k, None, 2) for k in (0, 1))
+    assert all(0.92 < covered[own].mean() < 0.98 for own in (slow, fast))
+    assert 8 < answer.error_hat[fast].mean() / answer.error_hat[slow].mean() < 12
+    assert "members of the surrogate and " + COURSE in estimator.describe()
     estimator.save(tmp_path / "course.geoq")
     loaded = RolloutGeoQ.load(tmp_path / "course.geoq", surrogate=estimator.surrogate_)
     assert_array_equal(loaded.bound(truth[:9, 0], 10), estimator.bound(truth[:9, 0], 10))
@@ -165,7 +165,7 @@ def test_the_bound_follows_initial_states_with_larger_errors(tmp_path):
 
 
 def test_the_course_is_not_used_where_errors_do_not_depend_on_it():
-    estimator = bounded(lambda u: 0.01)
+    estimator = bounded(lambda speed: 0.01)
     assert estimator.fitted_.bound.course is None
     assert "and " + COURSE not in estimator.describe()
 

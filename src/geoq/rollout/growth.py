@@ -123,8 +123,8 @@ class MemberGrowth:
                 layers = *fitted.layers, Layer(place, source, setting, factor)
                 fitted = replace(fitted, layers=layers)
         if used:
-            below, loss_of = fitted(features), lambda bound: loss(part(bound / scale.typical))
-            course, losses[COURSE] = Course.fit(calibration, below, loss_of, quantile)
+            course, held_out = Course.fit(calibration, fitted(features), quantile)
+            losses[COURSE] = loss(part((held_out / scale.typical).clip(min=LEAST)))
             fitted = replace(fitted, course=course if losses[COURSE] < GAIN * least else None)
         return fitted
 
@@ -218,10 +218,8 @@ class Course:
     factor: Steps
 
     @staticmethod
-    def fit(
-        calibration: RolloutCalibration, below: Values, loss: Any, quantile: float
-    ) -> tuple["Course", float]:
-        """The refinement of a bound, and its loss where each fifth of the rollouts is predicted by the others."""
+    def fit(calibration: RolloutCalibration, below: Values, quantile: float) -> tuple[Any, Values]:
+        """The refinement of a bound, and the bound of each fifth of the rollouts as predicted by the others."""
         error, course, held_out = calibration.error, _course(calibration.features), below.copy()
         with np.errstate(divide="ignore", invalid="ignore"):
             target = np.log(np.where(error > 0, error / below, 0.0).max(axis=2))
@@ -229,7 +227,7 @@ class Course:
             held_out[own] *= Course.of(course[~own], target[~own])(course[own])
         fitted = Course.of(course, target)
         factor = step_factors(error, below * fitted(course), quantile)
-        return replace(fitted, factor=factor), loss(held_out)
+        return replace(fitted, factor=factor), held_out
 
     @staticmethod
     def of(course: np.ndarray, target: PerStep) -> "Course":
