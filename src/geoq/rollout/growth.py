@@ -337,7 +337,8 @@ def step_factors(error: Values, shape: Values, quantile: float) -> Steps:
     n_finite = int(np.logical_and.accumulate(n_alive >= n_required(quantile)).sum())
     n_alive = n_alive.clip(min=1)
     slack = np.sqrt(quantile * (1 - quantile) / n_alive)
-    levels = quantile * (n_alive + 1) / n_alive, quantile - slack, quantile + slack
+    level = quantile * (n_alive + 1) / n_alive
+    levels = level, level - slack, level + slack
     found, least, most = (group_quantiles(ratio, level)[:n_finite] for level in levels)
     factor = np.full(error.shape[1:], np.inf)
     factor[:n_finite] = averaged(found).clip(least, most)
