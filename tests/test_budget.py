@@ -22,14 +22,14 @@ BUDGET = {
     "src/geoq/plots": 1047,
     "src/geoq/regions": 1251,
     "src/geoq/report": 718,
-    "src/geoq/rollout": 2773,
+    "src/geoq/rollout": 2835,
     "src/geoq/serving": 703,
     "src/geoq/training": 1347,
-    "tests": 15556,
+    "tests": 15593,
     "benchmarks": 14298,
     "docs/gallery": 1107,
 }
-MAX_CLASSES, MAX_PROTOCOLS = 171, 4
+MAX_CLASSES, MAX_PROTOCOLS = 172, 4
 MAX_MODULE, MAX_FUNCTION = 450, 50
 # Longer than allowed, with their present lengths; nothing may be added here.
 LONG_MODULES: dict[str, int] = {}

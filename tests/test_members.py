@@ -7,10 +7,10 @@ import pytest
 from henon import QUERIES, STATES, TRAINING, analogue, fitted, henon, same_answers, small, truth_of
 from numpy.testing import assert_allclose, assert_array_equal
 
-from geoq import RolloutGeoQ
+from geoq import GroupFolds, RolloutGeoQ
 from geoq.parts import MemberGrowth, RandomFeatures, WithMemory
 from geoq.quantiles import pinball_loss
-from geoq.rollout.growth import SOURCES, STATIC
+from geoq.rollout.growth import COURSE, SOURCES, STATIC
 from geoq.rollout.members import Noise, simulate
 from geoq.rollout.series import DataRange
 
@@ -127,20 +127,47 @@ def test_without_members_the_bound_is_static_and_past_the_horizon_always():
     assert_allclose(ours, static)
 
 
-def test_errors_that_fall_again_have_a_bound_near_the_number_per_step():
-    """A step whose errors do not depend on the state: nothing beats one number per step."""
-    rng = np.random.default_rng(0)
-    states = (
-        np.cumsum(rng.standard_normal((900, 1)), axis=0) * 0 + np.sin(np.arange(900) * 0.7)[:, None]
-    )
-    estimator = small(lambda u: 0.5 * u, None).fit(states[:700])
-    held_out = estimator.fitted_.held_out
-    number = np.sort(held_out.error[:, :, 0], axis=0)[-4]
-    ours, step = (
-        pinball_loss(held_out.error[..., 0], b, 0.95).mean()
-        for b in (held_out.bound[..., 0], number)
-    )
-    assert ours <= 1.02 * step
+# The course of the forecast
+
+
+def circles(n, seed, n_times=21):
+    """Rotations on the unit circle, every second one ten times as fast, and their speeds."""
+    speed = np.where(np.arange(n) % 2, 0.7, 0.07)[:, None]
+    angle = np.random.default_rng(seed).uniform(0, 7, (n, 1)) + speed * np.arange(n_times)
+    return np.stack([np.cos(angle), np.sin(angle), speed + 0 * angle], axis=2)
+
+
+def bounded(size):
+    """The bound of a rotation whose errors have the size ``size(speed)`` and look random."""
+
+    def step(u):
+        x, y, speed = u.T
+        cos, sin, error = np.cos(speed), np.sin(speed), size(speed) * np.sin(1e4 * u[:, :2].T)
+        return np.stack([cos * x - sin * y + error[0], sin * x + cos * y + error[1], speed], axis=1)
+
+    settings = {"scheme": ALONE, "folds": GroupFolds(5), "n_calibration": 10}
+    return RolloutGeoQ(step, None, **settings).fit(list(circles(80, 0)))
+
+
+def test_the_bound_follows_initial_states_with_larger_errors(tmp_path):
+    """Errors are proportional to the speed, which the change of a step shows and distances do not."""
+    estimator, truth = bounded(lambda speed: 0.1 * speed), circles(400, 1, 11)
+    answer = estimator.assess(truth[:, 0], 10)
+    covered = (abs(answer.prediction - truth[:, 1:]) <= answer.error_hat)[..., :2]
+    slow, fast = (slice(k, None, 2) for k in (0, 1))
+    assert all(0.92 < covered[own].mean() < 0.98 for own in (slow, fast))
+    assert 8 < answer.error_hat[fast].mean() / answer.error_hat[slow].mean() < 12
+    assert "members of the surrogate and " + COURSE in estimator.describe()
+    estimator.save(tmp_path / "course.geoq")
+    loaded = RolloutGeoQ.load(tmp_path / "course.geoq", surrogate=estimator.surrogate_)
+    assert_array_equal(loaded.bound(truth[:9, 0], 10), estimator.bound(truth[:9, 0], 10))
+    assert_allclose(loaded.bound(truth[:9, 0], 1), answer.error_hat[:9, :1])
+
+
+def test_the_course_is_not_used_where_errors_do_not_depend_on_it():
+    estimator = bounded(lambda speed: 0.01)
+    assert estimator.fitted_.bound.course is None
+    assert "and " + COURSE not in estimator.describe()
 
 
 # Everything else of rollouts

@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from geoq import RolloutGeoQ
 from geoq.parts import AdditiveRecursion, MemberGrowth
+from geoq.quantiles import pinball_loss
 from geoq.rollout.additive import _turns
 from geoq.rollout.growth import step_factors
 
@@ -57,7 +58,9 @@ def test_coordinates_have_their_own_scale_and_exact_ones_no_bound():
     states = np.concatenate([STATES, np.full((900, 1), 3.0)], axis=1)
     bound = small(None, analogue).fit(states[:700]).bound(states[700:720], 20)
     assert (bound[..., 2] == 0).all()
-    assert_allclose(bound[..., :2], fitted().bound(QUERIES, 20))
+    assert_allclose(
+        bound[..., :2], fitted().bound(QUERIES, 20), rtol=1e-3
+    )  # chaos enlarges rounding
 
 
 @pytest.mark.parametrize("n_lags", [2, 40])
@@ -91,6 +94,14 @@ def test_factors_of_steps_are_conformal_quantiles_of_the_rollouts_that_do_not_di
     # Of 39 ratios, the 38th is the smallest that has 0.95 * 40 of them below it or at it.
     error = np.random.default_rng(0).permutation(np.arange(1.0, 40.0)).reshape(39, 1, 1)
     assert_allclose(step_factors(error, np.full_like(error, 2.0), 0.95), [[19.0]])
+
+
+def test_factors_of_steps_that_differ_from_their_neighbours_are_near_their_own_quantile():
+    rng, size = np.random.default_rng(0), np.where(np.arange(40) % 2, 10.0, 1.0)[:, None]
+    error, fresh = (size * abs(rng.standard_normal((n, 40, 1))) for n in (200, 5000))
+    factor = step_factors(error, np.ones_like(error), 0.95)
+    losses = [pinball_loss(fresh, k, 0.95).mean() for k in (factor, np.sort(error, axis=0)[190])]
+    assert losses[0] < 1.03 * losses[1]
 
 
 def test_a_scheme_of_the_user_is_used_and_checked(tmp_path):

@@ -27,6 +27,7 @@ class RolloutFeatures:
         prediction: the states that the steps end at; nan from the step at which the rollout diverges.
         climatology: :math:`C_j(\widehat u_{n,j})`, the climatology of the bounded coordinates of these states.
         alive: whether a rollout has not diverged, up to and including this step.
+        change: the norm of the change of the state in this step, in standard deviations; nan from the step at which it diverges.
         points: the data in the coordinates of the geometry.
         members: what the members of each source say, see ``Source.members``; empty without members.
     """
@@ -37,6 +38,7 @@ class RolloutFeatures:
     prediction: Float[np.ndarray, " n n_steps *state"]
     climatology: Values
     alive: Bool[np.ndarray, " n n_steps"]
+    change: PerStep
     points: Space
     members: tuple[Any, ...] = ()
 
@@ -70,7 +72,7 @@ class RolloutFeatures:
     @staticmethod
     def cat(parts: "list[RolloutFeatures]") -> "RolloutFeatures":
         joined: dict[str, Any] = {"relation": Relation.cat([part.relation for part in parts])}
-        for name in ("z", "inputs", "prediction", "climatology", "alive"):
+        for name in ("z", "inputs", "prediction", "climatology", "alive", "change"):
             joined[name] = np.concatenate([getattr(part, name) for part in parts])
         if all(part.inputs is part.z for part in parts):
             joined["inputs"] = joined["z"]
@@ -97,6 +99,7 @@ class Reference:
         space = embed(before[known], self.coordinates, self.layout, phi, like)
         relation = vars(self.geometry.relate(space)).values()
         z = _filled(space.z, known, np.nan)
+        moved = flat(self.coordinates(after[known]) - space.normalized)[:, : self.layout.n_values]
         return RolloutFeatures(
             z,
             z if space.inputs is space.z else _filled(space.inputs, known, np.nan),
@@ -104,6 +107,7 @@ class Reference:
             self.layout.states(after).reshape(*shape, *self.layout.state),
             self.climatology(np.nan_to_num(self.layout.outputs(inside[:, 1:])).astype(float)),
             np.isfinite(flat(after)).all(axis=1).reshape(shape),
+            _filled(np.linalg.norm(moved, axis=1), known, np.nan).reshape(shape),
             self.geometry.points,
         )
 

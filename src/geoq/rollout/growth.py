@@ -20,7 +20,15 @@ Each source of members (see ``members``), first the surrogate and then a compani
 - x is the degree of saturation: members that are far apart know no more than B.
 
 The pinball loss on held-out rollouts chooses the exponents and :math:`\lambda` from grids, and whether a refinement is used: it
-must lower the loss of B to 0.99 for the surrogate and to 0.8 for the companion. Past the calibration horizon no error was
+must lower the loss of B to 0.99 for the surrogate and to 0.8 for the companion.
+
+Last, the bound follows the course c of the forecast: the logarithms of how much a step changes the state and of its support
+distance, in the first step and as means up to step n.
+
+.. math:: k_{n,j} \, e^{w_n \cdot c_n} B_{n,j}
+
+The weights w are a ridge regression of :math:`\log \max_j E_{n,j} / B_{n,j}` on c at each step, averaged over steps like the factors.
+It must lower the loss to 0.97 where each fifth of the rollouts is predicted by the others. Past the calibration horizon no error was
 measured, and the bound is the climatology times its last factor.
 """
 
@@ -36,7 +44,7 @@ from geoq.checks import check_integer, check_object
 from geoq.quantiles import inverse_cdf_quantile, n_required, pinball_loss
 from geoq.rollout.features import Reference, RolloutCalibration, RolloutFeatures
 from geoq.rollout.members import RandomFeatures, Source
-from geoq.rollout.series import Rollouts, Values
+from geoq.rollout.series import PerStep, Rollouts, Values
 
 Setting: TypeAlias = Mapping[str, float]
 Parts: TypeAlias = tuple[np.ndarray, ...]
@@ -57,7 +65,9 @@ GRID: Mapping[str, tuple[float, ...]] = {
 STATIC = ("a number per step", "a factor per step times the climatology")
 # The sources of members, and the fraction to which each must lower the loss.
 SOURCES = {"members of the surrogate": 0.99, "a ridge model of the same data": 0.8}
-LEAST, ONE = 1e-9, np.ones((1, 1))
+LEAST = 1e-9
+# The course of the forecast, the fraction to which it must lower the loss, and the ridge.
+COURSE, GAIN, RIDGE = "the course of the forecast", 0.97, 3.0
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,10 @@ class MemberGrowth:
                 factor = _layer_factors(parts, setting, error / scale.typical, quantile)
                 layers = *fitted.layers, Layer(place, source, setting, factor)
                 fitted = replace(fitted, layers=layers)
+        if used:
+            course, held_out = Course.fit(calibration, fitted(features), quantile)
+            losses[COURSE] = loss(part((held_out / scale.typical).clip(min=LEAST)))
+            fitted = replace(fitted, course=course if losses[COURSE] < GAIN * least else None)
         return fitted
 
 
@@ -143,13 +157,12 @@ def _climatology(features: RolloutFeatures) -> Values:
     return np.where(features.climatology > 0, features.climatology, 1.0)
 
 
-def _refined(parts: Parts, setting: Setting, factor: np.ndarray = ONE) -> Values:
+def _refined(parts: Parts, setting: Setting, factor: Any = 1.0) -> Values:
     """The refined bound with the factors k of its steps, in units of s."""
     gap, mean, pattern, below = parts
     v = setting["lam"] * mean
     x = v.clip(max=1.0) ** setting["p"]
     near = gap + np.minimum(v * pattern ** setting["gamma"], below)
-    factor = np.take(factor, np.arange(x.shape[1]), axis=0, mode="clip")
     k = factor ** (1 - x) * np.minimum(factor, 1.0) ** x
     return np.asarray(k * (near.clip(min=LEAST) ** (1 - x) * below**x))
 
@@ -158,9 +171,8 @@ def _layer_factors(parts: Parts, setting: Setting, error: Values, quantile: floa
     """The factors of a refinement, in a few passes because they count less where it is saturated."""
     factor = np.ones(error.shape[1:])
     for _ in range(4):
-        again = step_factors(error, _refined(parts, setting, factor), quantile)
-        counts = np.isfinite(again) & (again > 0)
-        factor = np.where(counts, factor * np.where(counts, again, 1.0), again)
+        usable = np.where(np.isfinite(factor) & (factor > 0), factor, 1.0)
+        factor = usable * step_factors(error, _refined(parts, setting, usable), quantile)
     return factor
 
 
@@ -197,6 +209,52 @@ def _best(loss: Callable[[Values], float], parts: Parts) -> tuple[Setting, float
 
 
 @dataclass(frozen=True)
+class Course:
+    """The refinement by the course c: its mean, its range about the mean in the data, the weights w, and the factors k."""
+
+    mean: Float[np.ndarray, " n_calibrated 4"]
+    limits: Float[np.ndarray, " 2 n_calibrated 4"]
+    weight: Float[np.ndarray, " n_calibrated 4"]
+    factor: Steps
+
+    @staticmethod
+    def fit(calibration: RolloutCalibration, below: Values, quantile: float) -> tuple[Any, Values]:
+        """The refinement of a bound, and the bound of each fifth of the rollouts as predicted by the others."""
+        error, course, held_out = calibration.error, _course(calibration.features), below.copy()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            target = np.log(np.where(error > 0, error / below, 0.0).max(axis=2))
+        for own in np.arange(5)[:, None] == 5 * np.arange(len(error)) // len(error):
+            held_out[own] *= Course.of(course[~own], target[~own])(course[own])
+        fitted = Course.of(course, target)
+        factor = step_factors(error, below * fitted(course), quantile)
+        return replace(fitted, factor=factor), held_out
+
+    @staticmethod
+    def of(course: np.ndarray, target: PerStep) -> "Course":
+        """Ridge regression of the finite targets on the course at each step, with factors of 1."""
+        known = np.isfinite(target)[..., None]
+        mean = np.where(known, course, 0.0).sum(axis=0) / known.sum(axis=0).clip(min=1)
+        x, y = np.where(known, course - mean, 0.0), np.where(known, target[..., None], 0.0)
+        gram = np.einsum("nsk,nsl->skl", x, x) + RIDGE * np.eye(x.shape[2])
+        weight = np.linalg.solve(gram, np.einsum("nsk,nsl->skl", x, y))[..., 0]
+        limits = np.stack([x.min(axis=0), x.max(axis=0)])
+        return Course(mean, limits, np.log(averaged(np.exp(weight))), np.ones((len(mean), 1)))
+
+    def __call__(self, course: np.ndarray) -> np.ndarray:
+        """The bounds of the calibrated steps, relative to those without this refinement."""
+        n = min(len(self.mean), course.shape[1])
+        x = (course[:, :n] - self.mean[:n]).clip(*self.limits[:, :n])
+        return np.exp((x * self.weight[:n]).sum(axis=2))[..., None] * self.factor[:n]
+
+
+def _course(features: RolloutFeatures) -> np.ndarray:
+    """The course c of forecasts."""
+    each = np.log(np.stack([features.change, features.support_distance], axis=2) + LEAST)
+    so_far = each.cumsum(axis=1) / np.arange(1, features.n_steps + 1)[:, None]
+    return np.concatenate([np.broadcast_to(each[:, :1], each.shape), so_far], axis=2)
+
+
+@dataclass(frozen=True)
 class Layer:
     """A refinement of the bound: the number of its source in the features, the source, the setting and the factors k."""
 
@@ -220,6 +278,7 @@ class FittedGrowth:
     layers: tuple[Layer, ...]
     losses: Mapping[str, float]
     step_errors: tuple[float, ...]
+    course: Course | None = None
 
     def __call__(self, features: RolloutFeatures) -> Values:
         n_known = len(self.factor) - 1
@@ -227,9 +286,11 @@ class FittedGrowth:
         use, factor = self.climatological[at, None], self.factor[at]
         bound: Values = factor * np.where(use, _climatology(features), 1.0)
         for layer in self.layers:
-            parts = self.scale.parts(features, layer.place, bound)
-            refined = _refined(parts, layer.setting, layer.factor) * self.scale.typical
-            bound[:, :n_known] = refined[:, :n_known]
+            parts = (part[:, :n_known] for part in self.scale.parts(features, layer.place, bound))
+            refined = _refined((*parts,), layer.setting, layer.factor[: features.n_steps])
+            bound[:, :n_known] = refined * self.scale.typical
+        if self.course is not None:
+            bound[:, :n_known] *= self.course(_course(features))
         return bound
 
     def with_members(
@@ -245,7 +306,8 @@ class FittedGrowth:
     def describe(self) -> str:
         least, layers = min(self.losses[name] for name in STATIC), self.layers
         first = STATIC[int(self.climatological[:-1].mean() > 0.5)]
-        used = " and ".join([first, *([*SOURCES][layer.place] for layer in layers)])
+        names = [first, *([*SOURCES][layer.place] for layer in layers)]
+        used = " and ".join(names + [COURSE] * (self.course is not None))
         losses = ", ".join(f"{name} {loss / least:.2g}" for name, loss in self.losses.items())
         errors = " for the surrogate and ".join(f"{size:.2g}" for size in self.step_errors)
         errors = f"; the held-out error of a single step is {errors} standard deviations for the ridge model"
@@ -258,13 +320,13 @@ class FittedGrowth:
 def step_factors(error: Values, shape: Values, quantile: float) -> Steps:
     r"""The conformal factor of each step and coordinate on the bounds ``shape``.
 
-    .. math:: k_n = \max(\text{geometric mean of } q_m(\tau) \text{ over } |m - n| \le 0.15 n, \;
-        q_n(\tau - 2 \sqrt{\tau (1 - \tau) / m_n}))
+    .. math:: k_n = \text{geometric mean of } q_m(\tau) \text{ over } |m - n| \le 0.15 n, \text{ between }
+        q_n(\tau \pm \sqrt{\tau (1 - \tau) / m_n})
 
     Here :math:`m_n` is the number of rollouts that have not diverged at step n. The factor :math:`q_n(\tau)` is the smallest one
     for which a new rollout that has not diverged is expected to have the fraction tau of its values in the group covered. The
-    mean reduces the noise between the steps, and the second term limits what it can take from a step. The factors are infinite
-    from the first step with too few rollouts, and zero without errors.
+    mean reduces the noise between the steps, and the limits keep the factor of a step whose errors differ from its neighbours.
+    The factors are infinite from the first step with too few rollouts, and zero without errors.
     """
     # A coordinate counts at a step if any rollout has an error there: the copied values of a window of lags, fixed boundary values
     # and constant parameters would otherwise count as covered.
@@ -274,11 +336,12 @@ def step_factors(error: Values, shape: Values, quantile: float) -> Steps:
     n_alive = (~np.isnan(error).all(axis=2)).sum(axis=0)
     n_finite = int(np.logical_and.accumulate(n_alive >= n_required(quantile)).sum())
     n_alive = n_alive.clip(min=1)
-    found = group_quantiles(ratio, quantile * (n_alive + 1) / n_alive)[:n_finite]
-    slack = 2 * np.sqrt(quantile * (1 - quantile) / n_alive)
-    least = group_quantiles(ratio, (quantile - slack).clip(min=0))[:n_finite]
+    slack = np.sqrt(quantile * (1 - quantile) / n_alive)
+    level = quantile * (n_alive + 1) / n_alive
+    levels = level, level - slack, level + slack
+    found, least, most = (group_quantiles(ratio, level)[:n_finite] for level in levels)
     factor = np.full(error.shape[1:], np.inf)
-    factor[:n_finite] = np.maximum(averaged(found), least)
+    factor[:n_finite] = averaged(found).clip(least, most)
     factor[:n_finite][exact[:n_finite]] = 0.0
     return factor
 

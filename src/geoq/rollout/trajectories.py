@@ -1,6 +1,5 @@
 """Trajectories: what Algorithm 1 does for rollouts. The prediction of a fold surrogate is a whole rollout."""
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -38,7 +37,6 @@ from geoq.training.sources import Fold, Report, TrainedFolds
 if TYPE_CHECKING:
     from geoq.rollout.estimator import RolloutGeoQ
 
-logger = logging.getLogger(__name__)
 # The answers of the deployed surrogate to a few states, and all states with their geometry and climatology.
 Observed: TypeAlias = tuple[Probes, Reference]
 
@@ -194,9 +192,6 @@ class Trajectories:
         features = replace(features, relation=relation, points=self.space, members=members)
         at = distance(data.series.rows[data.measured(start)])
         self.found[number] = features, error, [errors for errors, _ in found], at
-        last = error[features.alive[:, -1], -1]
-        mean = last.mean() if last.size else np.nan
-        logger.info("fold %d: mean error %.4g at the last step", number + 1, mean)
 
     def _answers(self, places: np.ndarray, after: np.ndarray) -> Answers:
         """The answers of a surrogate to these rows of the data after one step, and their errors."""
