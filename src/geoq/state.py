@@ -42,13 +42,7 @@ FITTED = tuple(
     f"geoq.{part}"
     for part in ("bounds.", "core.", "data.", "regions.", "rollout.", "training.loop")
 )
-FUNCTIONS = (
-    errors.absolute_error,
-    errors.log_error,
-    errors.norm_error,
-    errors.relative_norm_error,
-    identity,
-)
+FUNCTIONS = (*errors.ELEMENTWISE, errors.norm_error, errors.relative_norm_error, identity)
 # The arrays that were packed, by their ids, with the paths of their first owners.
 Seen: TypeAlias = dict[int, tuple[str, np.ndarray]]
 
@@ -290,6 +284,10 @@ def load(
     if tree.get("estimator") != cls.__name__:
         kind = tree.get("estimator")
         raise ValueError(f"{path} holds a {kind}; load it with {kind}.load.")
+    if surrogate is None:
+        raise TypeError(
+            f"surrogate=None, but {path} contains no model; pass the calibrated one, which is surrogate_ of an estimator that trained it."
+        )
     check_callable(surrogate, "surrogate")
     given = {name: part for name, part in callables.items() if part is not None}
     for name, part in given.items():
@@ -344,3 +342,28 @@ def _check_same(name: str, answer: np.ndarray, expected: np.ndarray | None, fitt
             f"{name} differs from the {name} of the file by up to {float(gap.max()):.3g} at the stored inputs, which is "
             f"{100 * ratio:.3g} % of {of}, and at most {100 * limit:g} % is allowed; pass the original {name}, or calibrate again."
         )
+
+
+def packed_labels(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The labels of DataArrays as JSON; attributes of other types become text."""
+    found = {name: like.to_dict(data=False) for name, like in known.items()}
+    for name, like in known.items():
+        for coordinate, of in like.coords.items():
+            texts = of.dtype.kind != "O" or all(isinstance(label, str) for label in of.values.flat)
+            if not texts:
+                raise ValueError(
+                    f"coordinate {coordinate!r} has dtype object; convert it for a file."
+                )
+            labels = of.astype(int) if of.dtype.kind in "mM" else of
+            found[name]["coords"][coordinate]["data"] = labels.values.tolist()
+    return dict(json.loads(json.dumps(found, default=str)))
+
+
+def unpacked_labels(found: Mapping[str, Any]) -> dict[str, Any]:
+    """DataArrays of zeros with these labels."""
+    build = import_module("xarray").DataArray.from_dict
+    for one in found.values():
+        one["data"] = np.zeros(one["shape"], one["dtype"])
+        for of in one["coords"].values():
+            of["data"] = np.array(of["data"], of["dtype"])
+    return {name: build(one) for name, one in found.items()}

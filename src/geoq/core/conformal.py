@@ -51,7 +51,7 @@ class WholeField:
     confidence: float = 0.9
 
     def __post_init__(self) -> None:
-        check_quantile(self.confidence, "confidence")
+        check_quantile(self.confidence, "confidence", "probability")
 
     def factor(self, ratio: Float[np.ndarray, " n n_values"], quantile: float) -> float:
         """The smallest sufficient factor for errors divided by their bounds; infinite if there are too few rows."""

@@ -73,9 +73,14 @@ def represent(estimator: Any) -> str:
             fits = len(text) <= LONGEST_SETTING and "\n" not in text
             parts.append(f"{name}={text if fits else f'{kind}(...)'}")
     state = "fitted" if hasattr(estimator, "fitted_") else "not fitted"
-    if n := getattr(getattr(getattr(estimator, "fitted_", None), "conformal", None), "n_pairs", 0):
-        state += f", conformalized with {n} pairs"
-    return f"{type(estimator).__name__}({', '.join(parts)}), {state}"
+    return f"{type(estimator).__name__}({', '.join(parts)}), {state}{guarantee_of(estimator)}"
+
+
+def guarantee_of(estimator: Any) -> str:
+    """What ``represent`` adds after ``conformalize``; nothing before."""
+    conformal = getattr(getattr(estimator, "fitted_", None), "conformal", None)
+    n = getattr(conformal, "n_pairs", 0)
+    return f", conformalized with {n} pairs" * (n > 0)
 
 
 def represent_html(estimator: Any) -> str:
@@ -236,7 +241,9 @@ class GeoQ:
             self.fitted_: Fitted = calibrate(pairs, progress, finished)
         return self
 
-    def estimate(self, x: Any, y: Any, *, groups: Any = None, planned: Any = None) -> TrainingTime:
+    def estimate(
+        self, x: Any, y: Any, *, groups: Any = None, planned: Any = None, n_jobs: int | None = None
+    ) -> TrainingTime:
         """Train the surrogate of one fold, and estimate the time of all trainings of ``fit`` with the same arguments.
 
         Returns:
@@ -253,7 +260,8 @@ class GeoQ:
         """
         pairs = Pairs.of(self, x, y, groups, planned)
         source = PairFolds(self.train_surrogate, pairs.x, pairs.for_training)
-        return measure(source, pairs.plan.splits, pairs.n_trainings)
+        with few_workers(pairs.inputs.size, n_jobs):
+            return measure(source, pairs.plan.splits, pairs.n_trainings)
 
     @property
     def surrogate_(self) -> Any:

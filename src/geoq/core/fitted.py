@@ -138,7 +138,7 @@ class Fitted:
         rows = input_rows(x) if self.schema is None else self.schema.table(x)
         shape, own = to_numbers(rows, "x").shape, self.coordinates.input_shape
         if not shape or shape[1:] != own or not shape[0]:
-            single = "; a single query needs a first dimension of 1" * (shape == own)
+            single = "; a single query needs a first dimension of 1, x[None]" * (shape == own)
             raise ValueError(
                 f"x has shape {shape}, but GeoQ was fitted on rows of shape {own}; pass at least one query of that shape{single}."
             )
@@ -264,9 +264,8 @@ class Fitted:
         arrays, lost = self.parts_of(queries)
         kind = native(queries) if self.schema is None else None
         answer = {name: restore(part, kind) for name, part in arrays.items()}
-        if self.mask is not None:
-            for name in ("prediction", "error_hat", "anchor_error", "increment"):
-                answer[name] = self.mask.hidden(answer[name])
+        for name in ("prediction", "error_hat", "anchor_error", "increment"):
+            answer[name] = self._hidden(answer[name])
         asked = queries if is_lazy(queries) else own_copy(queries)
         return Assessment(**answer, lost=lost, asked=asked, fitted=self)
 
@@ -316,10 +315,12 @@ class Fitted:
         """Fields of all queries as arrays of the user's kind, with the mask of y."""
         queries = self.rows_of(x)
         kind = native(queries) if self.schema is None else None
-        found = {name: restore(v, kind) for name, v in self.of_all(queries, of)[0].items()}
-        if self.mask is None:
-            return found
-        return {name: self.mask.hidden(values) for name, values in found.items()}
+        found = self.of_all(queries, of)[0].items()
+        return {name: self._hidden(restore(values, kind)) for name, values in found}
+
+    def _hidden(self, values: Any) -> Any:
+        """The values with the mask of y."""
+        return values if self.mask is None else self.mask.hidden(values)
 
     def bound_of(self, x: Any) -> Any:
         """The error bounds, without the other parts in memory."""
@@ -349,13 +350,9 @@ class Fitted:
     def interval(self, prediction: Any, bound: Any, safe: Any, level: float) -> tuple[Any, Any]:
         """The ends of the intervals around predictions with bounds at this level, in the user's kind of array."""
         one, size, flag = map(numbers_of, (prediction, bound, safe))
-        found = interval(self, one, size, flag, level)
-        lower, upper = (restore(end, prediction) for end in found)
-        return (
-            (lower, upper)
-            if self.mask is None
-            else (self.mask.hidden(lower), self.mask.hidden(upper))
-        )
+        ends = interval(self, one, size, flag, level)
+        lower, upper = (self._hidden(restore(end, prediction)) for end in ends)
+        return lower, upper
 
     def _level_factors(self, levels: list[float]) -> list[ConformalFactors]:
         """Factors on the bound for other levels, from the calibration tuples."""

@@ -417,7 +417,7 @@ def measure(
         return TrainingTime(n_trainings)
     from joblib import effective_n_jobs  # here, because it takes long to import
 
-    folds = [Fold(n, len(splits), *split) for n, split in enumerate(splits)]
+    folds = [Fold(n, len(splits), *split) for n, split in enumerate(splits) if len(split[1])]
     n_workers = effective_n_jobs(None)
     jobs = in_jobs(folds, source.n_together(len(folds)), n_workers)
     # The job whose size is nearest to the mean.
