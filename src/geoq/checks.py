@@ -6,7 +6,7 @@ Each message has three parts: the user's argument and its value, the fact that i
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from numbers import Integral, Real
@@ -80,7 +80,7 @@ def check_fraction(value: Any, name: str) -> None:
 
 def check_widths(values: Any, name: str, *, n_least: int = 1) -> None:
     """Raise unless the values are a sequence of ``n_least`` or more integers of at least 1."""
-    usable = isinstance(values, Sequence) and all(is_integer(v) and v >= 1 for v in values)
+    usable = isinstance(values, tuple | list) and all(is_integer(v) and v >= 1 for v in values)
     if not usable or len(values) < n_least:
         raise ValueError(
             f"{name}={values!r} must be a tuple of {n_least} or more integers >= 1, for example (32, 64)."

@@ -38,17 +38,8 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
 
     Args:
         estimator: the regressor, cloned before it is fitted. None means ``RandomForestRegressor(random_state=0)``.
-        quantile: the quantile level of the bound.
-        domain: where inputs and errors lie; None finds it from the shapes.
-        representation: a metric or a function phi; None means ``SensitivityMetric()``.
-        error_functional: rho, the error that is bounded.
-        folds: which points are held out together. None means ``default_folds()``, 15 fits of the regressor;
-            ``RandomFolds(5)`` is cheaper and suits queries inside the data.
-        bound_model: how the bound is fitted; None means ``TwoLawBound()``.
-        n_anchors: the number of anchors whose errors are averaged.
-        n_support: the number of points that the support distance averages over; None means 20, or as many as the folds leave.
-        safe_region: the rule of the safe region; None means ``Region()``.
-        limits: known limits of the outputs, a pair (low, high).
+        quantile, domain, representation, error_functional, folds, bound_model, n_anchors, n_support, safe_region, limits: the
+            settings of ``GeoQ``; None means its default, for ``folds`` 15 fits of the regressor.
         prefit: whether the regressor is trained already and has never seen the data of ``fit``; then nothing is trained.
         n_jobs: the number of processes that share the trainings.
 

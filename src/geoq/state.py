@@ -20,7 +20,7 @@ import numpy as np
 
 from geoq import surrogate as errors
 from geoq.arrays import is_other, is_tensor, to_numbers
-from geoq.checks import check_fitted, warn
+from geoq.checks import add_note_on_error, check_fitted, warn
 from geoq.data.metric import identity
 from geoq.data.table import Table
 from geoq.surrogate import check_callable
@@ -284,11 +284,10 @@ def load(
     if tree.get("estimator") != cls.__name__:
         kind = tree.get("estimator")
         raise ValueError(f"{path} holds a {kind}; load it with {kind}.load.")
-    if surrogate is None:
-        raise TypeError(
-            f"surrogate=None, but {path} contains no model; pass the calibrated one, which is surrogate_ of an estimator that trained it."
-        )
-    check_callable(surrogate, "surrogate")
+    with add_note_on_error(
+        f"{path} contains no model; surrogate_ of an estimator is the one that fit has trained"
+    ):
+        check_callable(surrogate, "surrogate")
     given = {name: part for name, part in callables.items() if part is not None}
     for name, part in given.items():
         check_callable(part, name)
@@ -348,22 +347,18 @@ def packed_labels(known: Mapping[str, Any]) -> dict[str, Any]:
     """The labels of DataArrays as JSON; attributes of other types become text."""
     found = {name: like.to_dict(data=False) for name, like in known.items()}
     for name, like in known.items():
-        for coordinate, of in like.coords.items():
-            texts = of.dtype.kind != "O" or all(isinstance(label, str) for label in of.values.flat)
-            if not texts:
-                raise ValueError(
-                    f"coordinate {coordinate!r} has dtype object; convert it for a file."
-                )
+        for n, of in like.coords.items():
+            if of.dtype.kind == "O" and not {*map(type, of.values.flat)} <= {str}:
+                raise ValueError(f"coordinate {n!r} has dtype object; convert it for a file.")
             labels = of.astype(int) if of.dtype.kind in "mM" else of
-            found[name]["coords"][coordinate]["data"] = labels.values.tolist()
+            found[name]["coords"][n]["data"] = labels.values.tolist()
     return dict(json.loads(json.dumps(found, default=str)))
 
 
 def unpacked_labels(found: Mapping[str, Any]) -> dict[str, Any]:
     """DataArrays of zeros with these labels."""
-    build = import_module("xarray").DataArray.from_dict
     for one in found.values():
         one["data"] = np.zeros(one["shape"], one["dtype"])
         for of in one["coords"].values():
             of["data"] = np.array(of["data"], of["dtype"])
-    return {name: build(one) for name, one in found.items()}
+    return {n: import_module("xarray").DataArray.from_dict(one) for n, one in found.items()}

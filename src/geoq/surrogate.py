@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from geoq.arrays import chunks, native, no_grad, own_copy, restore, to_numbers
-from geoq.checks import check_finite
+from geoq.checks import add_note_on_error, check_finite
 from geoq.data.table import Table
 
 # The trained model F-hat, kept fixed: an ``nn.Module`` in eval mode, ``model.predict``, or any function of a batch.
@@ -134,7 +134,7 @@ def answers_of(function: Callable[[Any], Any], x: Any, name: str) -> np.ndarray:
     for rows in chunks(len(x), int(np.prod(x.shape[1:]))):
         # A copy goes in, because a function may work in place, and a copy is kept, because it may use its buffer again.
         part = own_copy(x[rows])
-        with no_grad():
+        with no_grad(), add_note_on_error(f"while {name}(x) answered {len(part)} rows"):
             answer = one_row_each(function(native(part)), len(part), name)
         if answers is None:
             answers = np.empty((len(x), *answer.shape[1:]), answer.dtype)

@@ -341,9 +341,8 @@ class Labelled:
     def save(self, path: str | Path, *, calibration: bool = True) -> None:
         """Write the calibration and the labels to one file; the class of the estimator also reads it."""
         check_fitted(self, "estimator_")
-        labels = {"dims": [self.dim, self.trajectory_dim], "like": state.packed_labels(self.like_)}
-        whole = calibration and not self._rolls
-        state.save(path, self.estimator_, calibration=whole, labels=labels)
+        kept = {"dims": [self.dim, self.trajectory_dim], "like": state.packed_labels(self.like_)}
+        state.save(path, self.estimator_, calibration=calibration and not self._rolls, labels=kept)
 
     @classmethod
     def load(cls, path: str | Path, *, surrogate: Any, **callables: Any) -> "Labelled":

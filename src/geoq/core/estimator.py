@@ -78,8 +78,7 @@ def represent(estimator: Any) -> str:
 
 def guarantee_of(estimator: Any) -> str:
     """What ``represent`` adds after ``conformalize``; nothing before."""
-    conformal = getattr(getattr(estimator, "fitted_", None), "conformal", None)
-    n = getattr(conformal, "n_pairs", 0)
+    n = getattr(getattr(getattr(estimator, "fitted_", None), "conformal", None), "n_pairs", 0)
     return f", conformalized with {n} pairs" * (n > 0)
 
 
@@ -401,13 +400,8 @@ class GeoQ:
         Raises:
             ValueError: the file is truncated, altered or foreign, or a callable differs from the original one.
         """
-        return state.load(
-            path,
-            cls,
-            surrogate=surrogate,
-            representation=representation,
-            error_functional=error_functional,
-        )
+        given = {"representation": representation, "error_functional": error_functional}
+        return state.load(path, cls, surrogate=surrogate, **given)
 
     def describe(self) -> str:
         """The calibration, the fitted bound, the influence of the inputs and the safe region, in a few sentences."""

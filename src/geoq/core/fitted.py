@@ -415,9 +415,8 @@ class Fitted:
         self, asked: Any, prediction: Any, support_distance: Any, names: Names | None
     ) -> str:
         """Why one query is safe or not."""
-        filled = (
-            np.ma.filled(prediction, 0) if isinstance(prediction, np.ma.MaskedArray) else prediction
-        )
+        masked = isinstance(prediction, np.ma.MaskedArray)
+        filled = prediction.filled(0) if masked else prediction
         prediction = self._scaled(to_numbers(filled, "prediction"))
         inputs = self._coordinates(asked, to_numbers(asked, "x"), prediction)
         known: Any = names

@@ -116,7 +116,8 @@ class RolloutGeoQ:
     def estimate(self, trajectories: Any, *, forcing: Any = None) -> TrainingTime:
         """Train the surrogate of one fold, and estimate the time of all trainings of ``fit``, see ``GeoQ.estimate``."""
         task = Trajectories.of(self, trajectories, forcing)
-        return measure(task.data, task.asked, task.n_trainings)
+        pairs = zip(task.plan.splits, task.starts, strict=True)
+        return measure(task.data, [(kept, first) for (kept, _), first in pairs], task.n_trainings)
 
     @property
     def surrogate_(self) -> Any:

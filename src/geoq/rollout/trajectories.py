@@ -93,12 +93,6 @@ class Trajectories:
         n_folds = sum(len(first) > 0 for first in self.starts)
         return sources.count_trainings(self.how.surrogate, self.how.train_surrogate, n_folds)
 
-    @property
-    def asked(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The rows that each fold is trained on, and the rows from which its rollouts start."""
-        pairs = zip(self.plan.splits, self.starts, strict=True)
-        return [(kept, first) for (kept, _), first in pairs]
-
     def open_checkpoint(self, place: Any) -> Checkpoint | None:
         """The checkpoint in the folder; raises unless it belongs to these trajectories, folds and settings."""
         recipe = self.how.train_surrogate
@@ -169,7 +163,8 @@ class Trajectories:
         splits, data = self.plan.splits, self.data
         if data.recipe is None:
             data = replace(data, recipe=TrainedFolds([surrogate] * len(splits)))
-        own = [Fold(n, len(splits), *rows) for n, rows in enumerate(self.asked)]
+        pairs = zip(splits, self.starts, strict=True)
+        own = [Fold(n, len(splits), rows[0], first) for n, (rows, first) in enumerate(pairs)]
         return sources.fold_predictions(data, own, progress, finished)
 
     def put(self, number: int, answers: Rollouts) -> None:
