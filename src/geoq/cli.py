@@ -70,7 +70,7 @@ def _folds(asked: argparse.Namespace) -> int:
     """Write which rows each external training must leave out: the rows that its fold is not trained on."""
     x, y, groups, _ = _runs(asked)
     scheme = RandomFolds(asked.folds) if asked.folds else default_folds()
-    splits = Pairs.of(GeoQ(None, lambda *_: None, folds=scheme), x, y, groups).plan.splits
+    splits = Pairs.of(GeoQ(None, lambda *_: abs, folds=scheme), x, y, groups).plan.splits
     columns = {"row": np.arange(len(x))}
     for number, (seen, _) in enumerate(splits, 1):
         columns[f"fold_{number}"] = np.ones(len(x), dtype=int)
