@@ -16,8 +16,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from geoq.arrays import native
 from geoq.checks import add_note_on_error, warn
 from geoq.core.assessment import Assessment
-from geoq.core.conformal import WholeField
-from geoq.core.estimator import GeoQ, guarantee_of
+from geoq.core.conformal import guarantee_of
+from geoq.core.estimator import GeoQ
 from geoq.core.folds import Folds
 from geoq.data.domain import Domain
 from geoq.data.table import is_frame
@@ -138,11 +138,9 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         """The lower and the upper ends of intervals around the predictions, see ``GeoQ.predict_interval``."""
         return self.assess(X).interval(quantile)
 
-    def conformalize(
-        self, X: Any, y: Any, *, guarantee: WholeField | None = None
-    ) -> "GeoQRegressor":
-        """Scale the bound so that it holds on pairs that ``fit`` has not seen, see ``GeoQ.conformalize``."""
-        self._calibrated.conformalize(self._validated(X), y, guarantee=guarantee)
+    def conformalize(self, X: Any, y: Any, **how: Any) -> "GeoQRegressor":
+        """Scale the bound so that it holds on pairs that ``fit`` has not seen; the arguments as in ``GeoQ.conformalize``."""
+        self._calibrated.conformalize(self._validated(X), y, **how)
         return self
 
     def describe(self) -> str:

@@ -211,8 +211,7 @@ class Assessment:
         check_quantile(level, "quantile")
         if not self._has_intervals:
             raise TypeError(
-                f"a prediction has shape {tuple(self.prediction.shape[1:])} and a bound has shape {tuple(self.error_hat.shape[1:])}, so "
-                "there is no interval of each output; use error_functional=absolute_error."
+                "the bounds are not of single outputs in their unit, so there is no interval of each output; use error_functional=absolute_error."
             )
         bound = self.error_hat
         if level != self.quantile:

@@ -122,6 +122,12 @@ class ConformalFactors:
         return bound * per_row(factor, bound)
 
 
+def guarantee_of(estimator: Any) -> str:
+    """What the repr of an estimator adds after ``conformalize``; nothing before."""
+    n = getattr(getattr(getattr(estimator, "fitted_", None), "conformal", None), "n_pairs", 0)
+    return f", conformalized with {n} pairs" * (n > 0)
+
+
 def levels_of(levels: Any) -> list[float]:
     """Quantile levels as a list of numbers; raises for a single number."""
     if np.ndim(levels) != 1:

@@ -13,7 +13,7 @@ from geoq.bounds.two_laws import TwoLawBound
 from geoq.checks import check_fitted, check_quantile
 from geoq.core.assessment import Assessment
 from geoq.core.calibrate import calibrate
-from geoq.core.conformal import WholeField, conformalized
+from geoq.core.conformal import WholeField, conformalized, guarantee_of
 from geoq.core.fitted import Fitted
 from geoq.core.folds import ClusterFolds, Folds, default_folds
 from geoq.core.opinion import compared
@@ -74,12 +74,6 @@ def represent(estimator: Any) -> str:
             parts.append(f"{name}={text if fits else f'{kind}(...)'}")
     state = "fitted" if hasattr(estimator, "fitted_") else "not fitted"
     return f"{type(estimator).__name__}({', '.join(parts)}), {state}{guarantee_of(estimator)}"
-
-
-def guarantee_of(estimator: Any) -> str:
-    """What ``represent`` adds after ``conformalize``; nothing before."""
-    n = getattr(getattr(getattr(estimator, "fitted_", None), "conformal", None), "n_pairs", 0)
-    return f", conformalized with {n} pairs" * (n > 0)
 
 
 def represent_html(estimator: Any) -> str:
