@@ -13,19 +13,19 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 3141,
+    "src/geoq": 3153,
     "src/geoq/bounds": 2283,
     "src/geoq/core": 4120,
-    "src/geoq/data": 2294,
+    "src/geoq/data": 2291,
     "src/geoq/nets": 321,
     "src/geoq/planning": 1211,
     "src/geoq/plots": 974,
     "src/geoq/regions": 1233,
     "src/geoq/report": 720,
-    "src/geoq/rollout": 2738,
+    "src/geoq/rollout": 2744,
     "src/geoq/serving": 703,
-    "src/geoq/training": 1348,
-    "tests": 15222,
+    "src/geoq/training": 1346,
+    "tests": 15262,
     "benchmarks": 14317,
     "docs/gallery": 1116,
 }

@@ -102,9 +102,7 @@ def test_assessments_and_intervals_contain_the_prediction_and_its_bound(fitted, 
     assert (narrow[1] < upper).all()
 
 
-class Changing(Ridge):
-    """It changes its argument, so it cannot be cloned."""
-
+class NotToBeCloned(Ridge):
     def __init__(self, alpha=1.0):
         super().__init__(alpha=2 * alpha)
 
@@ -118,7 +116,7 @@ def test_the_time_is_estimated_and_refusals_have_a_way_out(data):
         with pytest.raises(TypeError, match="has no predict, but it must be a regressor; pass for"):
             GeoQRegressor(wrong).fit(X, y)
     with pytest.raises(RuntimeError, match="Cannot clone") as raised:
-        GeoQRegressor(Changing()).fit(X, y)
+        GeoQRegressor(NotToBeCloned()).fit(X, y)
     assert "GeoQ(None, lambda x, y: Regressor(...).fit(x, y).predict)" in raised.value.__notes__[0]
 
 
