@@ -134,10 +134,7 @@ def answers_of(function: Callable[[Any], Any], x: Any, name: str) -> np.ndarray:
     for rows in chunks(len(x), int(np.prod(x.shape[1:]))):
         # A copy goes in, because a function may work in place, and a copy is kept, because it may use its buffer again.
         part = own_copy(x[rows])
-        with (
-            no_grad(),
-            add_note_on_error(f"GeoQ(surrogate, train_surrogate) calls {name}(all rows)"),
-        ):
+        with no_grad(), add_note_on_error(f"GeoQ(surrogate, recipe) calls {name}(all rows)"):
             answer = one_row_each(function(native(part)), len(part), name)
         if answers is None:
             answers = np.empty((len(x), *answer.shape[1:]), answer.dtype)
