@@ -13,19 +13,19 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 3144,
+    "src/geoq": 3166,
     "src/geoq/bounds": 2303,
-    "src/geoq/core": 4212,
-    "src/geoq/data": 2308,
+    "src/geoq/core": 4222,
+    "src/geoq/data": 2305,
     "src/geoq/nets": 321,
     "src/geoq/planning": 1203,
     "src/geoq/plots": 1047,
     "src/geoq/regions": 1251,
     "src/geoq/report": 718,
-    "src/geoq/rollout": 2835,
+    "src/geoq/rollout": 2841,
     "src/geoq/serving": 703,
-    "src/geoq/training": 1347,
-    "tests": 15593,
+    "src/geoq/training": 1345,
+    "tests": 15617,
     "benchmarks": 14298,
     "docs/gallery": 1107,
 }

@@ -1,7 +1,9 @@
 """What a user reaches for in the first hour: intervals, limits, targets over decades and labels."""
 
+import re
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -104,7 +106,9 @@ def test_neither_bounds_nor_intervals_exceed_the_limits():
     ("settings", "message"),
     [
         ({"limits": (0.5, 1)}, r"limits=\(0.5, 1\), but y\[\d+\] is .* that all outputs respect"),
-        ({"limits": (1, 0)}, r"limits=\(1, 0\), but y\[0\] is"),
+        ({"limits": (1, 0)}, r"limits=\(1, 0\) must be a pair \(low, high\) with low < high"),
+        ({"limits": (0, np.nan)}, r"limits=\(0, nan\) must be a pair"),
+        ({"limits": "09"}, "limits='09' must be a pair"),
         ({"limits": 3}, r"must be a pair \(low, high\)"),
         ({"limits": (0, 1), "error_functional": norm_error}, "norm_error is no difference of outp"),
         ({"error_functional": log_error}, r"log_error needs positive outputs, but y\[0\] is -"),
@@ -119,10 +123,12 @@ def test_unusable_limits_and_outputs_are_refused_before_any_training(settings, m
         GeoQ(None, never, **settings).fit(X, y)
 
 
-def test_a_relative_error_is_no_interval():
-    estimator = GeoQ(None, train, folds=FOLDS, error_functional=relative_norm_error)
-    with pytest.raises(TypeError, match="no interval of each output"):
-        _ = estimator.fit(X, 1 + X[:, 0] ** 2).assess(NEW).lower
+@pytest.mark.parametrize(("rho", "y"), [(relative_norm_error, 1 + X[:, 0]), (norm_error, X**2)])
+def test_errors_that_are_no_differences_of_outputs_have_no_interval(rho, y):
+    answer = GeoQ(None, train, folds=FOLDS, error_functional=rho).fit(X, y).assess(NEW)
+    with pytest.raises(TypeError, match="no interval of each output; use error_functional=absol"):
+        _ = answer.lower
+    assert "lower" not in answer.to_frame()
 
 
 def decades(x, seed):
@@ -166,6 +172,21 @@ def test_default_folds_exist_with_fewer_trainings(n_trainings, families):
         default_folds(n_trainings=7)
 
 
+@pytest.mark.filterwarnings("ignore:n=", "ignore:A Gaussian process")
+@pytest.mark.parametrize("n", range(1, 26))
+def test_few_rows_are_calibrated_or_the_refusal_names_folds_that_work(n):
+    x, y, settings = X[:n], X[:n] @ [1.0, 2.0] + 0.1 * NEW[:n, 0], {}
+    for make in (partial(GeoQ, None, train), partial(GeoQRegressor, LinearRegression())):
+        if n < 6:
+            ways_out = r"folds=RandomFolds\((\d)\)\.$" if n > 1 else "give more data|minimum of 2"
+            with pytest.raises(ValueError, match=ways_out) as raised:
+                make().fit(x, y)
+            if n == 1:
+                continue
+            settings["folds"] = RandomFolds(int(re.findall(ways_out, str(raised.value))[0]))
+        assert make(**settings).fit(x, y).bound(x).shape == (n,)
+
+
 def test_a_prefit_regressor_is_calibrated_on_new_rows_without_training():
     y = np.sin(5 * X[:, 0]) + X[:, 1]
     tree = DecisionTreeRegressor(max_depth=4, random_state=0).fit(X[:200], y[:200])
@@ -200,9 +221,8 @@ def test_trainings_on_few_rows_use_one_thread_of_openmp():
 
 def labels(x, seed):
     logit = 6 * np.sin(6 * x[:, 0]) + 0 * x[:, 1]
-    return (np.random.default_rng(seed).uniform(size=len(x)) < 1 / (1 + np.exp(-logit))).astype(
-        float
-    )
+    draws = np.random.default_rng(seed).uniform(size=len(x))
+    return (draws < 1 / (1 + np.exp(-logit))).astype(float)
 
 
 def train_labels(x, y):

@@ -90,7 +90,7 @@ def test_gaps_and_groups_state_who_depends_on_whom():
 
 @pytest.mark.parametrize(("scheme", "message"), [
     (RandomFolds(1), r"RandomFolds\(n_folds=1\), but there are 24 distinct points"),
-    (RandomFolds(25), r"as in folds=RandomFolds\(n_folds=24\)"),
+    (RandomFolds(25), r"between 2 and 24, or one family alone, folds=RandomFolds\(5\)"),
     (ClusterFolds(25), r"ClusterFolds\(n_folds=25\), but there are 24 points"),
     (TemporalFolds(30), r"TemporalFolds\(n_folds=30\)"),
     (TemporalFolds(3, gap=-1), r"gap=-1.*must be an integer >= 0"),

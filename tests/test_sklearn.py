@@ -13,7 +13,7 @@ from sklearn.svm import SVR
 from sklearn.tree import DecisionTreeRegressor
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from geoq import ClusterFolds, GeoQ, GroupFolds, RandomFolds, Table, norm_error
+from geoq import ClusterFolds, GeoQ, GroupFolds, RandomFolds, Table
 from geoq.parts import Climatology, PaperRegion, TwoLawBound
 from geoq.sklearn import GeoQRegressor
 
@@ -47,9 +47,7 @@ def fitted(data):
 
 
 # Some checks have few points, targets that a regressor fits exactly, or targets 0 and 1.
-@pytest.mark.filterwarnings(
-    "ignore:n=", "ignore:the mean errors of", "ignore:all outputs are 0 or 1"
-)
+@pytest.mark.filterwarnings("ignore:n=", "ignore:the mean errors of", "ignore:all outputs are 0")
 @pytest.mark.usefixtures("unchecked")
 @parametrize_with_checks([GeoQRegressor(Ridge()), GeoQRegressor(SVR(), folds=FOLDS)])
 def test_it_passes_the_checks_of_scikit_learn(estimator, check):
@@ -104,13 +102,22 @@ def test_assessments_and_intervals_contain_the_prediction_and_its_bound(fitted, 
     assert (narrow[1] < upper).all()
 
 
-def test_an_interval_needs_one_error_per_prediction(data):
-    X, y, queries, _ = data
-    Y = np.stack([y, 100 * X[:, 0] ** 2], axis=1)
-    ours = GeoQRegressor(Ridge(), folds=FOLDS, error_functional=norm_error).fit(X, Y)
-    assert ours.bound(queries).shape == (len(queries),)
-    with pytest.raises(TypeError, match="use error_functional=absolute_error"):
-        ours.predict_interval(queries)
+class NotToBeCloned(Ridge):
+    def __init__(self, alpha=1.0):
+        super().__init__(alpha=2 * alpha)
+
+
+def test_the_time_is_estimated_and_refusals_have_a_way_out(data):
+    X, y = data[:2]
+    ours = GeoQRegressor(Ridge(), n_jobs=2)
+    assert ours.estimate(X, y).n_trainings == 16
+    assert not [name for name in vars(ours) if name.endswith("_")]
+    for wrong in (Ridge().predict, "ridge", GeoQ(None, train_ridge)):
+        with pytest.raises(TypeError, match="has no predict, but it must be a regressor; pass for"):
+            GeoQRegressor(wrong).fit(X, y)
+    with pytest.raises(RuntimeError, match="Cannot clone") as raised:
+        GeoQRegressor(NotToBeCloned()).fit(X, y)
+    assert "GeoQ(None, lambda x, y: Regressor(...).fit(x, y).predict)" in raised.value.__notes__[0]
 
 
 def test_guarantees_and_files_are_those_of_geoq(data, tmp_path):
@@ -119,7 +126,8 @@ def test_guarantees_and_files_are_those_of_geoq(data, tmp_path):
     table = pd.DataFrame(queries, columns=["a", "b"])
     ours = GeoQRegressor(DecisionTreeRegressor(max_depth=3, random_state=0), folds=FOLDS)
     ours.fit(pd.DataFrame(X, columns=["a", "b"]), y[:, None])
-    ours.geoq_.conformalize(table, truth[:, None])
+    assert ours.conformalize(table, truth[:, None]) is ours
+    assert repr(ours).endswith(", conformalized with 180 pairs")
     ours.geoq_.save(tmp_path / "a.geoq")
     loaded = GeoQ.load(tmp_path / "a.geoq", surrogate=ours.geoq_.surrogate_)
     assert_array_equal(loaded.bound(table), ours.bound(table))

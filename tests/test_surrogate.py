@@ -50,7 +50,7 @@ def test_the_first_bad_value_is_named_and_all_are_counted():
     x = np.zeros((3, 2))
     check_finite(x + 1e308, "x", "")  # the sum overflows
     x[1, 0], x[2, 1] = np.nan, np.inf
-    with pytest.raises(ValueError, match=r"x\[1, 0\] is nan \(2 of 6 values are not f.*\); go\."):
+    with pytest.raises(ValueError, match=r"x\[1, 0\] is nan \(2 of 6 values are NaN.*\); go\."):
         check_finite(x, "x", "go")
 
 

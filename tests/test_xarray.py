@@ -216,10 +216,11 @@ DAY = np.timedelta64(1, "D")
     (lambda y: y.drop_vars("time"), "60 labels from 0 to 59"),
     (lambda y: y.rename(time="day"), "y has no dimension 'time'"),
     (lambda y: y.where(y.time != y.time[3]), "y is masked"),
-    (lambda y: None, "fit needs x and y for a GeoQ"),
+    (lambda y: None, "needs a GeoQ with x and y"),
 ])  # fmt: skip
 def test_unusable_pairs_raise(change, message):
     labelled = unfitted(X, Y)
+    assert labelled.estimate(X, Y).n_trainings == 3
     with pytest.raises((ValueError, TypeError), match=message):
         labelled.fit(X, change(Y))
     assert not hasattr(labelled, "estimator_")
@@ -239,6 +240,8 @@ def test_land_is_nan_in_the_data_and_in_the_answers(lazy, tmp_path):
         assert_array_equal(is_nan, np.broadcast_to(land, is_nan.shape))
     pairs = X + 0.01
     labelled.conformalize(pairs, Y.where(~land))
+    assert "fitted, conformalized with 60 pairs" in repr(labelled)
+    assert "conformal factors" in labelled.describe()
     labelled.save(tmp_path / "a.geoq")
     loaded = Labelled.load(tmp_path / "a.geoq", surrogate=plain.surrogate)
     xr.testing.assert_identical(loaded.assess(QUERIES), labelled.assess(QUERIES))

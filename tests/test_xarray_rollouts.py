@@ -274,7 +274,10 @@ def test_unusable_forcings_of_queries_raise(forced, change, message):
 def test_arguments_of_the_other_estimator_raise(fitted):
     with pytest.raises(ValueError, match="fit received no forcing"):
         fitted.assess(ASKED, 5, forcing=ASKED.u)
-    with pytest.raises(TypeError, match="x and forcing for a RolloutGeoQ"):
+    with pytest.raises(TypeError, match="a RolloutGeoQ with x and forcing"):
         Labelled(small(STEP, None)).fit(FIT, FIT)
+    with pytest.raises(TypeError, match=r"Labelled\(<class .*needs a GeoQ with x"):
+        Labelled(RolloutGeoQ).fit(FIT, FIT)
     with pytest.raises(TypeError, match="groups"):
         Labelled(small(STEP, None)).fit(FIT, groups=[1])
+    assert Labelled(small(None, lambda runs: STEP)).estimate(FIT).n_trainings == 6

@@ -63,11 +63,13 @@ def to_numbers(array: Any, name: str) -> np.ndarray:
     array = np.ma.getdata(array)
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind not in "biuf" or size > 8:
+        frame = ", a data frame if columns hold text," * (name == "x")
+        labels = f"pass {name}.astype(float) if all are numbers{frame} or code labels as numbers, such as ({name} == 'yes') * 1.0"
         ways_out = {
             "m": f"divide it by its unit, {name} / numpy.timedelta64(1, 's')",
             "M": f"pass the time since a date, ({name} - {name}[0]) / numpy.timedelta64(1, 's')",
             "f": f"pass {name}.astype(float)",
-            **dict.fromkeys("OSUT", f"code labels as numbers, such as ({name} == 'yes') * 1.0"),
+            **dict.fromkeys("OSUT", labels),
             "c": "pass its real and imaginary parts as two coordinates",
         }
         raise TypeError(
@@ -85,7 +87,9 @@ def _from_other(array: Any, name: str) -> np.ndarray:
     """The numbers of an array of another library, such as JAX, by ``__array__`` or DLPack."""
     is_sparse = hasattr(array, "toarray")
     way_out = f"{name}.toarray()" if is_sparse else "an array of numbers"
-    if isinstance(array, tuple):
+    if isinstance(array, list):
+        way_out = f"numpy.asarray({name})"
+    elif isinstance(array, tuple):
         way_out = "the prediction alone, lambda x: model(x)[0]: geoq does not use a deviation"
     elif hasattr(array, "shape") and not is_sparse:
         for find in (np.asarray, partial(np.from_dlpack, device="cpu")):
@@ -256,11 +260,6 @@ def is_lazy(array: Any) -> bool:
         return False
     needed = ("shape", "dtype", "__getitem__")
     return all(hasattr(array, name) for name in needed) and len(array.shape) > 0
-
-
-def is_mapped(array: Any) -> bool:
-    """Whether an array that ``stored`` has returned lies in a file."""
-    return isinstance(array, np.ndarray) and isinstance(array.base, np.memmap)
 
 
 def stored(array: Any) -> Any:

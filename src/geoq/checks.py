@@ -6,7 +6,7 @@ Each message has three parts: the user's argument and its value, the fact that i
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from numbers import Integral, Real
@@ -58,11 +58,15 @@ def check_integer(value: Any, name: str, least: int | None = None) -> None:
         raise ValueError(f"{name}={value!r} must be an integer{rest}.")
 
 
-def check_quantile(quantile: Any, name: str) -> None:
+def check_quantile(
+    value: Any, name: str, kind: str = "quantile level", usual: float = 0.95
+) -> None:
     """Raise unless the value is a number in the open interval (0, 1)."""
-    if not is_number(quantile) or not 0 < quantile < 1:
+    if not is_number(value) or not 0 < value < 1:
+        percent = is_number(value) and 1 < value < 100
+        way_out = f"{value:g} % is {value / 100:g}" if percent else f"pass a number such as {usual}"
         raise ValueError(
-            f"{name}={quantile!r}, but a quantile level lies strictly between 0 and 1; 0.95 is usual."
+            f"{name}={value!r}, but a {kind} lies strictly between 0 and 1; {way_out}."
         )
 
 
@@ -76,15 +80,11 @@ def check_fraction(value: Any, name: str) -> None:
 
 def check_widths(values: Any, name: str, *, n_least: int = 1) -> None:
     """Raise unless the values are a sequence of ``n_least`` or more integers of at least 1."""
-    usable = _is_sequence(values) and all(is_integer(v) and v >= 1 for v in values)
+    usable = isinstance(values, tuple | list) and all(is_integer(v) and v >= 1 for v in values)
     if not usable or len(values) < n_least:
         raise ValueError(
             f"{name}={values!r} must be a tuple of {n_least} or more integers >= 1, for example (32, 64)."
         )
-
-
-def _is_sequence(values: object) -> bool:
-    return isinstance(values, Sequence) and not isinstance(values, str)
 
 
 def check_object(value: object, kind: type, name: str, example: str) -> None:
@@ -93,7 +93,7 @@ def check_object(value: object, kind: type, name: str, example: str) -> None:
         raise TypeError(
             f"{name} is the class {value.__name__}, but an object is needed; pass for example {name}={example}."
         )
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or isinstance(value, str):  # which has a method split
         members = (*getattr(kind, "__annotations__", {}), *vars(kind))
         missing = [m for m in members if m[0] != "_" and not hasattr(value, m)]
         is_protocol = getattr(kind, "_is_protocol", False) and missing
@@ -149,7 +149,7 @@ def check_finite(array: np.ndarray, name: str, way_out: str) -> None:
     where = ", ".join(map(str, bad[0]))
     value = array[tuple(bad[0])]
     raise ValueError(
-        f"{name}[{where}] is {value} ({len(bad)} of {array.size} values are not finite); {way_out}."
+        f"{name}[{where}] is {value} ({len(bad)} of {array.size} values are NaN or infinite); {way_out}."
     )
 
 

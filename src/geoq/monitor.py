@@ -146,7 +146,7 @@ class Monitor:
     ) -> None:
         checks.check_object(estimator, GeoQ, "estimator", "GeoQ(surrogate, train).fit(x, y)")
         checks.check_fitted(estimator)
-        checks.check_quantile(level, "level")
+        checks.check_quantile(level, "level", "probability of an alarm", 0.05)
         checks.check_fraction(verify, "verify")
         self.estimator, self.level, self.verify = estimator, level, verify
         self._fitted = fitted = estimator.fitted_

@@ -94,11 +94,7 @@ WITH_TORCH = {
     "NormScaledBound": "geoq.bounds.paper",
     "NormScaledFieldBound": "geoq.bounds.paper",
     "TrainedNetwork": "geoq.training.recipe",
-    "anchor_error": "geoq.bounds.network",
-    "displacement": "geoq.bounds.network",
-    "expected_error": "geoq.bounds.network",
-    "inputs": "geoq.bounds.network",
-    "log_bound": "geoq.bounds.network",
-    "prediction": "geoq.bounds.network",
 }
+SEEN = "anchor_error", "displacement", "expected_error", "inputs", "log_bound", "prediction"
+WITH_TORCH |= dict.fromkeys(SEEN, "geoq.bounds.network")
 __getattr__, __dir__ = names_with_torch("geoq.parts", __all__, WITH_TORCH)

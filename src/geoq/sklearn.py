@@ -1,6 +1,7 @@
 """The scikit-learn interface of GeoQ: a regressor with error bounds beside its predictions."""
 
 import sys
+from copy import copy
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,9 @@ from sklearn.utils import Tags, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from geoq.arrays import native
-from geoq.checks import warn
+from geoq.checks import add_note_on_error, warn
 from geoq.core.assessment import Assessment
+from geoq.core.conformal import guarantee_of
 from geoq.core.estimator import GeoQ
 from geoq.core.folds import Folds
 from geoq.data.domain import Domain
@@ -22,7 +24,7 @@ from geoq.data.table import is_frame
 from geoq.regions.region import SafeRegion
 from geoq.surrogate import ErrorFunctional, absolute_error
 from geoq.training.checkpoint import Checkpoint
-from geoq.training.sources import ShowProgress, progress_bar
+from geoq.training.sources import ShowProgress, TrainingTime, progress_bar
 
 
 @dataclass(eq=False, repr=False)
@@ -53,8 +55,8 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
 
     Attributes:
         estimator_: the regressor fitted on all data.
-        geoq_: the calibrated ``GeoQ``. Everything else is reached through it: ``bounds``, ``conformalize``, ``describe`` and
-            ``save``; ``GeoQ.load(path, surrogate=model.geoq_.surrogate_)`` reads its files.
+        geoq_: the calibrated ``GeoQ``. Everything else is reached through it, such as ``bounds``, ``update`` and ``save``;
+            ``GeoQ.load(path, surrogate=model.geoq_.surrogate_)`` reads its files.
         n_features_in_: number of columns of X.
         feature_names_in_: names of the columns, if X is a data frame with string names.
 
@@ -94,31 +96,39 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         progress: ShowProgress = progress_bar,
     ) -> "GeoQRegressor":
         """Fit the regressor on all data and calibrate its errors on the folds; the arguments as in ``GeoQ.fit``."""
-        if is_frame(X):
-            # The regressor checks the columns.
-            X = validate_data(self, X, skip_check_array=True)
-        else:
-            numbers = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
-            X, y = validate_data(self, X, y, **numbers)
-        _warn_of_search_around()
+        estimator, X, y = self._prepared(X, y)
+        how: dict[str, Any] = {"checkpoint": checkpoint, "progress": progress}
+        self.geoq_ = estimator.fit(X, y, groups=groups, n_jobs=self.n_jobs, **how)
+        self.estimator_ = self.geoq_.surrogate_.args[0]
+        return self
+
+    def estimate(self, X: Any, y: Any, groups: Any = None) -> TrainingTime:
+        """Fit the regressor of one fold, and estimate the time of all fits, see ``GeoQ.estimate``."""
+        estimator, X, y = copy(self)._prepared(X, y)
+        return estimator.estimate(X, y, groups=groups, n_jobs=self.n_jobs)
+
+    def _prepared(self, X: Any, y: Any) -> tuple[GeoQ, Any, Any]:
+        """The ``GeoQ`` with these settings, and the checked data."""
         if not hasattr(self._regressor, "predict"):
             raise TypeError(
                 f"estimator={self._regressor!r} has no predict, but it must be a regressor; pass for example estimator=Ridge()."
             )
-        settings = self.get_params(deep=False)
-        for name in ("estimator", "prefit", "n_jobs"):
-            del settings[name]
+        if is_frame(X):
+            # The regressor checks the columns.
+            X = validate_data(self, X, skip_check_array=True)
+        else:
+            # GeoQ refuses values that are not finite.
+            numbers = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
+            X, y = validate_data(self, X, y, ensure_all_finite=False, **numbers)
+        _warn_of_search_around()
         # GeoQ has the defaults of the settings that are None.
-        chosen = {name: part for name, part in settings.items() if part is not None}
-        how: dict[str, Any] = {"checkpoint": checkpoint, "progress": progress}
+        given, own = self.get_params(deep=False), ("estimator", "prefit", "n_jobs")
+        chosen = {n: part for n, part in given.items() if part is not None and n not in own}
         models: Any = None, partial(_train, self._regressor)
         if self.prefit:
             check_is_fitted(self._regressor)
             models = partial(_predict, self._regressor, tuple(np.shape(y)[1:])), None
-        estimator = GeoQ(*models, **chosen)
-        self.geoq_ = estimator.fit(X, y, groups=groups, n_jobs=self.n_jobs, **how)
-        self.estimator_ = self.geoq_.surrogate_.args[0]
-        return self
+        return GeoQ(*models, **chosen), X, y
 
     def predict(self, X: Any) -> Any:
         """The prediction of the regressor that was fitted on all data."""
@@ -136,16 +146,13 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
     def predict_interval(
         self, X: Any, quantile: float | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The ends of an interval around each prediction, see ``GeoQ.predict_interval``.
-
-        Args:
-            X: inputs, one row per sample.
-            quantile: the level of the bound; None means the level of the estimator.
-
-        Returns:
-            Two arrays in the shape of the prediction: the lower and the upper ends.
-        """
+        """The lower and the upper ends of intervals around the predictions, see ``GeoQ.predict_interval``."""
         return self.assess(X).interval(quantile)
+
+    def conformalize(self, X: Any, y: Any, **how: Any) -> "GeoQRegressor":
+        """Scale the bound so that it holds on pairs that ``fit`` has not seen; the arguments as in ``GeoQ.conformalize``."""
+        self._calibrated.conformalize(self._validated(X), y, **how)
+        return self
 
     def describe(self) -> str:
         """The calibration in a few sentences, see ``GeoQ.describe``."""
@@ -163,6 +170,9 @@ class GeoQRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
     def _validated(self, X: Any) -> Any:
         is_table = self._calibrated.fitted_.schema is not None
         return validate_data(self, X, reset=False, skip_check_array=is_table)
+
+    def __repr__(self, **how: Any) -> str:
+        return f"{super().__repr__(**how)}{guarantee_of(getattr(self, 'geoq_', None))}"
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -187,7 +197,10 @@ def _warn_of_search_around() -> None:
 # Partial functions, because closures cannot be pickled.
 def _train(estimator: Any, x: Any, y: Any) -> Any:
     """The prediction of a clone of the regressor, fitted."""
-    return partial(_predict, clone(estimator).fit(x, y), tuple(y.shape[1:]))
+    without = "GeoQ(None, lambda x, y: Regressor(...).fit(x, y).predict)"
+    with add_note_on_error(f"each fold needs a clone of the regressor; {without} needs none"):
+        own = clone(estimator)
+    return partial(_predict, own.fit(x, y), tuple(y.shape[1:]))
 
 
 def _predict(estimator: Any, output_shape: tuple[int, ...], x: Any) -> np.ndarray:

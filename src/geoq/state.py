@@ -20,7 +20,7 @@ import numpy as np
 
 from geoq import surrogate as errors
 from geoq.arrays import is_other, is_tensor, to_numbers
-from geoq.checks import check_fitted, warn
+from geoq.checks import add_note_on_error, check_fitted, warn
 from geoq.data.metric import identity
 from geoq.data.table import Table
 from geoq.surrogate import check_callable
@@ -42,13 +42,7 @@ FITTED = tuple(
     f"geoq.{part}"
     for part in ("bounds.", "core.", "data.", "regions.", "rollout.", "training.loop")
 )
-FUNCTIONS = (
-    errors.absolute_error,
-    errors.log_error,
-    errors.norm_error,
-    errors.relative_norm_error,
-    identity,
-)
+FUNCTIONS = (*errors.ELEMENTWISE, errors.norm_error, errors.relative_norm_error, identity)
 # The arrays that were packed, by their ids, with the paths of their first owners.
 Seen: TypeAlias = dict[int, tuple[str, np.ndarray]]
 
@@ -290,7 +284,10 @@ def load(
     if tree.get("estimator") != cls.__name__:
         kind = tree.get("estimator")
         raise ValueError(f"{path} holds a {kind}; load it with {kind}.load.")
-    check_callable(surrogate, "surrogate")
+    with add_note_on_error(
+        f"{path} contains no model; surrogate_ of an estimator is the one that fit has trained"
+    ):
+        check_callable(surrogate, "surrogate")
     given = {name: part for name, part in callables.items() if part is not None}
     for name, part in given.items():
         check_callable(part, name)
@@ -344,3 +341,24 @@ def _check_same(name: str, answer: np.ndarray, expected: np.ndarray | None, fitt
             f"{name} differs from the {name} of the file by up to {float(gap.max()):.3g} at the stored inputs, which is "
             f"{100 * ratio:.3g} % of {of}, and at most {100 * limit:g} % is allowed; pass the original {name}, or calibrate again."
         )
+
+
+def packed_labels(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The labels of DataArrays as JSON; attributes of other types become text."""
+    found = {name: like.to_dict(data=False) for name, like in known.items()}
+    for name, like in known.items():
+        for n, of in like.coords.items():
+            if of.dtype.kind == "O" and not {*map(type, of.values.flat)} <= {str}:
+                raise ValueError(f"coordinate {n!r} has dtype object; convert it for a file.")
+            labels = of.astype(int) if of.dtype.kind in "mM" else of
+            found[name]["coords"][n]["data"] = labels.values.tolist()
+    return dict(json.loads(json.dumps(found, default=str)))
+
+
+def unpacked_labels(found: Mapping[str, Any]) -> dict[str, Any]:
+    """DataArrays of zeros with these labels."""
+    for one in found.values():
+        one["data"] = np.zeros(one["shape"], one["dtype"])
+        for of in one["coords"].values():
+            of["data"] = np.array(of["data"], of["dtype"])
+    return {n: import_module("xarray").DataArray.from_dict(one) for n, one in found.items()}

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from geoq.arrays import chunks, native, no_grad, own_copy, restore, to_numbers
-from geoq.checks import check_finite
+from geoq.checks import add_note_on_error, check_finite
 from geoq.data.table import Table
 
 # The trained model F-hat, kept fixed: an ``nn.Module`` in eval mode, ``model.predict``, or any function of a batch.
@@ -134,7 +134,8 @@ def answers_of(function: Callable[..., Any], x: Any, name: str, *others: np.ndar
     for rows in chunks(len(x), int(np.prod(x.shape[1:]))):
         # A copy goes in, because a function may work in place, and a copy is kept, because it may use its buffer again.
         part = own_copy(x[rows])
-        with no_grad():
+        where = f"while calling {name}(x) on {len(part)} rows; in GeoQ(surrogate, train_surrogate) the trained model comes first"
+        with no_grad(), add_note_on_error(where):
             also = (restore(other[rows].copy(), native(part)) for other in others)
             answer = one_row_each(function(native(part), *also), len(part), name)
         if answers is None:

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import json
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +21,7 @@ from geoq.data.masks import masked_where_nan
 from geoq.rollout.estimator import RolloutGeoQ
 from geoq.rollout.horizon import EveryValue
 from geoq.surrogate import absolute_error, norm_error
+from geoq.training.sources import TrainingTime
 
 try:
     import xarray as xr
@@ -37,7 +37,7 @@ OTHERS = ("displacement", "lost", "asked", "forcing", "tolerance")
 NO_LABEL = {"f": np.nan, "M": "NaT", "m": "NaT", "U": "", "i": -1, "O": None}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Labelled:
     """GeoQ or RolloutGeoQ for labelled arrays: it checks the labels of the queries and puts labels on the answers.
 
@@ -77,25 +77,38 @@ class Labelled:
                 drives the step from this time to the next one. Without the dimension of time it is constant.
             how: ``groups``, ``checkpoint`` and ``progress`` of the estimator's ``fit``.
         """
-        if self._rolls != (y is None) or not (self._rolls or forcing is None):
-            raise TypeError("fit needs x and y for a GeoQ, and x and forcing for a RolloutGeoQ.")
-        estimator = copy.copy(self.estimator)
-        fit, other = (self._fit_trajectories, forcing) if self._rolls else (self._fit_pairs, y)
-        self.like_, self.estimator_ = fit(estimator, x, other, how), estimator
+        like, arrays = self._prepared(x, y, forcing, how)
+        self.estimator_ = copy.copy(self.estimator).fit(*arrays, **how)
+        if self._rolls:
+            index, shape = self.estimator.output, self.estimator_.fitted_.reference.layout.output
+            own, rank = like["x"], len(shape)
+            if index is not None and own.ndim:
+                own = own[[index] if isinstance(index, int) else index]
+            plain = xr.DataArray(np.zeros(shape), dims=[f"output_dim_{i}" for i in range(rank)])
+            like["y"] = own if own.shape in (shape, ()) else plain
+        self.like_ = like
         return self
 
-    def _fit_pairs(self, estimator: Any, x: Any, y: Any, how: Any) -> dict[str, Any]:
-        (like_x, (x,)), (like_y, (y,)) = self._gathered([x], "x"), self._gathered([y], "y")
-        times = x.get_index(self.dim)
-        _check_labels(y, x, [self.dim], "y")
-        if "TemporalFolds" in repr(self.estimator.folds) and not times.is_monotonic_increasing:
-            raise ValueError(f"TemporalFolds needs time order; sort x and y by {self.dim!r}.")
-        if how.get("groups") is None and (times.dtype.kind == "M" or hasattr(times, "calendar")):
-            warn_of_alike(y.values[np.argsort(times)], self.estimator.folds)
-        estimator.fit(x.values, masked_where_nan(y.values), **how)
-        return {"x": like_x, "y": like_y, "samples": x[self.dim]}
+    def estimate(self, x: Any, y: Any = None, *, forcing: Any = None, **how: Any) -> TrainingTime:
+        """Train one fold, and estimate the time of ``fit`` with the same arguments, see ``GeoQ.estimate``."""
+        return self.estimator.estimate(*self._prepared(x, y, forcing, how)[1], **how)
 
-    def _fit_trajectories(self, estimator: Any, x: Any, forcing: Any, how: Any) -> dict[str, Any]:
+    def describe(self) -> str:
+        """The calibration in a few sentences, see ``describe`` of the estimator."""
+        check_fitted(self, "estimator_")
+        return str(self.estimator_.describe())
+
+    def __repr__(self) -> str:
+        return f"Labelled({getattr(self, 'estimator_', self.estimator)!r}, dim={self.dim!r})"
+
+    def _prepared(self, x: Any, y: Any, forcing: Any, how: Any) -> tuple[dict[str, Any], Any]:
+        """The labels, and the arrays for ``fit`` of the estimator; a forcing becomes one of its other arguments."""
+        pairs = isinstance(self.estimator, GeoQ)
+        if not (pairs or self._rolls) or pairs == (y is None) or (pairs and forcing is not None):
+            kinds = "a GeoQ with x and y, or a RolloutGeoQ with x and forcing"
+            raise TypeError(f"Labelled({shortened(self.estimator)}) needs {kinds}; pass these.")
+        if pairs:
+            return self._pairs(x, y, how)
         like, states = self._gathered(self._listed(x), "x")
         found = {"x": like}
         steps = {_time_step(part.get_index(self.dim)) for part in states}
@@ -103,16 +116,22 @@ class Labelled:
             found["times"] = xr.DataArray(0.0, {"step": steps.pop()})
         if forcing is not None:
             parts = self._listed(forcing)
-            pairs = zip(parts * len(states) if len(parts) == 1 else parts, states, strict=True)
-            along = [_at_times(part, of[self.dim], self.dim) for part, of in pairs]
+            both = zip(parts * len(states) if len(parts) == 1 else parts, states, strict=True)
+            along = [_at_times(part, of[self.dim], self.dim) for part, of in both]
             found["forcing"], given = self._gathered(along, "forcing")
             how |= {"forcing": [_vectors(part) for part in given]}
-        estimator.fit([_vectors(part) for part in states], **how)
-        index, shape = estimator.output, estimator.fitted_.reference.layout.output
-        if index is not None and like.ndim:
-            like = like[[index] if isinstance(index, int) else index]
-        plain = xr.DataArray(np.zeros(shape), dims=[f"output_dim_{i}" for i in range(len(shape))])
-        return found | {"y": like if like.shape in (shape, ()) else plain}
+        return found, [[_vectors(part) for part in states]]
+
+    def _pairs(self, x: Any, y: Any, how: Any) -> tuple[dict[str, Any], Any]:
+        (like_x, (x,)), (like_y, (y,)) = self._gathered([x], "x"), self._gathered([y], "y")
+        times = x.get_index(self.dim)
+        _check_labels(y, x, [self.dim], "y")
+        if "TemporalFolds" in repr(self.estimator.folds) and not times.is_monotonic_increasing:
+            raise ValueError(f"TemporalFolds needs time order; sort x and y by {self.dim!r}.")
+        if how.get("groups") is None and (times.dtype.kind == "M" or hasattr(times, "calendar")):
+            warn_of_alike(y.values[np.argsort(times)], self.estimator.folds)
+        like = {"x": like_x, "y": like_y, "samples": x[self.dim]}
+        return like, [x.values, masked_where_nan(y.values)]
 
     def _listed(self, data: Any) -> list[Data]:
         """The parts of a list, or of an array that contains several along the dimension of the trajectories."""
@@ -126,8 +145,9 @@ class Labelled:
         if self.dim not in first.dims:
             raise ValueError(f"{name} has no dimension {self.dim!r}, but {first.dims}; rename one.")
         # A scalar coordinate of one trajectory, such as its number, is no property of queries.
-        own = [n for n, c in first.coords.items() if self.dim in c.dims]
-        own += [n for n, c in first.coords.items() if self._rolls and not c.dims]
+        own = [
+            n for n, c in first.coords.items() if self.dim in c.dims or self._rolls > bool(c.dims)
+        ]
         like = xr.zeros_like(first.drop_vars(own).isel({self.dim: 0}))
         arrays = [on_grid(part, like, name).transpose(self.dim, *like.dims) for part in parts]
         return like, [a if a.chunks is None else a.copy(data=stored(a.data)) for a in arrays]
@@ -156,8 +176,9 @@ class Labelled:
         arrays, levels = self._queries(x), levels_of(levels)
         if dim in {*arrays[0].coords, *self.like_["y"].coords}:
             raise ValueError(f"dim={dim!r} is a coordinate of the answer; choose another name.")
-        answer = self._answer(arrays, None, None, {dim: levels})["error_hat"]
-        return answer.assign_coords({dim: levels})
+        return self._answer(arrays, None, None, {dim: levels})["error_hat"].assign_coords(
+            {dim: levels}
+        )
 
     def conformalize(self, x: Data, y: Data, *, guarantee: WholeField | None = None) -> "Labelled":
         """Scale the bound of a ``GeoQ`` so that it holds on pairs that ``fit`` has not seen."""
@@ -211,8 +232,7 @@ class Labelled:
                 starts = states[self.dim] + starts * step
             forcing = _at_times(forcing, starts, self.dim, step)
         forcing, core = on_grid(forcing, given, "forcing"), {*itertools.chain(*self._core)}
-        arrays = xr.align(states, forcing, join="exact", exclude=core)
-        return [*xr.broadcast(*arrays, exclude=core)]
+        return [*xr.broadcast(*xr.align(states, forcing, join="exact", exclude=core), exclude=core)]
 
     def _tolerance(self, tolerance: Any) -> Any:
         """A labelled tolerance as an array in the shape of the output; anything else as it is."""
@@ -277,7 +297,6 @@ class Labelled:
         found = self._found(one, n_steps and 1, tolerance, last)
         sizes = {n: self._sizes(n, part.shape[1:], n_steps, last) for n, part in found.items()}
         pairs = zip(arrays, core, strict=True)
-        lengths = {dim: length for of in sizes.values() for dim, length in of.items()}
         answers = xr.apply_ufunc(
             partial(self._block, sizes, (n_steps, tolerance, last)),
             *(a.chunk(dict.fromkeys(dims, -1)) if a.chunks else a for a, dims in pairs),
@@ -286,7 +305,9 @@ class Labelled:
             exclude_dims={*itertools.chain(*core)},
             dask="parallelized",
             output_dtypes=[part.dtype for part in found.values()],
-            dask_gufunc_kwargs={"output_sizes": lengths},
+            dask_gufunc_kwargs={
+                "output_sizes": {d: n for of in sizes.values() for d, n in of.items()}
+            },
         )
         y, times = self.like_["y"], self.like_.get("times")
         in_units = self._rolls or self.estimator.error_functional in (absolute_error, norm_error)
@@ -321,10 +342,8 @@ class Labelled:
     def save(self, path: str | Path, *, calibration: bool = True) -> None:
         """Write the calibration and the labels to one file; the class of the estimator also reads it."""
         check_fitted(self, "estimator_")
-        like = {name: _packed(part) for name, part in self.like_.items()}
-        labels = {"dims": [self.dim, self.trajectory_dim], "like": like}
-        whole = calibration and not self._rolls
-        state.save(path, self.estimator_, calibration=whole, labels=labels)
+        kept = {"dims": [self.dim, self.trajectory_dim], "like": state.packed_labels(self.like_)}
+        state.save(path, self.estimator_, calibration=calibration and not self._rolls, labels=kept)
 
     @classmethod
     def load(cls, path: str | Path, *, surrogate: Any, **callables: Any) -> "Labelled":
@@ -337,7 +356,7 @@ class Labelled:
         estimator = state.load(path, kind, content=content, surrogate=surrogate, **callables)
         new = cls(estimator, *labels["dims"])
         new.estimator_ = copy.copy(estimator)
-        new.like_ = {name: _unpacked(part) for name, part in labels["like"].items()}
+        new.like_ = state.unpacked_labels(labels["like"])
         return new
 
     get_params, set_params = get_params, set_params
@@ -348,8 +367,7 @@ def _stacked(data: Any, name: str, like: Any = None) -> xr.DataArray:
     if isinstance(data, xr.Dataset):
         chosen = like is not None and "variable" in like.coords
         names = [*like.get_index("variable")] if chosen else [*data.data_vars]
-        missing = [variable for variable in names if variable not in data.data_vars]
-        if missing:
+        if missing := [variable for variable in names if variable not in data.data_vars]:
             raise ValueError(f"{name} has the variables {[*data]}, but fit also had {missing}.")
         units = [str(data[variable].attrs.get("units", "")) for variable in names]
         data = data[names].to_dataarray().assign_coords(units=("variable", units))
@@ -361,8 +379,7 @@ def _stacked(data: Any, name: str, like: Any = None) -> xr.DataArray:
 def on_grid(data: Any, like: xr.DataArray, name: str) -> xr.DataArray:
     """A DataArray with the dimensions, labels and units of ``like``, and any further dimensions."""
     array = _stacked(data, name, like)
-    missing = [dim for dim in like.dims if dim not in array.dims]
-    if missing:
+    if missing := [dim for dim in like.dims if dim not in array.dims]:
         raise ValueError(f"{name} has dimensions {array.dims}, but fit also had {missing}.")
     _check_labels(array, like, like.dims, name)
     known: dict[Any, Any] = {"name": (array.name, like.name)}
@@ -431,20 +448,3 @@ def _time_step(times: Any) -> Any:
     if apart.max() > 1.5 * np.median(apart):
         raise ValueError(f"x has a gap after {times[apart.argmax()]}; pass a list of trajectories.")
     return values[0] if np.allclose(apart, apart[0], rtol=1e-6) else None
-
-
-def _packed(like: xr.DataArray) -> dict[str, Any]:
-    """Labels as JSON; attributes of other types become text."""
-    one = like.to_dict(data=False)
-    for name, of in like.coords.items():
-        if of.dtype.kind == "O" and not all(isinstance(label, str) for label in of.values.flat):
-            raise ValueError(f"coordinate {name!r} has dtype object; convert it for a file.")
-        labels = of.astype(int) if of.dtype.kind in "mM" else of
-        one["coords"][name]["data"] = labels.values.tolist()
-    return dict(json.loads(json.dumps(one, default=str)))
-
-
-def _unpacked(one: Any) -> xr.DataArray:
-    for of in one["coords"].values():
-        of["data"] = np.array(of["data"], of["dtype"])
-    return xr.DataArray.from_dict(one | {"data": np.zeros(one["shape"], one["dtype"])})

@@ -5,6 +5,7 @@ import re
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse
 import torch
@@ -196,10 +197,12 @@ REFUSALS = {
     "x is a nested tensor": (lambda: fit(x=torch.nested.nested_tensor([TENSOR], layout=torch.jagged)), T, r"x is a sparse, nested or .* x.to_padded_tensor\(0.0\)"),
     "x is quantised": (lambda: fit(x=quantised()), T, r"x is a .* quantised tensor.* x.dequantize\(\)"),
     "x has dates": (lambda: fit(x=X.astype("M8[s]")), T, r"dtype datetime64\[s\].*\(x - x\[0\]\) / numpy.timedelta64"),
-    "x has objects": (lambda: fit(x=X.astype(object)), T, "x has dtype object, but must hold real numbers"),
+    "x has objects": (lambda: fit(x=X.astype(object)), T, r"x has dtype object, but must hold .*pass x.astype\(float\) if all are numbers, a data frame"),
+    "x is a column": (lambda: fit(x=pd.Series(Y)), T, r"x is a Series, not a table in memory; pass x.to_frame\(\)"),
+    "y has a column of text": (lambda: fit(y=pd.DataFrame({"y": Y, "name": "a"})), T, "y has dtype object, but must hold real numbers"),
     "x is complex": (lambda: fit(x=X + 1j), T, "x has dtype complex128.*pass its real and imaginary parts"),
     "x is masked": (lambda: fit(x=np.ma.masked_less(X, -0.9)), V, r"x is masked in \d+ of 240 values.*x.filled\(0\)"),
-    "nan in x": (lambda: fit(x=spoiled(X, 17, np.nan)), V, r"x\[17, 0\] is nan \(2 of 240 values.*remove or impute"),
+    "nan in x": (lambda: fit(x=spoiled(X, 17, np.nan)), V, r"x\[17, 0\] is nan \(2 of 240 values.*remove or impute .*or pass a data frame, where values can be missing"),
     "inf in y": (lambda: fit(y=spoiled(Y, 5, np.inf)), V, r"y\[5\] is inf \(1 of 120 values.*remove or impute"),
     "nan in fields": (lambda: fit(x=X, y=spoiled(X, (3, 1), np.nan)), V, r"y\[3, 1\] is nan .*numpy.ma.masked_invalid\(y\)"),
     "y is masked": (lambda: fit(y=np.ma.masked_array(Y, mask=ROWS == 5)), V, r"y is masked in 1 of 120 .*leave these rows"),
@@ -229,7 +232,7 @@ REFUSALS = {
     "one prediction": (lambda: no_retraining(lambda x: x[:1]), V, "it must return one row per input"),
     "predictions of nan": (lambda: no_retraining(lambda x: rough(x) * np.nan), V, r"surrogate\(x\)\[0\] is nan"),
     "predictions as text": (lambda: no_retraining(lambda x: rough(x).astype(str)), T, "the output of surrogate has dtype <U32"),
-    "predictions as a list": (lambda: no_retraining(lambda x: rough(x).tolist()), T, "the output of surrogate must be a NumPy array.*got list"),
+    "predictions as a list": (lambda: no_retraining(lambda x: rough(x).tolist()), T, "the output of surrogate must be a NumPy array.*got list; pass numpy.asarray"),
     "no predictions": (lambda: no_retraining(lambda x: None), T, "the output of surrogate must be a NumPy array.*got NoneType"),
     "a centred batch": (lambda: no_retraining(lambda x: truth(x - x.mean(0))), V, "in another batch"),
     "a sorted batch": (lambda: no_retraining(lambda x: np.sort(rough(x))), V, "the other rows or on their order"),
@@ -264,6 +267,7 @@ REFUSALS = {
     "metric: a weight of 0": (lambda: SensitivityMetric(min_weight=0), V, "min_weight=0, but it is a fraction"),
     # folds and groups
     "folds: a number": (lambda: fit(folds=5), T, r"folds=5 has no split, but folds must be a Folds; pass for example folds=RandomFolds"),
+    "folds: a name": (lambda: fit(folds="random"), T, r"folds='random' is not usable, but folds must be a Folds; pass for example folds=Rand"),
     "folds: a class": (lambda: fit(folds=RandomFolds), T, r"folds is the class RandomFolds.*pass for example folds=RandomFolds\(5\)"),
     "folds: a class among others": (lambda: CombinedFolds(RandomFolds), T, "folds is the class RandomFolds"),
     "folds: none combined": (CombinedFolds, V, "needs at least one scheme"),
@@ -311,6 +315,9 @@ REFUSALS = {
     "bound: nothing fitted": (lambda: no_retraining(bound_model=Own(None)), T, "must return the fitted bound"),
     "bound: a class fitted": (lambda: no_retraining(bound_model=Own(Own)), T, "must return the fitted bound"),
     # answers
+    "levels: in percent": (lambda: FITTED.predict_interval(NEW, 90), V, r"quantile=90, but a quantile level .*; 90 % is 0.9\."),
+    "levels: one number for a table": (lambda: FITTED.assess(NEW).to_frame(levels=0.9), T, "levels=0.9 must be a sequence"),
+    "progress: a flag": (lambda: GeoQ(rough, None).fit(X, Y, progress=True), T, r"progress=True, but it is called as progress\(state\); pass a function"),
     "levels: one number": (lambda: FITTED.bounds(NEW, 0.9), T, r"levels=0.9 must be a sequence of numbers; pass for example \(0.5, 0.9\)"),
     "levels: a word among them": (lambda: FITTED.bounds(NEW, ("a", 0.9)), V, "levels='a', but a quantile level"),
     "levels: above 1": (lambda: FITTED.bounds(NEW, (0.5, 1.5)), V, "levels=1.5, but a quantile level"),
@@ -320,7 +327,7 @@ REFUSALS = {
     "expected error of a quantile": (lambda: FITTED.expected_error(NEW), T, "an upper quantile of the error and not its mean"),
     # conformal factors
     "guarantee: a class": (lambda: FITTED.conformalize(NEW, truth(NEW), guarantee=WholeField), T, "guarantee is the class WholeField, but"),
-    "confidence: in words": (lambda: WholeField("0.9"), V, "confidence='0.9', but a quantile level lies"),
+    "confidence: in words": (lambda: WholeField("0.9"), V, "confidence='0.9', but a probability lies"),
     "pairs: too few": (lambda: FITTED.conformalize(NEW[:12], truth(NEW[:12])), V, r"19 safe pairs are needed, and there are \d+"),
     "pairs: of fit": (lambda: FITTED.conformalize(X, Y), V, r"120 of 120 pairs equal pairs of fit up to rounding \(x\[0\] and its y are row 0"),
     "pairs: two of fit": (lambda: FITTED.conformalize(np.r_[NEW, X[5:7]], np.r_[truth(NEW), Y[5:7]]), V, r"2 of 52 pairs .*x\[50\] and its y are row 5"),
@@ -380,9 +387,7 @@ NOT_NUMBERS = ("0.9", None, [0.9], np.array([0.9, 0.5]), np.array(0.9), 1j, np.n
     lambda q: WholeField(confidence=q),
 ])  # fmt: skip
 def test_quantile_levels_are_numbers_between_0_and_1(make, value):
-    with pytest.raises(
-        ValueError, match=r"=.*, but a quantile level lies strictly between 0 and 1"
-    ):
+    with pytest.raises(ValueError, match=r"=.*, but a (quantile level|probability) lies strictly"):
         make(value)
 
 

@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from geoq.arrays import native, to_numbers
-from geoq.checks import check_index
+from geoq.checks import check_index, check_quantile
 from geoq.core.agreement import mean_of_each
+from geoq.core.conformal import levels_of
 from geoq.data.table import Table, is_frame, output_names
 from geoq.surrogate import ELEMENTWISE, log_error
 
@@ -160,11 +161,10 @@ class Assessment:
 
     def _intervals(self, levels: Sequence[float]) -> dict[str, Any]:
         """The ends of the intervals at the level of the estimator and at others, by name; none if there are no intervals of numbers."""
-        shape, own = tuple(self.prediction.shape[1:]), tuple(self.error_hat.shape[1:])
-        if shape != own or len(shape) > 1 or sum(shape) > N_OUTPUTS_SHOWN:
-            return {}
-        found: dict[str, Any] = {}
-        for level in (None, *levels):
+        shape, found = tuple(self.prediction.shape[1:]), dict[str, Any]()
+        if not self._has_intervals or len(shape) > 1 or sum(shape) > N_OUTPUTS_SHOWN:
+            return found
+        for level in (None, *levels_of(levels)):
             at = "" if level is None else f" {level:g}"
             found |= zip((f"lower{at}", f"upper{at}"), self.interval(level), strict=True)
         return found
@@ -213,16 +213,21 @@ class Assessment:
             Two arrays in the shape of the predictions.
         """
         level = self.quantile if quantile is None else quantile
-        same = tuple(self.prediction.shape) == tuple(self.error_hat.shape)
-        if not same or self.fitted.error_functional not in ELEMENTWISE:
+        check_quantile(level, "quantile")
+        if not self._has_intervals:
             raise TypeError(
-                f"a prediction has shape {tuple(self.prediction.shape[1:])} and a bound has shape {tuple(self.error_hat.shape[1:])}, so "
-                "there is no interval of each output; use error_functional=absolute_error."
+                "the bounds are not of single outputs in their unit, so there is no interval of each output; use error_functional=absolute_error."
             )
         bound = self.error_hat
         if level != self.quantile:
             (bound,) = self.fitted.bounds(native(self.asked), (level,)).values()
         return self.fitted.interval(self.prediction, bound, self.safe, level)
+
+    @property
+    def _has_intervals(self) -> bool:
+        """Whether each bound is one of the difference of a prediction, or of its logarithm."""
+        same = tuple(self.prediction.shape) == tuple(self.error_hat.shape)
+        return same and self.fitted.error_functional in ELEMENTWISE
 
     @property
     def output_names(self) -> Sequence[str] | None:

@@ -51,7 +51,7 @@ class WholeField:
     confidence: float = 0.9
 
     def __post_init__(self) -> None:
-        check_quantile(self.confidence, "confidence")
+        check_quantile(self.confidence, "confidence", "probability")
 
     def factor(self, ratio: Float[np.ndarray, " n n_values"], quantile: float) -> float:
         """The smallest sufficient factor for errors divided by their bounds; infinite if there are too few rows."""
@@ -120,6 +120,12 @@ class ConformalFactors:
     ) -> Float[np.ndarray, " n *field"]:
         factor = np.where(safe, *self.used[::-1]).astype(bound.dtype)
         return bound * per_row(factor, bound)
+
+
+def guarantee_of(estimator: Any) -> str:
+    """What the repr of an estimator adds after ``conformalize``; nothing before."""
+    n = getattr(getattr(getattr(estimator, "fitted_", None), "conformal", None), "n_pairs", 0)
+    return f", conformalized with {n} pairs" * (n > 0)
 
 
 def levels_of(levels: Any) -> list[float]:

@@ -11,7 +11,7 @@ from geoq.bounds.two_laws import TwoLawBound
 from geoq.checks import check_fitted, check_quantile
 from geoq.core.assessment import Assessment
 from geoq.core.calibrate import calibrate
-from geoq.core.conformal import WholeField, conformalized
+from geoq.core.conformal import WholeField, conformalized, guarantee_of
 from geoq.core.fitted import Fitted
 from geoq.core.folds import ClusterFolds, Folds, default_folds
 from geoq.core.opinion import calibration_text
@@ -71,9 +71,7 @@ def represent(estimator: Any) -> str:
             fits = len(text) <= LONGEST_SETTING and "\n" not in text
             parts.append(f"{name}={text if fits else f'{kind}(...)'}")
     state = "fitted" if hasattr(estimator, "fitted_") else "not fitted"
-    if n := getattr(getattr(getattr(estimator, "fitted_", None), "conformal", None), "n_pairs", 0):
-        state += f", conformalized with {n} pairs"
-    return f"{type(estimator).__name__}({', '.join(parts)}), {state}"
+    return f"{type(estimator).__name__}({', '.join(parts)}), {state}{guarantee_of(estimator)}"
 
 
 def represent_html(estimator: Any) -> str:
@@ -237,7 +235,9 @@ class GeoQ:
             self.fitted_: Fitted = calibrate(pairs, progress, finished)
         return self
 
-    def estimate(self, x: Any, y: Any, *, groups: Any = None, planned: Any = None) -> TrainingTime:
+    def estimate(
+        self, x: Any, y: Any, *, groups: Any = None, planned: Any = None, n_jobs: int | None = None
+    ) -> TrainingTime:
         """Train the surrogate of one fold, and estimate the time of all trainings of ``fit`` with the same arguments.
 
         Returns:
@@ -254,7 +254,8 @@ class GeoQ:
         """
         pairs = Pairs.of(self, x, y, groups, planned)
         source = PairFolds(self.train_surrogate, pairs.x, pairs.for_training)
-        return measure(source, pairs.plan.splits, pairs.n_trainings)
+        with few_workers(pairs.inputs.size, n_jobs):
+            return measure(source, pairs.plan.splits, pairs.n_trainings)
 
     @property
     def surrogate_(self) -> Any:
@@ -396,14 +397,8 @@ class GeoQ:
         Raises:
             ValueError: the file is truncated, altered or foreign, or a callable differs from the original one.
         """
-        return state.load(
-            path,
-            cls,
-            surrogate=surrogate,
-            representation=representation,
-            error_functional=error_functional,
-            features=features,
-        )
+        given = {"representation": representation, "error_functional": error_functional}
+        return state.load(path, cls, surrogate=surrogate, features=features, **given)
 
     def describe(self) -> str:
         """The calibration, the fitted bound, the influence of the inputs and the safe region, in a few sentences."""

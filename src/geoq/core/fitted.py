@@ -137,7 +137,7 @@ class Fitted:
         rows = input_rows(x) if self.schema is None else self.schema.table(x)
         shape, own = to_numbers(rows, "x").shape, self.coordinates.input_shape
         if not shape or shape[1:] != own or not shape[0]:
-            single = "; a single query needs a first dimension of 1" * (shape == own)
+            single = "; a single query needs a first dimension of 1, x[None]" * (shape == own)
             raise ValueError(
                 f"x has shape {shape}, but GeoQ was fitted on rows of shape {own}; pass at least one query of that shape{single}."
             )
@@ -268,10 +268,10 @@ class Fitted:
         queries = self.rows_of(x)
         arrays, lost = self.parts_of(queries)
         kind = native(queries) if self.schema is None else None
-        answer = {name: restore(part, kind) for name, part in arrays.items()}
-        if self.mask is not None:
-            for name in ("prediction", "error_hat", "anchor_error", "increment"):
-                answer[name] = self.mask.hidden(answer[name])
+        fields: Any = dict.fromkeys(
+            ("prediction", "error_hat", "anchor_error", "increment"), self._restored
+        )
+        answer = {name: fields.get(name, restore)(part, kind) for name, part in arrays.items()}
         asked = queries if is_lazy(queries) else own_copy(queries)
         return Assessment(**answer, lost=lost, asked=asked, fitted=self)
 

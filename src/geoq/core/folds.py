@@ -71,9 +71,10 @@ def check_fold_count(scheme: str, n_folds: Any, n_things: int, things: str) -> N
     """Raise unless things can be divided into this number of folds."""
     check_integer(n_folds, f"{scheme}.n_folds", 1)
     if not 2 <= n_folds <= n_things:
-        usable = (
-            f"choose n_folds between 2 and {n_things}, as in folds={scheme}(n_folds={n_things})"
-        )
+        # Random folds need the fewest points of all families; nested folds leave one point in.
+        nested = scheme == "NestedFolds"
+        alone = f"{'RandomFolds' if nested else scheme}({min(5, n_things + nested)})"
+        usable = f"choose n_folds between 2 and {n_things}, or one family alone, folds={alone}"
         raise ValueError(
             f"{scheme}(n_folds={n_folds}), but there are {n_things} {things} to divide; "
             f"{usable if n_things > 1 else 'give more data'}."
@@ -303,7 +304,7 @@ def default_folds(interpolating: Folds | None = None, *, n_trainings: int = 15) 
     }
     if n_trainings not in extrapolating:
         raise ValueError(
-            f"n_trainings={n_trainings}, but 15, 10 or 8 trainings were measured; choose one of them, or RandomFolds(5) for queries inside "
+            f"n_trainings={n_trainings!r}, but 15, 10 or 8 trainings were measured; choose one of them, or RandomFolds(5) for queries inside "
             "the data."
         )
     first = RandomFolds(5) if interpolating is None else interpolating

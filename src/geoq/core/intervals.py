@@ -41,16 +41,18 @@ def limits_of(limits: Any, outputs: np.ndarray, error_functional: Any) -> Any:
             for end, absent in zip(limits, (-np.inf, np.inf), strict=True)
         )
         ends = [np.broadcast_to(end, outputs.shape[1:]) for end in (low, high)]
+        if isinstance(limits, str) or not (ends[0] < ends[1]).all():
+            raise ValueError("a low limit is not below its high limit")
     except (TypeError, ValueError) as exc:
         raise ValueError(
-            f"limits={limits!r} must be a pair (low, high) of numbers, of arrays of shape {outputs.shape[1:]}, or None for no limit; pass for "
-            "example limits=(0, 100)."
+            f"limits={limits!r} must be a pair (low, high) with low < high, of numbers, of arrays of shape {outputs.shape[1:]}, or None for no "
+            "limit; pass for example limits=(0, 100)."
         ) from exc
     beyond = np.argwhere((outputs < ends[0]) | (outputs > ends[1]))
     if len(beyond):
         name = f"y[{', '.join(map(str, beyond[0]))}]"
         raise ValueError(
-            f"limits={limits!r}, but {name} is {outputs[tuple(beyond[0])]:.4g}; pass limits that all outputs respect, low first."
+            f"limits={limits!r}, but {name} is {outputs[tuple(beyond[0])]:.4g}; pass limits that all outputs respect."
         )
     # A logarithm has no negative argument.
     return np.maximum(low, 0.0) if error_functional is log_error else low, high

@@ -94,7 +94,8 @@ def check_pairs(x: Any, y: Any, mask: Mask | None) -> tuple[np.ndarray, np.ndarr
                 f"{name} has shape {array.shape} and holds no samples; pass one sample per row."
             )
     if not isinstance(x, Table):
-        check_finite(inputs, "x", REMOVE)
+        framed = ", or pass a data frame, where values can be missing if the model accepts that"
+        check_finite(inputs, "x", REMOVE + framed * (inputs.ndim == 2))
     fields = outputs.ndim > 1
     way_out = f"{REMOVE}, or mask cells that have no value, numpy.ma.masked_invalid(y)"
     shown = outputs if mask is None else np.where(np.isnan(outputs), 0, outputs)

@@ -175,11 +175,11 @@ class Mesh:
 
     def __post_init__(self) -> None:
         given: Any = self.coordinates
-        nodes = np.array(given.detach().cpu() if hasattr(given, "detach") else given, dtype=float)
+        nodes = np.array(given.detach().cpu() if hasattr(given, "detach") else given)
         if nodes.ndim != 2 or len(nodes) < MIN_CELLS or not nodes.shape[1]:
             raise ValueError(
                 f"Mesh(coordinates) has shape {nodes.shape}, but it needs one row of coordinates for each of at least "
-                f"{MIN_CELLS} nodes; pass an array of shape (n_nodes, n_dimensions)."
+                f"{MIN_CELLS} nodes; pass an array of shape (n_nodes, n_dimensions), such as mesh.points, or mesh.p.T of scikit-fem."
             )
         if not np.isfinite(nodes).all():
             raise ValueError(
@@ -187,7 +187,7 @@ class Mesh:
             )
         if self.n_neighbors is not None:
             check_integer(self.n_neighbors, "n_neighbors", 1)
-        object.__setattr__(self, "coordinates", nodes)
+        object.__setattr__(self, "coordinates", nodes.astype(float))
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -56,7 +56,7 @@ class Schema:
         if not is_frame(frame):
             raise TypeError(
                 f"{name} is a {type(frame).__name__}, but GeoQ was fitted on a table with the columns {listed(self.names)}; "
-                "pass a table with these columns."
+                "pass a table with these columns, for one row such as table[:1]."
             )
         found = _narwhals(frame, name)
         if found.implementation.value != self.library:
@@ -201,10 +201,9 @@ def input_rows(x: Any) -> Any:
                 f"column {table.schema[int(j)]!r} is {table.array[row, j]} in row {row}; remove or impute these rows first."
             )
         return table
-    if collector := _collector(x):
-        raise TypeError(
-            f"x is a {type(x).__name__} whose rows are not in memory; pass x.{collector}()."
-        )
+    collector = "to_frame" if hasattr(x, "to_frame") else _collector(x)
+    if collector:
+        raise TypeError(f"x is a {type(x).__name__}, not a table in memory; pass x.{collector}().")
     return _stacked(x, "x") if isinstance(x, list | tuple) else x
 
 
@@ -213,18 +212,16 @@ def output_rows(y: Any) -> Any:
     _check_unlabelled(y, "y")
     if isinstance(y, list | tuple):
         return _stacked(y, "y")
-    if is_frame(y):
-        found = _narwhals(y, "y")
-        columns = [Column(str(n)).encode(found.get_column(n)) for n in found.columns]
-        return Table(y, np.stack(columns, axis=1))
-    if hasattr(y, "to_numpy"):
-        import narwhals as nw
+    if not is_frame(y) and not hasattr(y, "to_numpy"):
+        return y
+    import narwhals as nw
 
-        series = nw.from_native(y, series_only=True)
-        if not (series.dtype.is_numeric() or series.dtype == nw.Boolean):
-            return series.to_numpy()  # which is refused as an array
-        return Table(y, Column(str(series.name or "y")).encode(series))
-    return y
+    found = _narwhals(y, "y") if is_frame(y) else None
+    parts = [nw.from_native(y, series_only=True)] if found is None else [*found.iter_columns()]
+    if not all(part.dtype.is_numeric() or part.dtype == nw.Boolean for part in parts):
+        return y.to_numpy()  # which is refused as an array
+    columns = [Column(str(part.name or "y")).encode(part) for part in parts]
+    return Table(y, columns[0] if found is None else np.stack(columns, axis=1))
 
 
 def _check_unlabelled(array: Any, name: str) -> None:

@@ -39,8 +39,7 @@ def _part(text: str, columns: str = "", rows: Sequence[Any] = (), chart: str = "
 
 def _drawn(text: str, columns: str, rows: Sequence[Any], level: float, *, log: bool) -> list[Part]:
     """A table whose rows are drawn as intervals; nothing without rows."""
-    chart = svg.intervals(rows, text, level, log=log) if rows else ""
-    return [_part(text, columns, rows, chart)] if rows else []
+    return [_part(text, columns, rows, svg.intervals(rows, text, level, log=log))] if rows else []
 
 
 def _identity(core: Any, data: Sequence[np.ndarray]) -> list[list[Any]]:
@@ -57,7 +56,7 @@ def _identity(core: Any, data: Sequence[np.ndarray]) -> list[list[Any]]:
 
 def _guarantee(fitted: Any) -> str:
     if not hasattr(fitted, "conformal"):
-        return "Nothing is guaranteed for the bound of a single step, whose coverage below is measured; joint_band bounds whole forecasts that are exchangeable with the held-out ones."
+        return "joint_band guarantees a bound of whole forecasts that are exchangeable with the held-out ones. Single steps have none."
     if fitted.n_verified:
         return f"Nothing is guaranteed since update received {fitted.n_verified} verified queries; the coverage below is measured."
     if not fitted.conformal.n_pairs:
@@ -65,7 +64,8 @@ def _guarantee(fitted: Any) -> str:
     single, level = fitted.error[:1].size == 1, f"{fitted.quantile:g}"
     what = "the error is" if single else f"the fraction {level} of the errors is expected"
     chance = f" with a probability of {level} or more" if single else ""
-    return f"For a safe query that is exchangeable with the {fitted.conformal.n_pairs} pairs that were set aside, {what} within the bound{chance}, unless conformalize received another guarantee."
+    query = f"a safe query that is exchangeable with the {fitted.conformal.n_pairs} pairs set aside"
+    return f"For {query}, {what} within the bound{chance}, unless conformalize received another guarantee."
 
 
 def _numbers(n: int, scale: Any, found: dict[str, Rows], rows: Rows, of: str) -> list[list[Any]]:

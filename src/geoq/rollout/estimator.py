@@ -16,7 +16,7 @@ from geoq.rollout.growth import MemberGrowth
 from geoq.rollout.trajectories import Trajectories
 from geoq.surrogate import Surrogate
 from geoq.training.checkpoint import Checkpoint
-from geoq.training.sources import ShowProgress, TrainedFolds, progress_bar
+from geoq.training.sources import ShowProgress, TrainedFolds, TrainingTime, measure, progress_bar
 
 
 @dataclass(eq=False, repr=False)
@@ -112,6 +112,12 @@ class RolloutGeoQ:
         task = Trajectories.of(self, trajectories, forcing)
         self.fitted_: FittedRollouts = calibrate(task, progress, task.open_checkpoint(checkpoint))
         return self
+
+    def estimate(self, trajectories: Any, *, forcing: Any = None) -> TrainingTime:
+        """Train the surrogate of one fold, and estimate the time of all trainings of ``fit``, see ``GeoQ.estimate``."""
+        task = Trajectories.of(self, trajectories, forcing)
+        pairs = zip(task.plan.splits, task.starts, strict=True)
+        return measure(task.data, [(kept, first) for (kept, _), first in pairs], task.n_trainings)
 
     @property
     def _fitted(self) -> FittedRollouts:

@@ -23,8 +23,8 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from jaxtyping import Int
 
-from geoq.arrays import is_lazy, is_mapped, native, own_copy, stored, take, to_numbers
-from geoq.checks import add_note_on_error
+from geoq.arrays import is_lazy, native, own_copy, stored, take, to_numbers
+from geoq.checks import add_note_on_error, check_function
 from geoq.data.probes import First, check_first, keep_first
 from geoq.data.table import Table, lacking_levels
 from geoq.surrogate import TRAINED, Surrogate, TrainSurrogate, answers_of, check_callable
@@ -78,6 +78,8 @@ def trainings(show: ShowProgress, n: int) -> Iterator[Report]:
     """Count n trainings, and show and log their progress, in this context."""
     from tqdm.auto import tqdm  # here, because it looks for a notebook
 
+    if show is not None:
+        check_function(show, "progress", "progress(state)")
     n_done, began = 0, time.monotonic()
     # With disable=None tqdm shows the bar on a terminal or in a notebook only.
     hidden = None if show is progress_bar else True
@@ -259,7 +261,8 @@ def train_each(
 ) -> list[Surrogate]:
     """Train a surrogate on each subset of the rows, together if the recipe supports it."""
     if len(subsets) > 1 and hasattr(recipe, "train_many"):
-        own = [native(part if is_mapped(part) else own_copy(part)) for part in (x, y)]
+        kept = [isinstance(getattr(part, "base", None), np.memmap) for part in (x, y)]
+        own = [native(p if k else own_copy(p)) for p, k in zip((x, y), kept, strict=True)]
         surrogates = list(recipe.train_many(own[0], own[1], subsets))
     else:
         pairs = ((native(take(x, rows)), native(take(y, rows))) for rows in subsets)
@@ -271,7 +274,7 @@ def train_each(
 
 def train_deployed(recipe: TrainSurrogate, x: Any, y: Any) -> Surrogate:
     """A surrogate that is trained on all data (line 1)."""
-    with add_note_on_error("while training the deployed surrogate on all data"):
+    with add_note_on_error("while training the deployed surrogate by train_surrogate(x, y)"):
         trained = recipe(native(own_copy(x)), native(own_copy(y)))
         check_callable(trained, TRAINED)
     return trained
@@ -322,8 +325,7 @@ def fold_predictions(
     done: Iterable[tuple[list[int], list[np.ndarray]]] = map(_computed, tasks)
     trained = not is_pretrained(source.recipe)
     if trained:  # workers are used for trainings only
-        parallel = Parallel(return_as="generator_unordered")
-        done = parallel(delayed(_computed)(task) for task in tasks)
+        done = Parallel(return_as="generator_unordered")(delayed(_computed)(task) for task in tasks)
     with _termination_as_exit():
         for numbers, predictions in done:
             if trained:
@@ -356,16 +358,12 @@ def _computed(task: tuple[Any, list[Fold]]) -> tuple[list[int], list[np.ndarray]
 
 def check_sources(surrogate: object, train_surrogate: object, arguments: str) -> None:
     """Raise if there is no model at all, and for models that cannot be called."""
-    if surrogate is None and train_surrogate is None:
-        raise ValueError(
-            "surrogate=None and train_surrogate=None, so there is no model whose error could be estimated; "
-            f"pass a trained surrogate, or a function train_surrogate({arguments}) that returns one."
-        )
     is_source = train_surrogate is not None and is_pretrained(train_surrogate)
-    if surrogate is None and is_source:
+    if surrogate is None and is_pretrained(train_surrogate):
+        kind = f" is a {type(train_surrogate).__name__}, which does not train" * is_source
         raise ValueError(
-            f"surrogate=None and train_surrogate is a {type(train_surrogate).__name__}, which does not train, so "
-            "there is no model whose error could be estimated; pass the trained surrogate."
+            f"surrogate=None and train_surrogate{kind or '=None'}, so there is no model whose error could be estimated; pass a trained "
+            f"surrogate, or a function train_surrogate({arguments}) that returns one."
         )
     if isinstance(train_surrogate, TrainedFolds):
         for number, trained in enumerate(train_surrogate.surrogates):
@@ -417,7 +415,7 @@ def measure(
         return TrainingTime(n_trainings)
     from joblib import effective_n_jobs  # here, because it takes long to import
 
-    folds = [Fold(n, len(splits), *split) for n, split in enumerate(splits)]
+    folds = [Fold(n, len(splits), *split) for n, split in enumerate(splits) if len(split[1])]
     n_workers = effective_n_jobs(None)
     jobs = in_jobs(folds, source.n_together(len(folds)), n_workers)
     # The job whose size is nearest to the mean.
