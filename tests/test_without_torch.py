@@ -27,6 +27,7 @@ from sklearn.linear_model import Ridge
 import geoq
 from geoq import *
 from geoq.parts import *
+from geoq.planning import smooth
 from geoq.sklearn import GeoQRegressor
 
 # A table: fit, assess, save, load.
@@ -71,13 +72,19 @@ loaded = RolloutGeoQ.load(folder / "rollout.geoq", surrogate=step)
 np.testing.assert_array_equal(loaded.bound(states[:2], 5), rollout.bound(states[:2], 5))
 
 # What needs PyTorch says how to install it.
-for package, name in ((geoq, "TrainNetwork"), (geoq.parts, "FieldFactor")):
+for use in (
+    lambda: geoq.TrainNetwork,
+    lambda: geoq.parts.FieldFactor,
+    lambda: GeoQ.paper(np.sqrt, None),
+    lambda: smooth(estimator),
+    AdditiveRecursion,
+):
     try:
-        getattr(package, name)
+        use()
     except ImportError as exc:
         assert 'pip install "geoq[torch]"' in str(exc)
     else:
-        raise AssertionError(name)
+        raise AssertionError(use)
 assert "torch" not in sys.modules
 '''
 

@@ -76,15 +76,11 @@ def check_fraction(value: Any, name: str) -> None:
 
 def check_widths(values: Any, name: str, *, n_least: int = 1) -> None:
     """Raise unless the values are a sequence of ``n_least`` or more integers of at least 1."""
-    usable = _is_sequence(values) and all(is_integer(v) and v >= 1 for v in values)
-    if not usable or len(values) < n_least:
+    usable = isinstance(values, Sequence) and not isinstance(values, str)
+    if not usable or len(values) < n_least or not all(is_integer(v) and v >= 1 for v in values):
         raise ValueError(
             f"{name}={values!r} must be a tuple of {n_least} or more integers >= 1, for example (32, 64)."
         )
-
-
-def _is_sequence(values: object) -> bool:
-    return isinstance(values, Sequence) and not isinstance(values, str)
 
 
 def check_object(value: object, kind: type, name: str, example: str) -> None:
@@ -142,10 +138,9 @@ def check_finite(array: np.ndarray, name: str, way_out: str) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         if math.isfinite(float(array.sum(dtype=float))):
             return
-    finite = np.isfinite(array)
-    if finite.all():
+    bad = np.argwhere(~np.isfinite(array))
+    if not len(bad):
         return
-    bad = np.argwhere(~finite)
     where = ", ".join(map(str, bad[0]))
     value = array[tuple(bad[0])]
     raise ValueError(
@@ -176,6 +171,17 @@ def check_unit(array: np.ndarray, name: str, *, by_column: bool) -> None:
         )
 
 
+def module_with_torch(module: str, asked: str) -> Any:
+    """A module that needs PyTorch; without PyTorch an error that states what needs it, and the command that installs it."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as exc:
+        if exc.name != "torch":
+            raise
+        command = 'pip install "geoq[torch]"'
+        raise ImportError(f"{asked} needs PyTorch; install it with {command}.") from exc
+
+
 def names_with_torch(
     package: str, names: list[str], modules: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -184,13 +190,6 @@ def names_with_torch(
     def find(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        try:
-            return getattr(import_module(modules[name]), name)
-        except ModuleNotFoundError as exc:
-            if exc.name != "torch":
-                raise
-            raise ImportError(
-                f'{package}.{name} needs PyTorch; install it with pip install "geoq[torch]".'
-            ) from exc
+        return getattr(module_with_torch(modules[name], f"{package}.{name}"), name)
 
     return find, lambda: [*names, *modules]
