@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from geoq import surrogate as errors
 from geoq.arrays import is_other, is_tensor, to_numbers
-from geoq.checks import check_fitted, warn
+from geoq.checks import check_fitted, module_with_torch, warn
 from geoq.data.metric import identity
 from geoq.data.table import Table
 from geoq.surrogate import check_callable
@@ -65,7 +64,7 @@ def all_classes(*, with_torch: bool = False) -> list[Any]:
     from geoq import parts
 
     for name in {*parts.WITH_TORCH.values()} if with_torch else ():
-        import_module(name)
+        module_with_torch(name, "this file")
     found: list[Any] = [*FUNCTIONS]
     for name, module in [*sys.modules.items()]:
         if name.startswith(FITTED):
