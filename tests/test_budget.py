@@ -25,7 +25,7 @@ BUDGET = {
     "src/geoq/rollout": 2738,
     "src/geoq/serving": 703,
     "src/geoq/training": 1348,
-    "tests": 15222,
+    "tests": 15257,
     "benchmarks": 14317,
     "docs/gallery": 1116,
 }

@@ -61,6 +61,13 @@ assert len(told) == 1, [str(w.message) for w in caught]
 field.save(folder / "field.geoq")
 GeoQ.load(folder / "field.geoq", surrogate=np.sqrt)
 
+# Cells that are 0 or 1: a law without any loss does not overflow its weight.
+cells = rng.uniform(size=(30, 4, 4))
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    labels = GeoQ(lambda x: (x > 0.5) * 1.0, None, folds=RandomFolds(5), domain=Grid(2))
+    assert labels.fit(cells, (cells > 0.45) * 1.0).bound(cells).shape == cells.shape
+
 # A rollout.
 angle = 0.1 * np.arange(400)
 states = np.stack([np.cos(angle), np.sin(angle)], axis=1)
