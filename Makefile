@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Threads that wait should sleep: on a busy machine spinning ones cost minutes.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test lint docs docs-check format setup bench load memory results results-gpu results-list golden clean
+.PHONY: demo test lint docs docs-look docs-check format setup bench load memory results results-gpu results-list golden clean
 
 demo: setup  ## Calibrate GeoQ around a small neural surrogate of the Forrester function
 	$(BIN)/geoq demo
@@ -22,6 +22,9 @@ lint: setup  ## Lint and types alone
 
 docs: setup  ## The site, with its gallery, in build/site; warnings are errors. Open build/site/index.html
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -q -j 2 -c docs -d build/doctrees . build/site
+
+docs-look:  ## Open every page of build/site as on a phone, with Chromium; a page that is too wide is an error
+	$(BIN)/python docs/look.py
 
 docs-check: setup  ## The examples, links, names and words of the documentation
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_docs.py tests/test_readme.py

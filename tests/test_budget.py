@@ -13,9 +13,9 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 3166,
+    "src/geoq": 3170,
     "src/geoq/bounds": 2303,
-    "src/geoq/core": 4222,
+    "src/geoq/core": 4221,
     "src/geoq/data": 2305,
     "src/geoq/nets": 321,
     "src/geoq/planning": 1203,
@@ -25,8 +25,8 @@ BUDGET = {
     "src/geoq/rollout": 2841,
     "src/geoq/serving": 703,
     "src/geoq/training": 1345,
-    "tests": 15617,
-    "benchmarks": 14298,
+    "tests": 15652,
+    "benchmarks": 14304,
     "docs/gallery": 1107,
 }
 MAX_CLASSES, MAX_PROTOCOLS = 172, 4

@@ -6,7 +6,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -56,6 +55,7 @@ def test_safe_coverage_meets_its_level_without_retraining():
 
 
 def test_answers_come_in_the_kind_and_precision_of_the_user(problem):
+    torch = pytest.importorskip("torch")
     tensors = [torch.from_numpy(part) for part in (problem.x, problem.y, problem.queries)]
 
     def train(x, y):

@@ -8,7 +8,10 @@ import re
 import subprocess
 import sys
 import warnings
+from html import unescape
+from itertools import pairwise
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -115,6 +118,22 @@ def test_a_quick_script_of_the_gallery_draws_a_picture(number, monkeypatch):
     assert any(axes.get_title() for axes in drawn)
 
 
+def broken(pages: dict[Path, str]) -> list[tuple[str, str]]:
+    """Links to files and places that do not exist, and headings that leave out a depth, each with its page."""
+    ids = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in pages.items()}
+    found = []
+    for page, text in pages.items():
+        for link in re.findall(r'<a\b[^>]*\bhref="([^":]+)"', text):
+            path, _, place = unquote(unescape(link)).partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if not target.exists() or (place and place not in ids.get(target, {place})):
+                found.append((page.name, link))
+        depths = [int(depth) for depth in re.findall(r"<h([1-6])\b", text.partition("<article")[2])]
+        jumps = [b for a, b in pairwise([0, *depths]) if b > a + 1]
+        found += [(page.name, f"h{depth}") for depth in jumps]
+    return found
+
+
 def test_the_site_builds_without_a_warning_and_reads_nothing_from_outside(tmp_path):
     """Without the pictures of the gallery, which ``make docs`` draws."""
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-D", "plot_gallery=0"]
@@ -123,10 +142,15 @@ def test_the_site_builds_without_a_warning_and_reads_nothing_from_outside(tmp_pa
         [*command, *folders], cwd=ROOT, check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    pages = list((tmp_path / "site").rglob("*.html"))
+    site = (tmp_path / "site").resolve()
+    pages = {page: page.read_text() for page in site.rglob("*.html") if "_static" not in page.parts}
     assert len(pages) > 100
-    for page in pages:
-        text = page.read_text()
+    assert broken(pages) == []
+    assert broken({site / "a.html": '<a href="b"><article><h1><h3>'}) == [
+        ("a.html", "b"),
+        ("a.html", "h3"),
+    ]
+    for page, text in pages.items():
         loaded = r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"https?:|<link\b[^>]*\bhref=\"https?:"
         assert not re.search(loaded, text), page
         # A thumbnail stands beside its title.

@@ -27,6 +27,7 @@ from sklearn.linear_model import Ridge
 import geoq
 from geoq import *
 from geoq.parts import *
+from geoq.planning import smooth
 from geoq.sklearn import GeoQRegressor
 
 # A table: fit, assess, save, load.
@@ -60,6 +61,13 @@ assert len(told) == 1, [str(w.message) for w in caught]
 field.save(folder / "field.geoq")
 GeoQ.load(folder / "field.geoq", surrogate=np.sqrt)
 
+# Cells that are 0 or 1: a law without any loss does not overflow its weight.
+cells = rng.uniform(size=(30, 4, 4))
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    labels = GeoQ(lambda x: (x > 0.5) * 1.0, None, folds=RandomFolds(5), domain=Grid(2))
+    assert labels.fit(cells, (cells > 0.45) * 1.0).bound(cells).shape == cells.shape
+
 # A rollout.
 angle = 0.1 * np.arange(400)
 states = np.stack([np.cos(angle), np.sin(angle)], axis=1)
@@ -71,13 +79,19 @@ loaded = RolloutGeoQ.load(folder / "rollout.geoq", surrogate=step)
 np.testing.assert_array_equal(loaded.bound(states[:2], 5), rollout.bound(states[:2], 5))
 
 # What needs PyTorch says how to install it.
-for package, name in ((geoq, "TrainNetwork"), (geoq.parts, "FieldFactor")):
+for use in (
+    lambda: geoq.TrainNetwork,
+    lambda: geoq.parts.FieldFactor,
+    lambda: GeoQ.paper(np.sqrt, None),
+    lambda: smooth(estimator),
+    AdditiveRecursion,
+):
     try:
-        getattr(package, name)
+        use()
     except ImportError as exc:
         assert 'pip install "geoq[torch]"' in str(exc)
     else:
-        raise AssertionError(name)
+        raise AssertionError(use)
 assert "torch" not in sys.modules
 '''
 

@@ -1,7 +1,8 @@
-"""GeoQ: how wrong is this prediction, here, and may I trust that answer?
+"""Error bounds for a surrogate that you have already trained, and a flag for queries that the data do not support.
 
-Everything else that a setting accepts is in ``geoq.parts``; ``geoq.sklearn``, ``geoq.xarray`` and ``geoq.plots`` are the other
-public modules. ``TrainNetwork``, ``TrainRollout``, ``Training`` and ``MLP`` need PyTorch, which is imported when one is used.
+``GeoQ(surrogate, train).fit(x, y).assess(queries)`` is the main use, and ``RolloutGeoQ`` serves forecasts. ``geoq.parts`` has everything
+else that a setting accepts; ``sklearn``, ``xarray``, ``plots``, ``planning``, ``report``, ``monitor`` and ``serving`` are the other public
+modules. ``TrainNetwork``, ``TrainRollout``, ``Training`` and ``MLP`` need PyTorch, which is imported when one is used.
 """
 
 from typing import TYPE_CHECKING

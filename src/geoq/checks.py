@@ -142,10 +142,9 @@ def check_finite(array: np.ndarray, name: str, way_out: str) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         if math.isfinite(float(array.sum(dtype=float))):
             return
-    finite = np.isfinite(array)
-    if finite.all():
+    bad = np.argwhere(~np.isfinite(array))
+    if not len(bad):
         return
-    bad = np.argwhere(~finite)
     where = ", ".join(map(str, bad[0]))
     value = array[tuple(bad[0])]
     raise ValueError(
@@ -176,6 +175,17 @@ def check_unit(array: np.ndarray, name: str, *, by_column: bool) -> None:
         )
 
 
+def module_with_torch(module: str, asked: str) -> Any:
+    """A module that needs PyTorch; without PyTorch an error that states what needs it, and the command that installs it."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as exc:
+        if exc.name != "torch":
+            raise
+        command = 'pip install "geoq[torch]"'
+        raise ImportError(f"{asked} needs PyTorch; install it with {command}.") from exc
+
+
 def names_with_torch(
     package: str, names: list[str], modules: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -184,13 +194,6 @@ def names_with_torch(
     def find(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        try:
-            return getattr(import_module(modules[name]), name)
-        except ModuleNotFoundError as exc:
-            if exc.name != "torch":
-                raise
-            raise ImportError(
-                f'{package}.{name} needs PyTorch; install it with pip install "geoq[torch]".'
-            ) from exc
+        return getattr(module_with_torch(modules[name], f"{package}.{name}"), name)
 
     return find, lambda: [*names, *modules]

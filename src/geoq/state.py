@@ -20,7 +20,7 @@ import numpy as np
 
 from geoq import surrogate as errors
 from geoq.arrays import is_other, is_tensor, to_numbers
-from geoq.checks import add_note_on_error, check_fitted, warn
+from geoq.checks import add_note_on_error, check_fitted, module_with_torch, warn
 from geoq.data.metric import identity
 from geoq.data.table import Table
 from geoq.surrogate import check_callable
@@ -59,7 +59,7 @@ def all_classes(*, with_torch: bool = False) -> list[Any]:
     from geoq import parts
 
     for name in {*parts.WITH_TORCH.values()} if with_torch else ():
-        import_module(name)
+        module_with_torch(name, "this file")
     found: list[Any] = [*FUNCTIONS]
     for name, module in [*sys.modules.items()]:
         if name.startswith(FITTED):

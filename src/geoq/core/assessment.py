@@ -267,7 +267,7 @@ class Assessment:
             frame = frames.DataFrame(columns)
             return frame.set_index(asked.index) if is_frame(asked) else frame
         raise ImportError(
-            "to_frame needs pandas or polars; install one of them, or use the arrays of the assessment."
+            'to_frame needs pandas or polars; pip install "geoq[tables]", or use the arrays of the assessment.'
         )
 
     def safety(self, query: int, names: Sequence[str] | None = None) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from geoq import state
 from geoq.arrays import few_workers
 from geoq.bounds.two_laws import TwoLawBound
-from geoq.checks import check_fitted, check_quantile
+from geoq.checks import check_fitted, check_quantile, module_with_torch
 from geoq.core.assessment import Assessment
 from geoq.core.calibrate import calibrate
 from geoq.core.conformal import WholeField, conformalized, guarantee_of
@@ -171,12 +171,11 @@ class GeoQ:
 
         ``settings`` change single ones, for example ``n_anchors=50`` or ``representation=encoder``.
         """
-        from geoq.bounds.paper import NormScaledBound  # needs torch
-
+        bounds = module_with_torch("geoq.bounds.paper", "GeoQ.paper")
         form: dict[str, Any] = {
             "representation": identity,
             "folds": ClusterFolds(5),
-            "bound_model": NormScaledBound(),
+            "bound_model": bounds.NormScaledBound(),
             "safe_region": PaperRegion(),
         }
         return cls(surrogate, train_surrogate, **(form | settings))

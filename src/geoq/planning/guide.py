@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from geoq.bounds.protocol import bounds_of
+from geoq.checks import module_with_torch
 from geoq.data.process import Process
 from geoq.planning.distances import MAX_TUPLES, calibration_of, mean_over_field
 
@@ -26,8 +27,7 @@ def smooth(estimator: Any, surrogate: Any = None) -> Callable[[Any], Any]:
     Raises:
         TypeError: the inputs are a table, or the calibration has no Gaussian process.
     """
-    import torch
-
+    torch = module_with_torch("torch", "smooth")
     fitted = calibration_of(estimator)
     process, known, tuples = fitted.process, fitted.coordinates, fitted.tuples
     if not isinstance(process, Process) or fitted.metric is None or known.column is not None:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from geoq.arrays import chunks
-from geoq.checks import check_function, check_widths
+from geoq.checks import check_function, check_widths, module_with_torch
 from geoq.data.coordinates import spread
 from geoq.quantiles import inverse_cdf_quantile
 from geoq.rollout.features import RolloutCalibration, RolloutFeatures
@@ -65,6 +65,7 @@ class AdditiveRecursion:
     training: Any = None
 
     def __post_init__(self) -> None:
+        module_with_torch("torch", "AdditiveRecursion")
         check_function(self.psi, "psi", "psi(features)")
         check_widths(self.hidden, "hidden", n_least=0)
 
@@ -170,5 +171,4 @@ class FittedSum:
         return bound
 
     def describe(self) -> str:
-        n_steps = self.n_steps
-        return f"the bound is a sum of increments, whose network was trained for {n_steps} steps"
+        return f"the bound is a sum of increments; its network was trained for {self.n_steps} steps"

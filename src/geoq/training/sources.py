@@ -81,8 +81,9 @@ def trainings(show: ShowProgress, n: int) -> Iterator[Report]:
     if show is not None:
         check_function(show, "progress", "progress(state)")
     n_done, began = 0, time.monotonic()
-    # With disable=None tqdm shows the bar on a terminal or in a notebook only.
-    hidden = None if show is progress_bar else True
+    # Text in every notebook; elsewhere disable=None, with which tqdm shows the bar on a terminal only.
+    shown = False if "ipykernel" in sys.modules else None
+    hidden = shown if show is progress_bar else True
     with tqdm(total=n, disable=hidden, leave=False, unit="training") as bar:
 
         def report(stage: str, n_trained: int = 1, n_skipped: int = 0) -> None:
@@ -301,8 +302,7 @@ def fold_predictions(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Iterate over fold numbers and the predictions of the fold surrogates, in the order in which they are finished.
 
-    The jobs run through joblib: one after the other in this process, unless ``joblib.parallel_config`` selects other
-    workers.
+    The jobs run through joblib: one after the other in this process, unless ``joblib.parallel_config`` selects other workers.
     """
     from joblib import Parallel, delayed, effective_n_jobs  # here, because it takes long to import
 
