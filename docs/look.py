@@ -17,7 +17,9 @@ const next = () => {{
   const page = pages.shift();
   if (!page) return document.body.append("all pages were opened");
   frame.onload = () => {{
-    const wide = frame.contentDocument.documentElement.scrollWidth;
+    // The theme lets the article scroll sideways in place of the page.
+    const boxes = frame.contentDocument.querySelectorAll("html, .bd-article-container");
+    const wide = Math.max(...[...boxes].map(box => box.scrollWidth));
     if (wide > {width}) document.querySelector("pre").append(`${{page}}: ${{wide}}\\n`);
     next();
   }};
