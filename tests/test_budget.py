@@ -13,7 +13,7 @@ from conftest import PACKAGE
 ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
-    "src/geoq": 3170,
+    "src/geoq": 3169,
     "src/geoq/bounds": 2303,
     "src/geoq/core": 4221,
     "src/geoq/data": 2305,
@@ -25,7 +25,7 @@ BUDGET = {
     "src/geoq/rollout": 2841,
     "src/geoq/serving": 703,
     "src/geoq/training": 1345,
-    "tests": 15652,
+    "tests": 15655,
     "benchmarks": 14304,
     "docs/gallery": 1107,
 }

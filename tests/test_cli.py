@@ -173,7 +173,10 @@ REFUSALS = {
     "PredictedFolds has 1 entries, but there are 5 folds": [*FIT, *PREDICTED, "p.csv"],
     "line 3 of ragged.csv has 1 cells": ["folds", "--data", "ragged.csv"],
     "needs a first line with the names": ["folds", "--data", "bare.csv"],
-    "ZeroDivisionError: division by zero (own_model.py, line 9)": [*FIT, *BROKEN],
+    "ZeroDivisionError: division by zero while calling surrogate(x) on 80 rows (own_model.py, line 9)": [
+        *FIT,
+        *BROKEN,
+    ],
     "own_model.py is no file of geoq": ["report", "own_model.py"],
     "runs.csv needs either a file of predictions": ["assess", "model.geoq", "runs.csv"],
 }

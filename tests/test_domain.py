@@ -77,7 +77,7 @@ def test_shapes_with_several_grids_raise(inputs, error, message):
     (lambda: Mesh(np.zeros((3, 2))), "at least 8 nodes"),
     (lambda: Mesh(np.full((9, 2), np.nan)), "18 values that are not finite"),
     (lambda: Mesh(np.zeros((9, 2)), 0), "n_neighbors=0"),
-    (lambda: Mesh("nodes"), "could not convert"),
+    (lambda: Mesh("nodes"), r"has shape \(\), but it needs one row of coordinates for each"),
     (lambda: Grid(2).layout(shapes((3,), (64,))), r"Grid\(2\), but an error has shape \(64,\)"),
     (lambda: Mesh(np.eye(9)).layout(shapes((9,), (2, 8))), "interpolated to common nodes"),
 ])  # fmt: skip

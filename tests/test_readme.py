@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -34,7 +35,7 @@ def code_blocks(page: Path) -> list[str]:
 
 def run(page: Path) -> dict[str, object]:
     names: dict[str, object] = {}
-    with np.errstate(all="raise", under="ignore"):
+    with np.errstate(all="raise", under="ignore"), torch.random.fork_rng():  # a page may seed torch
         for block in code_blocks(page):
             exec(compile(block, page.name, "exec"), names)  # noqa: S102
     return names

@@ -134,8 +134,7 @@ def answers_of(function: Callable[..., Any], x: Any, name: str, *others: np.ndar
     for rows in chunks(len(x), int(np.prod(x.shape[1:]))):
         # A copy goes in, because a function may work in place, and a copy is kept, because it may use its buffer again.
         part = own_copy(x[rows])
-        where = f"while calling {name}(x) on {len(part)} rows; in GeoQ(surrogate, train_surrogate) the trained model comes first"
-        with no_grad(), add_note_on_error(where):
+        with no_grad(), add_note_on_error(f"while calling {name}(x) on {len(part)} rows"):
             also = (restore(other[rows].copy(), native(part)) for other in others)
             answer = one_row_each(function(native(part), *also), len(part), name)
         if answers is None:

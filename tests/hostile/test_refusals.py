@@ -364,7 +364,6 @@ REFUSALS = {
     "growth: members": (lambda: parts.MemberGrowth(n_members=-1), V, "n_members=-1 must be an integer >= 0"),
     "growth: no features": (lambda: parts.RandomFeatures(0), V, "n_features=0 must be an integer >= 1"),
     "recursion: a number": (lambda: parts.AdditiveRecursion(psi=3), T, r"called as psi\(features\)"),
-    "relative: in percent": (lambda: parts.Relative("10%"), V, r"Relative\(fraction='10%'\), but a fraction.*Relative\(0.1\)"),
 }  # fmt: skip
 
 

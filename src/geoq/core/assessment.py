@@ -285,7 +285,7 @@ class Assessment:
     def support_map(self, query: int) -> Float[np.ndarray, " *cells"]:
         """Where a field differs from the data: a support score at each cell, from the windows around it; the flag uses their mean.
 
-        The windows are those of the input, or of input and prediction if these have the larger score. A field can also be unsafe as a
+        The windows contain the input, or input and prediction if their score is larger. A field can also be unsafe as a
         whole, because of a mean or a large pattern; ``explanation`` states it.
 
         Raises:
