@@ -161,7 +161,7 @@ def test_each_column_finds_its_kind_of_coordinates():
     assert by_column == dict(zip(COLUMNS, kinds, strict=True))
     assert [COLUMNS[j] for j in found.column[found.log]] == ["conc"]
     assert CALIBRATED.fitted_.metric.describe(COLUMNS).startswith(
-        "relative sensitivity of the prediction: conc (logarithm) 1, site"
+        "relative sensitivity of the prediction: conc (logarithm): 1, site"
     )
 
 

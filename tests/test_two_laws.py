@@ -147,7 +147,7 @@ def test_the_description_names_data_bound_inputs_and_region():
         "Amid the data the bound depends most on the error that a Gaussian process through the data expects"
         in text
     )
-    assert "Relative sensitivity of the prediction: input 0 1, " in text
+    assert "Relative sensitivity of the prediction: input 0: 1, " in text
     assert text.endswith("No coverage is guaranteed, since conformalize was not called.")
 
 

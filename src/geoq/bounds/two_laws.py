@@ -32,6 +32,7 @@ from geoq.bounds.fields import Bounds, Values
 from geoq.bounds.law import (
     LEVEL,
     LEVELS,
+    LOGITS,
     MIN_ERROR,
     NAMES,
     RIDGE_INSIDE,
@@ -174,12 +175,10 @@ class LawPair:
             return log
         return log + pi * (self.outside(features) - log)
 
-    def shift(self, level: float, pi: Any) -> Any:
-        """The difference between log b at a level and at 0.95."""
-        inside, outside = (
-            law.intercept(level) - law.intercept(LEVEL) for law in (self.inside, self.outside)
-        )
-        return (1 - pi) * inside + pi * outside
+    def shifts(self, level: float) -> tuple[float, ...]:
+        """The differences between log b at a level and at 0.95, amid the data and outside."""
+        laws = self.inside, self.outside
+        return tuple(law.intercept(level) - law.intercept(LEVEL) for law in laws)
 
 
 def _trust(
@@ -207,7 +206,7 @@ def _trust(
 
 @dataclass(frozen=True)
 class FittedTwoLaws:
-    """The fitted laws with the process and without; ``shift`` calibrates the pooled bound amid the data."""
+    """The fitted laws with the process and without; ``shift`` calibrates the pooled bound amid the data, and ``lower`` the levels below 0.95."""
 
     quantile: float
     known: "Known"
@@ -218,10 +217,11 @@ class FittedTwoLaws:
     resemblance: Resemblance | None
     trust: tuple[float, float]
     shift: float = 0.0
+    lower: Float[np.ndarray, " n_lower"] | None = None
     has_levels: ClassVar[bool] = True
 
     def recalibrated(self, tuples: Tuples) -> "FittedTwoLaws":
-        """The same bound, which covers the tuples of the interpolating folds at the level 0.95."""
+        """The same bound, which covers the tuples of the interpolating folds at the level 0.95 and at the levels of ``TABLE`` below it."""
         features, counted = tuples.features, tuples.counted
         # A bound without a metric has no overhang.
         bound = replace(self, metric=None)._bound(features, LEVEL)[:, counted]
@@ -230,9 +230,9 @@ class FittedTwoLaws:
         ratio = np.log((error + MIN_ERROR * scale) / bound)
         weight = np.broadcast_to(1 - self._pi(features), ratio.shape)
         present = ~np.isnan(ratio)
-        level = exceeding(LEVEL, len(tuples))
-        found = weighted_quantiles(ratio[present], weight[present], (level,))
-        return replace(self, shift=float(found[0]))
+        levels = [exceeding(level, len(tuples)) for level in TABLE if level <= LEVEL]
+        found = weighted_quantiles(ratio[present], weight[present], levels)
+        return replace(self, shift=float(found[-1]), lower=found - found[-1])
 
     def with_points(self, points: Points, error: np.ndarray) -> "FittedTwoLaws":
         """The same laws with other last points; these have held-out errors, as the surrogate was not trained on them."""
@@ -267,8 +267,11 @@ class FittedTwoLaws:
             # Where the process has data near the query, q contains the overhang.
             unknown = 1 - weight * (1 - np.sqrt(left))
             bound += unknown * np.minimum(OVERHANG_FRACTION * size, MAX_OVERHANG * bound)
-        both = self.laws.shift(level, pi), self.plain.shift(level, pi)
-        return bound * np.exp(weight * both[0] + (1 - weight) * both[1])
+        pairs = zip(self.laws.shifts(level), self.plain.shifts(level), strict=True)
+        inside, outside = (weight * one + (1 - weight) * other for one, other in pairs)
+        if level < LEVEL and self.lower is not None:
+            inside = np.interp(math.log(level / (1 - level)), LOGITS[: len(self.lower)], self.lower)
+        return bound * np.exp((1 - pi) * inside + pi * outside)
 
     def describe(self) -> str:
         """The fitted laws in three sentences."""

@@ -296,7 +296,7 @@ class Assessment:
         found = None if self.lost[query] else find(self.fitted.seen_again(self, query))
         if found is None:
             raise TypeError(
-                "the support score has places in fields whose windows the safe region compares, and this query has none; see reason(query)."
+                "support_map needs inputs that are fields on the cells of the output, and a query with an answer; see reason(query)."
             )
         return found
 

@@ -256,7 +256,8 @@ class Fitted:
     ) -> np.ndarray:
         """The bounds with the conformal factors; 0 in exact cells and nan in cells that the surrogate has masked."""
         bound, own = bounds_of(self.bound, features, level), self.quantile
-        bound = with_margins(bound, features, safe, self, own if level is None else level)
+        if getattr(self.bound, "scalable", True):
+            bound = with_margins(bound, features, safe, self, own if level is None else level)
         bound = self.conformal(bound, safe)
         bound = within_limits(self, features.prediction, bound)
         if self.exact is not None:

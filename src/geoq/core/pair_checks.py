@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 # Outputs over more decades than this, without the lowest and the highest 1 %, raise a warning if their mean is this many medians.
 MANY_DECADES, MEDIANS = 3.0, 5.0
 REMOVE = "remove or impute these samples first"
+# More features of the user are refused: a field is no feature.
+MOST_FEATURES = 20
 # Of more planned queries a random subset of this size stands for all.
 MOST_PLANNED = 5_000
 
@@ -75,8 +77,11 @@ def features_of_user(how: "GeoQ", x: Any, prediction: Any, probed: Any = None) -
     """
     if how.features is None:
         return None
-    with add_note_on_error("while calling features(x, prediction)"):
-        found = flat(answers_of(how.features, x, "features", prediction)).astype(float)
+    found = flat(answers_of(how.features, x, "features", prediction)).astype(float)
+    if found.shape[1] > MOST_FEATURES:
+        raise ValueError(
+            f"features returned {found.shape[1]} numbers per row; return one, or at most {MOST_FEATURES}, such as the norm of a field."
+        )
     check_finite(found, "features(x, prediction)", "features must return finite numbers")
     if probed is not None:
         ask = partial(answers_of, probed, name="surrogate")
@@ -95,7 +100,8 @@ def check_pairs(x: Any, y: Any, mask: Mask | None) -> tuple[np.ndarray, np.ndarr
             )
     if not isinstance(x, Table):
         framed = ", or pass a data frame, where values can be missing if the model accepts that"
-        check_finite(inputs, "x", REMOVE + framed * (inputs.ndim == 2))
+        land = ", or fill cells that never have a value, such as land, with 0"
+        check_finite(inputs, "x", REMOVE + (framed if inputs.ndim == 2 else land))
     fields = outputs.ndim > 1
     way_out = f"{REMOVE}, or mask cells that have no value, numpy.ma.masked_invalid(y)"
     shown = outputs if mask is None else np.where(np.isnan(outputs), 0, outputs)

@@ -276,7 +276,8 @@ class Coordinates:
         if not found:
             return ""
         place = ", ".join(map(str, np.unravel_index(found[0], point.shape)))
-        name = names[found[0]] if place and names is not None else place
+        fits = names is not None and len(names) == point.size  # names of channels do not name cells
+        name = names[found[0]] if place and names is not None and fits else place
         label, value = f"{noun} {name}".rstrip(), point.flat[found[0]]
         if np.isfinite(value):
             return f"{label} is {value:g}, which is too far from the data for a distance; check its unit"

@@ -83,7 +83,7 @@ class FittedMetric:
         # One coordinate per column of a table.
         first = {int(column[j]): j for j in reversed(order)}
         parts = [
-            f"{names[c] if names else f'input {c}'}{' (logarithm)' if log[j] else ''} {float(self.importance[j]) / largest:.2g}"
+            f"{names[c] if names else f'input {c}'}{' (logarithm)' if log[j] else ''}: {float(self.importance[j]) / largest:.2g}"
             for c, j in reversed(first.items())
         ]
         return f"relative sensitivity of the prediction: {', '.join(parts[:5])}"

@@ -131,8 +131,8 @@ class Windows(Score):
         if query.layout.order is not None:
             where = f"node {query.layout.order[place[0]]}"
         return (
-            f"{self.difference}, most of all around {where}: its windows are {distance.mean():.2g} from the nearest windows of the "
-            f"data on average (held-out fields: at most {limit:.2g})"
+            f"{self.difference}, most of all around {where}: the mean distance of its windows to the nearest "
+            f"windows of the data is {distance.mean():.2g} (held-out fields: at most {limit:.2g})"
         )
 
 

@@ -47,7 +47,10 @@ def _identity(core: Any, data: Sequence[np.ndarray]) -> list[list[Any]]:
     for array in data:
         digest.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
     return [
-        ["settings that differ from the defaults", re.sub(r" at 0x[0-9a-f]+", "", repr(core))],
+        [
+            "settings that differ from the defaults",
+            re.sub(r" at 0x[0-9a-f]+|(train_)?surrogate=[^,)]*,? ?", "", repr(core)),
+        ],
         ["SHA-256 of inputs and observed errors", digest.hexdigest()],
         ["versions", ", ".join(f"{name} {version(name)}" for name in names)],
         ["Python", platform.python_version()],

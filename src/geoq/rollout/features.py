@@ -200,7 +200,10 @@ def bounds_along(bound: Any, features: RolloutFeatures) -> Values:
 
 
 def scores_along(region: Any, features: RolloutFeatures) -> PerStep:
-    """The support score of each step; infinite from the step at which a rollout diverges."""
+    """The support score of each step; infinite from the step at which a rollout diverges.
+
+    A region of whole rollouts, which has a region of initial states, gives the largest score so far: a bound rests on all steps before.
+    """
     alive, initial = features.alive, getattr(region, "initial", None)
     score = np.full(alive.shape, np.inf)
     if alive.any():
@@ -209,4 +212,4 @@ def scores_along(region: Any, features: RolloutFeatures) -> PerStep:
     if initial is not None and len(kept):
         unlike = initial.support_score(features.at(kept * features.n_steps))
         score[kept, 0] = np.maximum(score[kept, 0], unlike)
-    return score
+    return np.maximum.accumulate(score, axis=1) if hasattr(region, "initial") else score

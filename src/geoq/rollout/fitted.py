@@ -30,8 +30,8 @@ class RolloutAssessment:
     Attributes:
         prediction: the output of the predicted states; nan from the step at which they are nan, infinite or too large.
         error_hat: upper estimate of their errors; infinite from the step at which a rollout diverges.
-        safe: whether the calibration supports the bound of a step.
-        support_score: a measure of the distance to the calibration of the state that a step starts from; safe up to 1.
+        safe: whether the calibration supports the bound of a step; with the default region, also of all steps before it.
+        support_score: a measure of the distance to the calibration of the states up to the one that a step starts from; safe up to 1.
         supported_horizon: the last step up to which every step is safe; 0 if the first step is not safe.
         diverged_at: the step at which a rollout leaves the range of the data by more than its width; 0 if it does not.
         tolerance: the tolerance in numbers; None without one, like ``trust`` and the last two attributes.
@@ -74,6 +74,11 @@ class RolloutAssessment:
             f"RolloutAssessment of {len(self)} rollouts of {n_steps} steps, {int((horizon == n_steps).sum())} of them {what} to "
             f"the end{note}; reason(i) explains rollout i"
         )
+
+    @property
+    def bound(self) -> Float[Any, " n n_steps *output"]:
+        """The bound, another name of ``error_hat``."""
+        return self.error_hat
 
     @property
     def n_calibrated(self) -> int:

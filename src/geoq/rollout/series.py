@@ -180,7 +180,7 @@ class Series:
                     f"{own} has shape {array.shape}, but trajectories have shape (n_times, *state) with at least two times and "
                     "the same states in all of them; pass scalars with shape (n_times, 1)."
                 )
-            check_finite(array, own, "cut the trajectory there")
+            check_finite(array, own, "cut the trajectory there, or fill land with 0")
             check_unit(array, own, by_column=True)
             check_unit(array, own, by_column=False)
         number = np.repeat(np.arange(len(arrays)), [len(array) for array in arrays])

@@ -164,7 +164,10 @@ def replaced(target: Path) -> Iterator[Path]:
     """A file beside its target under another name, which replaces the target when it is complete."""
     scratch = target.with_name(f".{target.name}.{uuid4().hex}")
     try:
+        scratch.touch()
+        mode = scratch.stat().st_mode  # of a file that the user makes; writers may choose another
         yield scratch
+        scratch.chmod(mode)
         scratch.replace(target)
     finally:
         scratch.unlink(missing_ok=True)
