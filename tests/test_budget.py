@@ -25,8 +25,8 @@ BUDGET = {
     "src/geoq/rollout": 2841,
     "src/geoq/serving": 703,
     "src/geoq/training": 1345,
-    "tests": 15652,
-    "benchmarks": 14304,
+    "tests": 15662,
+    "benchmarks": 14394,
     "docs/gallery": 1107,
 }
 MAX_CLASSES, MAX_PROTOCOLS = 172, 4
