@@ -6,7 +6,6 @@ A table has one line per group of rows; a column is a function of the rows of a 
 import math
 import re
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,6 @@ from scipy.stats import t as student
 from benchmarks.record import where
 
 Row = dict[str, Any]
-Column = Callable[[list[Row]], str]
 NONE = "-"
 CONFIDENCE = 0.95
 

@@ -12,6 +12,22 @@ def relative_l2(y, prediction):
     return float(np.linalg.norm(reference - np.asarray(prediction)) / np.linalg.norm(reference))
 
 
+def scores(error, bound, allowed, safe):
+    """Loss and correlation of a bound, and the coverage of what it allows, of all values and of the safe ones."""
+
+    def of(where=None):
+        return {
+            "pinball": pinball(error, bound, QUANTILE, where),
+            "correlation": correlation(error, bound, where),
+            "coverage": coverage(error, allowed, where),
+        }
+
+    found, inside = of(), dict.fromkeys(("fraction", "pinball", "correlation", "coverage"))
+    if safe is not None:
+        inside = {"fraction": float((1.0 * safe).mean())} | of(safe)
+    return found | {f"safe_{name}": value for name, value in inside.items()}
+
+
 def row(about, y, answer, safe=None, seconds=(0.0, 0.0), rows=...):
     """One row of a results file: what it is about, the scores of some rows of an answer, and the seconds of fit and answer.
 
@@ -19,19 +35,9 @@ def row(about, y, answer, safe=None, seconds=(0.0, 0.0), rows=...):
     """
     y, prediction, bound = y[rows], answer.prediction[rows], answer.error_hat[rows]
     safe = None if safe is None else safe[rows]
-    error = abs(y - prediction)
-    inside = dict.fromkeys(("fraction", "pinball", "correlation", "coverage"))
-    if safe is not None:
-        inside["fraction"] = float(np.mean(safe))
-        inside["pinball"] = pinball(error, bound, QUANTILE, safe)
-        inside["correlation"] = correlation(error, bound, safe)
-        inside["coverage"] = coverage(error, bound, safe)
     return {
         **about,
-        "pinball": pinball(error, bound, QUANTILE),
-        "correlation": correlation(error, bound),
-        "coverage": coverage(error, bound),
-        **{f"safe_{name}": value for name, value in inside.items()},
+        **scores(abs(y - prediction), bound, bound, safe),
         "relative_l2": relative_l2(y, prediction),
         "train_seconds": seconds[0],
         "inference_seconds": seconds[1],

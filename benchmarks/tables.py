@@ -149,6 +149,7 @@ TABLES = {
     "richtmyer_meshkov_coarse": richtmyer_meshkov.coarse,
     "fields": fields.summary,
     "fields_bounds": fields.bounds,
+    "features": fields.features,
     "third_party": third_party.summary,
     "propose": planning.propose,
     "optimise": planning.optimise,

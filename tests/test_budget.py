@@ -14,19 +14,19 @@ ROOT = PACKAGE.parents[1]
 # Lines of the modules in the root of the package alone, and of each folder with what is below it.
 BUDGET = {
     "src/geoq": 3169,
-    "src/geoq/bounds": 2303,
-    "src/geoq/core": 4221,
-    "src/geoq/data": 2305,
+    "src/geoq/bounds": 2306,
+    "src/geoq/core": 4228,
+    "src/geoq/data": 2306,
     "src/geoq/nets": 321,
     "src/geoq/planning": 1203,
     "src/geoq/plots": 1047,
     "src/geoq/regions": 1251,
-    "src/geoq/report": 718,
-    "src/geoq/rollout": 2841,
+    "src/geoq/report": 721,
+    "src/geoq/rollout": 2849,
     "src/geoq/serving": 703,
-    "src/geoq/training": 1345,
-    "tests": 15655,
-    "benchmarks": 14304,
+    "src/geoq/training": 1348,
+    "tests": 15670,
+    "benchmarks": 14394,
     "docs/gallery": 1107,
 }
 MAX_CLASSES, MAX_PROTOCOLS = 172, 4

@@ -188,9 +188,7 @@ def main(words=None):
     small = asked.small
     rows = [row for case in cases(small=small) for row in measure(case, small=small)]
     rows += [*rollouts(small=small), *growth(small=small)]
-    path = record.write("cost", rows, asked.out, small=small)
-    print(path)
-    return path
+    return record.write("cost", rows, asked.out, small=small)
 
 
 if __name__ == "__main__":

@@ -133,9 +133,7 @@ def main(words=None):
     sizes = (SMALL_SIZES if asked.small else SIZES).items()
     cases = [(kind, n) for kind, numbers in sizes for n in numbers]
     rows = [apart("benchmarks.costs.memory", "--measure", *case) for case in cases]
-    path = record.write("memory", rows, asked.out, small=asked.small)
-    print(path)
-    return path
+    return record.write("memory", rows, asked.out, small=asked.small)
 
 
 if __name__ == "__main__":

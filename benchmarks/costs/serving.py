@@ -102,9 +102,7 @@ def main(words=None):
     rows.append({**about, "queries_per_second": rate, **spread})
     server.should_exit = True
     thread.join()
-    path = record.write("serving", rows, asked.out, small=asked.small)
-    print(path)
-    return path
+    return record.write("serving", rows, asked.out, small=asked.small)
 
 
 if __name__ == "__main__":

@@ -35,17 +35,15 @@ def geoq(points, queries, k):
     return Neighbors(points).nearest(queries, k)
 
 
-def sklearn_brute(points, queries, k):
+def sklearn_brute(points, queries, k, algorithm="brute", n_jobs=None):
     from sklearn.neighbors import NearestNeighbors
 
-    return NearestNeighbors(n_neighbors=k, algorithm="brute").fit(points).kneighbors(queries)
+    engine = NearestNeighbors(n_neighbors=k, algorithm=algorithm, n_jobs=n_jobs)
+    return engine.fit(points).kneighbors(queries)
 
 
 def sklearn_tree(points, queries, k):
-    from sklearn.neighbors import NearestNeighbors
-
-    engine = NearestNeighbors(n_neighbors=k, algorithm="kd_tree", n_jobs=-1)
-    return engine.fit(points).kneighbors(queries)
+    return sklearn_brute(points, queries, k, algorithm="kd_tree", n_jobs=-1)
 
 
 def faiss_flat(points, queries, k):
@@ -126,9 +124,7 @@ def main(words=None):
         row = apart("benchmarks.costs.speed", "--measure", form, size)
         rows.append({"kind": "estimator", "seed": 0} | row)
         print(rows[-1], flush=True)
-    path = record.write("speed", rows, asked.out, small=asked.small)
-    print(path)
-    return path
+    return record.write("speed", rows, asked.out, small=asked.small)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Tables and the picture of the field benchmarks."""
 
-from benchmarks.markdown import compare, group, least, mean, only, page, select, table
+from benchmarks.markdown import compare, group, joined, least, mean, only, page, select, table
 from benchmarks.paper import SEEDWISE
 
 
@@ -71,3 +71,15 @@ def bounds(record):
     }
     named = {f"{setting} | {n}, {form}": own for (setting, n, form), own in cases.items()}
     return table("problem | pairs", named, columns)
+
+
+def features(record):
+    """Pinball losses with the features of the user relative to the losses without."""
+    ours, without = both = {"method": "with"}, {"method": "without"}
+    columns = {
+        "used": only(mean("used", 1), **ours),
+        "loss / loss without": lambda r: compare(*(select(r, **m) for m in both), **SEEDWISE),
+        "coverage": only(mean("coverage", 3), **ours),
+        "coverage without": only(mean("coverage", 3), **without),
+    }
+    return table("problem | queries", joined(group(record["rows"], "problem", "shift")), columns)

@@ -117,9 +117,7 @@ def main(words=None):
     sizes = [(60, 2, 100)] if asked.small else [(150, 2, 1000), (400, 4, 1000)]
     n_seeds = 1 if asked.small else 30
     rows += [row for size in sizes for seed in range(n_seeds) for row in whole(seed, *size)]
-    path = record.write("monitor", rows, asked.out, small=asked.small)
-    print(path)
-    return path
+    return record.write("monitor", rows, asked.out, small=asked.small)
 
 
 if __name__ == "__main__":

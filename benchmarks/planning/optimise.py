@@ -111,14 +111,7 @@ def measure(name, seed, wanted, *, small=False):
     return rows
 
 
-BENCHMARK = Benchmark(
-    name="optimise",
-    problems=USED,
-    measure=measure,
-    methods=lambda _: tuple(METHODS),
-    seeds=(0, 1, 2),
-    small=("Forrester",),
-)
+BENCHMARK = Benchmark("optimise", USED, measure, lambda _: (*METHODS,), range(3), ("Forrester",))
 main = script(BENCHMARK, __doc__)
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-State = tuple[Tensor, ...]
 Ghosts = Callable[[Tensor, int], Tensor]
 Y, X = 1, 2
 

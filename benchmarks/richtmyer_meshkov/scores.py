@@ -6,9 +6,9 @@ import torch
 from benchmarks.record import QUANTILE
 from benchmarks.richtmyer_meshkov.bounds import BINARY, PROBABILITY, wrong
 from benchmarks.richtmyer_meshkov.pictures import SHOWN, SHOWN_TIMES
-from benchmarks.scores import relative_l2
+from benchmarks.scores import relative_l2, scores
 from geoq.bounds.network import pinball as pinball_loss
-from geoq.metrics import correlation, coverage, pinball
+from geoq.metrics import correlation, coverage
 
 # A cell is covered up to this fraction and difference, near the interface up to this distance, and flagged from this bound on.
 TOLERANCE, BAND, FLAG = 1e-6, 4, 0.5
@@ -21,18 +21,9 @@ def score(setting, study, answer):
     allowed = bound * (1 + TOLERANCE) + TOLERANCE
     band, misses = study.distance <= BAND, wrong(y, answer.p) > 0
     loss = pinball_loss(error, bound, QUANTILE).double()
-    safe, flagged = answer.safe, bound >= FLAG
-    of_safe = dict.fromkeys(("fraction", "pinball", "correlation", "coverage"))
-    if safe is not None:
-        of_safe["fraction"] = float(safe.double().mean())
-        of_safe["pinball"] = pinball(error, bound, QUANTILE, safe)
-        of_safe["correlation"] = correlation(error, bound, safe)
-        of_safe["coverage"] = coverage(error, allowed, safe)
+    flagged = bound >= FLAG
     return {
-        "pinball": pinball(error, bound, QUANTILE),
-        "correlation": correlation(error, bound),
-        "coverage": coverage(error, allowed),
-        **{f"safe_{name}": value for name, value in of_safe.items()},
+        **scores(error, bound, allowed, answer.safe),
         "relative_l2": relative_l2(y.cpu(), setting.prediction(answer.p).cpu()),
         "band_coverage": coverage(error, allowed, band),
         "band_correlation": correlation(error, bound, band),

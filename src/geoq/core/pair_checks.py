@@ -85,7 +85,7 @@ def features_of_user(how: "GeoQ", x: Any, prediction: Any, probed: Any = None) -
     check_finite(found, "features(x, prediction)", "features must return finite numbers")
     if probed is not None:
         ask = partial(answers_of, probed, name="surrogate")
-        Probes.of(lambda rows: features_of_user(how, rows, ask(rows)), x, found, "features")
+        Probes.of(lambda q: features_of_user(how, q, ask(q)), x, found, "features", "", prediction)
     return found
 
 

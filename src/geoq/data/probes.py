@@ -13,9 +13,9 @@ from geoq.checks import add_note_on_error
 N_PROBES = 8
 # A network rounds differently in batches of different sizes. Answers count as equal if they differ by less than this
 # fraction of the spread of the answers, plus this fraction of the largest answer. The first fraction is twice the rounding
-# error of bfloat16, in which networks may compute on a GPU.
+# error of bfloat16, in which networks may compute on a GPU. The last fraction is the rounding error of sums of doubles.
 SPREAD_FRACTION, LARGEST_FRACTION = 2**-7, 1e-5
-SAME_BATCH_FRACTION = 1e-6
+SAME_BATCH_FRACTION, SUM_FRACTION = 1e-6, 1e-13
 
 Ask: TypeAlias = Callable[[Any], np.ndarray]
 
@@ -38,25 +38,26 @@ class Probes:
 
     @staticmethod
     def of(
-        ask: Ask, x: Any, answers: np.ndarray, name: str = "surrogate", remedy: str = ""
+        ask: Ask, x: Any, answers: Any, name: str = "surrogate", remedy: str = "", behind: Any = 0.0
     ) -> "Probes":
         """Some rows of x; raises if the answers differ in another batch, in another order or at another call.
 
-        ``answers`` are the answers to all of x in one batch or a few batches; ``remedy`` is the end of the message.
+        ``answers`` are the answers to all of x in a few batches; ``behind`` are numbers of which they are differences; ``remedy`` ends the message.
         """
         rows = np.arange(min(N_PROBES, len(x))) * max(N_PROBES, len(x)) // N_PROBES
         inputs, known = take(x, rows), answers[rows]
         probes = Probes(ask, inputs, ask(take(x, rows[::-1].copy())))
-        difference = _difference(probes.answers[::-1], known, _rounding(known))
+        allowed = _rounding(known) + SUM_FRACTION * np.nan_to_num(abs(behind), posinf=0).max()
+        difference = _difference(probes.answers[::-1], known, allowed)
         if not difference:
             with add_note_on_error(f"while calling {name} on a batch of one row"):
                 alone = ask(inputs[:1])
-            difference = _difference(alone, known[:1], _rounding(known))
+            difference = _difference(alone, known[:1], allowed)
         if not difference:
             return probes
         # The cause is either random numbers, or the other rows of the batch.
         first, second = ask(inputs), ask(inputs)
-        if again := _difference(second, first, _rounding(first)):
+        if again := _difference(second, first, allowed):
             raise ValueError(
                 f"{name} gave two answers to the same inputs, up to {again:.3g} apart, so {_CONSEQUENCE.get(name, 'the bound')} would be "
                 f"random; switch dropout and sampling off, or fix their seed.{remedy}"
@@ -69,10 +70,9 @@ class Probes:
 
     def check_unchanged(self, what: str = "the deployed surrogate changed during fit") -> None:
         """Raise if the answers changed while other surrogates were trained; ``what`` starts the message."""
-        backwards = np.arange(len(self.inputs))[::-1].copy()
         # The same batch, so the answers are equal except on a GPU that adds in a random order.
         allowed = SAME_BATCH_FRACTION * abs(np.nan_to_num(self.answers)).max()
-        answers = self.ask(take(self.inputs, backwards))
+        answers = self.ask(take(self.inputs, np.arange(len(self.inputs))[::-1].copy()))
         if difference := _difference(answers, self.answers, allowed):
             raise ValueError(
                 f"{what}: its predictions differ by up to {difference:.3g} from the earlier ones. Probably train_surrogate fits "
