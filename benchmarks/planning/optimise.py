@@ -112,12 +112,7 @@ def measure(name, seed, wanted, *, small=False):
 
 
 BENCHMARK = Benchmark(
-    name="optimise",
-    problems=USED,
-    measure=measure,
-    methods=lambda _: tuple(METHODS),
-    seeds=(0, 1, 2),
-    small=("Forrester",),
+    "optimise", USED, measure, lambda _: tuple(METHODS), (0, 1, 2), ("Forrester",)
 )
 main = script(BENCHMARK, __doc__)
 

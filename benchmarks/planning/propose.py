@@ -139,14 +139,7 @@ def measure(name, seed, wanted, *, small=False):
     return rows
 
 
-BENCHMARK = Benchmark(
-    name="propose",
-    problems=USED,
-    measure=measure,
-    methods=lambda _: tuple(METHODS),
-    seeds=(0, 1),
-    small=("front",),
-)
+BENCHMARK = Benchmark("propose", USED, measure, lambda _: tuple(METHODS), (0, 1), ("front",))
 main = script(BENCHMARK, __doc__)
 
 if __name__ == "__main__":
