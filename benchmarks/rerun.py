@@ -19,7 +19,7 @@ from benchmarks.record import ROOT, path_of, read
 # fmt: off
 MINUTES = {
     "two-cores": {"forced": 1, "small_states": 2, "trusted_horizon": 3, "tables": 5, "fields": 5, "cost": 7, "memory": 8,
-                  "forrester": 11, "speed": 12, "serving": 2, "monitor": 6, "designs": 15,
+                  "forrester": 11, "speed": 12, "serving": 2, "monitor": 6, "designs": 15, "transients": 6, "decades": 5,
                   "features": 4},
     "gpu": {"third_party": 5, "fields_bounds": 8, "fresh": 10, "second_fresh": 10, "third_fresh": 10, "one_input": 10,
             "weather_era5_direct": 10, "ablation": 15, "defaults": 15, "kuramoto_sivashinsky_ablation": 15, "weather_era5": 15,

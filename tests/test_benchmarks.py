@@ -19,7 +19,8 @@ quiet = pytest.mark.filterwarnings("ignore")
 # fmt: off
 SCRIPTS = {
     "suite.defaults": ("defaults", "kinds"), "suite.ablation": ("ablation",), "suite.one_input": ("one_input",),
-    "suite.designs": ("designs", "exchange"), "suite.features": ("features",),
+    "suite.designs": ("designs", "exchange"), "suite.features": ("features",), "suite.decades": ("decades",),
+    "rollouts.transients": ("transients",),
     "suite.tables": ("tables",), "forrester": ("forrester",), "rollouts.kuramoto_sivashinsky": ("kuramoto_sivashinsky",),
     "rollouts.ablation": ("kuramoto_sivashinsky_ablation",), "rollouts.trusted_horizon": ("trusted_horizon",),
     "rollouts.forced": ("forced",), "rollouts.small_states": ("small_states",), "fields.run": ("fields",),

@@ -25,8 +25,8 @@ BUDGET = {
     "src/geoq/rollout": 2849,
     "src/geoq/serving": 703,
     "src/geoq/training": 1348,
-    "tests": 15670,
-    "benchmarks": 14394,
+    "tests": 15672,
+    "benchmarks": 14534,
     "docs/gallery": 1107,
 }
 MAX_CLASSES, MAX_PROTOCOLS = 172, 4

@@ -35,7 +35,6 @@ def measure(name, seed, wanted, *, small=False):
     for n in sizes["sizes"]:
         pairs = x[n_train : n_train + n], y[n_train : n_train + n]
         about = {"setting": name, "seed": seed, "n": n, "design": problem.design}
-        about["relative_error"] = relative_error(surrogate, *pairs)
         training = Training(n_steps=5 if small else 100)
         found = of_size(surrogate, pairs, queries, wanted, training)
         rows += [{"method": row.pop("method")} | about | row for row in found]
@@ -64,11 +63,6 @@ def of_size(surrogate, pairs, queries, wanted, training):
             }
             rows.append({"method": method, "shift": shift} | scores)
     return rows
-
-
-def relative_error(surrogate, x, y):
-    """Error of the surrogate on new pairs relative to the deviation from the mean output."""
-    return float(np.linalg.norm(surrogate(x) - y) / np.linalg.norm(y - y.mean(axis=0)))
 
 
 SMALLEST = ("Heat in a cube",)

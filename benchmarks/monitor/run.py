@@ -59,7 +59,6 @@ def streams(change, n_streams):
             "setting": change,
             "method": method,
             "seed": 0,
-            "n_streams": n,
             "false_alarms": float(alarmed.mean()),
             "found": None if fraction is None else float((late <= AFTER).mean()),
             "delay": None if fraction is None else float(np.median(late)),
@@ -105,7 +104,6 @@ def whole(seed, n_points, n_inputs, n_queries):
             "alarm": float(bool(status.alarms)),
             "delay": None if width == 1 or not numbers else max(0, min(numbers) - half),
             "unsafe": status.numbers["unsafe"],
-            "unsafe_limit": status.numbers["unsafe_limit"],
             "coverage": status.numbers["coverage"],
         }
 

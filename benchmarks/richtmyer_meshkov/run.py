@@ -64,9 +64,7 @@ def measure(problem, seed, wanted, *, small=False, settings=None, read=None, wor
 
 def of_method(study, setting, name):
     """Rows and answer of a method."""
-    method, on_gpu = METHODS[name], study.x.is_cuda
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
+    method = METHODS[name]
     started, trained = now(), study.networks.spent
     answer = method.answer(study, setting)
     answer.bound.sum().item()  # waits for the device
@@ -80,7 +78,6 @@ def of_method(study, setting, name):
         shown = answer._replace(bound=answer.expected, safe=None)
         answers[f"{name}, expected error"] = shown
     about = {"seconds": seconds, "tolerance": scores.TOLERANCE}
-    about["peak_gpu_gib"] = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
     rows = [
         {"method": own, "setting": setting.name, **scores.score(setting, study, one), **about}
         for own, one in answers.items()

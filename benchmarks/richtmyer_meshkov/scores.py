@@ -1,6 +1,5 @@
 """Scores of a bound, on all cells and near the predicted interface."""
 
-import numpy as np
 import torch
 
 from benchmarks.record import QUANTILE
@@ -49,7 +48,6 @@ def accuracy(study):
         "test": (study.y_test, study.p),
     }
     found = {"seed": study.seed, "n_train": len(study.y), "n_test": len(study.y_test)}
-    found["fold_sizes"] = np.bincount(study.fold).tolist()
     for name, (y, p) in pairs.items():
         for setting in (BINARY, PROBABILITY):
             error = relative_l2(y.cpu(), setting.prediction(p).cpu())

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -144,18 +143,20 @@ class CalibratedSpread:
 def _network(input_shape, field_shape):
     """A fully connected network from an input of any shape to an error of any shape."""
     network = MLP(math.prod(input_shape), math.prod(field_shape), hidden=(64, 64))
-    return nn.Sequential(nn.Flatten(), network, nn.Unflatten(1, field_shape or (1,)))
+    shaped = nn.Unflatten(1, field_shape) if field_shape else nn.Flatten(0)
+    return nn.Sequential(nn.Flatten(), network, shaped)
 
 
-class _Quantile(nn.Module):
+class Positive(nn.Module):
+    """``start softplus(network) / log 2``: positive, near ``start`` at first, and with a gradient that does not vanish."""
+
     def __init__(self, network, start):
         super().__init__()
         self.network = network
         self.register_buffer("start", start)
 
     def forward(self, x):
-        emitted = self.network(x).reshape(-1, *self.start.shape)
-        return self.start * nn.functional.softplus(emitted) / math.log(2)
+        return self.start * nn.functional.softplus(self.network(x)) / math.log(2)
 
 
 @dataclass
@@ -168,7 +169,6 @@ class QuantileNetwork(Rival):
     It starts near :math:`u`, the pooled quantile of each coordinate, for any units of the data.
     """
 
-    make_network: Callable[..., nn.Module] = _network
     training: Training = field(default_factory=lambda: Training(n_steps=5000, batch_size=256))
 
     def learn(self, tuples, x, y):
@@ -179,8 +179,8 @@ class QuantileNetwork(Rival):
         # A coordinate with nearly all errors zero starts at the mean of all errors, where the gradient does not vanish.
         start = np.maximum(inverse_cdf_quantile(tuples.error, self.quantile), tuples.error.mean())
         with seeded(self.training.random_state):
-            network = self.make_network(tuple(inputs.shape[1:]), tuple(error.shape[1:]))
-            self.module_ = _Quantile(network, _single(start))
+            network = _network(tuple(inputs.shape[1:]), tuple(error.shape[1:]))
+            self.module_ = Positive(network, _single(start))
 
             def loss(net, rows):
                 each = pinball(error[rows], net(inputs[point[rows]]), self.quantile)

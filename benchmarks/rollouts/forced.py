@@ -105,12 +105,10 @@ def measure(problem, seed, wanted, *, small=False):
         by_coordinate = covered.mean(axis=(0, 1))
         about = {"method": "GeoQ", "setting": problem, "forcing": name, "seed": seed}
         scores = {
-            "coverage": float(covered.mean()),
             "least": float(by_coordinate.min()),
             "most": float(by_coordinate.max()),
             "safe": float(a.safe.mean()),
             "safe_coverage": float(covered[a.safe].mean()) if a.safe.any() else None,
-            "supported": float(a.supported_horizon.mean()),
             "trusted": float(a.trusted_horizon.mean()),
             "kept": float(kept.mean()),
             "broken": float((a.trusted_horizon > kept).mean()),

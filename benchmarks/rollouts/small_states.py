@@ -9,7 +9,6 @@ a window have no error, so the newest value is the one of interest.
 """
 
 import importlib.util
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,9 +91,7 @@ def row(problem, seed, n_starts):
     train, truth = setting.load(setting, seed)
     n_steps = setting.n_steps
     geoq = RolloutGeoQ(None, setting.recipe, n_calibration=n_steps, n_starts=n_starts)
-    started = time.perf_counter()
     a = geoq.fit(train, progress=None).assess(truth[:, 0], n_steps)
-    seconds = time.perf_counter() - started
     error = abs(a.prediction - truth[:, 1:])
     covered = (error <= a.error_hat).mean(axis=0)
     inexact = (error > 0).any(axis=0)
@@ -105,13 +102,10 @@ def row(problem, seed, n_starts):
         "seed": seed,
         "n_starts": n_starts,
         "n_rollouts": len(geoq.fitted_.calibration),
-        "n_fresh": len(truth),
         **{f"newest_{n}": float(newest[n - 1]) for n in (*SHOWN, n_steps)},
         "newest_last": float(newest[-1]),
         "least": float(covered[inexact].min()),
         "coverage": float(covered[inexact].mean()),
-        "largest_copied": float(a.error_hat[:, ~inexact].max(initial=0.0)),
-        "seconds": seconds,
     }
 
 

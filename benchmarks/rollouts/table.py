@@ -8,6 +8,9 @@ from benchmarks import paper
 
 # Beginnings of the names of methods that bound the deployed network of rollouts; the others train networks of their own.
 OF_DEPLOYED = ("GeoQ", "One number per horizon", "Horizon x climatology")
+# For how long rollouts keep the tolerance, for how long they are trusted, and the fraction that exceeds it within that time.
+HORIZONS = {"kept for": md.mean("kept", 1), "trusted": md.mean("trusted", 1)}
+HORIZONS |= {"broken": md.mean("broken", 3), "worst seed": md.least("broken", 3, largest=True)}
 
 
 def kuramoto_sivashinsky(record):
@@ -129,3 +132,10 @@ def small_states(record):
     columns |= {"least of all steps and coordinates": md.least("least", 3)}
     groups = md.group(record["rows"], "setting", "n_rollouts")
     return md.table("state | calibration rollouts", md.joined(groups), columns)
+
+
+def transients(record):
+    loss = {"loss / quantile per step": md.mean("loss"), "largest": md.least("loss", largest=True)}
+    columns = loss | HORIZONS | {"coverage": md.mean("coverage", 3)}
+    groups = md.group(record["rows"], "setting", "tolerance", "method")
+    return md.table("system | tolerance | bound", md.joined(groups), columns)

@@ -18,8 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
 
 from benchmarks.runs import Benchmark, script
-from benchmarks.suite.methods import shortened
-from benchmarks.suite.one_input import flat, harmless, measures, r_squared, recipe
+from benchmarks.suite.one_input import flat, harmless, loaded, measures, r_squared
 from benchmarks.suite.one_input_problems import ONE_INPUT
 from geoq import GeoQ
 from geoq.regions.views import LITTLE
@@ -104,15 +103,10 @@ def of_design(name, seed, wanted, *, small):
 
 def of_case(name, seed, wanted, *, small):
     """The flags of a case of one_input with each allowed change."""
-    problem_name, surrogate = name.rsplit("-", 1)
-    problem = ONE_INPUT[problem_name]
-    x, y, queries, query_y = problem.data(seed)
-    train = recipe(surrogate, seed, x.shape[1])
-    train = shortened(train) if small else train
+    problem, (x, y, queries, query_y), train, rows = loaded(name, seed, small=small)
     fitted = GeoQ(train(x, y), train).fit(x, y).fitted_
     _, features, _, _ = next(fitted.views(queries.x))
     error = flat(abs(query_y - features.prediction))
-    rows = {label: queries.label == label for label in dict.fromkeys(queries.label)}
     about = {
         "problem": name,
         "seed": seed,

@@ -65,15 +65,21 @@ def recipe(surrogate, seed, n_inputs):
     return Regressor(models.get(surrogate, partial(process, n_inputs=n_inputs)), seed)
 
 
-def measure(name, seed, wanted, *, small=False):
-    """A row for each rule: safe fraction, false trust, coverage and pinball loss by label."""
+def loaded(name, seed, *, small):
+    """The problem of a case, its data and recipe, and the rows of each label."""
     problem_name, surrogate = name.rsplit("-", 1)
     problem = ONE_INPUT[problem_name]
-    x, y, queries, query_y = problem.data(seed)
+    x, _, queries, _ = data = problem.data(seed)
     train = recipe(surrogate, seed, x.shape[1])
-    remembered = RememberedTraining(shortened(train) if small else train)
-    deployed = remembered(x, y)
     rows = {label: queries.label == label for label in dict.fromkeys(queries.label)}
+    return problem, data, shortened(train) if small else train, rows
+
+
+def measure(name, seed, wanted, *, small=False):
+    """A row for each rule: safe fraction, false trust, coverage and pinball loss by label."""
+    problem, (x, y, queries, query_y), train, rows = loaded(name, seed, small=small)
+    remembered = RememberedTraining(train)
+    deployed = remembered(x, y)
     found = []
     for rule in wanted:
         fitted = GeoQ(deployed, remembered, safe_region=RULES[rule]).fit(x, y).fitted_

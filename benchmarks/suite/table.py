@@ -401,6 +401,19 @@ def _worst(cells):
     return f"{at['false trust']:.2f} ({at['case']}, {at['label']})"
 
 
+def decades(record):
+    """Geometric means of the loss ratios with their intervals over the draws, and coverages."""
+
+    def cell(own):
+        return f"{md.Ratio.of(md.values(own, 'loss'))}, {md.mean('coverage')(own)}"
+
+    rows = record["rows"]
+    columns = {form: md.only(cell, method=form) for form in md.group(rows, "method")}
+    settings = md.group(rows, "setting").values()
+    settings = {f"{md.average(own, 'decades'):.1f} | {own[0]['noise']}": own for own in settings}
+    return md.table("decades | noise of log(y)", settings, columns)
+
+
 # Data frames
 
 OURS = "GeoQ"

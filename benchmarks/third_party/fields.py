@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.fields.run import relative_error
 from benchmarks.record import QUANTILE
 from benchmarks.third_party.rivals import PerValue, RegressionScaled, summaries
 from geoq import GeoQ, RandomFolds, WholeField
@@ -33,7 +32,6 @@ def measure(case, seed, sizes):
     def row(method, bound, seconds, safe=None):
         x, y = parts["test"]
         about = {"method": method, "setting": case.name, "seed": seed, "kind": "field"}
-        about["relative_error"] = relative_error(surrogate, x, y)
         spent = {"training_seconds": training, "cost": seconds / training}
         return about | scores(abs(surrogate(x) - y), bound, safe) | spent
 
@@ -88,11 +86,8 @@ def scores(error, bound, safe):
         "coverage": float(within.mean()),
         "least_coverage": float(within.mean(axis=0).min()),
         "whole": float((by_sample >= QUANTILE).mean()),
-        "bound_over_error": float(bound.mean() / error.mean()),
     }
     if safe is not None:
         found["safe_fraction"] = float(safe.mean())
-        known = safe.any()
-        found["safe_coverage"] = coverage(error[safe], bound[safe]) if known else None
-        found["safe_whole"] = float((by_sample[safe] >= QUANTILE).mean()) if known else None
+        found["safe_coverage"] = coverage(error[safe], bound[safe]) if safe.any() else None
     return found

@@ -1,6 +1,7 @@
 """Tables and the picture of the third-party cases."""
 
 from benchmarks.markdown import average, group, joined, least, mean, number, page, select, table
+from benchmarks.rollouts.table import HORIZONS
 
 SIMPLE = ("per-cell conformal", "regression-scaled conformal", "per-step quantiles")
 
@@ -35,12 +36,6 @@ def summary(record):
         "fit / training": mean("cost"),
     }
     horizons = select(rows, kind="horizon")
-    of_horizons = {
-        "kept for": mean("kept", 1),
-        "trusted": mean("trusted", 1),
-        "broken": mean("broken", 3),
-        "worst seed": least("broken", 3, largest=True),
-    }
     # Shifted initial states of rollouts were measured before their present test.
     shifted = [row for row in select(rows, kind="shift") if "trusted" not in row]
     plain = group(select(shifted, shift="none"), "setting")
@@ -56,7 +51,7 @@ def summary(record):
         "**Bounds of new queries.** Quantile level 0.95.",
         table("case | bound", joined(group(bounds, "setting", "method")), of_bounds),
         "**Horizons of rollouts.** Number of steps, and fraction of the rollouts that exceed the tolerance within it.",
-        table("case | tolerance | rule", joined(rules), of_horizons),
+        table("case | tolerance | rule", joined(rules), HORIZONS),
         table("mean of all", group(horizons, "method"), {"broken": mean("broken", 3)}),
         "**Shifted fields.**",
         table("case | shift", joined(group(shifted, "setting", "shift")), of_shifts),

@@ -3,7 +3,6 @@
 A bound is an object with ``fit(tuples)``, which returns itself, and ``bound(seen)``, which returns a field per forecast.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 
 from benchmarks.record import QUANTILE
 from benchmarks.rivals import conformal_factor
+from benchmarks.rivals.networks import Positive
 from benchmarks.weather.forecast import GlobeUNet
 from geoq import Training
 from geoq.bounds.climatology import Climatology, FittedClimatology
@@ -227,19 +227,6 @@ def of_latitude_and_spread(seen):
     return np.concatenate([latitude, np.log(seen.spread)], axis=1)
 
 
-class Positive(nn.Module):
-    """``start softplus(network) / log 2``: positive, near ``start`` at first, and with a gradient that does not vanish."""
-
-    def __init__(self, network, start):
-        super().__init__()
-        self.network = network
-        self.register_buffer("start", start)
-
-    def forward(self, x):
-        emitted = self.network(x).unflatten(1, self.start.shape[:2])
-        return self.start * nn.functional.softplus(emitted) / math.log(2)
-
-
 @dataclass
 class FieldQuantile:
     """A U-Net for a quantile of the error; it multiplies the fixed field ``start(error)``."""
@@ -261,7 +248,8 @@ class FieldQuantile:
             torch.manual_seed(self.training.random_state)
             n_out = error[0, :, :, 0, 0].numel()
             network = GlobeUNet(x.shape[1], n_out, self.widths, dropout=0.0)
-            self.network_ = Positive(network, start).to(device)
+            shaped = nn.Sequential(network, nn.Unflatten(1, start.shape[:2]))
+            self.network_ = Positive(shaped, start).to(device)
 
             def loss(net, rows):
                 return (weight * pinball(error[rows], net(seen[rows]), QUANTILE)).mean()

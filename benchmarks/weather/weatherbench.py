@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from benchmarks import record
 from benchmarks.record import QUANTILE
@@ -61,9 +60,6 @@ def measure(problem, seed, wanted, *, small=False, read=None, pictures=None):
 
 def of_method(case, kind, name):
     """Row and answer of one method."""
-    on_gpu = torch.cuda.is_available()
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
     answer, fit_seconds = case.shared.timed(lambda: METHODS[kind][name].fit(case, kind))
     result, asking = case.shared.timed(answer)
     about = {"method": name, "setting": f"{case.form}, {kind}", "seed": case.seed}
@@ -72,7 +68,6 @@ def of_method(case, kind, name):
     line |= scores(error, result.error_hat, case.latitude, QUANTILE)
     line |= getattr(answer, "trainings", {})
     line["calibration_over_training"] = fit_seconds / case.training_seconds
-    line["peak_gpu_gib"] = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
     print(kind, name, f"pinball {1000 * line['pinball']:.3f}e-3, {fit_seconds:.1f} s", flush=True)
     return line, result
 
@@ -91,7 +86,6 @@ def describe(case):
         "training_seconds": case.training_seconds,
         "choosing_seconds": case.choosing_seconds,
         "relative_l2": relative_l2(case.truth, prediction),
-        "mae_in_sample": float((case.surrogate(data.x) - data.y).abs().mean()),
         "mae_test": float(abs(prediction - case.truth).mean()),
     }
     for name, field in references.items():
@@ -118,7 +112,6 @@ def leaks(case, kind):
     return {
         "folds": kind,
         "shared_targets": shared_targets(known.splits, case.settings.n_leads),
-        "fewest_left_in": min(len(seen) for seen, _ in known.splits),
         "mae_fold_in_sample": float(np.mean(in_sample)),
         "mae_held_out": float(held_out.error.mean()),
         "mae_test": float(test_error.mean()),
