@@ -450,6 +450,12 @@ def test_forged_files_raise(saved, change):
         GeoQ.load(saved, surrogate=model)
 
 
+def test_a_file_has_the_permissions_of_other_files(saved):
+    other = saved.with_name("other")
+    other.touch()
+    assert saved.stat().st_mode == other.stat().st_mode
+
+
 def test_a_loaded_estimator_does_not_depend_on_its_file(saved):
     loaded, (estimator, queries) = GeoQ.load(saved, surrogate=model), of_rows()
     os.truncate(saved, 10)

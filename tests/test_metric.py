@@ -61,6 +61,13 @@ def test_a_changed_constant_is_found():
     assert coordinates.changed(queries).tolist() == [[False] * 2, [False, True], [False] * 2]
 
 
+def test_names_of_channels_do_not_name_the_cells_of_a_field():
+    coordinates = Coordinates.fit(np.zeros((3, 2, 4)), logarithms=False)
+    lost = np.full((2, 4), [0, 0, np.nan, 0])
+    assert coordinates.why_unusable(lost, ["u", "v"], "input").startswith("input 0, 2 is nan")
+    assert coordinates.why_unusable(lost, [*"abcdefgh"], "input").startswith("input c is nan")
+
+
 def test_sensitivities_and_weights_by_hand():
     """Two independent draws of an input differ by sqrt(2) deviations in the root mean square."""
     metric = SensitivityMetric(n_rows=20_000)

@@ -60,6 +60,15 @@ def test_coverage_is_near_the_level_at_all_levels_which_do_not_cross():
     assert_array_equal(fitted(quantile=0.5).bound(x), ESTIMATOR.bounds(x, (0.5,))[0.5])
 
 
+def test_each_level_below_the_default_one_covers_its_fraction_of_held_out_errors():
+    """Noise of one size: the law of the level 0.95 does not describe the smaller errors."""
+    noise = np.random.default_rng(5).normal(size=truth(X).shape)
+    found = fitted(truth(X) + 0.2 * noise, folds=RandomFolds(5)).fitted_
+    for level in (0.1, 0.5, 0.8, 0.9):
+        covered = found.tuples.error <= found.bound(found.tuples.features, level)
+        assert covered.mean() == pytest.approx(level, abs=0.01)
+
+
 def test_the_bound_is_the_positive_sum_of_its_parts_and_grows_beyond_the_data():
     answer = ESTIMATOR.assess(queries(size=3.0))
     assert (answer.error_hat > 0).all()
