@@ -25,7 +25,7 @@ BUDGET = {
     "src/geoq/rollout": 2849,
     "src/geoq/serving": 703,
     "src/geoq/training": 1348,
-    "tests": 15690,
+    "tests": 15696,
     "benchmarks": 14534,
     "docs/gallery": 1107,
 }

@@ -252,7 +252,9 @@ def test_errors_of_labels_and_probabilities_take_two_values_and_fit_says_so(prob
     assert expected[wrong].mean() > 1.5 * expected[~wrong].mean()
     same = GeoQ(None, train_one, folds=FOLDS, bound_model=LabelBound(VALUES[probabilities]))
     assert_array_equal(same.fit(X, y).bound(NEW), answer.bound)
-    assert estimator.bound(NEW * [1.0, 1.4]).max() <= 1  # beyond the range of an input that has no influence
+    assert (
+        estimator.bound(NEW * [1.0, 1.4]).max() <= 1
+    )  # beyond the range of an input that has no influence
 
 
 VALUES = misclassification_values, probability_error_values

@@ -319,7 +319,9 @@ def test_the_map_of_support_has_the_mean_of_the_score_and_the_place_of_the_reaso
     assert "around" not in answer.reason(1)
     paper = replace(answer, fitted=replace(answer.fitted, region=PaperRegion()))
     for without in (paper, of_table(box(0)).assess(box(1)[:2])):
-        with pytest.raises(TypeError, match="has places in fields whose windows the safe region"):
+        with pytest.raises(
+            TypeError, match="needs inputs that are fields on the cells of the output"
+        ):
             without.support_map(0)
 
 
