@@ -205,7 +205,8 @@ def signed(text, rows):
         if of_method:
             start = f"^\\| {re.escape(str(method))} \\|"
             text = re.sub(start, f"| {method} {' '.join(of_method)} |", text, flags=re.MULTILINE)
-    notes = " ".join(f"{sign} {run}." for run, sign in marks.items())
+    signs = {run: sign if sign in text else "Other rows:" for run, sign in marks.items()}
+    notes = " ".join(f"{sign} {run}." for run, sign in signs.items())
     return f"{text}\n\n{notes}" if notes else text
 
 

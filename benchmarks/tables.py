@@ -168,8 +168,8 @@ TABLES = {
 def render(name, folder=RESULTS):
     """All tables of a name in Markdown, with the signs of other runs and the footer."""
     record = load(FILES.get(name, name), folder)
-    text = signed(TABLES[name](record), record["rows"])
-    return text if name == "in_short" else f"{text}\n\n{footer(record)}"
+    text = TABLES[name](record)
+    return text if name == "in_short" else f"{signed(text, record['rows'])}\n\n{footer(record)}"
 
 
 def marked(page):
