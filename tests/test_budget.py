@@ -25,7 +25,7 @@ BUDGET = {
     "src/geoq/rollout": 2849,
     "src/geoq/serving": 703,
     "src/geoq/training": 1348,
-    "tests": 15696,
+    "tests": 15698,
     "benchmarks": 14535,
     "docs/gallery": 1107,
 }

@@ -3,6 +3,7 @@
 import copy
 import re
 import warnings
+from itertools import cycle
 
 import numpy as np
 import pandas as pd
@@ -64,6 +65,7 @@ TENSOR = torch.from_numpy(X)
 ROWS = np.arange(120)
 MASK = ROWS < 60
 LABELS = ROWS // 4
+TURNS = cycle((-0.5, 0.5))  # for answers that differ from call to call
 
 
 def never(x, y):
@@ -356,9 +358,9 @@ REFUSALS = {
     "trajectories: masked": (lambda: rollouts(np.ma.masked_less(STATES, -0.9)), V, "trajectories is masked in"),
     "trajectories: an extreme unit": (lambda: rollouts(STATES * 1e200), V, "trajectories.* ranges .*another unit"),
     "rollouts: a centred batch": (lambda: rollouts(step=lambda x: 0.99 * (x - x.mean(0))), V, "in another batch"),
-    "rollouts: a random step": (lambda: rollouts(step=lambda x: x + np.random.default_rng().normal()), V, "two answers"),
+    "rollouts: a random step": (lambda: rollouts(step=lambda x: x + next(TURNS)), V, "two answers"),
     "rollouts: one model object for all folds": (lambda: rollouts(recipe=shared_step(), folds=RandomFolds(3)), V, "a fold surrogate changed when the next"),
-    "rollouts: a recipe of random steps": (lambda: rollouts(None, recipe=lambda runs: lambda x: x + np.random.default_rng().normal()), V, "two answers"),
+    "rollouts: a recipe of random steps": (lambda: rollouts(None, recipe=lambda runs: lambda x: x + next(TURNS)), V, "two answers"),
     "rollouts: steps in words": (lambda: rollouts().assess(STATES, "3"), V, "n_steps='3' must be an integer"),
     "growth: no companion": (lambda: parts.MemberGrowth(companion="auto"), T, "companion='auto'.*RandomFeatures"),
     "growth: members": (lambda: parts.MemberGrowth(n_members=-1), V, "n_members=-1 must be an integer >= 0"),
