@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 SITE, WIDTH = Path("build/site"), 360
-# A frame is as narrow as it is told to be; a window of Chromium is not.
+# Pages are opened in a frame, because a window of Chromium cannot be this narrow.
 LOOK = """<body><iframe width="{width}" height="800"></iframe><pre></pre><script>
 const frame = document.querySelector("iframe"), pages = {pages};
 const next = () => {{

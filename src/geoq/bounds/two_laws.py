@@ -200,7 +200,7 @@ def _trust(
         one, other = (max(float(np.nanmean(loss[rows])), 1e-300) for loss in losses)
         ratios[bool(tuples.interpolating[rows][0])].append(math.log(one / other))
     amid, outside = (ratios[place] or ratios[not place] for place in (True, False))
-    weights = [1 / (1 + math.exp(min(POWER * sum(own) / len(own), 700))) for own in (amid, outside)]
+    weights = [0.5 - 0.5 * math.tanh(POWER * sum(own) / len(own) / 2) for own in (amid, outside)]
     return weights[0], weights[1]
 
 
